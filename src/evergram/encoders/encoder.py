@@ -1,0 +1,81 @@
+"""What every encoder does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from evergram.data.corpus import Side
+from evergram.encoders.features import Inputs, Schema
+
+
+class Encoder(nn.Module, ABC):
+    """Two sides of entities into one space of `dim` dimensions; the score is the inner product.
+
+    Args:
+        schema: the vocabularies it has; a key outside them contributes nothing.
+        dim: D.
+    """
+
+    kind: str
+
+    def __init__(self, schema: Schema, dim: int) -> None:
+        super().__init__()
+        self.schema = schema
+        self.dim = dim
+
+    @abstractmethod
+    def embed(self, side: str, inputs: Inputs) -> Tensor:
+        """[B, D] of B inputs of a side, "query" or "candidate"; differentiable."""
+
+    def known(self, side: str, inputs: Inputs) -> Tensor:
+        """bool [B]: whether the encoder has learned anything to tell this entity by."""
+        known = inputs.ids >= 0
+        for _, offsets in inputs.bags.values():
+            known = known | (offsets[1:] > offsets[:-1])
+        return known
+
+    def blocks(self, side: str, inputs: Inputs, batch_size: int = 65_536) -> Iterator[Tensor]:
+        """Embeddings of all `inputs` in blocks [b, D], without gradient, in evaluation mode."""
+        training = self.training
+        self.eval()
+        device = next(self.parameters()).device
+        with torch.no_grad():
+            for start in range(0, len(inputs), batch_size):
+                rows = torch.arange(
+                    start, min(start + batch_size, len(inputs)), device=inputs.ids.device
+                )
+                yield self.embed(side, inputs.take(rows).to(device))
+        self.train(training)
+
+    def encode(self, side: str, entities: Side, batch_size: int = 65_536) -> Tensor:
+        """Embeddings [N, D] of a corpus's side, in its row order, on the CPU."""
+        inputs = self.schema.read(side, entities)
+        found = [block.cpu() for block in self.blocks(side, inputs, batch_size)]
+        return torch.cat(found) if found else torch.zeros(0, self.dim)
+
+    def encode_query(self, entities: Side, batch_size: int = 65_536) -> Tensor:
+        """[N, D] of the query side, see `encode`."""
+        return self.encode("query", entities, batch_size)
+
+    def encode_candidate(self, entities: Side, batch_size: int = 65_536) -> Tensor:
+        """[N, D] of the candidate side, see `encode`."""
+        return self.encode("candidate", entities, batch_size)
+
+
+def embedding_table(
+    size: int, dim: int, scale: float, generator: torch.Generator
+) -> nn.Embedding:
+    """A table [size, dim] of N(0, scale²) rows whose gradient touches only the rows it read."""
+    table = nn.Embedding(max(size, 1), dim, sparse=True)
+    nn.init.normal_(table.weight, std=scale, generator=generator)
+    return table
+
+
+def look_up(table: nn.Embedding, ids: Tensor) -> Tensor:
+    """Rows of a table [B, dim]; zeros for the id -1."""
+    found: Tensor = table(ids.clamp(min=0))
+    return found * (ids >= 0).unsqueeze(-1)

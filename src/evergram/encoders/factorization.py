@@ -1,0 +1,34 @@
+"""One free vector an entity."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from evergram.encoders.encoder import Encoder, embedding_table, look_up
+from evergram.encoders.features import Inputs, Schema
+
+
+class Factorization(Encoder):
+    """u_a and v_b are rows of two tables; an unknown id has the zero vector.
+
+    Args:
+        scale: standard deviation of the start.
+        generator: draws the start.
+    """
+
+    kind = "factorization"
+
+    def __init__(
+        self, schema: Schema, dim: int, *, generator: torch.Generator, scale: float = 0.1
+    ) -> None:
+        super().__init__(schema, dim)
+        self.query = embedding_table(len(schema.ids("query")), dim, scale, generator)
+        self.candidate = embedding_table(len(schema.ids("candidate")), dim, scale, generator)
+
+    def embed(self, side: str, inputs: Inputs) -> Tensor:
+        table: nn.Embedding = self.query if side == "query" else self.candidate
+        return look_up(table, inputs.ids)
+
+    def known(self, side: str, inputs: Inputs) -> Tensor:
+        return inputs.ids >= 0
