@@ -66,9 +66,7 @@ class Encoder(nn.Module, ABC):
         return self.encode("candidate", entities, batch_size)
 
 
-def embedding_table(
-    size: int, dim: int, scale: float, generator: torch.Generator
-) -> nn.Embedding:
+def embedding_table(size: int, dim: int, scale: float, generator: torch.Generator) -> nn.Embedding:
     """A table [size, dim] of N(0, scale²) rows whose gradient touches only the rows it read."""
     table = nn.Embedding(max(size, 1), dim, sparse=True)
     nn.init.normal_(table.weight, std=scale, generator=generator)

@@ -1,0 +1,67 @@
+"""How near a version, read as a past one, comes to what that version was."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evergram.errors import ShapeError
+
+
+def drift(transformed: Tensor, past: Tensor) -> dict[str, float]:
+    """Of z̃_j and z_j, both [N, D_j]: the mean of ‖z̃_j − z_j‖₂, and that over the mean of ‖z_j‖₂.
+
+    Returns: {"l2", "relative"}; NaN where N is 0.
+    Source: [BC] §5, metric 3.
+    """
+    _check(transformed, past)
+    distance = (transformed - past).norm(dim=-1).mean()
+    return {"l2": float(distance), "relative": float(distance / past.norm(dim=-1).mean())}
+
+
+def overlap(
+    transformed_query: Tensor,
+    transformed_candidate: Tensor,
+    past_query: Tensor,
+    past_candidate: Tensor,
+    k: int = 10,
+    block: int = 1 << 26,
+) -> float:
+    """Rank agreement: the mean share of a query's k best candidates that z̃_j and z_j agree on.
+
+    Args:
+        transformed_query, past_query: [Q, D]; transformed_candidate, past_candidate: [N, D].
+        block: scores held at once.
+    Returns: in [0, 1]; NaN where Q or N is 0.
+    """
+    _check(transformed_query, past_query)
+    _check(transformed_candidate, past_candidate)
+    total, n = len(past_query), len(past_candidate)
+    if not total or not n:
+        return float("nan")
+    k = min(k, n)
+    rows, shared = max(1, block // n), 0
+    for start in range(0, total, rows):
+        part = slice(start, start + rows)
+        new = (transformed_query[part] @ transformed_candidate.T).topk(k).indices
+        old = (past_query[part] @ past_candidate.T).topk(k).indices
+        both = torch.cat([new, old], dim=1).sort(dim=1).values
+        shared += int((both[:, 1:] == both[:, :-1]).sum())
+    return shared / (total * k)
+
+
+def as_dim(embeddings: Tensor, dim: int) -> Tensor:
+    """What a consumer that knows nothing of versions reads: the first `dim` coordinates, [N, dim].
+
+    Where there are fewer, zeros fill up.
+    """
+    missing = dim - embeddings.shape[-1]
+    return torch.nn.functional.pad(embeddings, (0, missing)) if missing else embeddings
+
+
+def _check(transformed: Tensor, past: Tensor) -> None:
+    if transformed.shape != past.shape:
+        raise ShapeError(
+            f"Transformed embeddings are {list(transformed.shape)} and past ones "
+            f"{list(past.shape)}; they must be of the same objects and dim."
+        )

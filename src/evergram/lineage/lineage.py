@@ -1,0 +1,427 @@
+"""The chain of versions: publish a new one, read any through the newest."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from evergram.compatibility.chain import Chain
+from evergram.data.corpus import Vocabulary
+from evergram.errors import IntegrityError, LineageError, ShapeError, UnknownVersionError
+from evergram.lineage.manifest import (
+    FORMAT_VERSION,
+    EncoderRecord,
+    LineageRecord,
+    Manifest,
+    check_files,
+    read_manifest,
+    read_record,
+    sha256,
+)
+from evergram.stores.snapshot import read_embeddings, vectors_to_arrow, write_embeddings
+
+SIDES = ("query", "candidate")
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """Everything that one version is.
+
+    Args:
+        encoder_kind, encoder_options: how to build the encoder.
+        encoder_state: its tensors.
+        inputs, vocabularies: its schema.
+        embeddings: for each side, ids [N] and vectors [N, D].
+        transform: W [D_{k-1}, D_k]; None for version 0 alone.
+        metrics: JSON of what was measured.
+        recipe: JSON of the recipe.
+        canaries: for each side, ids and vectors [n, D] that are kept for ever.
+    """
+
+    encoder_kind: str
+    encoder_options: Mapping[str, Any]
+    encoder_state: Mapping[str, Tensor]
+    inputs: Mapping[str, Mapping[str, str]]
+    vocabularies: Mapping[str, Vocabulary]
+    embeddings: Mapping[str, tuple[pa.Array, Tensor]]
+    transform: Tensor | None
+    metrics: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    canaries: Mapping[str, tuple[pa.Array, Tensor]] = field(default_factory=dict)
+
+    @property
+    def dim(self) -> int:
+        return self.embeddings["query"][1].shape[1]
+
+
+@dataclass(frozen=True)
+class View:
+    """The newest embeddings, read as a past version: z̃_j = W_k^j z_k.
+
+    Args:
+        version: j.
+        source: k, the version that is stored.
+        dim: D_j.
+    """
+
+    version: int
+    source: int
+    dim: int
+    _chain: Chain
+    _read: Callable[[str], tuple[pa.Array, Tensor]]
+
+    def transform(self, embeddings: Tensor) -> Tensor:
+        """Embeddings of version k, [..., D_k], into the space of version j, [..., D_j]."""
+        return self._chain.apply(embeddings, self.source, self.version)
+
+    def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
+        """Ids [N] and vectors [N, D_j] of every stored object of "query" or "candidate"."""
+        ids, vectors = self._read(side)
+        return ids, self.transform(vectors)
+
+    def export(self, path: str | Path, side: str, batch: int = 65_536) -> int:
+        """Write `embeddings` as Parquet (columns `id`, `vector`). Returns: rows written."""
+        ids, vectors = self._read(side)
+
+        def blocks() -> Iterator[tuple[pa.Array, Tensor]]:
+            for start in range(0, len(ids), batch):
+                yield (
+                    ids.slice(start, batch),
+                    self.transform(vectors[start : start + batch]),
+                )
+
+        return write_embeddings(Path(path), blocks())
+
+
+class Lineage:
+    """A folder of versions. Only the newest version's embeddings are stored.
+
+    A version becomes visible by one rename of `lineage.json`; whatever a killed process left
+    before that is not part of the lineage, and the next publication clears it away.
+    """
+
+    def __init__(self, path: Path, record: LineageRecord) -> None:
+        self.path = path
+        self._record = record
+        self._manifests = {n: read_manifest(self._folder(n)) for n in record.versions}
+        self._chain: Chain | None = None
+        for n, manifest in self._manifests.items():
+            if manifest.version != n or (manifest.transform is None) != (n == 0):
+                raise IntegrityError(
+                    f"{self._folder(n)} holds the manifest of another version; "
+                    "restore it from a copy of the lineage."
+                )
+
+    @classmethod
+    def open(cls, path: str | Path) -> Lineage:
+        """Raises: LineageError: there is none, or it is damaged or of a later format."""
+        path = Path(path)
+        return cls(path, read_record(path / "lineage.json"))
+
+    @classmethod
+    def create(cls, path: str | Path, name: str = "embeddings") -> Lineage:
+        """A lineage without versions; nothing is written before the first is published.
+
+        Raises: LineageError: one is there already.
+        """
+        path = Path(path)
+        if (path / "lineage.json").exists():
+            raise LineageError(
+                f"{path} already holds a lineage; 'evergram upgrade' adds a version to it, or "
+                "choose another folder."
+            )
+        if path.exists() and not path.is_dir():
+            raise LineageError(f"{path} is a file; a lineage is a folder.")
+        return cls(path, LineageRecord(format_version=FORMAT_VERSION, name=name, versions=[]))
+
+    @property
+    def name(self) -> str:
+        return self._record.name
+
+    @property
+    def versions(self) -> list[Manifest]:
+        """The manifests of all versions, oldest first."""
+        return list(self._manifests.values())
+
+    @property
+    def newest(self) -> int:
+        """Raises: UnknownVersionError: nothing is published yet."""
+        if not self._record.versions:
+            raise UnknownVersionError(f"{self.path} has no version yet; publish one first.")
+        return self._record.versions[-1]
+
+    def manifest(self, version: int) -> Manifest:
+        """Raises: UnknownVersionError."""
+        if version not in self._manifests:
+            has = ", ".join(map(str, self._manifests)) or "none"
+            raise UnknownVersionError(
+                f"{self.path} has no version {version}; its versions are: {has}."
+            )
+        return self._manifests[version]
+
+    def metrics(self, version: int) -> dict[str, Any]:
+        """What was measured when the version was published."""
+        folder = self._checked(version, "metrics.json")
+        found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+        return found
+
+    @property
+    def chain(self) -> Chain:
+        """The backward transforms, read and checked once."""
+        if self._chain is None:
+            matrices = []
+            for n in self._record.versions[1:]:
+                folder = self._checked(n, "transform.safetensors")
+                matrices.append(_load(folder / "transform.safetensors")["weight"])
+            try:
+                chain = Chain(matrices, self.manifest(0).dim)
+            except ShapeError as error:
+                raise IntegrityError(f"{self.path}: {error}") from error
+            for n, manifest in self._manifests.items():
+                if chain.dim(n) != manifest.dim:
+                    raise IntegrityError(
+                        f"{self._folder(n)}: the manifest says dim {manifest.dim}, the transform "
+                        f"{chain.dim(n)}."
+                    )
+            self._chain = chain
+        return self._chain
+
+    def view(self, version: int | None = None) -> View:
+        """The newest embeddings as `version` (the newest itself by default) reads them.
+
+        Raises: UnknownVersionError. IntegrityError: a file is not what was published.
+        """
+        source = self.newest
+        target = source if version is None else version
+        dim = self.manifest(target).dim
+        return View(target, source, dim, self.chain, self.embeddings)
+
+    def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
+        """Ids [N] and vectors [N, D_k] of the newest version."""
+        manifest = self.manifest(self.newest)
+        if side not in manifest.embeddings:
+            raise LineageError(f"There is no side {side!r}; the sides are query and candidate.")
+        folder = self.path / "embeddings" / str(manifest.version)
+        name = f"{side}.parquet"
+        check_files(folder, {name: manifest.embeddings[side]})
+        ids, vectors = read_embeddings(folder / name)
+        if vectors.shape[1] != manifest.dim:
+            raise IntegrityError(
+                f"{folder / name} has dim {vectors.shape[1]}, its manifest {manifest.dim}."
+            )
+        return ids, vectors
+
+    def encoder_parts(
+        self, version: int
+    ) -> tuple[EncoderRecord, dict[str, Tensor], dict[str, Vocabulary]]:
+        """How to build a version's encoder, its tensors, and its vocabularies."""
+        record = self.manifest(version).encoder
+        folder = self._checked(version, "encoder.safetensors", "vocabularies.parquet")
+        table = pq.read_table(folder / "vocabularies.parquet")
+        names, keys = table["vocabulary"].combine_chunks(), table["key"].combine_chunks()
+        vocabularies = {}
+        for name, kind in record.vocabularies.items():
+            mine = keys.filter(pa.compute.equal(names, name))
+            vocabularies[name] = Vocabulary(mine.cast(pa.type_for_alias(kind)))
+        return record, _load(folder / "encoder.safetensors"), vocabularies
+
+    def publish(self, artefact: Artefact) -> int:
+        """Add a version. Returns: its number.
+
+        Raises: ShapeError: the transform does not lead from it to the newest. LineageError:
+            another process is publishing or has published meanwhile, or the folder cannot be
+            written; the lineage is then as it was.
+        """
+        number = len(self._record.versions)
+        self._check_fits(number, artefact)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                self._clear(number)
+                manifest = self._write(number, artefact)
+                record = self._record.model_copy(
+                    update={"versions": [*self._record.versions, number]}
+                )
+                _write_text(self.path / "lineage.json", record.model_dump_json(indent=2))
+        except OSError as error:
+            raise LineageError(
+                f"{self.path} cannot be written: {error.strerror or error}; "
+                "the lineage is as it was."
+            ) from error
+        self._record, self._chain = record, None
+        self._manifests[number] = manifest
+        for stale in (self.path / "embeddings").iterdir():
+            if stale.name != str(number):
+                shutil.rmtree(stale, ignore_errors=True)
+        return number
+
+    def _write(self, number: int, artefact: Artefact) -> Manifest:
+        """Both folders of a version, each written beside its place and renamed into it."""
+        with _beside(self.path / "embeddings" / str(number)) as folder:
+            embeddings = {}
+            for side in SIDES:
+                write_embeddings(folder / f"{side}.parquet", [artefact.embeddings[side]])
+                embeddings[side] = sha256(folder / f"{side}.parquet")
+        with _beside(self._folder(number)) as folder:
+            state = {k: v.detach().cpu().contiguous() for k, v in artefact.encoder_state.items()}
+            save_file(state, folder / "encoder.safetensors")
+            if artefact.transform is not None:
+                weight = artefact.transform.detach().cpu().contiguous()
+                save_file({"weight": weight}, folder / "transform.safetensors")
+            pq.write_table(_vocabulary_table(artefact), folder / "vocabularies.parquet")
+            pq.write_table(_canary_table(artefact), folder / "canary.parquet")
+            _write_text(folder / "metrics.json", json.dumps(artefact.metrics, indent=2))
+            manifest = Manifest(
+                version=number,
+                name=f"{self.name}@v{number}",
+                dim=artefact.dim,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                evergram=package_version("evergram"),
+                encoder=EncoderRecord.model_validate(
+                    {
+                        "kind": artefact.encoder_kind,
+                        "options": artefact.encoder_options,
+                        "inputs": artefact.inputs,
+                        "vocabularies": {
+                            name: str(v.keys.type) for name, v in artefact.vocabularies.items()
+                        },
+                    }
+                ),
+                transform=None if artefact.transform is None else "linear",
+                recipe=dict(artefact.recipe),
+                files={path.name: sha256(path) for path in sorted(folder.iterdir())},
+                embeddings=embeddings,
+            )
+            _write_text(folder / "manifest.json", manifest.model_dump_json(indent=2))
+        return manifest
+
+    def _check_fits(self, number: int, artefact: Artefact) -> None:
+        if number == 0 and artefact.transform is not None:
+            raise ShapeError("Version 0 has no version before it and takes no transform.")
+        if number:
+            expected = (self.manifest(number - 1).dim, artefact.dim)
+            given = None if artefact.transform is None else tuple(artefact.transform.shape)
+            if given != expected:
+                raise ShapeError(
+                    f"Version {number} needs a transform of shape {expected}; {given} was given."
+                )
+
+    def _clear(self, number: int) -> None:
+        """Remove what a killed publication left; nothing of it was ever listed."""
+        path = self.path / "lineage.json"
+        on_disk = read_record(path).versions if path.exists() else []
+        if on_disk != self._record.versions:
+            raise LineageError(
+                f"{self.path} has had version {on_disk[-1]} published meanwhile; "
+                "open it again and train against that."
+            )
+        shutil.rmtree(self._folder(number), ignore_errors=True)
+        shutil.rmtree(self.path / "embeddings" / str(number), ignore_errors=True)
+        for parent in (self.path / "versions", self.path / "embeddings"):
+            parent.mkdir(exist_ok=True)
+            for left in parent.glob(".*"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with FileLock(self.path / ".lock", timeout=0):
+                yield
+        except Timeout:
+            raise LineageError(
+                f"Another process is publishing to {self.path}; wait for it and try again."
+            ) from None
+
+    def _folder(self, version: int) -> Path:
+        return self.path / "versions" / str(version)
+
+    def _checked(self, version: int, *names: str) -> Path:
+        files = self.manifest(version).files
+        missing = [name for name in names if name not in files]
+        if missing:
+            raise IntegrityError(f"The manifest of version {version} does not list {missing[0]}.")
+        folder = self._folder(version)
+        check_files(folder, {name: files[name] for name in names})
+        return folder
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """A folder to fill, synced and renamed into its place when all went well."""
+    part = folder.with_name(f".{folder.name}.part")
+    part.mkdir(parents=True)
+    try:
+        yield part
+        for path in part.iterdir():
+            _sync(path)
+        _sync(part)
+        part.rename(folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_text(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text + "\n")
+    _sync(part)
+    part.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise IntegrityError(f"{path} cannot be read: {error}.") from error
+    return tensors
+
+
+def _vocabulary_table(artefact: Artefact) -> pa.Table:
+    names: list[pa.Array] = []
+    keys: list[pa.Array] = []
+    for name, vocabulary in artefact.vocabularies.items():
+        names.append(pa.repeat(name, len(vocabulary)))
+        keys.append(vocabulary.keys.cast(pa.string()))
+    return pa.table(
+        {"vocabulary": pa.concat_arrays(names).dictionary_encode(), "key": pa.concat_arrays(keys)}
+    )
+
+
+def _canary_table(artefact: Artefact) -> pa.Table:
+    columns: dict[str, Iterable[Any]] = {"side": [], "id": [], "vector": []}
+    tables = []
+    for side, (ids, vectors) in artefact.canaries.items():
+        tables.append(
+            pa.table(
+                {
+                    "side": pa.repeat(side, len(ids)),
+                    "id": ids.cast(pa.string()),
+                    "vector": vectors_to_arrow(vectors),
+                }
+            )
+        )
+    return pa.concat_tables(tables) if tables else pa.table(columns)

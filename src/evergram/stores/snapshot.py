@@ -1,0 +1,72 @@
+"""Embeddings in a Parquet file: column `id`, and column `vector`, a fixed-size list of float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from evergram.errors import DataError
+
+
+def vectors_to_arrow(vectors: Tensor) -> pa.FixedSizeListArray:
+    """[N, D] as N fixed-size lists of float32."""
+    flat = np.ascontiguousarray(vectors.float().cpu().numpy()).reshape(-1)
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat), vectors.shape[1])
+
+
+def write_embeddings(path: Path, blocks: Iterable[tuple[pa.Array, Tensor]]) -> int:
+    """Write blocks of ids and vectors [b, D]; the file appears whole or not at all.
+
+    Returns: rows written.
+    Raises: DataError: the folder cannot be written.
+    """
+    part = path.with_name(f".{path.name}.part")
+    writer: pq.ParquetWriter | None = None
+    rows = 0
+    try:
+        for ids, vectors in blocks:
+            table = pa.table({"id": ids, "vector": vectors_to_arrow(vectors)})
+            if writer is None:
+                # Floats do not compress; a dictionary of them only costs time.
+                writer = pq.ParquetWriter(
+                    part, table.schema, compression="zstd", use_dictionary=False
+                )
+            writer.write_table(table)
+            rows += table.num_rows
+        if writer is None:
+            raise DataError(f"There are no embeddings to write to {path}.")
+        writer.close()
+        part.replace(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        if writer is not None and writer.is_open:
+            writer.close()
+        part.unlink(missing_ok=True)
+    return rows
+
+
+def read_embeddings(path: Path) -> tuple[pa.Array, Tensor]:
+    """Ids [N] and vectors [N, D] of a file that `write_embeddings` made, or of the same layout.
+
+    Raises: DataError: it is not there, or not of that layout.
+    """
+    try:
+        table = pq.read_table(path, columns=["id", "vector"], memory_map=True)
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise DataError(f"{path} is not a readable file of embeddings: {error}.") from error
+    column = table["vector"]
+    if not pa.types.is_fixed_size_list(column.type):
+        raise DataError(f"{path}: column 'vector' is {column.type}; a fixed-size list is needed.")
+    dim = column.type.list_size
+    flat = (
+        pa.concat_arrays([c.flatten() for c in column.chunks]) if table.num_rows else pa.array([])
+    )
+    values = flat.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, dim)
+    return table["id"].combine_chunks(), torch.from_numpy(values)
