@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import Corpus
+from evergram.data.corpus import Corpus, Vocabulary, plain
 from evergram.errors import DataError
 
 
@@ -87,23 +88,23 @@ def time_split(
     return _split(corpus, training & ~held, held, seed, selection)
 
 
-def given_split(corpus: Corpus, held: Tensor, *, share: float, seed: int) -> Split:
-    """A published split: `held` (bool [n]) is the test; a `share` of the rest selects epochs."""
-    rest = torch.nonzero(~held).flatten()
-    order = torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))
-    selection = torch.zeros(len(corpus), dtype=torch.bool)
-    selection[rest[order[: round(share * len(rest))]]] = True
-    training = corpus.restrict(torch.nonzero(~held & ~selection).flatten())
-    chosen, unknown_selection = _pairs(corpus, training, selection)
-    test, unknown_test = _pairs(corpus, training, held)
-    return Split(training, chosen, test, unknown_selection + unknown_test)
+def given_split(corpus: Corpus, test: pa.Table, *, share: float, seed: int) -> Split:
+    """A published split: `corpus` is its training part and `test` (columns `query`, `candidate` of
+    external ids) its test part; a `share` of the training interactions selects epochs."""
+    order = torch.randperm(len(corpus), generator=torch.Generator().manual_seed(seed))
+    held = torch.zeros(len(corpus), dtype=torch.bool)
+    held[order[: round(share * len(corpus))]] = True
+    training = corpus.restrict(torch.nonzero(~held).flatten())
+    selection, unknown_selection = _pairs(training, *_ids(corpus, held))
+    chosen, unknown_test = _pairs(training, plain(test["query"]), plain(test["candidate"]))
+    return Split(training, selection, chosen, unknown_selection + unknown_test)
 
 
 def _split(corpus: Corpus, training: Tensor, held: Tensor, seed: int, selection: str) -> Split:
     """`strict` selects on half of the held-out queries and reports the other half; `paper`
     does both on all of them, as [BC] did."""
     compact = corpus.restrict(torch.nonzero(training).flatten())
-    pairs, unknown = _pairs(corpus, compact, held)
+    pairs, unknown = _pairs(compact, *_ids(corpus, held))
     if selection == "paper":
         return Split(compact, pairs, pairs, unknown)
     queries = torch.unique(pairs.query)
@@ -119,18 +120,25 @@ def _split(corpus: Corpus, training: Tensor, held: Tensor, seed: int, selection:
     )
 
 
-def _pairs(corpus: Corpus, training: Corpus, held: Tensor) -> tuple[Pairs, int]:
-    """The held-out pairs in the training corpus's rows, each pair once, and how many it cannot
-    know the query of. A pair that training saw is no test of anything and is left out."""
-    to_query = training.queries.vocabulary.rows(corpus.queries.vocabulary.keys)
-    to_candidate = training.candidates.vocabulary.rows(corpus.candidates.vocabulary.keys)
-    query = to_query[corpus.column("query")[held]]
-    original = corpus.column("candidate")[held]
+def _ids(corpus: Corpus, held: Tensor) -> tuple[pa.Array, pa.Array]:
+    """External ids of the interactions that `held` (bool [n]) marks."""
+    rows = corpus.interactions.filter(pa.array(held.numpy()))
+    return (
+        corpus.queries.vocabulary.keys.take(rows["query"].combine_chunks()),
+        corpus.candidates.vocabulary.keys.take(rows["candidate"].combine_chunks()),
+    )
+
+
+def _pairs(training: Corpus, query_ids: pa.Array, candidate_ids: pa.Array) -> tuple[Pairs, int]:
+    """Held-out pairs of external ids in the training corpus's rows, each pair once, and how many
+    have a query that it does not know. A pair that training saw tests nothing and is left out."""
+    query = training.queries.vocabulary.rows(query_ids)
+    distinct = Vocabulary.by_first_appearance(candidate_ids)
+    row_of = training.candidates.vocabulary.rows(distinct.keys)
     known = query >= 0
-    unknown = int((~known).sum())
-    width = len(corpus.candidates)
-    pairs = torch.unique(query[known] * width + original[known])
-    query, candidate = pairs // width, to_candidate[pairs % width]
-    trained = training.column("query") * len(training.candidates) + training.column("candidate")
-    seen = torch.isin(query * len(training.candidates) + candidate, trained) & (candidate >= 0)
-    return Pairs(query[~seen], candidate[~seen]), unknown
+    pairs = torch.unique(query[known] * len(distinct) + distinct.rows(candidate_ids)[known])
+    query, candidate = pairs // max(1, len(distinct)), row_of[pairs % max(1, len(distinct))]
+    width = len(training.candidates)
+    trained = training.column("query") * width + training.column("candidate")
+    seen = torch.isin(query * width + candidate, trained) & (candidate >= 0)
+    return Pairs(query[~seen], candidate[~seen]), int((~known).sum())

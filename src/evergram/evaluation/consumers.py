@@ -17,7 +17,7 @@ def roc_auc(score: Tensor, label: Tensor) -> float:
     negatives = len(label) - positives
     if not positives or not negatives:
         raise DataError("An AUC needs positive and negative examples; one of them is missing.")
-    values, place, count = torch.unique(score, return_inverse=True, return_counts=True)
+    _, place, count = torch.unique(score, return_inverse=True, return_counts=True)
     # Mean rank of each distinct score.
     rank = count.cumsum(0).double() - (count.double() - 1) / 2
     total = rank[place][label].sum()

@@ -1,0 +1,74 @@
+"""Progress on stderr: a bar where a person looks, plain lines where a file is written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+
+
+class Handle:
+    """One running task. `advance` is called once a batch and costs next to nothing."""
+
+    def __init__(self, title: str, total: int, bar: Bar | None, quiet: bool) -> None:
+        self._title = title
+        self._total = total
+        self._bar = bar
+        self._quiet = quiet
+        self._done = 0
+        self._examples = 0
+        self._started = self._shown = time.monotonic()
+        self._id = None if bar is None else bar.add_task(title, total=total, speed="", note="")
+
+    def advance(self, steps: int, examples: int) -> None:
+        self._done += steps
+        self._examples += examples
+        if self._bar is None or self._id is None or time.monotonic() - self._shown < 0.2:
+            return
+        self._shown = time.monotonic()
+        self._bar.update(self._id, completed=self._done, speed=self._speed())
+
+    def describe(self, note: str) -> None:
+        """What is worth saying after an epoch: on the bar, or as a line."""
+        if self._bar is not None and self._id is not None:
+            self._bar.update(self._id, completed=self._done, note=note, speed=self._speed())
+        elif not self._quiet:
+            elapsed = time.monotonic() - self._started
+            left = elapsed / max(1, self._done) * (self._total - self._done)
+            line = f"{self._title}: {note}, {self._speed()}, {left:.0f} s left"
+            sys.stderr.write(line + "\n")
+
+    def _speed(self) -> str:
+        elapsed = max(1e-9, time.monotonic() - self._started)
+        return f"{self._examples / elapsed:,.0f} examples/s"
+
+
+class Progress:
+    """Where tasks report to.
+
+    Args:
+        quiet: say nothing.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+
+    @contextmanager
+    def task(self, title: str, total: int) -> Iterator[Handle]:
+        console = Console(stderr=True)
+        if self._quiet or not console.is_terminal:
+            yield Handle(title, total, None, self._quiet)
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+        )
+        with Bar(*columns, console=console) as bar:
+            yield Handle(title, total, bar, False)
