@@ -129,6 +129,8 @@ class UpgradeRecipe(_Strict):
     # Multi-step loss over all past versions (BC-Aligner) or single-step.
     steps: Literal["multi", "single"] = "multi"
     transform_rate: Rate = 3e-3
+    # Share of known objects that alignment never sees; its error is measured on them.
+    held_out: Share = 0.05
     # Also train the same model without alignment, to say what compatibility cost.
     alone: bool = True
 

@@ -1,0 +1,51 @@
+"""Train embeddings without negative sampling, and ship new versions without breaking anyone."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evergram.data.corpus import Corpus
+    from evergram.errors import EvergramError
+    from evergram.lineage.lineage import Artefact, Lineage, View
+    from evergram.training.corpora import load_corpus
+    from evergram.training.recipe import Recipe
+    from evergram.training.upgrade import evaluate, train, upgrade
+
+__all__ = [
+    "Artefact",
+    "Corpus",
+    "EvergramError",
+    "Lineage",
+    "Recipe",
+    "View",
+    "evaluate",
+    "load_corpus",
+    "train",
+    "upgrade",
+]
+
+# Imported when first used: `import evergram` does not wait for torch.
+_HOME = {
+    "Artefact": "evergram.lineage.lineage",
+    "Corpus": "evergram.data.corpus",
+    "EvergramError": "evergram.errors",
+    "Lineage": "evergram.lineage.lineage",
+    "Recipe": "evergram.training.recipe",
+    "View": "evergram.lineage.lineage",
+    "evaluate": "evergram.training.upgrade",
+    "load_corpus": "evergram.training.corpora",
+    "train": "evergram.training.upgrade",
+    "upgrade": "evergram.training.upgrade",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'evergram' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
