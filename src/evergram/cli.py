@@ -1,0 +1,311 @@
+"""The command: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from evergram.errors import DataError, EvergramError
+
+if TYPE_CHECKING:
+    from evergram.training.progress import Progress
+    from evergram.training.recipe import Recipe
+
+app = typer.Typer(
+    help="Train embeddings without negative sampling; ship new versions without breaking anyone.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="What to run.")]
+LineageOption = Annotated[Path, typer.Option("--lineage", help="Folder of the lineage.")]
+LineageFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the lineage.")]
+As = Annotated[int | None, typer.Option("--as", help="Read as this version (default: newest).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Seed = Annotated[int | None, typer.Option(help="Override the recipe's seed.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe."),
+]
+
+
+@app.command()
+def train(
+    recipe: RecipeFile,
+    lineage: LineageOption,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Train version 0 and publish it as a new lineage."""
+    from evergram.lineage.lineage import Lineage
+    from evergram.training.upgrade import train as train_version
+
+    chosen = _recipe(recipe, seed, set_)
+    new = Lineage.create(lineage, chosen.name)
+    artefact = train_version(chosen, device=device, progress=_progress())
+    new.publish(artefact)
+    _print_version(lineage, dict(artefact.metrics), as_json)
+
+
+@app.command()
+def upgrade(
+    recipe: RecipeFile,
+    lineage: LineageOption,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Train the next version together with its way back, and publish it."""
+    from evergram.lineage.lineage import Lineage
+    from evergram.training.upgrade import upgrade as upgrade_version
+
+    chosen = _recipe(recipe, seed, set_)
+    existing = Lineage.open(lineage)
+    artefact = upgrade_version(chosen, existing, device=device, progress=_progress())
+    existing.publish(artefact)
+    _print_version(lineage, dict(artefact.metrics), as_json)
+
+
+@app.command()
+def versions(
+    lineage: LineageFolder,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """List the versions of a lineage. (Nothing is drawn or computed: --seed, --device and --set,
+    which every command takes, change nothing here.)"""
+    from evergram.lineage.lineage import Lineage
+
+    found = Lineage.open(lineage)
+    rows = [
+        {
+            "version": m.version,
+            "name": m.name,
+            "dim": m.dim,
+            "created": m.created,
+            "encoder": m.encoder.kind,
+            "metrics": found.metrics(m.version)["metrics"],
+        }
+        for m in found.versions
+    ]
+    if as_json:
+        _dump({"lineage": str(lineage), "name": found.name, "versions": rows})
+        return
+    header = ["version", "name", "dim", "encoder", "created"]
+    names = list(rows[0]["metrics"]["model"]) if rows else []
+    lines = [
+        [str(r[h]) for h in header] + [_number(r["metrics"]["model"].get(n)) for n in names]
+        for r in rows
+    ]
+    _table(f"Lineage {lineage}", header + names, lines)
+
+
+@app.command()
+def evaluate(
+    lineage: LineageFolder,
+    as_version: As = None,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Judge the stored embeddings, read as any version, on the newest version's test pairs.
+
+    The data is where the recipe of the newest version found it; --set data.path=PATH if it moved.
+    """
+    from evergram.lineage.lineage import Lineage
+    from evergram.training.recipe import Recipe
+    from evergram.training.upgrade import evaluate as evaluate_version
+
+    found = Lineage.open(lineage)
+    overrides = [*(set_ or []), *([] if seed is None else [f"seed={seed}"])]
+    recipe = Recipe.of(found.manifest(found.newest).recipe, overrides)
+    metrics = evaluate_version(recipe, found, as_version, device=device)
+    read_as = found.newest if as_version is None else as_version
+    if as_json:
+        _dump({"version": found.newest, "as": read_as, "metrics": metrics})
+        return
+    _metrics_table(f"Version {found.newest} read as version {read_as}", metrics)
+
+
+@app.command()
+def export(
+    lineage: LineageFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="File to write.")],
+    side: Annotated[str, typer.Option(help="query or candidate.")],
+    as_version: As = None,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Write embeddings at any version: columns `id` and `vector`, a fixed-size list of float32.
+
+    (Nothing is drawn or trained: --seed, --device and --set, which every command takes, change
+    nothing here.)
+    """
+    from evergram.lineage.lineage import Lineage
+
+    found = Lineage.open(lineage)
+    view = found.view(as_version)
+    if out.is_dir():
+        raise DataError(f"{out} is a folder; give the path of a file to write.")
+    rows = view.export(out, side)
+    if as_json:
+        _dump(
+            {
+                "file": str(out),
+                "rows": rows,
+                "dim": view.dim,
+                "side": side,
+                "version": view.source,
+                "as": view.version,
+            }
+        )
+        return
+    sys.stdout.write(
+        f"{rows} {side} embeddings of version {view.source}, read as version {view.version} "
+        f"({view.dim} dims): {out}\n"
+    )
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the lineage and the report.")] = Path(
+        "demo"
+    ),
+    data: Annotated[
+        Path | None, typer.Option(help="MovieLens, a folder or zip (default: synthetic).")
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """The whole story: version 0, three upgrades, and a consumer who never changes."""
+    from evergram.evaluation.report import write_report
+    from evergram.lineage.lineage import Lineage
+    from evergram.training.demo import demo_recipe, tell
+
+    overrides = [*(set_ or []), *([] if seed is None else [f"seed={seed}"])]
+    recipe = demo_recipe(data, overrides)
+    lineage = Lineage.create(out / "lineage", recipe.name)
+    chapters = tell(recipe, lineage, device=device, progress=_progress())
+    rows = [chapter.as_json() for chapter in chapters]
+    report = write_report(out / "report.html", rows, recipe.training.metric)
+    if as_json:
+        _dump({"versions": rows, "report": str(report), "lineage": str(lineage.path)})
+        return
+    metric = recipe.training.metric
+    lines = [
+        [
+            str(c.version),
+            str(c.dim),
+            *(_number(c.metrics.get(k, {}).get(metric)) for k in ("model", "alone", "popularity")),
+            _number(c.consumer_chain),
+            _number(c.consumer_raw),
+            _number(c.drift),
+        ]
+        for c in chapters
+    ]
+    header = [
+        "version",
+        "dim",
+        metric,
+        "trained alone",
+        "popularity",
+        "consumer AUC, chain",
+        "consumer AUC, raw",
+        "alignment error",
+    ]
+    _table("A consumer built on version 0", header, lines)
+    sys.stdout.write(f"Report: {report}\n")
+
+
+def main() -> None:
+    """Entry point: an error of ours is one line on stderr and exit code 2."""
+    try:
+        app()
+    except EvergramError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the lineage is as it was\n")
+        sys.exit(130)
+
+
+def _recipe(path: Path, seed: int | None, overrides: list[str] | None) -> Recipe:
+    from evergram.training.recipe import Recipe
+
+    return Recipe.load(path, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
+
+
+def _progress() -> Progress:
+    from evergram.training.progress import Progress
+
+    return Progress()
+
+
+def _dump(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def _print_version(lineage: Path, metrics: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _dump({"lineage": str(lineage), **metrics})
+        return
+    _metrics_table(f"Version {metrics['version']} in {lineage}", metrics["metrics"])
+    for past, found in metrics.get("compatibility", {}).items():
+        _metrics_table(
+            f"Read as version {past} (by the {found['queries']} test queries that it knew)",
+            {_READINGS[name]: values for name, values in found["ranking"].items()},
+        )
+        drift = found["drift"]["all"]
+        sys.stdout.write(
+            f"mean distance to version {past} on {drift['objects']} held-out objects: "
+            f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length); "
+            f"overlap@10 {found['overlap@10']:.3f}\n"
+        )
+
+
+_READINGS = {
+    "past": "version itself",
+    "chain": "new, through the chain",
+    "raw": "new, as it is",
+    "chain_candidates": "own queries, new candidates through the chain",
+    "raw_candidates": "own queries, new candidates as they are",
+}
+
+
+def _metrics_table(title: str, metrics: dict[str, dict[str, float]]) -> None:
+    names = list(next(iter(metrics.values())))
+    lines = [[who, *(_number(v.get(n)) for n in names)] for who, v in metrics.items()]
+    _table(title, ["", *names], lines)
+
+
+def _table(title: str, header: list[str], lines: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in header:
+        justify: Literal["left", "right"] = "left" if name in ("", "name", "created") else "right"
+        table.add_column(name, justify=justify)
+    for line in lines:
+        table.add_row(*line)
+    Console().print(table)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
