@@ -1,0 +1,135 @@
+"""A corpus whose answer is known: planted tastes, popularity, arrivals, drift and ratings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Corpus
+
+# How sharply affinity decides: with it, the planted ranking is far better than popularity.
+SHARPNESS = 4.0
+GROUPS = 10
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A corpus and the truth behind it, in the corpus's row order.
+
+    Args:
+        corpus: what a model sees.
+        query_factors: [Q, F], at the end of time. candidate_factors: [C, F].
+        log_popularity: [C]. quality: [C], what lifts a candidate's ratings.
+    """
+
+    corpus: Corpus
+    query_factors: Tensor
+    candidate_factors: Tensor
+    log_popularity: Tensor
+    quality: Tensor
+
+    def scores(self, rows: Tensor) -> Tensor:
+        """The planted log-odds of every candidate for the queries `rows`, [b, C]."""
+        affinity = self.query_factors[rows] @ self.candidate_factors.T
+        return SHARPNESS * affinity + self.log_popularity
+
+
+def generate(
+    *,
+    queries: int = 2000,
+    candidates: int = 1000,
+    interactions: int = 60_000,
+    factors: int = 8,
+    seed: int = 0,
+    drift: float = 0.3,
+    popularity: float = 1.0,
+    slices: int = 40,
+) -> Planted:
+    """Draw a corpus; the same arguments give the same one.
+
+    Queries and candidates gather around a few centres. Two fifths of them are there at the start,
+    the others arrive until the end. At each of `slices` moments, queries that have arrived, the
+    busy ones more often, meet candidates by softmax of affinity and log-popularity; a query's
+    taste moves by `drift` in all. Ratings (1 to 5) follow a quality that is linear in the
+    candidate's factors, affinity, and noise.
+
+    Args:
+        factors: F. popularity: exponent of the candidates' power law.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    centres = _unit(torch.randn(GROUPS, factors, generator=draw))
+    taste = _around(centres, queries, 0.6, draw)[0]
+    target = _around(centres, queries, 0.6, draw)[0]
+    item, group = _around(centres, candidates, 0.5, draw)
+    rank = torch.randperm(candidates, generator=draw) + 1
+    log_popularity = -popularity * torch.log(rank.float() + 10)
+    activity = 1 / (torch.randperm(queries, generator=draw) + 20).float()
+    direction = _unit(torch.randn(factors, generator=draw))
+    quality = item @ direction + 0.1 * torch.randn(candidates, generator=draw)
+    arrival = [_arrivals(size, draw) for size in (queries, candidates)]
+    columns: dict[str, list[Tensor]] = {"query": [], "candidate": [], "value": [], "time": []}
+    for moment in range(slices):
+        now = (moment + 0.5) / slices
+        count = interactions * (moment + 1) // slices - interactions * moment // slices
+        who = torch.multinomial(activity * (arrival[0] <= now), count, True, generator=draw)
+        current = _unit((1 - drift * now) * taste + drift * now * target)
+        logits = SHARPNESS * current[who] @ item.T + log_popularity
+        logits = logits.masked_fill(arrival[1] > now, -torch.inf)
+        # Gumbel noise: the largest is a draw from the softmax.
+        noise = torch.rand(logits.shape, generator=draw).clamp(1e-12, 1 - 1e-7)
+        what = (logits - torch.log(-torch.log(noise))).argmax(1)
+        liking = (current[who] * item[what]).sum(1)
+        noisy = 3.2 + 1.5 * quality[what] + 0.6 * liking
+        noisy = noisy + 0.5 * torch.randn(count, generator=draw)
+        columns["query"].append(who)
+        columns["candidate"].append(what)
+        columns["value"].append(noisy.round().clamp(1, 5))
+        columns["time"].append(torch.arange(count) + interactions * moment // slices)
+    table = pa.table({name: torch.cat(parts).numpy() for name, parts in columns.items()})
+    tags = _tags(group, draw)
+    features = pa.table(
+        {"id": range(candidates), "group": [f"g{g}" for g in group.tolist()], "tags": tags}
+    )
+    corpus = Corpus.from_tables(table, candidate_features=features, source="The synthetic corpus")
+    final = _unit((1 - drift) * taste + drift * target)
+    mine, theirs = (
+        torch.from_numpy(side.vocabulary.keys.to_numpy().copy())
+        for side in (corpus.queries, corpus.candidates)
+    )
+    return Planted(corpus, final[mine], item[theirs], log_popularity[theirs], quality[theirs])
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return vectors / vectors.norm(dim=-1, keepdim=True)
+
+
+def _around(
+    centres: Tensor, size: int, spread: float, draw: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Unit vectors around centres, and the centre of each."""
+    group = torch.randint(len(centres), (size,), generator=draw)
+    noise = torch.randn(size, centres.shape[1], generator=draw) / centres.shape[1] ** 0.5
+    return _unit(centres[group] + spread * noise), group
+
+
+def _arrivals(size: int, draw: torch.Generator) -> Tensor:
+    """When each entity arrives: two fifths at 0, the rest evenly until 0.95."""
+    early = torch.rand(size, generator=draw) < 0.4
+    early[0] = True  # somebody is there from the start, however small the corpus
+    return torch.where(early, 0.0, 0.95 * torch.rand(size, generator=draw))
+
+
+def _tags(group: Tensor, draw: torch.Generator) -> list[list[str]]:
+    """One to three tags each, mostly of the entity's group."""
+    count = torch.randint(1, 4, (len(group),), generator=draw)
+    stray = torch.rand(len(group), 3, generator=draw) < 0.2
+    other = torch.randint(GROUPS, (len(group), 3), generator=draw)
+    root = torch.where(stray, other, group[:, None])
+    kinds = torch.randint(4, (len(group), 3), generator=draw)
+    return [
+        sorted({f"t{root[i, j]}-{kinds[i, j]}" for j in range(int(count[i]))})
+        for i in range(len(group))
+    ]
