@@ -11,7 +11,7 @@ from torch import Tensor
 from evergram.data.corpus import Corpus
 
 # How sharply affinity decides: with it, the planted ranking is far better than popularity.
-SHARPNESS = 4.0
+SHARPNESS = 6.0
 GROUPS = 10
 
 

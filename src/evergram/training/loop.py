@@ -111,6 +111,8 @@ def train_encoder(
     """
     # Adagrad's tiny numbers: denormals made a CPU step 20 times slower.
     torch.set_flush_denormal(True)
+    # What torch does anyway, said aloud: else each run prints a warning that it is implied.
+    torch.sparse.check_sparse_tensor_invariants.disable()
     corpus = split.training
     generator = torch.Generator().manual_seed(recipe.seed)
     schema = Schema.of(corpus, features=recipe.model.kind != "factorization")

@@ -1,0 +1,42 @@
+"""The public Gowalla split as tables, for `recipes/gowalla.toml` and the benchmark."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROOT = Path(__file__).parents[1]
+DATA = Path(os.environ.get("EVERGRAM_DATA", ROOT.parent / "shared" / "data"))
+
+
+def available() -> bool:
+    return (DATA / "gowalla" / "train.txt.gz").is_file()
+
+
+def convert(target: Path = ROOT / "build" / "gowalla") -> Path:
+    """Write train.parquet and test.parquet (columns `query`, `candidate`) of the split of LightGCN
+    and NGCF, whose lines are `user item item …`."""
+    target.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "test"):
+        query: list[np.ndarray] = []
+        candidate: list[np.ndarray] = []
+        with gzip.open(DATA / "gowalla" / f"{part}.txt.gz", "rt") as lines:
+            for line in lines:
+                user, *items = line.split()
+                query.append(np.full(len(items), int(user)))
+                candidate.append(np.array(items, dtype=np.int64))
+        table = pa.table({"query": np.concatenate(query), "candidate": np.concatenate(candidate)})
+        pq.write_table(table, target / f"{part}.parquet")
+    return target
+
+
+if __name__ == "__main__":
+    if not available():
+        sys.exit(f"Gowalla is not at {DATA}/gowalla; set EVERGRAM_DATA to the folder of the data.")
+    print(convert())
