@@ -219,16 +219,7 @@ def demo(
         ]
         for c in chapters
     ]
-    header = [
-        "version",
-        "dim",
-        metric,
-        "trained alone",
-        "popularity",
-        "consumer AUC, chain",
-        "consumer AUC, raw",
-        "alignment error",
-    ]
+    header = ["version", "dim", metric, "alone", "popular", "AUC chain", "AUC raw", "drift"]
     _table("A consumer built on version 0", header, lines)
     sys.stdout.write(f"Report: {report}\n")
 
@@ -271,14 +262,15 @@ def _print_version(lineage: Path, metrics: dict[str, Any], as_json: bool) -> Non
             f"Read as version {past} (by the {found['queries']} test queries that it knew)",
             {_READINGS[name]: values for name, values in found["ranking"].items()},
         )
-        drift = found["drift"]["all"]
-        sys.stdout.write(
-            f"mean distance to version {past} on {drift['objects']} held-out objects: "
-            f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length); "
-            f"overlap@10 {found['overlap@10']:.3f}\n"
-        )
+        for kind, drift in found["drift"].items():
+            sys.stdout.write(
+                f"mean distance to version {past} on {drift['objects']} {_OBJECTS[kind]}: "
+                f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)\n"
+            )
+        sys.stdout.write(f"overlap@10 with version {past}: {found['overlap@10']:.3f}\n")
 
 
+_OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects that it knew"}
 _READINGS = {
     "past": "version itself",
     "chain": "new, through the chain",

@@ -34,7 +34,8 @@ class Planted:
     def scores(self, rows: Tensor) -> Tensor:
         """The planted log-odds of every candidate for the queries `rows`, [b, C]."""
         affinity = self.query_factors[rows] @ self.candidate_factors.T
-        return SHARPNESS * affinity + self.log_popularity
+        scores: Tensor = SHARPNESS * affinity + self.log_popularity
+        return scores
 
 
 def generate(
@@ -103,7 +104,7 @@ def generate(
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    return vectors / vectors.norm(dim=-1, keepdim=True)
+    return torch.nn.functional.normalize(vectors, dim=-1)
 
 
 def _around(

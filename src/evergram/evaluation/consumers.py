@@ -62,7 +62,7 @@ def fit_consumer(embeddings: Tensor, label: Tensor, *, seed: int, epochs: int = 
         best, kept, patience = float("inf"), consumer.state_dict(), 0
         for _ in range(epochs):
             consumer.train()
-            for rows in used[torch.randperm(len(used))].split(128):
+            for rows in torch.split(used[torch.randperm(len(used))], 128):
                 optimizer.zero_grad()
                 _loss(consumer, embeddings[rows], label[rows]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()

@@ -13,7 +13,8 @@ Version = Mapping[str, Any]
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
   color: #1b1f24; background: #fff; }
-table { border-collapse: collapse; width: 100%; margin: 1rem 0; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; width: 100%; margin: 1rem 0;
+  font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #d8dee4; }
 th { font-weight: 600; }
 figure { margin: 1.5rem 0; } figure svg { width: 100%; height: auto; }
@@ -92,7 +93,9 @@ def _draw(versions: Sequence[Version], metric: str, kind: str) -> bytes:
             axes.grid(alpha=0.3)
             axes.legend()
         target = io.BytesIO()
-        figure.savefig(target, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(
+            target, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None
+        )
     return target.getvalue()
 
 

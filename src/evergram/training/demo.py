@@ -58,13 +58,14 @@ def demo_recipe(data: Path | None, overrides: list[str]) -> Recipe:
         "data": {"kind": "synthetic"},
         "split": {"kind": "time", "versions": [0.5, 0.6, 0.7, 0.8]},
         "model": {"kind": "factorization", "dim": [32, 40, 48, 56]},
-        "task": {"penalty": 10.0},
-        "training": {"epochs": 12, "batch_size": 1024, "table_rate": 0.1},
+        "task": {"penalty": 10.0, "l2": 0.1},
+        "training": {"epochs": 15, "batch_size": 1024, "table_rate": 0.05},
     }
     if data is not None:
         values["data"] = {"kind": "movielens", "path": str(data.resolve())}
         values["split"]["versions"] = [0.6, 0.7, 0.8, 0.9]
-        values["task"]["penalty"] = 100.0
+        values["task"] = {"penalty": 100.0}
+        values["training"] = {"epochs": 12, "batch_size": 2048, "table_rate": 0.1}
     return Recipe.of(values, overrides)
 
 
@@ -98,7 +99,7 @@ def tell(
         chain = _auc(consumers, view.transform(vectors)[test], label[test])
         raw = _auc(consumers, as_dim(vectors, view.dim)[test], label[test])
         found = artefact.metrics
-        drift = found["compatibility"]["0"]["drift"]["all"]["relative"] if version else 0.0
+        drift = found["compatibility"]["0"]["drift"]["held_out"]["relative"] if version else 0.0
         chapters.append(Chapter(version, artefact.dim, found["metrics"], chain, raw, drift))
     return chapters
 
@@ -110,7 +111,9 @@ def rated_above_median(corpus: Corpus, minimum: int = 5) -> tuple[pa.Array, Tens
     Raises: DataError: no ratings, or fewer than 20 such candidates.
     """
     count = corpus.counts("candidate")
-    total = torch.zeros(len(count)).index_add_(0, corpus.column("candidate"), corpus.column("value"))
+    total = torch.zeros(len(count)).index_add_(
+        0, corpus.column("candidate"), corpus.column("value")
+    )
     rows = torch.nonzero(count >= minimum).flatten()
     if len(rows) < 20:
         raise DataError(

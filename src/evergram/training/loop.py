@@ -112,7 +112,7 @@ def train_encoder(
     # Adagrad's tiny numbers: denormals made a CPU step 20 times slower.
     torch.set_flush_denormal(True)
     # What torch does anyway, said aloud: else each run prints a warning that it is implied.
-    torch.sparse.check_sparse_tensor_invariants.disable()
+    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
     corpus = split.training
     generator = torch.Generator().manual_seed(recipe.seed)
     schema = Schema.of(corpus, features=recipe.model.kind != "factorization")
@@ -173,9 +173,7 @@ def train_encoder(
                 query, candidate = _embed_all(encoder, inputs)
                 name = recipe.training.metric
                 found = rank_metrics(query, candidate, relevance, [name])[name]
-                history.append(
-                    {"epoch": epoch, "seconds": seconds, "objective": mean, name: found}
-                )
+                history.append({"epoch": epoch, "seconds": seconds, "objective": mean, name: found})
                 if found > best:
                     best, best_epoch = found, epoch
                     kept = {k: v.detach().cpu().clone() for k, v in encoder.state_dict().items()}
@@ -227,7 +225,7 @@ def _step(
     total = loss.total if joint is None else loss.total + joint(query, candidate, batch)
     for optimizer in optimizers:
         optimizer.zero_grad()
-    total.backward()  # type: ignore[no-untyped-call]
+    total.backward()
     for optimizer in optimizers:
         optimizer.step()
     estimators["query"].update(query.detach(), batch.query_weight)
@@ -273,5 +271,3 @@ def _population(encoder: Encoder, side: str, inputs: Inputs, share: Tensor) -> P
 def _embed_all(encoder: Encoder, inputs: Mapping[str, Inputs]) -> tuple[Tensor, Tensor]:
     query, candidate = (torch.cat(list(encoder.blocks(s, inputs[s]))) for s in SIDES)
     return query, candidate
-
-

@@ -10,7 +10,7 @@ from torch import Tensor
 from evergram.compatibility.alignment import alignment_loss, alignment_weight, history_metric
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
-from evergram.data.corpus import Corpus
+from evergram.data.corpus import Corpus, Vocabulary
 from evergram.data.sampling import Batch
 from evergram.data.split import Pairs, Split
 from evergram.encoders.encoder import Encoder
@@ -148,7 +148,12 @@ def upgrade(
 
 
 def evaluate(
-    recipe: Recipe, lineage: Lineage, version: int | None = None, corpus: Corpus | None = None
+    recipe: Recipe,
+    lineage: Lineage,
+    version: int | None = None,
+    corpus: Corpus | None = None,
+    *,
+    device: str = "auto",
 ) -> dict[str, dict[str, float]]:
     """Metrics of the stored embeddings, read as `version`, on the newest version's test pairs.
 
@@ -162,13 +167,19 @@ def evaluate(
         SIDES, (split.training.queries, split.training.candidates), strict=True
     ):
         ids, stored = view.embeddings(side)
-        rows = type(entities.vocabulary)(ids).rows(entities.vocabulary.keys)
+        rows = Vocabulary(ids).rows(entities.vocabulary.keys)
         # An object without a stored vector cannot be told from the others: it scores zero.
         vectors[side] = stored[rows.clamp(min=0)] * (rows >= 0)[:, None]
     relevance = relevance_of(split.training, split.test)
     counts = split.training.counts("candidate")
     return {
-        "model": rank_metrics(vectors["query"], vectors["candidate"], relevance, recipe.metrics),
+        "model": rank_metrics(
+            vectors["query"],
+            vectors["candidate"],
+            relevance,
+            recipe.metrics,
+            device=pick_device(device),
+        ),
         "popularity": popularity_metrics(counts, relevance, recipe.metrics),
     }
 
@@ -214,12 +225,9 @@ def _compatibility(
     raw = {side: as_dim(new[side], encoder.dim) for side in SIDES}
     held = {side: known[side] & aside[side] for side in SIDES}
     distance: dict[str, Any] = {}
-    for side in SIDES:
-        objects = held[side]
-        found = drift(back[side][objects], past[side][objects])
-        distance[side] = {**found, "objects": int(objects.sum())}
-    both = torch.cat([back[s][held[s]] for s in SIDES]), torch.cat([past[s][held[s]] for s in SIDES])
-    distance["all"] = {**drift(*both), "objects": len(both[0])}
+    for name, chosen in (("held_out", held), ("known", known)):
+        objects = [torch.cat([vectors[s][chosen[s]] for s in SIDES]) for vectors in (back, past)]
+        distance[name] = {**drift(objects[0], objects[1]), "objects": len(objects[0])}
     catalogue = known["candidate"]
     relevance = _known_relevance(split.training, split.test, known)
     readings = {
@@ -241,9 +249,7 @@ def _compatibility(
         ),
         "queries": len(relevance),
         "ranking": {
-            name: rank_metrics(
-                q["query"], c["candidate"][catalogue], relevance, recipe.metrics
-            )
+            name: rank_metrics(q["query"], c["candidate"][catalogue], relevance, recipe.metrics)
             for name, (q, c) in readings.items()
         },
     }
