@@ -1,0 +1,47 @@
+"""What several rooms' tests stand on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from evergram.training.recipe import Recipe
+
+ROOT = Path(__file__).parents[1]
+DATA = Path(os.environ.get("EVERGRAM_DATA", ROOT.parent / "shared" / "data"))
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of real data; the test is skipped, and says so, where it is absent."""
+    if not DATA.is_dir():
+        pytest.skip(f"real data is not at {DATA}; set EVERGRAM_DATA to where it is")
+    return DATA
+
+
+@pytest.fixture
+def small() -> Recipe:
+    """A growing corpus of a few thousand interactions that trains in about a second."""
+    return Recipe.of(
+        {
+            "name": "small",
+            "data": {
+                "kind": "synthetic",
+                "queries": 300,
+                "candidates": 200,
+                "interactions": 8000,
+            },
+            "split": {"kind": "time", "versions": [0.5, 0.6, 0.7]},
+            "model": {"dim": [8, 12, 10]},
+            "task": {"penalty": 5.0, "l2": 0.1},
+            "training": {"epochs": 3, "batch_size": 256, "table_rate": 0.1},
+        }
+    )
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
