@@ -1,0 +1,125 @@
+"""Ranking metrics against a slow oracle that sorts lists."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evergram.errors import RecipeError, ShapeError
+from evergram.evaluation import ranking
+from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
+
+NAMES = ("recall@1", "recall@3", "ndcg@3", "map@3", "ndcg@50", "map@50")
+
+
+def relevance(pairs: list[tuple[int, int]], seen: list[tuple[int, int]]) -> Relevance:
+    held = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
+    known = torch.tensor(seen, dtype=torch.int64).reshape(-1, 2)
+    return Relevance.of(held[:, 0], held[:, 1], known[:, 0], known[:, 1])
+
+
+def oracle(
+    scores: list[list[float]], pairs: list[tuple[int, int]], seen: list[tuple[int, int]], name: str
+) -> float:
+    """Sort each query's unseen candidates, best first; scores are distinct."""
+    kind, k = name.split("@")
+    depth, values = int(k), []
+    for query in sorted({q for q, _ in pairs}):
+        wanted = {c for q, c in pairs if q == query}
+        total = sum(1 for q, c in pairs if q == query)
+        hidden = {c for q, c in seen if q == query}
+        order = sorted(
+            (c for c in range(len(scores[0])) if c not in hidden), key=lambda c: -scores[query][c]
+        )
+        top = [c in wanted for c in order[:depth]]
+        if kind == "recall":
+            values.append(sum(top) / total)
+        elif kind == "ndcg":
+            gain = sum(hit / math.log2(i + 2) for i, hit in enumerate(top))
+            values.append(gain / sum(1 / math.log2(i + 2) for i in range(min(depth, total))))
+        else:
+            precision = sum(sum(top[: i + 1]) / (i + 1) for i, hit in enumerate(top) if hit)
+            values.append(precision / min(depth, total))
+    return sum(values) / len(values)
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+) -> tuple[int, int, list[tuple[int, int]], list[tuple[int, int]], int]:
+    queries, candidates = draw(st.integers(1, 5)), draw(st.integers(1, 8))
+    every = [(q, c) for q in range(queries) for c in range(candidates)]
+    pairs = draw(st.lists(st.sampled_from(every), unique=True, min_size=1))
+    seen = draw(st.lists(st.sampled_from(every), unique=True))
+    seen = [pair for pair in seen if pair not in pairs]
+    unknown = [(q, -1) for q in {q for q, _ in pairs} if draw(st.booleans())]
+    return queries, candidates, pairs + unknown, seen, draw(st.integers(0, 10**6))
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_metrics_are_those_of_sorted_lists(
+    case: tuple[int, int, list[tuple[int, int]], list[tuple[int, int]], int],
+) -> None:
+    queries, candidates, pairs, seen, seed = case
+    draw = torch.Generator().manual_seed(seed)
+    # Distinct scores: a permutation for each query, by one-hot queries.
+    order = [torch.randperm(candidates, generator=draw) for _ in range(queries)]
+    table = torch.stack(order).float()
+    found = rank_metrics(torch.eye(queries), table.T.contiguous(), relevance(pairs, seen), NAMES)
+    for name in NAMES:
+        assert found[name] == pytest.approx(oracle(table.tolist(), pairs, seen, name)), name
+
+
+def test_blocks_give_the_same_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    query, candidate = torch.randn(40, 4, generator=draw), torch.randn(30, 4, generator=draw)
+    held = [(q, (7 * q) % 30) for q in range(40)]
+    seen = [(q, (7 * q + 3) % 30) for q in range(40)]
+    whole = rank_metrics(query, candidate, relevance(held, seen))
+    monkeypatch.setattr(ranking, "BLOCK", 90)  # three queries at a time
+    assert rank_metrics(query, candidate, relevance(held, seen)) == pytest.approx(whole)
+
+
+def test_a_constant_embedding_scores_nothing() -> None:
+    held = [(q, q) for q in range(5)]
+    found = rank_metrics(torch.ones(5, 2), torch.ones(50, 2), relevance(held, []))
+    assert found == {"recall@20": 0.0, "ndcg@20": 0.0, "map@10": 0.0}
+
+
+@pytest.mark.parametrize("shift", [-1000.0, 0.0, 1000.0])
+def test_metrics_do_not_change_when_all_scores_shift(shift: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.randperm(60, generator=draw).reshape(2, 30).float()
+    held = [(0, 3), (0, 4), (1, 9)]
+    query = torch.cat([torch.eye(2), torch.ones(2, 1)], dim=1)
+    candidate = torch.cat([scores.T, torch.full((30, 1), shift)], dim=1)
+    expected = rank_metrics(torch.eye(2), scores.T.contiguous(), relevance(held, []))
+    assert rank_metrics(query, candidate, relevance(held, [])) == expected
+
+
+def test_popularity_ranks_by_count_and_ties_cost_it_nothing() -> None:
+    counts = torch.tensor([1, 5, 5, 0])
+    found = popularity_metrics(counts, relevance([(0, 2)], [(0, 1)]), ["recall@1"])
+    assert found == {"recall@1": 1.0}
+    tied = popularity_metrics(torch.ones(9), relevance([(0, 1)], []), ["recall@2"])
+    assert tied == {"recall@2": 1.0}
+
+
+def test_nothing_to_judge_is_not_a_number() -> None:
+    found = rank_metrics(torch.ones(1, 1), torch.ones(1, 1), relevance([], []), ["recall@1"])
+    assert math.isnan(found["recall@1"])
+
+
+def test_what_cannot_be_ranked_is_refused() -> None:
+    one = relevance([(0, 0)], [])
+    with pytest.raises(ShapeError, match="one version"):
+        rank_metrics(torch.ones(1, 2), torch.ones(1, 3), one)
+    with pytest.raises(ShapeError, match="not finite"):
+        rank_metrics(torch.full((1, 1), torch.nan), torch.ones(3, 1), one)
+    with pytest.raises(RecipeError, match="recall@K"):
+        rank_metrics(torch.ones(1, 1), torch.ones(1, 1), one, ["hits@3"])
