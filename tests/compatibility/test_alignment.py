@@ -19,8 +19,7 @@ def test_one_matrix_stands_for_all_of_history(versions: int, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     dims = [int(torch.randint(1, 5, (), generator=draw)) for _ in range(versions)]
     steps = [
-        torch.randn(a, b, generator=draw, dtype=torch.float64)
-        for a, b in itertools.pairwise(dims)
+        torch.randn(a, b, generator=draw, dtype=torch.float64) for a, b in itertools.pairwise(dims)
     ]
     new = torch.randn(6, dims[-1], generator=draw, dtype=torch.float64)
     old = torch.randn(6, dims[-1], generator=draw, dtype=torch.float64)

@@ -94,7 +94,7 @@ def _parse(content: bytes, suffix: str, columns: tuple[str, ...], source: str) -
     try:
         if suffix == ".csv":
             options = csv.ConvertOptions(
-                include_columns=list(columns), column_types=types, strings_can_be_null=False
+                include_columns=list(columns), column_types=types, null_values=[""]
             )
             return csv.read_csv(io.BytesIO(content), convert_options=options)
         # "::" is no delimiter that a CSV reader takes: split whole lines.
