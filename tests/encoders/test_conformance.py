@@ -1,0 +1,145 @@
+"""What every encoder keeps to, whichever it is."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+import torch
+
+from evergram.data.corpus import Corpus
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.factorization import Factorization
+from evergram.encoders.features import Schema
+from evergram.encoders.two_tower import TwoTower
+
+KINDS = Encoder.__subclasses__()
+
+
+def corpus(candidates: tuple[str, ...] = ("x", "y", "z")) -> Corpus:
+    n = len(candidates)
+    return Corpus.from_tables(
+        pa.table({"query": [f"u{i}" for i in range(n)], "candidate": candidates}),
+        candidate_features=pa.table(
+            {"id": candidates, "tags": [["a", "b"], ["b"], []][:n] + [["c"]] * max(0, n - 3)}
+        ),
+    )
+
+
+def build(kind: type[Encoder], data: Corpus, seed: int = 0) -> Encoder:
+    schema = Schema.of(data, features=kind is not Factorization)
+    return kind(schema, 4, generator=torch.Generator().manual_seed(seed))  # type: ignore[call-arg]
+
+
+def test_both_encoders_enrolled() -> None:
+    assert {k.kind for k in KINDS} == {"factorization", "two_tower"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestEncoder:
+    def test_shapes_and_seed(self, kind: type[Encoder]) -> None:
+        data = corpus()
+        one, two, other = build(kind, data), build(kind, data), build(kind, data, seed=1)
+        vectors = one.encode_candidate(data.candidates)
+        assert vectors.shape == (3, 4)
+        assert torch.equal(vectors, two.encode_candidate(data.candidates))
+        assert not torch.equal(vectors, other.encode_candidate(data.candidates))
+
+    def test_blocks_give_the_same_as_one(self, kind: type[Encoder]) -> None:
+        data = corpus()
+        encoder = build(kind, data)
+        torch.testing.assert_close(
+            encoder.encode_candidate(data.candidates, batch_size=2),
+            encoder.encode_candidate(data.candidates),
+        )
+
+    def test_a_known_row_keeps_its_vector_in_another_corpus(self, kind: type[Encoder]) -> None:
+        data, grown = corpus(), corpus(("new", "z", "y", "x"))
+        grown = Corpus(
+            grown.queries,
+            # The same features for the same entities, in the grown corpus's order.
+            type(grown.candidates)(
+                grown.candidates.vocabulary,
+                {
+                    name: f.take(
+                        data.candidates.vocabulary.rows(grown.candidates.vocabulary.keys).clamp(
+                            min=0
+                        )
+                    )
+                    for name, f in data.candidates.features.items()
+                },
+            ),
+            grown.interactions,
+        )
+        encoder = build(kind, data)
+        old = encoder.encode_candidate(data.candidates)
+        new = encoder.encode_candidate(grown.candidates)
+        torch.testing.assert_close(new[1:], old.flip(0))
+
+    def test_an_unknown_id_is_defined_and_known_is_told(self, kind: type[Encoder]) -> None:
+        data = corpus()
+        encoder = build(kind, data)
+        stranger = Corpus.from_tables(pa.table({"query": ["?"], "candidate": ["?"]}))
+        inputs = encoder.schema.read("candidate", stranger.candidates)
+        assert encoder.known("candidate", inputs).tolist() == [False]
+        vector = encoder.encode_candidate(stranger.candidates)
+        assert torch.isfinite(vector).all()
+        again = build(kind, data)
+        assert torch.equal(vector, again.encode_candidate(stranger.candidates))
+
+    def test_gradients_are_sparse_and_right(self, kind: type[Encoder]) -> None:
+        data = corpus()
+        encoder = build(kind, data).double()
+        rows = torch.tensor([2, 0, 2])
+        inputs = encoder.schema.read("candidate", data.candidates).take(rows)
+        for name, parameter in encoder.named_parameters():
+            target = torch.randn(3, 4, dtype=torch.float64)
+
+            def loss(target: torch.Tensor = target) -> torch.Tensor:
+                return (encoder.embed("candidate", inputs) * target).sum()
+
+            encoder.zero_grad()
+            loss().backward()  # type: ignore[no-untyped-call]
+            if parameter.grad is None:
+                continue  # the other side's
+            is_table = parameter in {
+                m.weight for m in encoder.modules() if isinstance(m, torch.nn.Embedding)
+            }
+            assert parameter.grad.is_sparse == is_table, name
+            dense = parameter.grad.to_dense()
+            with torch.no_grad():
+                flat = parameter.view(-1)
+                place = int(dense.view(-1).abs().argmax())
+                value = float(flat[place])
+                flat[place] = value + 1e-6
+                above = float(loss())
+                flat[place] = value - 1e-6
+                below = float(loss())
+                flat[place] = value
+            assert (above - below) / 2e-6 == pytest.approx(float(dense.view(-1)[place]), rel=1e-4)
+
+
+def test_a_feature_of_an_unknown_item_still_places_it() -> None:
+    encoder = build(TwoTower, corpus())
+    stranger = Corpus.from_tables(
+        pa.table({"query": ["?"], "candidate": ["?"]}),
+        candidate_features=pa.table({"id": ["?"], "tags": [["b", "unheard of"]]}),
+    )
+    inputs = encoder.schema.read("candidate", stranger.candidates)
+    assert encoder.known("candidate", inputs).tolist() == [True]
+    assert inputs.bags["tags"][1].tolist() == [0, 1]
+
+
+def test_towers_share_a_table_where_the_vocabulary_is_one() -> None:
+    data = Corpus.from_tables(
+        pa.table({"query": ["a", "b"], "candidate": ["b", "a"]}), shared_ids=True
+    )
+    assert len(build(TwoTower, data).tables) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hidden", [[], [6], [6, 5]])
+def test_any_number_of_hidden_layers(hidden: list[int]) -> None:
+    data = corpus()
+    schema = Schema.of(data, features=True)
+    draw = torch.Generator().manual_seed(0)
+    encoder = TwoTower(schema, 3, generator=draw, input_dim=2, hidden=hidden)
+    assert encoder.encode_query(data.queries).shape == (3, 3)
