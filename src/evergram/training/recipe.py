@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from evergram.errors import RecipeError
 
@@ -15,6 +15,13 @@ Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+_TABLE_ONLY = ("test", "query_features", "candidate_features", "columns", "shared_ids")
 
 
 class _Strict(BaseModel):
@@ -44,16 +51,9 @@ class DataRecipe(_Strict):
     def _needs_a_path(self) -> DataRecipe:
         if self.kind != "synthetic" and self.path is None:
             raise ValueError(f"data.kind = {self.kind!r} needs data.path")
-        if self.kind != "table":
-            given = self.model_fields_set & {
-                "test",
-                "query_features",
-                "candidate_features",
-                "columns",
-                "shared_ids",
-            }
-            if given:
-                raise ValueError(f"data.{sorted(given)[0]} is for data.kind = 'table' only")
+        for key in _TABLE_ONLY if self.kind != "table" else ():
+            if getattr(self, key):
+                raise ValueError(f"data.{key} is for data.kind = 'table' only")
         return self
 
 
@@ -78,14 +78,14 @@ class ModelRecipe(_Strict):
     """The encoder. `dim` may be a list, one entry a version; the last holds for all later."""
 
     kind: Literal["factorization", "two_tower"] = "factorization"
-    dim: Positive | Annotated[list[Positive], Field(min_length=1)] = 64
+    dim: Annotated[list[Positive], Field(min_length=1), BeforeValidator(_listed)] = [64]
     scale: Rate = 0.1
     # two_tower only.
     input_dim: Positive = 64
     hidden: list[Positive] = [128]
 
     def dim_of(self, version: int) -> int:
-        return self.dim if isinstance(self.dim, int) else self.dim[min(version, len(self.dim) - 1)]
+        return self.dim[min(version, len(self.dim) - 1)]
 
 
 class TaskRecipe(_Strict):
@@ -220,8 +220,7 @@ def _set(values: dict[str, Any], override: str) -> None:
 def _sentence(error: ValidationError) -> str:
     """The first problem, by the key a person wrote."""
     problem = error.errors()[0]
-    names = [str(p) for p in problem["loc"] if str(p) not in ("int", "float", "list[int]")]
-    names = [n for n in names if not n.startswith(("list[", "constrained"))]
+    names = [part for part in problem["loc"] if isinstance(part, str)]
     key = ".".join(names)
     if problem["type"] == "extra_forbidden":
         model = Recipe

@@ -1,0 +1,73 @@
+"""A recipe is checked strictly, and says which key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evergram.errors import RecipeError
+from evergram.training.recipe import Recipe
+
+ROOT = Path(__file__).parents[2]
+GOOD: dict[str, Any] = {"data": {"kind": "synthetic"}}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_recipe_of_ours_is_a_recipe(path: Path) -> None:
+    recipe = Recipe.load(path)
+    assert recipe.name == path.stem
+    # What a manifest keeps is a recipe again.
+    assert Recipe.of(recipe.model_dump(mode="json")) == recipe
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.dim=0", "model.dim is 0"),
+        ("model.dim=-3", "model.dim is -3"),
+        ("model.dim=[8, 0]", "model.dim is 0"),
+        ("model.dims=8", "key model.dims is unknown; allowed here are: kind, dim"),
+        ("modle.dim=8", "key modle is unknown; allowed here are: name, seed"),
+        ("training.epochs=1.5", "training.epochs is 1.5"),
+        ("training.epochs=true", "training.epochs is True"),
+        ("task.penalty=-1.0", "task.penalty is -1.0"),
+        ("task.penalty=nan", "task.penalty is nan"),
+        ("gramian.kind=sagram", "gramian.kind is 'sagram'; it should be 'exact' or 'sogram'"),
+        ("gramian.rate=0.0", "gramian.rate is 0.0"),
+        ("training.metric=hits@3", "training.metric is 'hits@3'"),
+        ("split.versions=[0.9, 0.8]", "ascending"),
+        ("split.kind=given", "data.test"),
+        ("data.kind=movielens", "needs data.path"),
+        ("data.shared_ids=true", "data.shared_ids is for data.kind = 'table' only"),
+        ("seed=-1", "seed is -1"),
+        ("dim", "not of the form"),
+    ],
+)
+def test_a_bad_key_or_value_is_named_in_one_sentence(override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as caught:
+        Recipe.of(GOOD, [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_overrides_are_toml_or_bare_words() -> None:
+    recipe = Recipe.of(GOOD, ["model.dim=[4, 8]", "name=shop", "task.penalty=2", "seed=7"])
+    assert (recipe.name, recipe.seed, recipe.task.penalty) == ("shop", 7, 2.0)
+    assert [recipe.model.dim_of(v) for v in range(4)] == [4, 8, 8, 8]
+
+
+def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('[data]\nkind = "movielens"\npath = "ml"\n')
+    assert Recipe.load(tmp_path / "r.toml").data.path == str((tmp_path / "ml").resolve())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "no recipe"), ("[data", "not TOML"), ("", "key data is missing")]
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "r.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(RecipeError, match=message):
+        Recipe.load(path)

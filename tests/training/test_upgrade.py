@@ -1,0 +1,116 @@
+"""A version after another: the past stays as it was, and the way back leads there."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from evergram.errors import RecipeError, UnknownVersionError
+from evergram.lineage.lineage import Lineage
+from evergram.training.checkpoint import held_out, load_encoder
+from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
+from evergram.training.upgrade import evaluate, train, upgrade
+
+
+@pytest.fixture
+def recipe(small: Recipe) -> Recipe:
+    return Recipe.of(small.model_dump(), ["training.epochs=12"])
+
+
+@pytest.fixture
+def lineage(recipe: Recipe, tmp_path: Path) -> Lineage:
+    found = Lineage.create(tmp_path / "lineage")
+    corpus = load_corpus(recipe)
+    found.publish(train(recipe, corpus))
+    for _ in range(2):
+        found.publish(upgrade(recipe, found, corpus))
+    return found
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
+
+
+def test_the_chain_leads_back_and_the_raw_reading_does_not(lineage: Lineage) -> None:
+    for version in (1, 2):
+        report = lineage.metrics(version)
+        assert set(report["metrics"]) == {"model", "popularity", "alone"}
+        assert set(report["compatibility"]) == {str(j) for j in range(version)}
+        for found in report["compatibility"].values():
+            ranking = {k: v["recall@20"] for k, v in found["ranking"].items()}
+            assert ranking["chain"] > 0.75 * ranking["past"]
+            assert ranking["chain_candidates"] > 0.75 * ranking["past"]
+            assert ranking["raw_candidates"] < 0.6 * ranking["past"]
+            assert 0 < found["drift"]["held_out"]["relative"] < 1
+            assert found["overlap@10"] > 0.3
+
+
+def test_an_upgrade_changes_nothing_of_the_past(recipe: Recipe, tmp_path: Path) -> None:
+    found = Lineage.create(tmp_path / "lineage")
+    corpus = load_corpus(recipe)
+    found.publish(train(recipe, corpus))
+    folder = tmp_path / "lineage" / "versions" / "0"
+    before, encoder = hashes(folder), load_encoder(found, 0)
+    vectors = encoder.encode_query(corpus.queries)
+    found.publish(upgrade(recipe, found, corpus))
+    assert hashes(folder) == before
+    assert torch.equal(load_encoder(found, 0).encode_query(corpus.queries), vectors)
+
+
+def test_dims_may_grow_and_shrink(lineage: Lineage) -> None:
+    assert [m.dim for m in lineage.versions] == [8, 12, 10]
+    assert [lineage.view(j).embeddings("query")[1].shape[1] for j in range(3)] == [8, 12, 10]
+
+
+def test_stored_vectors_are_what_the_encoder_gives(lineage: Lineage, recipe: Recipe) -> None:
+    corpus = load_corpus(recipe)
+    encoder = load_encoder(lineage, 2)
+    for side, entities in (("query", corpus.queries), ("candidate", corpus.candidates)):
+        ids, stored = lineage.embeddings(side)
+        rows = entities.vocabulary.rows(ids)
+        torch.testing.assert_close(stored, encoder.encode(side, entities)[rows])
+
+
+def test_evaluation_of_the_newest_gives_the_published_numbers(
+    lineage: Lineage, recipe: Recipe
+) -> None:
+    found = evaluate(recipe, lineage)
+    published = lineage.metrics(2)["metrics"]
+    assert found["model"] == pytest.approx(published["model"])
+    assert found["popularity"] == pytest.approx(published["popularity"])
+    assert evaluate(recipe, lineage, 0)["model"]["recall@20"] > 0
+
+
+def test_held_out_objects_are_the_same_in_every_version(recipe: Recipe) -> None:
+    corpus = load_corpus(recipe)
+    part = corpus.restrict(torch.arange(len(corpus) // 2))
+    whole = corpus.queries.vocabulary.keys.filter(held_out(corpus.queries, 0.2).numpy())
+    some = part.queries.vocabulary.keys.filter(held_out(part.queries, 0.2).numpy())
+    assert set(some.to_pylist()) <= set(whole.to_pylist())
+    assert 0.1 < len(whole) / len(corpus.queries) < 0.3
+
+
+def test_an_upgrade_needs_a_version_and_a_share(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(UnknownVersionError, match="no version yet"):
+        upgrade(recipe, Lineage.create(tmp_path / "none"))
+    found = Lineage.create(tmp_path / "lineage")
+    short = Recipe.of(recipe.model_dump(), ["split.versions=[0.5]", "training.epochs=1"])
+    found.publish(train(short))
+    with pytest.raises(RecipeError, match="append the share"):
+        upgrade(short, found)
+
+
+@pytest.mark.parametrize("options", [["upgrade.steps=single"], ["model.kind=two_tower"]])
+def test_other_settings_of_the_same_trainer(
+    small: Recipe, tmp_path: Path, options: list[str]
+) -> None:
+    recipe = Recipe.of(small.model_dump(), [*options, "upgrade.alone=false"])
+    found = Lineage.create(tmp_path / "lineage")
+    found.publish(train(recipe))
+    found.publish(upgrade(recipe, found))
+    assert "alone" not in found.metrics(1)["metrics"]
+    assert found.view(0).embeddings("candidate")[1].shape[1] == 8
