@@ -46,7 +46,7 @@ def test_no_gradient_flows_into_the_gramians() -> None:
     gramian = torch.eye(2, requires_grad=True)
     query = torch.ones(3, 2, requires_grad=True)
     ones = torch.ones(3)
-    quadratic_penalty(query, query, gramian, gramian, ones, ones).backward()
+    quadratic_penalty(query, query, gramian, gramian, ones, ones).backward()  # type: ignore[no-untyped-call]
     assert gramian.grad is None
 
 

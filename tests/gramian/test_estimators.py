@@ -34,14 +34,14 @@ class TestEstimator:
         self, kind: type[GramianEstimator]
     ) -> None:
         embeddings, share = rows()
-        estimator = kind(DIM)  # type: ignore[arg-type]
+        estimator = kind(DIM)
         estimator.begin(population(embeddings, share))
         estimator.update(embeddings, share * len(share))
         naive = sum(share[i] * torch.outer(embeddings[i], embeddings[i]) for i in range(40))
         torch.testing.assert_close(estimator.gramian(), naive, rtol=1e-5, atol=1e-6)
 
     def test_a_gramian_handed_out_never_changes(self, kind: type[GramianEstimator]) -> None:
-        estimator = kind(DIM)  # type: ignore[arg-type]
+        estimator = kind(DIM)
         embeddings, share = rows()
         estimator.begin(population(embeddings, share))
         estimator.update(embeddings, share)
@@ -54,7 +54,7 @@ class TestEstimator:
         assert not held.requires_grad
 
     def test_state_dict_is_all_there_is(self, kind: type[GramianEstimator]) -> None:
-        first, second = kind(DIM), kind(DIM)  # type: ignore[arg-type]
+        first, second = kind(DIM), kind(DIM)
         embeddings, share = rows()
         for i in range(3):
             first.begin(population(embeddings, share))

@@ -1,0 +1,261 @@
+"""The command as a person runs it: a file in, a lineage out, and one sentence for bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from evergram.cli import app, main
+from evergram.lineage.lineage import Lineage
+
+RECIPE = """
+name = "shop"
+[data]
+kind = "table"
+path = "clicks.parquet"
+[split]
+versions = [0.5, 0.7]
+kind = "time"
+[model]
+dim = [4, 6]
+[task]
+penalty = 2.0
+[training]
+epochs = 2
+batch_size = 64
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a recipe and a table of 2,000 clicks."""
+    draw = random.Random(0)
+    rows = [(draw.randrange(80), f"item{draw.randrange(60)}") for _ in range(2000)]
+    table = pa.table(
+        {
+            "query": [q for q, _ in rows],
+            "candidate": [c for _, c in rows],
+            "time": range(2000),
+        }
+    )
+    pq.write_table(table, tmp_path / "clicks.parquet")
+    (tmp_path / "shop.toml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class Ran:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command in this process."""
+
+    def run(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["evergram", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capfd.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return run
+
+
+def test_the_whole_way(evergram: Any, shop: Path) -> None:
+    trained = evergram("train", "shop.toml", "--lineage", "lin", "--json")
+    assert trained.code == 0, trained.err
+    assert trained.json["version"] == 0
+    assert set(trained.json["metrics"]) == {"model", "popularity"}
+    assert set(trained.json["metrics"]["model"]) == {"recall@20", "ndcg@20", "map@10"}
+    assert "epoch 2 loss" in trained.err
+
+    upgraded = evergram("upgrade", "shop.toml", "--lineage", "lin", "--json")
+    assert upgraded.code == 0, upgraded.err
+    assert set(upgraded.json["metrics"]) == {"model", "popularity", "alone"}
+    assert set(upgraded.json["compatibility"]["0"]["ranking"]) == {
+        "past",
+        "chain",
+        "raw",
+        "chain_candidates",
+        "raw_candidates",
+    }
+
+    listed = evergram("versions", "lin", "--json").json
+    assert [(v["version"], v["dim"]) for v in listed["versions"]] == [(0, 4), (1, 6)]
+
+    found = evergram("evaluate", "lin", "--json").json
+    assert found["metrics"]["model"] == pytest.approx(upgraded.json["metrics"]["model"])
+    as_past = evergram("evaluate", "lin", "--as", "0", "--json").json
+    assert (as_past["version"], as_past["as"]) == (1, 0)
+
+    for version, dim in (("0", 4), ("1", 6)):
+        written = evergram(
+            "export", "lin", "out.parquet", "--side", "candidate", "--as", version, "--json"
+        )
+        assert written.json["dim"] == dim
+        table = pq.read_table("out.parquet")
+        assert table["vector"].type == pa.list_(pa.float32(), dim)
+        assert table.num_rows == written.json["rows"] == len(set(table["id"].to_pylist()))
+
+
+def test_tables_for_people(evergram: Any, shop: Path) -> None:
+    assert "popularity" in evergram("train", "shop.toml", "--lineage", "lin").out
+    assert "Read as version 0" in evergram("upgrade", "shop.toml", "--lineage", "lin").out
+    assert "shop@v1" in evergram("versions", "lin").out
+    assert "read as version 0" in evergram("evaluate", "lin", "--as", "0").out
+    assert "read as version 1" in evergram("export", "lin", "o.parquet", "--side", "query").out
+
+
+def test_seed_and_set_change_the_run(evergram: Any, shop: Path) -> None:
+    evergram("train", "shop.toml", "--lineage", "a", "--seed", "3", "--set", "model.dim=5")
+    manifest = Lineage.open("a").manifest(0)
+    assert (manifest.dim, manifest.recipe["seed"]) == (5, 3)
+
+
+BAD = [
+    (["train", "none.toml", "--lineage", "lin"], "There is no recipe none.toml"),
+    (["train", "shop.toml", "--lineage", "lin", "--set", "model.dim=0"], "model.dim is 0"),
+    (["train", "shop.toml", "--lineage", "lin", "--set", "model.dimm=1"], "key model.dimm"),
+    (["train", "shop.toml", "--lineage", "lin", "--set", "data.path=no.csv"], "no.csv"),
+    (["train", "shop.toml", "--lineage", "lin", "--set", "data.path=empty.csv"], "is empty"),
+    (["train", "shop.toml", "--lineage", "lin", "--set", "data.path=nan.csv"], "row 2: value"),
+    (["train", "shop.toml", "--lineage", "lin", "--set", "data.path=few.csv"], "too few"),
+    (["train", "shop.toml", "--lineage", "lin", "--device", "tpu"], "--device tpu"),
+    (["train", "shop.toml", "--lineage", "shop.toml"], "is a file"),
+    (["upgrade", "shop.toml", "--lineage", "lin"], "not a lineage"),
+    (["versions", "lin"], "not a lineage"),
+    (["evaluate", "lin"], "not a lineage"),
+    (["export", "lin", "out.parquet", "--side", "query"], "not a lineage"),
+    (["demo", "--data", "nowhere", "--out", "lin"], "no file or folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=lambda v: " ".join(v)[-40:])
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    evergram: Any, shop: Path, arguments: list[str], message: str
+) -> None:
+    (shop / "empty.csv").touch()
+    (shop / "nan.csv").write_text("query,candidate,value,time\n1,2,3.0,1\n1,3,nan,2\n")
+    (shop / "few.csv").write_text("query,candidate,time\n1,2,3\n2,3,4\n")
+    before = sorted(shop.rglob("*"))
+    ran = evergram(*arguments)
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert ran.out == ""
+    assert sorted(shop.rglob("*")) == before
+
+
+def test_bad_input_on_a_lineage(evergram: Any, shop: Path) -> None:
+    assert evergram("train", "shop.toml", "--lineage", "lin").code == 0
+    for arguments, message in (
+        (["train", "shop.toml", "--lineage", "lin"], "already holds a lineage"),
+        (["evaluate", "lin", "--as", "7"], "no version 7"),
+        (["export", "lin", "o.parquet", "--side", "item"], "no side 'item'"),
+        (["export", "lin", ".", "--side", "query"], "is a folder"),
+        (["export", "lin", "no/o.parquet", "--side", "query"], "cannot be written"),
+    ):
+        ran = evergram(*arguments)
+        assert ran.code == 2
+        assert message in ran.err
+    (shop / "clicks.parquet").unlink()
+    assert "clicks.parquet" in evergram("evaluate", "lin").err
+
+
+def test_the_demo_tells_its_story(evergram: Any, tmp_path: Path) -> None:
+    ran = evergram(
+        "demo", "--out", str(tmp_path / "d"), "--json",
+        "--set", "data.interactions=20000", "--set", "training.epochs=6",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    versions = ran.json["versions"]
+    assert [v["version"] for v in versions] == [0, 1, 2, 3]
+    for version in versions[1:]:
+        consumer = version["consumer"]
+        assert consumer["auc_chain"] > 0.7
+        assert consumer["auc_chain"] > consumer["auc_raw"] + 0.1
+    report = (tmp_path / "d" / "report.html").read_text()
+    assert "<svg" in report
+    assert "src=" not in report
+    assert 'href="http' not in report.replace('href="http://www.w3.org', "")
+    assert f"{versions[3]['consumer']['auc_chain']:.4f}" in report
+
+
+def test_every_command_takes_the_same_options() -> None:
+    for command in app.registered_commands:
+        assert command.callback is not None
+        assert {"as_json", "seed", "device", "set_"} <= set(command.callback.__annotations__)
+
+
+@pytest.mark.parametrize("command", ["train", "upgrade"])
+def test_a_killed_run_leaves_the_lineage_as_it_was(shop: Path, command: str) -> None:
+    code = "from evergram.cli import main; main()"
+    base = [sys.executable, "-c", code]
+    if command == "upgrade":
+        subprocess.run(
+            [*base, "train", "shop.toml", "--lineage", "lin"], check=True, capture_output=True
+        )
+    draw, killed, whole = random.Random(0), 0, 3.0
+    for attempt in range(8):
+        started = time.monotonic()
+        process = subprocess.Popen(
+            [*base, command, "shop.toml", "--lineage", "lin"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        # The first run tells how long one takes; the others die somewhere within.
+        if attempt == 0:
+            time.sleep(0.8)
+        else:
+            time.sleep(draw.uniform(0.5, 1.0) * whole)
+        process.send_signal(signal.SIGKILL)
+        code_of = process.wait()
+        whole = max(whole, time.monotonic() - started) if code_of == 0 else whole
+        done = code_of == 0
+        killed += not done
+        expected = [0] if command == "upgrade" else []
+        if (shop / "lin" / "lineage.json").exists():
+            found = Lineage.open("lin")
+            versions = [m.version for m in found.versions]
+            if versions != expected:
+                # It had published before it died: then all of it is there.
+                assert versions == [*expected, len(expected)]
+                found.view(0).embeddings("query")
+                break
+            found.view(0).embeddings("query")
+        else:
+            assert command == "train"
+    assert killed
+
+
+def test_plain_lines_where_stderr_is_a_file(shop: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", "from evergram.cli import main; main()",
+         "train", "shop.toml", "--lineage", "lin"],
+        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100"},
+    )  # fmt: skip
+    lines = ran.stderr.splitlines()
+    assert len(lines) == 2
+    assert all("examples/s" in line and "s left" in line for line in lines)
+    assert "\x1b" not in ran.stderr + ran.stdout
