@@ -1,0 +1,62 @@
+"""What is there is documented, and what is documented runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from evergram.cli import app
+from evergram.training.recipe import Recipe
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_every_command_is_documented() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text()
+    names = [c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands]
+    assert len(names) == 6
+    for name in names:
+        assert f"## `evergram {name} " in text, name
+
+
+def test_every_recipe_key_is_documented_with_its_table() -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text()
+    sections = {"": text.split("## `[")[0]} | {
+        part.split("]`")[0]: part for part in text.split("## `[")[1:]
+    }
+    for name, field in Recipe.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            for key in kind.model_fields:
+                assert f"`{key}`" in sections[name], f"{name}.{key}"
+        else:
+            assert f"`{name}`" in sections[""], name
+
+
+def test_the_python_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    assert block is not None
+    assert len([line for line in block[1].splitlines() if line.strip()]) <= 11
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    exec(compile(block[1], "README.md", "exec"), {})
+    assert (tmp_path / "candidates-as-v0.parquet").is_file()
+    assert "recall@20" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+def test_the_readmes_numbers_are_filled_in() -> None:
+    for name in ("demo", "movielens", "gowalla"):
+        section = README.split(f"<!-- {name} -->")[1].split(f"<!-- end {name} -->")[0]
+        assert re.search(r"\d\.\d{4}", section), f"run: python -m benchmarks {name} --write"
