@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ def run(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def movielens_section(seeds: range = range(3)) -> str:
+def movielens_section(recipe: str = "movielens", seeds: range = range(3)) -> str:
     """Version 0, its upgrade, and what reading version 1 as version 0 keeps, for some seeds."""
     lines = [
         "| seed | version 0 | popularity | version 1 | trained alone | popularity "
@@ -36,7 +38,7 @@ def movielens_section(seeds: range = range(3)) -> str:
     ]
     for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
-            common = ("recipes/movielens.toml", "--lineage", folder + "/l", "--seed", str(seed))
+            common = (f"recipes/{recipe}.toml", "--lineage", folder + "/l", "--seed", str(seed))
             first, second = run("train", *common), run("upgrade", *common)
         ranking = second["compatibility"]["0"]["ranking"]
         names = ("past", "chain", "chain_candidates", "raw_candidates", "raw")
@@ -99,10 +101,11 @@ def demo_section() -> str:
     return "\n".join(lines)
 
 
-SECTIONS = {
+SECTIONS: dict[str, tuple[Callable[[], str], bool]] = {
     "timing": (timing_section, False),
     "demo": (demo_section, False),
     "movielens": (movielens_section, True),
+    "movielens-growing": (partial(movielens_section, "movielens-growing"), True),
     "gowalla": (gowalla_section, True),
 }
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md")

@@ -85,6 +85,19 @@ def test_evaluation_of_the_newest_gives_the_published_numbers(
     assert evaluate(recipe, lineage, 0)["model"]["recall@20"] > 0
 
 
+def test_a_version_of_the_same_dim_and_seed_keeps_nothing_by_accident(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    same = Recipe.of(
+        recipe.model_dump(), ["model.dim=8", "upgrade.weight=0.0", "split.kind=random"]
+    )
+    found = Lineage.create(tmp_path / "lineage")
+    found.publish(train(same))
+    found.publish(upgrade(same, found))
+    ranking = found.metrics(1)["compatibility"]["0"]["ranking"]
+    assert ranking["raw_candidates"]["recall@20"] < 0.6 * ranking["past"]["recall@20"]
+
+
 def test_held_out_objects_are_the_same_in_every_version(recipe: Recipe) -> None:
     corpus = load_corpus(recipe)
     part = corpus.restrict(torch.arange(len(corpus) // 2))
