@@ -50,7 +50,7 @@ def train(
 
     chosen = _recipe(recipe, seed, set_)
     new = Lineage.create(lineage, chosen.name)
-    artefact = train_version(chosen, device=device, progress=_progress())
+    artefact = train_version(chosen, device=device, progress=_progress(), folder=new.work)
     new.publish(artefact)
     _print_version(lineage, dict(artefact.metrics), as_json)
 
@@ -70,7 +70,9 @@ def upgrade(
 
     chosen = _recipe(recipe, seed, set_)
     existing = Lineage.open(lineage)
-    artefact = upgrade_version(chosen, existing, device=device, progress=_progress())
+    artefact = upgrade_version(
+        chosen, existing, device=device, progress=_progress(), folder=existing.work
+    )
     existing.publish(artefact)
     _print_version(lineage, dict(artefact.metrics), as_json)
 
@@ -83,8 +85,11 @@ def versions(
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
-    """List the versions of a lineage. (Nothing is drawn or computed: --seed, --device and --set,
-    which every command takes, change nothing here.)"""
+    """List the versions of a lineage.
+
+    (Nothing is drawn or computed: --seed, --device and --set, which every command takes, change
+    nothing here.)
+    """
     from evergram.lineage.lineage import Lineage
 
     found = Lineage.open(lineage)
@@ -230,6 +235,9 @@ def main() -> None:
         app()
     except EvergramError as error:
         sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except OSError as error:
+        sys.stderr.write(f"error: {error.filename or 'a file'}: {error.strerror or error}\n")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the lineage is as it was\n")

@@ -212,7 +212,9 @@ def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_integer(values.type):
-        return values.cast(pa.int64())
+        largest = pc.max(values).as_py() if pa.types.is_uint64(values.type) else None
+        if largest is None or largest < 2**63:
+            return values.cast(pa.int64())
     return values.cast(pa.string())
 
 

@@ -159,6 +159,11 @@ class Lineage:
         return list(self._manifests.values())
 
     @property
+    def work(self) -> Path:
+        """Where runs keep what they need to go on; no part of the lineage, gone once published."""
+        return self.path / ".work"
+
+    @property
     def newest(self) -> int:
         """Raises: UnknownVersionError: nothing is published yet."""
         if not self._record.versions:
@@ -258,9 +263,9 @@ class Lineage:
                     update={"versions": [*self._record.versions, number]}
                 )
                 _write_text(self.path / "lineage.json", record.model_dump_json(indent=2))
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise LineageError(
-                f"{self.path} cannot be written: {error.strerror or error}; "
+                f"{self.path} cannot be written: {getattr(error, 'strerror', None) or error}; "
                 "the lineage is as it was."
             ) from error
         self._record, self._chain = record, None
@@ -268,6 +273,7 @@ class Lineage:
         for stale in (self.path / "embeddings").iterdir():
             if stale.name != str(number):
                 shutil.rmtree(stale, ignore_errors=True)
+        shutil.rmtree(self.work, ignore_errors=True)
         return number
 
     def _write(self, number: int, artefact: Artefact) -> Manifest:

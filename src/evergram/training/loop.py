@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ from evergram.gramian.sogram import SOGram
 from evergram.tasks.pointwise import Pointwise
 from evergram.training.progress import Progress
 from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.resume import Resume, gather, named, run_key, scatter
 
 
 @dataclass
@@ -104,9 +107,13 @@ def train_encoder(
     *,
     joint: Joint | None = None,
     title: str = "train",
+    folder: Path | None = None,
 ) -> Trained:
     """Train a version's encoder from its start on `split.training`.
 
+    Args:
+        joint: what is trained together with it, in place.
+        folder: where an interrupted run of the same is gone on with; None keeps nothing.
     Raises: TrainingError: the loss is no longer finite.
     """
     # Adagrad's tiny numbers: denormals made a CPU step 20 times slower.
@@ -121,8 +128,10 @@ def train_encoder(
     schema = Schema.of(corpus, features=recipe.model.kind != "factorization")
     options = encoder_options(recipe, version)
     encoder = build_encoder(recipe.model.kind, options, schema, generator).to(device)
+    learned: dict[str, nn.Module] = {"encoder": encoder}
+    resume = Resume(folder, title, run_key(recipe, version, corpus, joint) if folder else "")
     if joint is not None:
-        joint.to(device)
+        learned["joint"] = joint.to(device)
     inputs = {
         side: schema.read(side, entities).to(device)
         for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
@@ -146,13 +155,23 @@ def train_encoder(
     optimizers = _optimizers(recipe, encoder, joint)
     relevance = relevance_of(corpus, split.selection)
     history: list[dict[str, float]] = []
-    best, best_epoch = -1.0, 0
+    first, best, best_epoch, seconds = 1, -1.0, 0, 0.0
     kept: dict[str, Tensor] = {}
-    kept_joint: dict[str, Tensor] = {}
-    seconds = 0.0
-    epochs = recipe.training.epochs
+    everything = {**learned, **estimators}
+    saved = resume.load()
+    if saved is not None:
+        tensors, facts = saved
+        scatter(tensors, everything, optimizers)
+        kept, history = named(tensors, "kept"), facts["history"]
+        first, seconds = facts["epoch"] + 1, facts["seconds"]
+        best, best_epoch = facts["best"], facts["best_epoch"]
+    epochs, budget = recipe.training.epochs, recipe.training.budget
+    over = budget is not None and seconds >= budget
     with progress.task(title, epochs * len(sampler)) as bar:
-        for epoch in range(1, epochs + 1):
+        bar.advance((first - 1) * len(sampler), 0)
+        for epoch in range(first, epochs + 1):
+            if over:
+                break
             started = time.perf_counter()
             encoder.train()
             total = torch.zeros((), device=device)
@@ -165,12 +184,12 @@ def train_encoder(
                 bar.advance(1, sampler.batch_size)
             mean = float(total) / len(sampler)
             seconds += time.perf_counter() - started
-            if mean != mean or mean in (float("inf"), float("-inf")):
+            if not math.isfinite(mean):
                 raise TrainingError(
                     f"The loss is {mean} in epoch {epoch}; lower training.table_rate "
                     f"({recipe.training.table_rate}) or task.penalty ({recipe.task.penalty})."
                 )
-            over = recipe.training.budget is not None and seconds >= recipe.training.budget
+            over = budget is not None and seconds >= budget
             last = epoch == epochs or over
             if last or epoch % recipe.training.evaluate_every == 0:
                 query, candidate = _embed_all(encoder, inputs)
@@ -179,17 +198,15 @@ def train_encoder(
                 history.append({"epoch": epoch, "seconds": seconds, "objective": mean, name: found})
                 if found > best:
                     best, best_epoch = found, epoch
-                    kept = {k: v.detach().cpu().clone() for k, v in encoder.state_dict().items()}
-                    if joint is not None:
-                        kept_joint = {k: v.cpu().clone() for k, v in joint.state_dict().items()}
+                    kept = {k: v.detach().cpu().clone() for k, v in gather(learned, []).items()}
                 bar.describe(f"epoch {epoch} loss {mean:.4f} {name} {found:.4f}")
-            if over:
-                break
-    encoder.load_state_dict(kept)
-    encoder.cpu().eval()
-    if joint is not None:
-        joint.load_state_dict(kept_joint)
-        joint.cpu().eval()
+            if resume.due():
+                state = gather(everything, optimizers) | {f"kept|{k}": v for k, v in kept.items()}
+                facts = {"epoch": epoch, "seconds": seconds, "history": history}
+                resume.save(state, facts | {"best": best, "best_epoch": best_epoch})
+    scatter(kept, learned, [])
+    for module in learned.values():
+        module.cpu().eval()
     query = encoder.encode_query(corpus.queries)
     candidate = encoder.encode_candidate(corpus.candidates)
     test = relevance_of(corpus, split.test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,17 +77,21 @@ def train(
     *,
     device: str = "auto",
     progress: Progress = QUIET,
+    folder: Path | None = None,
 ) -> Artefact:
     """Version 0, ready for `Lineage.publish`.
 
     Args:
         corpus: what `load_corpus(recipe)` gives; loaded where it is absent.
         device: "auto", "cpu" or "cuda".
+        folder: where an interrupted run is gone on with, such as `lineage.work`; None keeps
+            nothing.
     Raises: DataError, RecipeError, TrainingError.
     """
     corpus = load_corpus(recipe) if corpus is None else corpus
     split = split_for(recipe, corpus, 0)
-    trained = train_encoder(recipe, split, 0, pick_device(device), progress, title="version 0")
+    chosen = pick_device(device)
+    trained = train_encoder(recipe, split, 0, chosen, progress, title="version 0", folder=folder)
     return make_artefact(recipe, 0, split, trained, _report(recipe, 0, split, trained), None)
 
 
@@ -97,6 +102,7 @@ def upgrade(
     *,
     device: str = "auto",
     progress: Progress = QUIET,
+    folder: Path | None = None,
 ) -> Artefact:
     """The version after the newest, trained with its backward transform (BC-Aligner).
 
@@ -131,10 +137,14 @@ def upgrade(
         settings.transform_rate,
     )
     title = f"version {version}"
-    trained = train_encoder(recipe, split, version, chosen, progress, joint=joint, title=title)
+    trained = train_encoder(
+        recipe, split, version, chosen, progress, joint=joint, title=title, folder=folder
+    )
     report = _report(recipe, version, split, trained)
     if settings.alone:
-        alone = train_encoder(recipe, split, version, chosen, progress, title=f"{title} alone")
+        alone = train_encoder(
+            recipe, split, version, chosen, progress, title=f"{title} alone", folder=folder
+        )
         report["metrics"]["alone"] = alone.metrics["model"]
     weight = joint.transform.weight.detach()
     longer = Chain([*steps, weight], chain.dim(0))

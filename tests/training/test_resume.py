@@ -1,0 +1,96 @@
+"""A run that is killed and gone on with ends as if nothing had happened, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evergram.data.sampling import ExampleSampler
+from evergram.lineage.lineage import Lineage
+from evergram.training import resume
+from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
+from evergram.training.upgrade import train, upgrade
+
+
+class KilledError(Exception):
+    """Stands for a signal that no code can answer."""
+
+
+@pytest.fixture(autouse=True)
+def save_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume.Resume, "due", lambda self: self.path is not None)
+
+
+def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
+    """From now on the given epoch dies after three batches. Returns: the epochs begun."""
+    real = ExampleSampler.epoch
+    begun: list[int] = []
+
+    def epoch(self: ExampleSampler, which: int) -> Any:
+        begun.append(which)
+        for i, batch in enumerate(real(self, which)):
+            if which == number and i == 3:
+                raise KilledError
+            yield batch
+
+    monkeypatch.setattr(ExampleSampler, "epoch", epoch)
+    return begun
+
+
+@pytest.mark.parametrize("kind", ["factorization", "two_tower"])
+def test_train_goes_on_bit_for_bit(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    recipe = Recipe.of(small.model_dump(), [f"model.kind={kind}", "training.epochs=5"])
+    whole = train(recipe)
+    with monkeypatch.context() as patch:
+        kill_in_epoch(patch, 3)
+        with pytest.raises(KilledError):
+            train(recipe, folder=tmp_path)
+    begun = kill_in_epoch(monkeypatch, -1)
+    again = train(recipe, folder=tmp_path)
+    assert begun == [3, 4]
+    for name, value in whole.encoder_state.items():
+        assert torch.equal(value, again.encoder_state[name]), name
+    assert again.metrics["metrics"] == whole.metrics["metrics"]
+    best = [m["training"]["best_epoch"] for m in (whole.metrics, again.metrics)]
+    assert best[0] == best[1]
+
+
+def test_upgrade_goes_on_bit_for_bit(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = load_corpus(small)
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(small, corpus))
+    whole = upgrade(small, lineage, corpus)
+    with monkeypatch.context() as patch:
+        kill_in_epoch(patch, 2)
+        with pytest.raises(KilledError):
+            upgrade(small, lineage, corpus, folder=lineage.work)
+    assert list(lineage.work.iterdir())
+    again = upgrade(small, lineage, corpus, folder=lineage.work)
+    assert whole.transform is not None
+    assert again.transform is not None
+    assert torch.equal(whole.transform, again.transform)
+    assert torch.equal(whole.embeddings["query"][1], again.embeddings["query"][1])
+    lineage.publish(again)
+    assert not lineage.work.exists()
+
+
+def test_another_recipe_starts_anew(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(small, folder=tmp_path)
+    begun = kill_in_epoch(monkeypatch, -1)
+    train(small, folder=tmp_path)
+    assert begun == []
+    train(Recipe.of(small.model_dump(), ["task.penalty=6.0"]), folder=tmp_path)
+    assert begun == [0, 1, 2]
+    (next(tmp_path.glob("*.safetensors"))).write_bytes(b"cut")
+    train(small, folder=tmp_path)
+    assert begun == [0, 1, 2, 0, 1, 2]
