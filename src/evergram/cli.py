@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -257,7 +258,9 @@ def _progress() -> Progress:
 
 
 def _dump(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    from evergram.lineage.lineage import plain_numbers
+
+    sys.stdout.write(json.dumps(plain_numbers(value), indent=2) + "\n")
 
 
 def _print_version(lineage: Path, metrics: dict[str, Any], as_json: bool) -> None:
@@ -308,4 +311,4 @@ def _table(title: str, header: list[str], lines: list[list[str]]) -> None:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+    return "–" if value is None or math.isnan(value) else f"{value:.4f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -247,9 +248,18 @@ def test_a_publication_against_an_older_state_is_refused(lineage: Lineage) -> No
     stale = Lineage.open(lineage.path)
     lineage.publish(artefact(5, 4))
     before = contents(lineage.path)
-    with pytest.raises(LineageError, match="published meanwhile"):
+    with pytest.raises(LineageError, match="newest version is 3"):
         stale.publish(artefact(6, 4))
+    with pytest.raises(LineageError, match="open it again"):
+        stale.embeddings("query")
     assert contents(lineage.path) == before
+
+
+def test_what_could_not_be_measured_is_null_in_json(tmp_path: Path) -> None:
+    found = Lineage.create(tmp_path / "lineage")
+    nothing = {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": 2}}
+    found.publish(dataclasses.replace(artefact(2), metrics=nothing))
+    assert found.metrics(0) == {"a": None, "b": [1.0, None], "c": {"d": 2}}
 
 
 def test_two_publications_at_once_do_not_mix(lineage: Lineage) -> None:

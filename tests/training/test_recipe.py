@@ -57,9 +57,17 @@ def test_overrides_are_toml_or_bare_words() -> None:
     assert [recipe.model.dim_of(v) for v in range(4)] == [4, 8, 8, 8]
 
 
-def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_recipe_and_overrides_to_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     (tmp_path / "r.toml").write_text('[data]\nkind = "movielens"\npath = "ml"\n')
-    assert Recipe.load(tmp_path / "r.toml").data.path == str((tmp_path / "ml").resolve())
+    assert Recipe.load(tmp_path / "r.toml").data.path == str(tmp_path / "ml")
+    moved = Recipe.load(tmp_path / "r.toml", ["data.path=ml"])
+    assert moved.data.path == str(tmp_path / "elsewhere" / "ml")
+    untouched = Recipe.load(tmp_path / "r.toml", ["seed=1"])
+    assert untouched.data.path == str(tmp_path / "ml")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
@@ -223,6 +225,8 @@ class Lineage:
             raise LineageError(f"There is no side {side!r}; the sides are query and candidate.")
         folder = self.path / "embeddings" / str(manifest.version)
         name = f"{side}.parquet"
+        if not folder.is_dir():
+            self._check_current()
         check_files(folder, {name: manifest.embeddings[side]})
         ids, vectors = read_embeddings(folder / name)
         if vectors.shape[1] != manifest.dim:
@@ -241,7 +245,7 @@ class Lineage:
         names, keys = table["vocabulary"].combine_chunks(), table["key"].combine_chunks()
         vocabularies = {}
         for name, kind in record.vocabularies.items():
-            mine = keys.filter(pa.compute.equal(names, name))
+            mine = keys.filter(pc.equal(names, name))
             vocabularies[name] = Vocabulary(mine.cast(pa.type_for_alias(kind)))
         return record, _load(folder / "encoder.safetensors"), vocabularies
 
@@ -291,7 +295,9 @@ class Lineage:
                 save_file({"weight": weight}, folder / "transform.safetensors")
             pq.write_table(_vocabulary_table(artefact), folder / "vocabularies.parquet")
             pq.write_table(_canary_table(artefact), folder / "canary.parquet")
-            _write_text(folder / "metrics.json", json.dumps(artefact.metrics, indent=2))
+            _write_text(
+                folder / "metrics.json", json.dumps(plain_numbers(artefact.metrics), indent=2)
+            )
             manifest = Manifest(
                 version=number,
                 name=f"{self.name}@v{number}",
@@ -329,19 +335,24 @@ class Lineage:
 
     def _clear(self, number: int) -> None:
         """Remove what a killed publication left; nothing of it was ever listed."""
-        path = self.path / "lineage.json"
-        on_disk = read_record(path).versions if path.exists() else []
-        if on_disk != self._record.versions:
-            raise LineageError(
-                f"{self.path} has had version {on_disk[-1]} published meanwhile; "
-                "open it again and train against that."
-            )
+        self._check_current()
         shutil.rmtree(self._folder(number), ignore_errors=True)
         shutil.rmtree(self.path / "embeddings" / str(number), ignore_errors=True)
         for parent in (self.path / "versions", self.path / "embeddings"):
             parent.mkdir(exist_ok=True)
             for left in parent.glob(".*"):
                 shutil.rmtree(left, ignore_errors=True)
+
+    def _check_current(self) -> None:
+        """Raises: LineageError: another process has published since this object was opened."""
+        path = self.path / "lineage.json"
+        on_disk = read_record(path).versions if path.exists() else []
+        if on_disk != self._record.versions:
+            newest = on_disk[-1] if on_disk else "none"
+            raise LineageError(
+                f"{self.path} has changed since it was opened (its newest version is {newest}); "
+                "open it again."
+            )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -364,6 +375,15 @@ class Lineage:
         folder = self._folder(version)
         check_files(folder, {name: files[name] for name in names})
         return folder
+
+
+def plain_numbers(value: Any) -> Any:
+    """The same JSON with null for what could not be measured: JSON has no NaN."""
+    if isinstance(value, Mapping):
+        return {k: plain_numbers(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_numbers(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

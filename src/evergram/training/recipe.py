@@ -185,19 +185,27 @@ class Recipe(_Strict):
         folder: Path | None = None,
         source: str = "The recipe",
     ) -> Recipe:
-        """From nested dicts. `folder` is what the paths in them are relative to."""
+        """From nested dicts. `folder` is what the paths in them are relative to; a path in an
+        override is relative to where the process stands."""
         values = {k: dict(v) if isinstance(v, dict) else v for k, v in values.items()}
+        if folder is not None:
+            _resolve(values, folder)
         for override in overrides:
             _set(values, override)
-        data = values.get("data")
-        if folder is not None and isinstance(data, dict):
-            for key in ("path", "test", "query_features", "candidate_features"):
-                if isinstance(data.get(key), str):
-                    data[key] = str((folder / data[key]).resolve())
+        if overrides:
+            _resolve(values, Path.cwd())
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             raise RecipeError(f"{source}: {_sentence(error)}") from None
+
+
+def _resolve(values: dict[str, Any], folder: Path) -> None:
+    """Make the data's relative paths absolute, from `folder`."""
+    data = values.get("data")
+    for key in ("path", "test", "query_features", "candidate_features"):
+        if isinstance(data, dict) and isinstance(data.get(key), str):
+            data[key] = str((folder / data[key]).resolve())
 
 
 def _set(values: dict[str, Any], override: str) -> None:
