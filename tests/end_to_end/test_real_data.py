@@ -1,0 +1,46 @@
+"""What the README promises of real data: quality only, for time belongs to the benchmarks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks import gowalla
+
+from evergram.lineage.lineage import Lineage
+from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
+from evergram.training.upgrade import train, upgrade
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def test_movielens_upgrades_without_breaking_version_0(real_data: Path, tmp_path: Path) -> None:
+    data = real_data / "movielens-25m-head"
+    recipe = Recipe.load(RECIPES / "movielens.toml", [f"data.path={data}", "upgrade.alone=false"])
+    corpus = load_corpus(recipe)
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(recipe, corpus))
+    lineage.publish(upgrade(recipe, lineage, corpus))
+    for version in (0, 1):
+        found = lineage.metrics(version)["metrics"]
+        assert found["model"]["recall@20"] >= 2 * found["popularity"]["recall@20"]
+    ranking = lineage.metrics(1)["compatibility"]["0"]["ranking"]
+    recall = {name: values["recall@20"] for name, values in ranking.items()}
+    assert recall["chain"] >= 0.95 * recall["past"]
+    assert recall["chain_candidates"] >= 0.95 * recall["past"]
+    assert recall["raw_candidates"] <= 0.2 * recall["past"]
+
+
+def test_gowalla_by_its_public_split(real_data: Path, tmp_path: Path) -> None:
+    if not gowalla.available():
+        pytest.skip(f"Gowalla is not at {gowalla.DATA}")
+    folder = gowalla.convert(tmp_path)
+    recipe = Recipe.load(
+        RECIPES / "gowalla.toml",
+        [f"data.path={folder / 'train.parquet'}", f"data.test={folder / 'test.parquet'}"],
+    )
+    assert recipe.training.budget == 60.0
+    found = train(recipe).metrics
+    assert found["data"]["test_pairs"] == 217_242
+    assert found["metrics"]["model"]["recall@20"] >= 0.150
