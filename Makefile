@@ -11,6 +11,7 @@ BIN := .venv/bin
 	touch $@
 
 demo: .venv/ready
+	rm -rf demo
 	$(BIN)/evergram demo --out demo
 
 test: .venv/ready
