@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ class Trained:
     seconds: float
 
 
-class Joint(nn.Module):
+class Joint(nn.Module, ABC):
     """Something trained together with the encoder: its loss is added to the task's.
 
     Parameters that it owns are trained by `layer_rate`, or by its own `rate`.
@@ -60,9 +61,9 @@ class Joint(nn.Module):
 
     rate: float | None = None
 
+    @abstractmethod
     def forward(self, query: Tensor, candidate: Tensor, batch: Batch) -> Tensor:
         """Scalar loss of a batch's embeddings, [B, D] each."""
-        raise NotImplementedError
 
 
 def build_encoder(
