@@ -35,6 +35,30 @@ def test_time_orders_and_ties_keep_the_files_order() -> None:
     assert found.column("time").tolist() == [1, 1, 5, 5]
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30))
+def test_the_order_is_stable(times: list[int]) -> None:
+    found = corpus(list(range(len(times))), [0] * len(times), time=times)
+    # Query i is line i: Python's sort is stable too, and another algorithm.
+    expected = sorted(range(len(times)), key=lambda i: times[i])
+    assert found.queries.vocabulary.keys.to_pylist() == expected
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.uint32(), pa.timestamp("ns"), pa.float32()])
+def test_times_of_any_clock_are_wide_numbers(kind: pa.DataType) -> None:
+    # 1,500 ns are no whole microsecond: no reason to refuse them.
+    found = corpus([1, 2], [1, 1], time=pa.array([3000, 1500]).cast(kind))
+    assert found.queries.vocabulary.keys.to_pylist() == [2, 1]
+    wide = torch.float64 if pa.types.is_floating(kind) else torch.int64
+    assert found.column("time").dtype == wide
+
+
+def test_a_value_may_be_a_large_count_but_not_larger_than_float32() -> None:
+    assert corpus([1], [1], value=[2**24 + 1]).column("value").tolist() == [2.0**24]
+    with pytest.raises(DataError, match="row 2: value is inf"):
+        corpus([1, 2], [1, 2], value=[1.0, 1e300])
+
+
 def test_repeats_are_kept_and_counted() -> None:
     found = corpus([1, 1, 1, 2], [5, 5, 6, 5])
     assert len(found) == 4
@@ -93,11 +117,23 @@ def test_features_follow_the_rows_and_share_a_vocabulary_by_name() -> None:
         ({"name": [1]}, "no column 'id'"),
         ({"id": [1], "price": [1.5]}, "holds floats"),
         ({"id": [1], "tags": [["a", None]]}, "null inside a list"),
+        ({"id": [1], "place": [{"x": 1}]}, "holds struct"),
+        ({"id": [1], "raw": [b"\xe9"]}, "holds binary"),
     ],
 )
 def test_bad_features_are_refused(features: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         Corpus.from_tables(pa.table({"query": [1], "candidate": [1]}), pa.table(features))
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.large_list(pa.int64())])
+def test_bags_in_lists_of_any_kind(kind: pa.DataType) -> None:
+    bags = [pa.array([[7, 8], None], kind), pa.array([[7, 8], None], pa.list_(pa.int64(), 2))]
+    for bag in bags:
+        features = pa.table({"id": [1, 2], "bag": bag})
+        found = Corpus.from_tables(pa.table({"query": [2, 1], "candidate": [0, 0]}), features)
+        assert found.queries.features["bag"].offsets.tolist() == [0, 0, 2]
+        assert found.queries.features["bag"].vocabulary.keys.to_pylist() == [7, 8]
 
 
 def test_shared_ids_are_one_vocabulary() -> None:

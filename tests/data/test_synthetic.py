@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pytest
 import torch
 
 from evergram.data.split import random_split
@@ -43,3 +45,43 @@ def test_items_arrive_ratings_follow_quality_and_popularity_is_skewed() -> None:
     counts = corpus.counts("candidate").sort(descending=True).values
     assert int(counts[:100].sum()) > 0.3 * len(corpus)
     assert 0 < corpus.repeats < len(corpus)
+
+
+def test_the_answer_is_in_the_corpus_row_order() -> None:
+    planted = generate(queries=60, candidates=40, interactions=2000)
+    queries, candidates = len(planted.corpus.queries), len(planted.corpus.candidates)
+    assert planted.query_factors.shape == (queries, 8)
+    assert planted.candidate_factors.shape == (candidates, 8)
+    assert planted.candidate_factors.dtype == torch.float32
+    assert planted.log_popularity.shape == planted.quality.shape == (candidates,)
+    assert planted.scores(torch.tensor([3, 1])).shape == (2, candidates)
+
+
+def test_candidates_of_a_group_are_alike() -> None:
+    planted = generate()
+    group = planted.corpus.candidates.features["group"]
+    assert torch.equal(group.offsets.diff(), torch.ones(len(group.indices), dtype=torch.int64))
+    same = group.indices[:, None] == group.indices
+    alike = planted.candidate_factors @ planted.candidate_factors.T
+    assert float(alike[same].mean()) > float(alike[~same].mean()) + 0.5
+    tags = planted.corpus.candidates.features["tags"]
+    assert set(tags.offsets.diff().tolist()) == {1, 2, 3}
+    # A tag "t3-1" is mostly borne by group "g3".
+    keys = tags.vocabulary.keys.take(pa.array(tags.indices.numpy())).to_pylist()
+    groups = group.vocabulary.keys.take(pa.array(group.indices.numpy())).to_pylist()
+    owner = torch.repeat_interleave(tags.offsets.diff()).tolist()
+    own = [key[1:].split("-")[0] == groups[i][1:] for key, i in zip(keys, owner, strict=True)]
+    assert sum(own) > 0.7 * len(own)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        {"queries": 1, "candidates": 1, "interactions": 1},
+        {"queries": 5, "candidates": 5, "interactions": 3},
+        {"queries": 9, "candidates": 9, "interactions": 80, "slices": 1},
+    ],
+)
+def test_small_corpora(size: dict[str, int]) -> None:
+    corpus = generate(**size, drift=0.0, popularity=0.0).corpus
+    assert corpus.column("time").tolist() == list(range(size["interactions"]))

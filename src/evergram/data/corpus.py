@@ -143,7 +143,7 @@ class Corpus:
             "candidate": pa.array(candidate_vocabulary.rows(candidate_ids).numpy()),
         }
         if "value" in interactions.column_names:
-            columns["value"] = interactions["value"].cast(pa.float32())
+            columns["value"] = interactions["value"]
         if "time" in interactions.column_names:
             columns["time"] = interactions["time"]
         features = _features(
@@ -251,12 +251,16 @@ def _checked_interactions(table: pa.Table, source: str) -> pa.Table:
             continue
         column = table[name]
         kind = column.type
-        if pa.types.is_temporal(kind) and name == "time":
+        if name == "time" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
             # Every clock to one integer unit: order and differences are all that is used.
-            column = column.cast(pa.timestamp("us")).cast(pa.int64())
-            table = table.set_column(table.column_names.index(name), name, column)
+            column = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             raise DataError(f"{source} column {name!r} is {kind}; it must be a number.")
+        elif name == "value":  # unsafe: a float32 rounds a large count, and that is no fault
+            column = column.cast(pa.float32(), safe=False)
+        else:
+            column = column.cast(pa.int64() if pa.types.is_integer(kind) else pa.float64())
+        table = table.set_column(table.column_names.index(name), name, column)
         bad = pc.is_null(column, nan_is_null=True)
         if pa.types.is_floating(column.type):
             bad = pc.or_kleene(bad, pc.invert(pc.fill_null(pc.is_finite(column), False)))
@@ -328,6 +332,9 @@ def _ragged_columns(
             continue
         column = table[name].combine_chunks().take(places)
         kind = column.type
+        if pa.types.is_fixed_size_list(kind):
+            kind = pa.list_(kind.value_type)
+            column = column.cast(kind)
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             lengths = to_tensor(pc.fill_null(pc.list_value_length(column), 0).cast(pa.int64()))
             flat = pc.list_flatten(column)
@@ -337,6 +344,11 @@ def _ragged_columns(
         if pa.types.is_floating(flat.type):
             raise DataError(
                 f"{source} column {name!r} holds floats; bucket it into integers or strings first."
+            )
+        if pa.types.is_nested(flat.type) or pa.types.is_binary(flat.type):
+            raise DataError(
+                f"{source} column {name!r} holds {flat.type}; a feature is of integers, strings or "
+                "booleans, or of lists of them."
             )
         if flat.null_count:
             raise DataError(f"{source} column {name!r} has a null inside a list; remove it.")

@@ -75,6 +75,8 @@ def generate(
     for moment in range(slices):
         now = (moment + 0.5) / slices
         count = interactions * (moment + 1) // slices - interactions * moment // slices
+        if not count:  # fewer interactions than slices
+            continue
         who = torch.multinomial(activity * (arrival[0] <= now), count, True, generator=draw)
         current = _unit((1 - drift * now) * taste + drift * now * target)
         logits = SHARPNESS * current[who] @ item.T + log_popularity
