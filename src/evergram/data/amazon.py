@@ -1,0 +1,205 @@
+"""Amazon reviews, as McAuley's group ships them: JSON lines, or Beauty in columns."""
+
+from __future__ import annotations
+
+import html
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.data.corpus import Corpus
+from evergram.data.json_lines import read_lines, read_objects, short
+from evergram.data.tables import read_csv
+from evergram.errors import DataError
+
+SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
+LARGEST = 2**53  # beyond it a float skips integers
+
+# Arrow refuses a row that lacks a key that is not nullable, and skips keys that are not here.
+REVIEW = pa.schema(
+    [
+        pa.field("reviewerID", pa.string(), nullable=False),
+        pa.field("asin", pa.string(), nullable=False),
+        pa.field("overall", pa.float64(), nullable=False),
+        pa.field("unixReviewTime", pa.int64(), nullable=False),
+    ]
+)
+PRODUCT = pa.schema(
+    [
+        pa.field("asin", pa.string(), nullable=False),
+        pa.field("brand", pa.string()),
+        pa.field("category", pa.list_(pa.string())),  # 2018
+        pa.field("categories", pa.list_(pa.list_(pa.string()))),  # 2014
+    ]
+)
+BAG = pa.list_(pa.string())
+FEATURES = pa.schema([("id", pa.string()), ("brand", BAG), ("category", BAG)])
+EVENT = {"user": pa.string(), "item": pa.string(), "unix_time": pa.int64()}
+NUMBERS = (
+    ("overall", (int, float), "a number"),
+    ("unixReviewTime", (int,), "a whole number of seconds"),
+)
+MARKUP = re.compile(r"<[a-zA-Z/!]")
+
+
+def load_amazon(path: Path, metadata: Path | None = None) -> Corpus:
+    """Reviewers as queries, products (their asin) as candidates, ratings as values.
+
+    With metadata, the candidate features are `brand` and `category`, both bags.
+
+    Args:
+        path: a file of reviews, one object a line, in the layout of 2014 or of 2018, gzipped or
+            not; or a folder with one, and perhaps its metadata in a file named `meta…`; or the
+            folder of Beauty in columns (`events.tsv.gz`), which has no ratings.
+        metadata: a file of products in either layout, in place of any that the folder has.
+    Raises: DataError: there are no reviews, or a file is damaged; the row is named.
+    Source: R. He, J. McAuley, "Ups and downs", WWW 2016 (2014 layout); J. Ni et al., "Justifying
+        recommendations using distantly-labeled reviews", EMNLP 2019 (2018 layout).
+    """
+    if not path.exists():
+        raise DataError(f"There is no file or folder {path}.")
+    features = None
+    source = path / "events.tsv.gz"
+    if source.is_file():
+        table = read_csv(source, str(source), delimiter="\t", types=EVENT)
+        table = table.rename_columns(["query", "candidate", "time"])
+        if metadata is None:
+            features = _features_in_columns(path)
+    else:
+        source = path
+        if path.is_dir():
+            source, metadata = _find(path, metadata)
+        table = pa.concat_tables([REVIEW.empty_table(), *read_objects(source, REVIEW, _review)])
+        table = table.rename_columns(["query", "candidate", "value", "time"])
+    if metadata is not None:
+        features, repeated = read_metadata(metadata, pc.unique(table["candidate"]))
+        if repeated:
+            logging.getLogger(__name__).info(
+                "%s: %d rows repeat a product; the first of each counts.", metadata, repeated
+            )
+    return Corpus.from_tables(table, candidate_features=features, source=str(source))
+
+
+def read_metadata(path: Path, ids: pa.Array) -> tuple[pa.Table, int]:
+    """The products of a file that are among `ids`, and how many rows repeat one of them.
+
+    Each line is strict JSON or, as in 2014, a Python dictionary; `category` (2018) is a list,
+    `categories` (2014) a list of lists, laid end to end. A product's first row counts. Keys lose
+    HTML entities and needless spaces; empty ones, and those with HTML tags, are left out.
+
+    Args:
+        path: one product a line, gzipped or not.
+        ids: the products to keep, strings.
+    Returns: a table with `id`, `brand` and `category` (lists of strings), and the count.
+    Raises: DataError: the file is damaged (the row is named), or has none of `ids`.
+    """
+    wanted: set[str] = set(ids.to_pylist())
+    seen: set[str] = set()
+    repeated = 0
+    found = [FEATURES.empty_table()]
+    for table in read_objects(path, PRODUCT, _product):
+        table = table.filter(pa.array([a in wanted for a in table["asin"].to_pylist()], pa.bool_()))
+        rows = []
+        for product in table.to_pylist():
+            asin = product["asin"]
+            if asin in seen:
+                repeated += 1
+                continue
+            seen.add(asin)
+            category = [product["category"], product["categories"]]
+            brand = _keys(product["brand"])
+            rows.append({"id": asin, "brand": brand, "category": _keys(category)})
+        found.append(pa.Table.from_pylist(rows, FEATURES))
+    if wanted and not seen:
+        raise DataError(f"{path} has none of the products reviewed; give the metadata of the same.")
+    return pa.concat_tables(found), repeated
+
+
+def _find(folder: Path, metadata: Path | None) -> tuple[Path, Path | None]:
+    """The one file of reviews in a folder and, unless one is given, the one of metadata."""
+    files = sorted(f for f in folder.iterdir() if f.name.endswith(SUFFIXES) and f.is_file())
+    reviews = [f for f in files if not f.name.startswith("meta")]
+    products = [f for f in files if f.name.startswith("meta")]
+    if len(reviews) != 1:
+        names = ", ".join(f.name for f in reviews) or "none"
+        raise DataError(
+            f"{folder} must hold one file of reviews ({', '.join(SUFFIXES)}), and holds {names}; "
+            "give the file itself."
+        )
+    if metadata is None and len(products) > 1:
+        names = ", ".join(f.name for f in products)
+        raise DataError(f"{folder} may hold one file of metadata, and holds {names}; say which.")
+    return reviews[0], metadata or next(iter(products), None)
+
+
+def _features_in_columns(folder: Path) -> pa.Table | None:
+    """Beauty's features: line n of `brand_p_b` lists lines of `brand` for line n of `product`."""
+    source = folder / "product.txt.gz"
+    if not source.is_file():
+        return None
+    columns: dict[str, list[Any]] = {"id": read_lines(source)}
+    for name in ("brand", "category"):
+        keys = [_keys(line) for line in read_lines(folder / f"{name}.txt.gz")]
+        places = folder / f"{name}_p_{name[0]}.txt.gz"
+        columns[name] = []
+        for row, line in enumerate(read_lines(places), 1):
+            words = line.split()
+            if not all(word.isdecimal() and int(word) < len(keys) for word in words):
+                raise DataError(
+                    f"{places} row {row}: the line is {line[:60]!r}; it must be numbers from 0 to "
+                    f"{len(keys) - 1}, the lines of {name}.txt.gz, or empty."
+                )
+            columns[name].append([key for word in words for key in keys[int(word)]])
+        if len(columns[name]) != len(columns["id"]):
+            raise DataError(
+                f"{places} has {len(columns[name])} rows; it must have {len(columns['id'])}, one "
+                f"for each of {source.name}."
+            )
+    return pa.table(columns, FEATURES)
+
+
+def _keys(value: Any) -> list[str]:
+    """The keys in a string or in nested lists, cleaned, each once."""
+    keys = (" ".join(html.unescape(text).split()) for text in _strings(value))
+    return list(dict.fromkeys(key for key in keys if key and not MARKUP.search(key)))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for part in value:
+            yield from _strings(part)
+    elif isinstance(value, str):
+        yield value.encode(errors="replace").decode()  # JSON can escape half a character
+
+
+def _review(review: dict[str, Any]) -> dict[str, Any]:
+    for name in ("reviewerID", "asin"):
+        _check_id(review, name)
+    for name, kinds, wanted in NUMBERS:
+        value = review.get(name)
+        # Written so that NaN fails; a boolean is an int to Python.
+        if not isinstance(value, kinds) or isinstance(value, bool) or not abs(value) <= LARGEST:
+            raise ValueError(f"{name} is {short(value)}; it must be {wanted}")
+    return review
+
+
+def _product(product: dict[str, Any]) -> dict[str, Any]:
+    """What a block of metadata in Arrow's way would have, whatever the types were."""
+    _check_id(product, "asin")
+    return {
+        "asin": product["asin"],
+        "brand": next(_strings(product.get("brand")), None),
+        "category": list(_strings([product.get("category"), product.get("categories")])),
+    }
+
+
+def _check_id(record: dict[str, Any], name: str) -> None:
+    value = record.get(name)
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} is {short(value)}; it must be a string that is not empty")
+    value.encode()  # raises a ValueError where half a character was escaped
