@@ -1,0 +1,356 @@
+"""Amazon's files: the layouts of 2014 and 2018, Beauty in columns, and what is damaged or odd."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from evergram.data import json_lines
+from evergram.data.amazon import load_amazon, read_metadata
+from evergram.data.corpus import Corpus
+from evergram.errors import DataError
+
+
+def review(user: str, asin: str, overall: float, time: int, **more: Any) -> dict[str, Any]:
+    return {"reviewerID": user, "asin": asin, "overall": overall, "unixReviewTime": time, **more}
+
+
+def review_2014(user: str, asin: str, overall: float, time: int) -> str:
+    more = {"reviewerName": 'Al "Ace"', "helpful": [0, 2], "reviewText": "Good.\n", "summary": ""}
+    return json.dumps(review(user, asin, overall, time, **more, reviewTime="03 16, 2013"))
+
+
+def review_2018(user: str, asin: str, overall: float, time: int) -> str:
+    # Keys come and go, and some change their type between rows.
+    more = {"verified": time % 2 == 0, "vote": "1,003", "style": {"Format:": " Vinyl"}}
+    more["image"] = ["a.jpg"] if time % 3 else None
+    return json.dumps({**more, **review(user, asin, overall, time)})
+
+
+def write(path: Path, *lines: str) -> Path:
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def rows(corpus: Corpus) -> list[tuple[Any, ...]]:
+    """The interactions under their external ids."""
+    queries, candidates = (
+        s.vocabulary.keys.to_pylist() for s in (corpus.queries, corpus.candidates)
+    )
+    return [
+        (queries[r.pop("query")], candidates[r.pop("candidate")], *r.values())
+        for r in corpus.interactions.to_pylist()
+    ]
+
+
+def bags(corpus: Corpus, name: str) -> dict[str, list[str]]:
+    """A feature of the candidates under their external ids."""
+    feature = corpus.candidates.features[name]
+    keys = feature.vocabulary.keys.to_pylist()
+    ends = feature.offsets.tolist()
+    return {
+        asin: [keys[i] for i in feature.indices[ends[n] : ends[n + 1]]]
+        for n, asin in enumerate(corpus.candidates.vocabulary.keys.to_pylist())
+    }
+
+
+@pytest.mark.parametrize("line", [review_2014, review_2018])
+@pytest.mark.parametrize("name", ["r.json", "r.json.gz", "r.jsonl", "r.jsonl.gz"])
+def test_both_layouts_in_every_file(tmp_path: Path, name: str, line: Any) -> None:
+    write(
+        tmp_path / name,
+        line("bo", "B2", 4.0, 86400),
+        line("al", "0B1", 5, 86400),  # the same day: the file's order stays
+        "",
+        line("cy", "B2", 1.0, 0),
+        line("bo", "B2", 2.5, 86400),  # the pair again: kept
+    )
+    expected = [
+        ("cy", "B2", 1.0, 0),
+        ("bo", "B2", 4.0, 86400),
+        ("al", "0B1", 5.0, 86400),
+        ("bo", "B2", 2.5, 86400),
+    ]
+    for path in (tmp_path, tmp_path / name):
+        corpus = load_amazon(path)
+        assert rows(corpus) == expected
+        assert corpus.repeats == 1
+        assert corpus.candidates.features == {}
+
+
+def test_what_is_in_a_file_counts_and_not_its_name(tmp_path: Path) -> None:
+    zipped = write(tmp_path / "a.gz", review_2018("al", "B1", 5.0, 1))
+    zipped.rename(tmp_path / "a.json")
+    assert rows(load_amazon(tmp_path / "a.json")) == [("al", "B1", 5.0, 1)]
+    loose = tmp_path / "loose.json"
+    loose.write_text(repr(review("al", "B1", 5.0, 1, verified=True)) + "\r\n")
+    assert rows(load_amazon(loose)) == [("al", "B1", 5.0, 1)]
+
+
+def test_metadata_of_2014_is_python(tmp_path: Path) -> None:
+    write(tmp_path / "reviews_X_5.json.gz", *(review_2014("al", f"B{i}", 5.0, i) for i in range(4)))
+    products: list[dict[str, Any]] = [
+        {"asin": "B0", "title": "Mom's \"best\"", "brand": "Dr. Bronner's",
+         "categories": [["Beauty", "Soap"], ["Beauty", "Gifts & More"]], "price": 3.5},
+        {"asin": "B9", "brand": "Unreviewed", "categories": [["Nowhere"]]},
+        {"asin": "B1", "salesRank": {"Beauty": 7}, "categories": [["Beauty"]]},
+        {"asin": "B2", "brand": "Clean &amp; Clear", "categories": []},
+    ]  # fmt: skip
+    write(tmp_path / "meta_X.json.gz", *map(repr, products))
+    corpus = load_amazon(tmp_path)
+    assert bags(corpus, "brand") == {
+        "B0": ["Dr. Bronner's"], "B1": [], "B2": ["Clean & Clear"], "B3": [],
+    }  # fmt: skip
+    assert bags(corpus, "category") == {
+        "B0": ["Beauty", "Soap", "Gifts & More"], "B1": ["Beauty"], "B2": [], "B3": [],
+    }  # fmt: skip
+
+
+PRODUCTS_2018: list[dict[str, Any]] = [
+    {"asin": "B0", "brand": "\n\n  Hal \n Leonard", "category": ["Music", "Rock &amp; Pop"]},
+    {"asin": "B1", "brand": "", "category": ["Music", "</span></span>", '<a href="#"', "<3 Jazz"]},
+    {"asin": "B9", "brand": "Unreviewed", "category": ["Nowhere"]},
+    {"asin": "B0", "brand": "Second", "category": ["Again"]},
+    {"asin": "B2", "title": "var aPageStart = 1;", "category": [], "also_buy": ["B1"]},
+    {"asin": "B0", "brand": "Third", "category": []},
+]
+
+
+@pytest.mark.parametrize("odd", [{}, {"asin": "B8", "brand": 5, "category": "Music"}])
+def test_metadata_of_2018_is_json(
+    tmp_path: Path, odd: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    # One odd row sends its block down the slow way, which must see the same.
+    caplog.set_level(logging.INFO)
+    path = write(tmp_path / "r.json", *(review_2018("al", f"B{i}", 5.0, i) for i in range(4)))
+    lines = [json.dumps(product) for product in [*PRODUCTS_2018, *([odd] if odd else [])]]
+    corpus = load_amazon(path, write(tmp_path / "products.json", *lines))
+    assert bags(corpus, "brand") == {"B0": ["Hal Leonard"], "B1": [], "B2": [], "B3": []}
+    assert bags(corpus, "category") == {
+        "B0": ["Music", "Rock & Pop"], "B1": ["Music", "<3 Jazz"], "B2": [], "B3": [],
+    }  # fmt: skip
+    assert "2 rows repeat a product" in caplog.text
+
+
+def test_odd_types_in_metadata_are_read_for_what_they_say(tmp_path: Path) -> None:
+    lines = (
+        '{"asin": "B0", "brand": ["Sony"], "category": "Music"}',
+        '{"asin": "B1", "brand": 5, "category": {"a": "b"}}',
+        r'{"asin": "B2", "brand": "half \ud83d", "category": ["fire \ud83d\udd25"]}',
+        r"{'asin': 'B3', 'brand': 'AC\/DC'}",
+    )
+    path = write(tmp_path / "meta.json", *lines)
+    table, repeated = read_metadata(path, pa.array(["B0", "B1", "B2", "B3"]))
+    assert table.to_pylist() == [
+        {"id": "B0", "brand": ["Sony"], "category": ["Music"]},
+        {"id": "B1", "brand": [], "category": []},
+        {"id": "B2", "brand": ["half ?"], "category": ["fire 🔥"]},
+        {"id": "B3", "brand": [r"AC\/DC"], "category": []},
+    ]
+    assert repeated == 0
+
+
+def test_metadata_runs_no_code(tmp_path: Path) -> None:
+    path = write(tmp_path / "meta.json", "{'asin': open('trace', 'w').name}")
+    with pytest.raises(DataError, match=r"meta\.json row 1: the line is"):
+        read_metadata(path, pa.array(["B0"]))
+    assert not Path("trace").exists()
+
+
+def test_metadata_of_other_products_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.json", review_2014("al", "B1", 5.0, 1))
+    other = write(tmp_path / "meta.json", json.dumps({"asin": "B2"}))
+    with pytest.raises(DataError, match="none of the products"):
+        load_amazon(path, other)
+
+
+GOOD = review_2018("al", "B1", 5.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ('{"reviewerID": "al", "overall": 5.0, "unixReviewTime": 1}', "asin is None"),
+        (GOOD.replace('"B1"', "null"), "asin is None"),
+        (GOOD.replace('"B1"', '""'), "asin is ''"),
+        (GOOD.replace('"B1"', "17"), "asin is 17"),
+        (GOOD.replace('"al"', r'"\ud83d"'), "encode"),
+        (GOOD.replace("reviewerID", "user_id"), "reviewerID is None"),
+        (GOOD.replace("5.0", '"great"'), "overall is 'great'; it must be a number"),
+        (GOOD.replace("5.0", '"5.0"'), "overall is '5.0'"),
+        (GOOD.replace("5.0", "NaN"), "overall is nan"),
+        (GOOD.replace("5.0", "1e999"), "overall is inf"),
+        (GOOD.replace("5.0", "true"), "overall is True"),
+        (GOOD.replace("5.0", "null"), "overall is None"),
+        (GOOD.replace('Time": 1', 'Time": 1.5'), "unixReviewTime is 1.5; it must be a whole"),
+        (GOOD.replace('Time": 1', 'Time": "1"'), "unixReviewTime is '1'"),
+        (GOOD.replace('Time": 1', 'Time": 99999999999999999999'), "unixReviewTime is 9999"),
+        (GOOD[:-9], "one whole JSON object"),
+        (f"[{GOOD}]", "one whole JSON object"),
+        ("[" * 100_000, "one whole JSON object"),
+    ],
+)
+def test_a_bad_line_is_named_by_its_file_and_row(tmp_path: Path, bad: str, words: str) -> None:
+    path = write(tmp_path / "r.json.gz", GOOD, "", bad, GOOD)
+    with pytest.raises(DataError, match=r"r\.json\.gz row 3: .*; mend or remove it\.$") as caught:
+        load_amazon(path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_utf_8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_bytes(f"{GOOD}\n{GOOD}\n".encode().replace(b"B1", b"B\xff", 2)[: len(GOOD) * 2 + 2])
+    with pytest.raises(DataError, match=r"r\.json row 1:"):
+        load_amazon(path)
+
+
+def test_rows_are_whole_and_counted_over_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_lines, "BLOCK", 1000)
+    lines = [review_2014(f"u{i}", f"B{i % 7}", 1.0 + i % 5, i) for i in range(500)]
+    for name in ("r.json", "r.json.gz"):
+        path = write(tmp_path / name, *lines)
+        assert len(list(json_lines.blocks(path))) > 50
+        assert rows(load_amazon(path)) == [
+            (f"u{i}", f"B{i % 7}", 1.0 + i % 5, i) for i in range(500)
+        ]
+        write(path, *lines[:400], "{}", *lines[400:])
+        with pytest.raises(DataError, match=r"row 401: reviewerID is None"):
+            load_amazon(path)
+    write(path, *lines[:3], json.dumps({"reviewText": "x" * 3000}))
+    with pytest.raises(DataError, match=r"row 4 is longer than"):
+        load_amazon(path)
+
+
+def test_a_cut_file_is_named_with_the_row_where_it_ends(tmp_path: Path) -> None:
+    # Words that do not compress, so that the cut is well inside.
+    lines = [review_2014(f"{i * 2654435761 % 2**32:x}", f"B{i}", 5.0, i) for i in range(20_000)]
+    whole = write(tmp_path / "r.json.gz", *lines).read_bytes()
+    (tmp_path / "r.json.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"r\.json\.gz row \d+ cannot be read") as caught:
+        load_amazon(tmp_path)
+    assert 8_000 < int(str(caught.value).split(" row ")[1].split()[0]) < 12_000
+    (tmp_path / "r.json.gz").write_bytes(whole[:3000] + b"\xff" * 99 + whole[3099:])
+    with pytest.raises(DataError, match=r"r\.json\.gz row \d+ cannot be read"):
+        load_amazon(tmp_path)
+
+
+def test_what_a_folder_may_hold(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="There is no file or folder"):
+        load_amazon(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"one file of reviews .* holds none"):
+        load_amazon(tmp_path)
+    write(tmp_path / "a.json", GOOD)
+    write(tmp_path / "meta_a.json", '{"asin": "B1", "brand": "x"}')
+    write(tmp_path / "meta_b.json", '{"asin": "B1", "brand": "y"}')
+    with pytest.raises(DataError, match=r"meta_a\.json, meta_b\.json; say which"):
+        load_amazon(tmp_path)
+    assert bags(load_amazon(tmp_path, tmp_path / "meta_b.json"), "brand") == {"B1": ["y"]}
+    write(tmp_path / "b.json.gz", GOOD)
+    with pytest.raises(DataError, match=r"holds a\.json, b\.json\.gz; give the file itself"):
+        load_amazon(tmp_path)
+
+
+@pytest.mark.parametrize("lines", [(), ("",)])
+def test_an_empty_file_is_refused(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    with pytest.raises(DataError, match="no rows"):
+        load_amazon(write(tmp_path / "r.json", *lines))
+
+
+def beauty(folder: Path) -> Path:
+    write(folder / "events.tsv.gz", "user\titem\tunix_time", "u\tB1\t9", "u\tB0\t5", "v\tB2\t5")
+    write(folder / "product.txt.gz", "B0", "B1", "B2", "B9")
+    write(folder / "brand.txt.gz", "L&#39;Oreal", "Prada")
+    write(folder / "brand_p_b.txt.gz", "1", "", "0", "1")
+    write(folder / "category.txt.gz", "Beauty", "Hair", "Skin")
+    write(folder / "category_p_c.txt.gz", "0 2", "0", "", "0 1")
+    return folder
+
+
+def test_beauty_in_columns(tmp_path: Path) -> None:
+    corpus = load_amazon(beauty(tmp_path))
+    assert rows(corpus) == [("u", "B0", 5), ("v", "B2", 5), ("u", "B1", 9)]
+    assert not corpus.has_values
+    assert bags(corpus, "brand") == {"B0": ["Prada"], "B2": ["L'Oreal"], "B1": []}
+    assert bags(corpus, "category") == {"B0": ["Beauty", "Skin"], "B2": [], "B1": ["Beauty"]}
+    other = write(tmp_path / "meta.json", '{"asin": "B1", "brand": "Other"}')
+    assert bags(load_amazon(tmp_path, other), "brand") == {"B0": [], "B2": [], "B1": ["Other"]}
+    (tmp_path / "product.txt.gz").unlink()
+    assert load_amazon(tmp_path).candidates.features == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "words"),
+    [
+        ("events.tsv.gz", ["user\titem\tunix_time", "u\tB1\t9", "u\t\t5"], "row 2: candidate"),
+        ("events.tsv.gz", ["user\titem\tunix_time", "u\tB1\t9", "u\tB1\tsoon"], "row 2 cannot"),
+        ("events.tsv.gz", ["user\titem\ttime", "u\tB1\t9"], "unix_time"),
+        ("brand_p_b.txt.gz", ["1", "", "2", ""], "row 3: the line is '2'; .* from 0 to 1"),
+        ("brand_p_b.txt.gz", ["1", "", "-1", ""], "row 3: the line is '-1'"),
+        ("category_p_c.txt.gz", ["0", "1 Hair", "", ""], "row 2: the line is '1 Hair'"),
+        ("category_p_c.txt.gz", ["0", "1"], "has 2 rows; it must have 4"),
+        ("brand.txt.gz", [], "row 1: the line is '1'"),
+    ],
+)
+def test_a_bad_row_of_beauty_is_named(
+    tmp_path: Path, name: str, lines: list[str], words: str
+) -> None:
+    write(beauty(tmp_path) / name, *lines)
+    with pytest.raises(DataError, match=words) as caught:
+        load_amazon(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["events.tsv.gz", "brand.txt.gz", "category_p_c.txt.gz"])
+def test_a_cut_or_missing_file_of_beauty_is_named(tmp_path: Path, name: str) -> None:
+    path = beauty(tmp_path) / name
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(DataError, match=rf"{name}.* cannot be read"):
+        load_amazon(tmp_path)
+    if name != "events.tsv.gz":
+        path.unlink()
+        with pytest.raises(DataError, match=rf"{name} row 1 cannot be read: .*No such file"):
+            load_amazon(tmp_path)
+
+
+def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    path = beauty(tmp_path) / "brand.txt.gz"
+    path.write_bytes(gzip.compress(b"Prada\nOr\xe9al\n"))
+    with pytest.raises(DataError, match=r"brand\.txt\.gz row 2 is not UTF-8"):
+        load_amazon(tmp_path)
+
+
+def test_the_real_musical_instruments(real_data: Path) -> None:
+    corpus = load_amazon(real_data / "amazon-musical-instruments")
+    assert (len(corpus), len(corpus.queries), len(corpus.candidates)) == (10_261, 1_429, 900)
+    assert set(corpus.column("value").tolist()) == {1.0, 2.0, 3.0, 4.0, 5.0}
+    times = corpus.column("time")
+    assert bool((times.diff() >= 0).all())
+    assert bool((times % 86400 == 0).all())
+    assert min(corpus.counts("query").min(), corpus.counts("candidate").min()) == 5
+    assert corpus.repeats == 0
+
+
+def test_the_real_beauty(real_data: Path) -> None:
+    corpus = load_amazon(real_data / "amazon-beauty")
+    assert (len(corpus), len(corpus.queries), len(corpus.candidates)) == (198_502, 22_363, 12_101)
+    assert not corpus.has_values
+    category = corpus.candidates.features["category"]
+    assert len(category.vocabulary) == 248
+    keys = category.vocabulary.keys.to_pylist()
+    beauty = keys.index("Beauty")
+    first = category.indices[category.offsets[:-1]]
+    assert bool((category.offsets.diff() > 0).all())
+    assert bool((first == beauty).all())  # every product stands under the root
+    brands = bags(corpus, "brand")
+    assert sum(not bag for bag in brands.values()) == 2_098
+    assert brands["B00613KK96"] == []
