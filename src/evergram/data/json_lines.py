@@ -77,7 +77,7 @@ def _record(line: bytes) -> dict[str, Any]:
         try:
             with warnings.catch_warnings():  # of odd escapes in strings
                 warnings.simplefilter("ignore")
-                record = ast.literal_eval(line.decode().strip())
+                record = ast.literal_eval(line.decode())
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             record = None
     if not isinstance(record, dict):
