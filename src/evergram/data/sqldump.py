@@ -1,0 +1,321 @@
+"""Rows of one table from a MySQL or MariaDB dump, as Arrow batches in flat memory.
+
+A pattern made from the table's CREATE TABLE matches one row and captures only the columns asked
+for. Rows must follow each other without a gap, so that nothing is passed over unseen: what the
+pattern does not match is counted, and reading goes on at the next row.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.errors import DataError
+
+CHUNK = 1 << 20
+LONGEST_ROW = 1 << 16  # a longer row is malformed; none of MediaWiki's link tables comes near
+LONGEST_HEAD = 1 << 12  # of an INSERT, up to its first row
+
+STRING = rb"'((?:[^'\\]|\\.|'')*)'"
+# As STRING, but without a step for each letter: a possessive run cannot be split another way.
+FAST_STRING = rb"(?:_binary )?'%s[^'\\]*+(?:(?:\\.|'')[^'\\]*+)*%s'"
+ANY = rb"(?:NULL|[-+]?[\d.]+(?:[eE][-+]?\d+)?|0x[0-9A-Fa-f]+|" + FAST_STRING % (b"", b"") + rb")"
+INTEGER = rb"(?:NULL|(-?\d{1,18}))"
+TEXT = rb"(?:NULL|" + FAST_STRING % (b"(", b")") + rb")"
+ROW_BEGIN = rb"\s*+\("
+ROW_END = rb"\)\s*+(?:,|(?=;))"
+
+WHOLE_ROW = re.compile(ROW_BEGIN + rb"(?:" + ANY + rb"(?:," + ANY + rb")*)?" + ROW_END, re.DOTALL)
+NEXT_ROW = re.compile(rb"\)\s*(?:,(?=\s*\()|(?=;\s*\n))")
+ESCAPE = re.compile(rb"\\(.)|''", re.DOTALL)
+ESCAPED = {b"0": b"\0", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"Z": b"\x1a"}
+
+
+@dataclass
+class TableReport:
+    """What was read of one file, and what was not.
+
+    Args:
+        source: the file.
+        rows: rows read.
+        malformed: rows left out: a wrong number of fields, a broken string, a column that is not
+            of its type, text that is not UTF-8, or a row that the file's end cuts.
+        first_malformed: where the first of them stands (its row and its byte in the uncompressed
+            text), what is wrong and how it begins.
+        truncated: why the file ended early, or "".
+    """
+
+    source: str
+    rows: int = 0
+    malformed: int = 0
+    first_malformed: str = ""
+    truncated: str = ""
+
+    def note(self, row: int, byte: int, what: str, text: bytes) -> None:
+        if not self.first_malformed:
+            shown = text[:80].decode("utf-8", "backslashreplace")
+            self.first_malformed = f"row {row} (byte {byte}): {what}: {shown!r}"
+
+
+class SqlTable:
+    """One table of a dump; `.sql` or `.sql.gz`.
+
+    Args:
+        path: the file.
+        name: the table.
+        chunk: bytes to read at a time.
+    Raises: DataError: the file cannot be opened, or has no CREATE TABLE of that name.
+    """
+
+    def __init__(self, path: Path, name: str, chunk: int = CHUNK) -> None:
+        self.path = path
+        self.name = name
+        self.chunk = chunk
+        self.report = TableReport(str(path))
+        self.columns = self._read_columns()
+
+    def batches(self, columns: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+        """The rows, about `chunk` bytes of the dump at a time; `report` grows as they come.
+
+        Args:
+            columns: those to read and what they are: int64 or string; NULL is null.
+        Raises: DataError: the table lacks a column.
+        """
+        self._check(self.columns, columns)
+        self.report = report = TableReport(str(self.path))
+        head = re.compile(
+            rb"\n(?:INSERT|REPLACE)\s(?:IGNORE\s)?INTO\s`?"
+            + re.escape(self.name.encode())
+            + rb"`?\s*(\([^()]*\))?\s*VALUES\b"
+        )
+        with _Window(self.path, self.chunk) as text:
+            at = 0
+            while True:
+                if insert := head.search(text.bytes, at):
+                    names = re.findall(rb"[^`(),\s]+", insert[1] or b"")
+                    written = tuple(n.decode() for n in names) or self.columns
+                    self._check(written, columns)
+                    at = yield from self._rows(text, insert.end(), written, columns)
+                elif text.ended:
+                    ending = text.bytes[at:].rstrip().rpartition(b"\n")[2]
+                    if ending and not ending.startswith((b"--", b"/*")) and ending[-1:] != b";":
+                        report.truncated = "it ends inside a statement"
+                    break
+                else:
+                    text.read_on(max(at, len(text.bytes) - LONGEST_HEAD))
+                    at = 0
+            if text.damage:
+                report.truncated = "; ".join(filter(None, [text.damage, report.truncated]))
+
+    def _rows(
+        self,
+        text: _Window,
+        at: int,
+        written: tuple[str, ...],
+        columns: Mapping[str, pa.DataType],
+    ) -> Generator[pa.RecordBatch, None, int]:
+        """The rows of one INSERT, from `at`; returns where it ends."""
+        row, captured = _row_pattern(
+            written, tuple((n, pa.types.is_integer(t)) for n, t in columns.items())
+        )
+        report = self.report
+        while True:
+            start, last, found = at, None, []
+            for last in _consecutive(row, text.bytes, at):
+                found.append(last.groups())
+            if last is not None:
+                at = last.end()
+                places = [captured.index(name) for name in columns]
+                yield self._batch(found, columns, places, text, start, row)
+            if text.bytes.startswith(b";", at):
+                return at + 1
+            if text.ended and not text.bytes[at:].strip():
+                report.truncated = "it ends inside an INSERT, between two rows"
+                return at
+            if not text.ended and len(text.bytes) - at < LONGEST_ROW:
+                text.read_on(at)  # perhaps only the window's end cuts this row
+                at = 0
+            else:
+                at = self._skip(text, at)
+
+    def _skip(self, text: _Window, at: int) -> int:
+        """Count the row at `at`, which is malformed, and return where the next begins."""
+        report = self.report
+        number = report.rows + report.malformed + 1
+        report.malformed += 1
+        position, beginning = text.offset + at, text.bytes[at : at + 80]
+        if whole := WHOLE_ROW.match(text.bytes, at):
+            report.note(number, position, "fields that are not the table's", whole[0])
+            return whole.end()
+        while not (after := NEXT_ROW.search(text.bytes, at)):
+            if text.ended:
+                report.note(number, position, "the file ends inside this row", beginning)
+                report.truncated = f"it ends inside a row, which begins at byte {position}"
+                return len(text.bytes)
+            text.read_on(max(at, len(text.bytes) - 16))
+            at = 0
+        report.note(number, position, "it cannot be read", beginning)
+        return after.end()
+
+    def _batch(
+        self,
+        found: list[tuple[bytes | None, ...]],
+        columns: Mapping[str, pa.DataType],
+        places: list[int],
+        text: _Window,
+        start: int,
+        row: re.Pattern[bytes],
+    ) -> pa.RecordBatch:
+        fields = list(zip(*found, strict=True))
+        arrays, valid = {}, None
+        for (name, kind), place in zip(columns.items(), places, strict=True):
+            array = pa.array(fields[place], pa.binary())
+            if pa.types.is_string(kind):
+                array = _unescape(array)
+                try:
+                    arrays[name] = array.cast(pa.string())
+                except pa.ArrowInvalid:
+                    good = pa.array([v is None or _is_utf8(v) for v in array.to_pylist()])
+                    valid = good if valid is None else pc.and_(valid, good)
+                    arrays[name] = pc.if_else(good, array, None).cast(pa.string())
+            else:
+                arrays[name] = array.cast(pa.string()).cast(kind)
+        batch = pa.record_batch(arrays)
+        report = self.report
+        if valid is not None:
+            place = pc.index(valid, False).as_py()
+            first = next(
+                m for i, m in enumerate(_consecutive(row, text.bytes, start)) if i == place
+            )
+            number = report.rows + report.malformed + place + 1
+            report.note(number, text.offset + first.start(), "text that is not UTF-8", first[0])
+            batch = batch.filter(valid)
+            report.malformed += len(found) - batch.num_rows
+        report.rows += batch.num_rows
+        return batch
+
+    def _read_columns(self) -> tuple[str, ...]:
+        """The names in CREATE TABLE, in order."""
+        name = re.escape(self.name.encode())
+        create = re.compile(
+            rb"\nCREATE TABLE (?:IF NOT EXISTS )?`?"
+            + name
+            + rb"`?\s*\(((?:[^;']|"
+            + STRING
+            + rb")*);",
+            re.DOTALL,
+        )
+        with _Window(self.path, self.chunk) as text:
+            at = 0
+            while not (found := create.search(text.bytes, at)):
+                if text.ended:
+                    why = f" ({text.damage})" if text.damage else ""
+                    raise DataError(
+                        f"{self.path} has no CREATE TABLE `{self.name}`{why}; give the table's own "
+                        "dump, as mysqldump writes it."
+                    )
+                text.read_on(max(0, len(text.bytes) - LONGEST_ROW))
+            body = re.sub(STRING, b"", found[1], flags=re.DOTALL)
+        inner = re.compile(rb"\([^()]*\)")
+        while inner.search(body):
+            body = inner.sub(b"", body)
+        parts = body.partition(b")")[0].split(b",")
+        names = [m[1].decode() for part in parts if (m := re.match(rb"\s*`([^`]+)`", part))]
+        return tuple(names)
+
+    def _check(self, has: tuple[str, ...], columns: Mapping[str, pa.DataType]) -> None:
+        for name in columns:
+            if name not in has:
+                raise DataError(
+                    f"{self.path}: table `{self.name}` has no column {name!r}; its columns are: "
+                    f"{', '.join(has) or 'none'}."
+                )
+
+
+class _Window:
+    """A part of a file's text that moves forward; a line's end is put before and after it all."""
+
+    def __init__(self, path: Path, chunk: int) -> None:
+        self.chunk = chunk
+        self.bytes = b"\n"
+        self.offset = -1  # where the window begins in the uncompressed text
+        self.ended = False
+        self.damage = ""
+        try:
+            self.file: gzip.GzipFile | io.BufferedReader
+            self.file = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+        except OSError as error:
+            raise DataError(f"{path} cannot be opened: {error.strerror or error}.") from error
+
+    def __enter__(self) -> _Window:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def read_on(self, keep: int) -> None:
+        """Forget what stands before `keep` and read another chunk."""
+        parts, size = [self.bytes[keep:]], 0
+        self.offset += keep
+        while size < self.chunk:
+            try:
+                # read1: what was read before the damage is not lost with it.
+                part = self.file.read1(self.chunk - size)
+            except (EOFError, OSError, zlib.error) as error:
+                self.damage = " ".join(str(error).split()).rstrip(".")
+                part = b""
+            if not part:
+                self.ended = True
+                parts.append(b"\n")
+                break
+            parts.append(part)
+            size += len(part)
+        self.bytes = b"".join(parts)
+
+
+@cache
+def _row_pattern(
+    written: tuple[str, ...], columns: tuple[tuple[str, bool], ...]
+) -> tuple[re.Pattern[bytes], list[str]]:
+    """A pattern for one row and its end, and the names that it captures, in order."""
+    wanted = dict(columns)
+    fields = [(INTEGER if wanted[n] else TEXT) if n in wanted else ANY for n in written]
+    pattern = re.compile(ROW_BEGIN + rb",".join(fields) + ROW_END, re.DOTALL)
+    return pattern, [n for n in written if n in wanted]
+
+
+def _consecutive(pattern: re.Pattern[bytes], text: bytes, at: int) -> Iterator[re.Match[bytes]]:
+    """Matches from `at` on, each beginning where the one before it ended."""
+    scanner = pattern.scanner(text, at)  # type: ignore[attr-defined]
+    return iter(scanner.match, None)
+
+
+def _unescape(values: pa.Array) -> pa.Array:
+    """Binary values as they were before the dump; few have anything to undo."""
+    marked = pc.fill_null(
+        pc.or_(pc.match_substring(values, b"\\"), pc.match_substring(values, b"''")), False
+    )
+    undone = [ESCAPE.sub(_undo, value) for value in values.filter(marked).to_pylist()]
+    return pc.replace_with_mask(values, marked, pa.array(undone, pa.binary())) if undone else values
+
+
+def _undo(match: re.Match[bytes]) -> bytes:
+    letter = match[1]
+    return b"'" if letter is None else ESCAPED.get(letter, letter)
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
