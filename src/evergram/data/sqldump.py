@@ -7,10 +7,7 @@ pattern does not match is counted, and reading goes on at the next row.
 
 from __future__ import annotations
 
-import gzip
-import io
 import re
-import zlib
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evergram.data.window import Window
 from evergram.errors import DataError
 
 CHUNK = 1 << 20
@@ -97,7 +95,7 @@ class SqlTable:
             + re.escape(self.name.encode())
             + rb"`?\s*(\([^()]*\))?\s*VALUES\b"
         )
-        with _Window(self.path, self.chunk) as text:
+        with Window(self.path, self.chunk) as text:
             at = 0
             while True:
                 if insert := head.search(text.bytes, at):
@@ -118,7 +116,7 @@ class SqlTable:
 
     def _rows(
         self,
-        text: _Window,
+        text: Window,
         at: int,
         written: tuple[str, ...],
         columns: Mapping[str, pa.DataType],
@@ -147,7 +145,7 @@ class SqlTable:
             else:
                 at = self._skip(text, at)
 
-    def _skip(self, text: _Window, at: int) -> int:
+    def _skip(self, text: Window, at: int) -> int:
         """Count the row at `at`, which is malformed, and return where the next begins."""
         report = self.report
         number = report.rows + report.malformed + 1
@@ -171,7 +169,7 @@ class SqlTable:
         found: list[tuple[bytes | None, ...]],
         columns: Mapping[str, pa.DataType],
         places: list[int],
-        text: _Window,
+        text: Window,
         start: int,
         row: re.Pattern[bytes],
     ) -> pa.RecordBatch:
@@ -214,7 +212,7 @@ class SqlTable:
             + rb")*);",
             re.DOTALL,
         )
-        with _Window(self.path, self.chunk) as text:
+        with Window(self.path, self.chunk) as text:
             at = 0
             while not (found := create.search(text.bytes, at)):
                 if text.ended:
@@ -239,47 +237,6 @@ class SqlTable:
                     f"{self.path}: table `{self.name}` has no column {name!r}; its columns are: "
                     f"{', '.join(has) or 'none'}."
                 )
-
-
-class _Window:
-    """A part of a file's text that moves forward; a line's end is put before and after it all."""
-
-    def __init__(self, path: Path, chunk: int) -> None:
-        self.chunk = chunk
-        self.bytes = b"\n"
-        self.offset = -1  # where the window begins in the uncompressed text
-        self.ended = False
-        self.damage = ""
-        try:
-            self.file: gzip.GzipFile | io.BufferedReader
-            self.file = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-        except OSError as error:
-            raise DataError(f"{path} cannot be opened: {error.strerror or error}.") from error
-
-    def __enter__(self) -> _Window:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-
-    def read_on(self, keep: int) -> None:
-        """Forget what stands before `keep` and read another chunk."""
-        parts, size = [self.bytes[keep:]], 0
-        self.offset += keep
-        while size < self.chunk:
-            try:
-                # read1: what was read before the damage is not lost with it.
-                part = self.file.read1(self.chunk - size)
-            except (EOFError, OSError, zlib.error) as error:
-                self.damage = " ".join(str(error).split()).rstrip(".")
-                part = b""
-            if not part:
-                self.ended = True
-                parts.append(b"\n")
-                break
-            parts.append(part)
-            size += len(part)
-        self.bytes = b"".join(parts)
 
 
 @cache
