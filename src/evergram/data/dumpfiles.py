@@ -86,8 +86,8 @@ class DumpFiles:
                 return SqlTable(path, name)
         hint = "; or drop the redirects" if name == "redirect" else ""
         raise DataError(
-            f"There is no file {self.start}-{name}.sql or the same with .gz; fetch it from where the "
-            f"others came from{hint}."
+            f"There is no file {self.start}-{name}.sql or the same with .gz; fetch it from where "
+            f"the others came from{hint}."
         )
 
     def blocks(self, table: SqlTable, *columns: str) -> Iterator[dict[str, pa.Array]]:
