@@ -32,8 +32,12 @@ TEXT = rb"(?:NULL|" + FAST_STRING % (b"(", b")") + rb")"
 ROW_BEGIN = rb"\s*+\("
 ROW_END = rb"\)\s*+(?:,|(?=;))"
 
-WHOLE_ROW = re.compile(ROW_BEGIN + rb"(?:" + ANY + rb"(?:," + ANY + rb")*)?" + ROW_END, re.DOTALL)
-NEXT_ROW = re.compile(rb"\)\s*(?:,(?=\s*\()|(?=;\s*\n))")
+ANY_ROW = ROW_BEGIN + rb"(?:" + ANY + rb"(?:," + ANY + rb")*)?" + ROW_END
+WHOLE_ROW = re.compile(ANY_ROW, re.DOTALL)
+# Where a row begins after one that cannot be read, be it for a quote or a parenthesis.
+NEXT_ROW = re.compile(
+    rb"\)\s*(?:,(?=\s*\()|(?=;\s*\n))|,(?=" + ANY_ROW + rb")|(?=;\s*\n)", re.DOTALL
+)
 ESCAPE = re.compile(rb"\\(.)|''", re.DOTALL)
 ESCAPED = {b"0": b"\0", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"Z": b"\x1a"}
 
@@ -60,7 +64,8 @@ class TableReport:
 
     def note(self, row: int, byte: int, what: str, text: bytes) -> None:
         if not self.first_malformed:
-            shown = text[:80].decode("utf-8", "backslashreplace")
+            byte += len(text) - len(text.lstrip())  # from where the row itself begins
+            shown = text.strip()[:80].decode("utf-8", "backslashreplace")
             self.first_malformed = f"row {row} (byte {byte}): {what}: {shown!r}"
 
 
