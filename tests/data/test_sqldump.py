@@ -109,6 +109,7 @@ MALFORMED = {
     "an unescaped quote": b"('a',1,0.5,'page','O'Brien')",
     "a string without an end": b"('a',1,0.5,'page','t)",
     "no parenthesis": b"'a',1,0.5,'page','t')",
+    "no parenthesis at the end": b"('a',1,0.5,'page','t'",
     "a word": b"(a,1,0.5,'page','t')",
     "not UTF-8": b"('a',1,0.5,'page','\xc3(')",
     "too long": b"('" + b"a" * 200_000 + b"',1,0.5,'page','t)",
@@ -136,7 +137,7 @@ def test_a_malformed_row_is_counted_and_the_others_are_read(
 
 def test_every_malformed_row_is_counted(tmp_path: Path) -> None:
     rows = [written((b"x", i, 0.5, str(i))) for i in range(500)]
-    bad = [b"('\xff',1)", b"('a',1,0.5,'page','\xff')", b"(1,2", b"('a',1,0.5,'page','b'c')"]
+    bad = [b"('\xff',1)", b"('a',1,0.5,'page','\xff')", b"(a,1)", b"('a',1,0.5,'page','b'c')"]
     mixed = rows + bad * 50
     random.Random(0).shuffle(mixed)
     for chunk in (64, 1000, 1 << 20):
