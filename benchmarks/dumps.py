@@ -15,10 +15,11 @@ import pyarrow as pa
 from evergram.data.sqldump import SqlTable
 
 STATEMENT = 1 << 20  # bytes of one INSERT, as in Wikimedia's dumps
-WORDS = (
-    "History List of_the in_the O\\'Brien Saint-Étienne 2006年 (film) (disambiguation) Category "
-    'United_States County,_Ohio A.F.C. \\"Heroes\\" Straße Футбол Olympics Season Station River'
-).split()
+WORDS = [
+    *("History", "List", "of_the", "in_the", "O\\'Brien", "Saint-Étienne", "2006年", "(film)"),
+    *("(disambiguation)", "Category", "United_States", "County,_Ohio", "A.F.C.", '\\"Heroes\\"'),
+    *("Straße", "Футбол", "Olympics", "Season", "Station", "River"),
+]
 
 # Columns as in the dumps, and those of them that load_mediawiki reads.
 TABLES = {
