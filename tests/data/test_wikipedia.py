@@ -1,8 +1,9 @@
-"""Pages that link to pages: MediaWiki's dumps in their schemas, and Wikispeedia."""
+"""Pages that link to pages: MediaWiki's dumps, in their schemas."""
 
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,11 @@ import pytest
 
 from evergram.data import dumpfiles
 from evergram.data.corpus import Corpus
-from evergram.data.page_features import title_ngrams
 from evergram.data.wikipedia import load_mediawiki
-from evergram.data.wikispeedia import load_wikispeedia
 from evergram.errors import DataError
 
 Rows = list[tuple[Any, ...]]
+PAGE = "page_id page_namespace page_title page_is_redirect"
 
 # id, namespace, title, is redirect. 4 → 3 → 2, 5 ⇄ 6, 7 → another wiki, 8 → nothing.
 PAGES: Rows = [
@@ -105,7 +105,7 @@ def new_dump(folder: Path) -> Path:
     ids = {target: 1000 - i * 7 % 64 for i, target in enumerate(named)}
     write(folder, "linktarget", "lt_id lt_namespace lt_title", [(i, *t) for t, i in ids.items()])
     pages = [(i, n, t, r, 0.5) for i, n, t, r in PAGES]
-    write(folder, "page", "page_id page_namespace page_title page_is_redirect page_random", pages)
+    write(folder, "page", f"{PAGE} page_random", pages)
     links = [(f, 0, ids[n, t]) for f, n, t, _ in LINKS]
     write(folder, "pagelinks", "pl_from pl_from_namespace pl_target_id", links)
     members = [(f, "K", ids[14, c]) for f, c in MEMBERS]
@@ -161,9 +161,11 @@ def test_articles_link_to_articles(
 def test_the_report_says_what_became_of_every_link(tmp_path: Path, dump: Any) -> None:
     _, report = load_mediawiki(dump(tmp_path))
     fates = [row[3] for row in LINKS]
-    counted = {k: v for k, v in vars(report).items() if "links" in k and v}
+    counted = {k: v for k, v in vars(report).items() if re.search("^links|_links$", k) and v}
     assert counted == {fate: fates.count(fate) for fate in fates}
     assert sum(counted.values()) == report.tables["pagelinks"].rows == len(LINKS)
+    assert (report.categories, report.categories_not_of_articles) == (4, 1)
+    assert report.tables["categorylinks"].rows == len(MEMBERS)
 
 
 def test_redirects_may_be_dropped_and_then_need_no_file(tmp_path: Path) -> None:
@@ -184,7 +186,9 @@ def test_targets_that_linktarget_does_not_have_are_counted(tmp_path: Path) -> No
     corpus, report = load_mediawiki(tmp_path)
     assert pairs(corpus) == [(2, 1)]
     assert report.links_to_unknown_targets == 2
-    assert report.categories_unknown == 4  # the fifth is of a redirect
+    # One is of a redirect, and one of an article without a link.
+    assert (report.categories_unknown, report.categories_not_of_articles) == (3, 2)
+    assert (report.pages, report.pages_without_links) == (3, 1)
     assert bags(corpus, "category") == {1: set(), 2: set()}
 
 
@@ -192,27 +196,71 @@ def test_another_namespace(tmp_path: Path) -> None:
     write(old_dump(tmp_path), "pagelinks", "pl_from pl_namespace pl_title", [(9, 1, "Other")])
     with pytest.raises(DataError, match="links no two pages of namespace 1"):
         load_mediawiki(tmp_path, namespace=1)
-    with pytest.raises(DataError, match="no page of namespace 2"):
+    with pytest.raises(DataError, match="no page of namespace 2; it has pages of 0, 1"):
         load_mediawiki(tmp_path, namespace=2)
 
 
 def test_rare_keys_may_be_left_out(tmp_path: Path) -> None:
     corpus, _ = load_mediawiki(old_dump(tmp_path), min_pages=2)
     assert bags(corpus, "category") == {1: {"Months"}, 2: set(), 10: {"Months"}}
+    assert bags(corpus, "title") == {1: set(), 2: set(), 10: set()}  # redirects do not count
 
 
-def test_malformed_rows_and_a_cut_file_are_reported(tmp_path: Path) -> None:
+def test_malformed_rows_are_reported(tmp_path: Path) -> None:
     path = old_dump(tmp_path) / "xwiki-1-pagelinks.sql"
-    text = path.read_bytes().replace(b"(1,0,'Nowhere')", b"(1,0,'\xff'),(1,'Nowhere')")
+    bad = b"(1,0,'\xff'),(1,'Nowhere'),(NULL,0,'April')"
+    text = path.read_bytes().replace(b"(1,0,'Nowhere')", bad)
     path.unlink()
-    Path(f"{path}.gz").write_bytes(gzip.compress(text)[:-12])
+    Path(f"{path}.gz").write_bytes(gzip.compress(text.rstrip()[:-2]))
     corpus, report = load_mediawiki(tmp_path)
     assert pairs(corpus) == [(1, 2), (2, 1), (10, 2)]
-    assert report.tables["pagelinks"].malformed >= 2
+    assert report.tables["pagelinks"].malformed == 4
     cut, malformed = report.warnings()
-    assert "pagelinks.sql.gz is cut or damaged: Compressed file ended" in cut
-    assert "row 10 (byte " in malformed
+    assert "pagelinks.sql.gz is cut: it ends inside a row" in cut
+    assert "left out: 4; the first is row 10 (byte " in malformed
     assert "not UTF-8" in malformed
+
+
+@pytest.mark.parametrize("name", ["page", "pagelinks", "categorylinks", "linktarget", "redirect"])
+def test_a_file_that_is_damaged_missing_or_empty(tmp_path: Path, name: str) -> None:
+    path = new_dump(tmp_path) / f"xwiki-1-{name}.sql"
+    text = path.read_bytes()
+    path.unlink()
+    with pytest.raises(DataError, match=rf"no file .*xwiki-1-{name}\.sql"):
+        load_mediawiki(tmp_path, "xwiki-1")
+    Path(f"{path}.gz").write_bytes(gzip.compress(text)[:-9])
+    with pytest.raises(DataError, match=rf"xwiki-1-{name}\.sql\.gz is cut or damaged"):
+        load_mediawiki(tmp_path)
+    for nothing in (b"", b"<html>Too many requests</html>"):
+        path.write_bytes(nothing)
+        with pytest.raises(DataError, match=rf"xwiki-1-{name}\.sql has no CREATE TABLE"):
+            load_mediawiki(tmp_path)
+    path.write_bytes(text.partition(b"INSERT")[0])
+    if name in ("categorylinks", "redirect"):
+        assert (2, 1) in pairs(load_mediawiki(tmp_path)[0])
+    else:
+        with pytest.raises(DataError, match=rf"xwiki-1-{name}\.sql (has no|links no|gave no)"):
+            load_mediawiki(tmp_path)
+
+
+def test_an_error_says_what_was_malformed(tmp_path: Path) -> None:
+    path = old_dump(tmp_path) / "xwiki-1-page.sql"
+    create, insert, rows = path.read_bytes().partition(b"INSERT")
+    path.write_bytes(create + insert + rows.replace(b"(", b"(x"))
+    with pytest.raises(DataError, match=r"no row of it .* rows left out: 10; the first is row 1 "):
+        load_mediawiki(tmp_path)
+
+
+def test_pages_that_come_twice_or_have_no_name(tmp_path: Path) -> None:
+    pages: Rows = [(1, 0, "A", 0), (1, 0, "C", 0), (3, 0, "A", 0), (None, 0, "D", 0)]
+    write(new_dump(tmp_path), "page", PAGE, [*pages, (5, 0, None, 0), (2, 0, "B", 0)])
+    write(tmp_path, "pagelinks", "pl_from pl_target_id", [(1, 5), (2, 6), (1, -7), (-1, 5)])
+    write(tmp_path, "linktarget", "lt_id lt_namespace lt_title", [(5, 0, "B"), (6, 0, "A")])
+    corpus, report = load_mediawiki(tmp_path)
+    assert pairs(corpus) == [(1, 2), (2, 1)]
+    assert (report.pages, report.repeated_pages, report.tables["page"].malformed) == (2, 2, 2)
+    assert (report.links_to_unknown_targets, report.links_not_from_articles) == (1, 1)
+    assert report.warnings()[1].endswith("page.sql: rows that repeat a page, left out: 2.")
 
 
 def test_which_dump_must_be_clear(tmp_path: Path) -> None:
@@ -240,81 +288,10 @@ def test_the_real_links_meet_pages_made_for_them(tmp_path: Path, real_data: Path
         dump = real_data / "mediawiki" / f"aawiki-20260101-{name}.sql.gz"
         (tmp_path / dump.name).symlink_to(dump)
     pages = [(1426, 0, "A", 0), (2051, 0, "B", 0), (2034, 0, "C", 0)]
-    columns = "page_id page_namespace page_title page_is_redirect"
-    write(tmp_path, "page", columns, pages, "aawiki-20260101")
+    write(tmp_path, "page", PAGE, pages, "aawiki-20260101")
     targets: Rows = [(233, 0, "B"), (158, 0, "C"), (208, 14, "Users")]
     write(tmp_path, "linktarget", "lt_id lt_namespace lt_title", targets, "aawiki-20260101")
     corpus, report = load_mediawiki(tmp_path, redirects="drop")
     assert {(1426, 2051), (2051, 2034)} <= set(pairs(corpus))
     assert report.tables["pagelinks"].rows == 637
     assert report.tables["categorylinks"].rows == 156
-
-
-def test_title_ngrams() -> None:
-    titles = pa.array(["_The_the_THE", "2006年_(film)", "!!!", "", "हिन्दी भाषा"])
-    assert [set(bag) for bag in title_ngrams(titles).to_pylist()] == [
-        {"the", "the the"},
-        {"2006年", "film", "2006年 film"},
-        set(),
-        set(),
-        {"हिन्दी", "भाषा", "हिन्दी भाषा"},
-    ]
-    assert title_ngrams(pa.array([], pa.string())).to_pylist() == []
-
-
-def speedia(folder: Path, **changed: str) -> Path:
-    files = {
-        "articles": "# all\n\n%C3%81ed\nA_b\nAlone\n",
-        "links": "# FORMAT: a b\n\n%C3%81ed\tA_b\nA_b\t%C3%81ed\n",
-        "categories": "A_b\tsubject.X\nA_b\tsubject.Y.Z\n%C3%81ed\tsubject.X\n",
-    } | changed
-    for name, text in files.items():
-        (folder / f"{name}.tsv").write_text(text)
-    return folder
-
-
-def test_wikispeedia(tmp_path: Path) -> None:
-    corpus = load_wikispeedia(speedia(tmp_path))
-    assert corpus.shared_ids
-    assert pairs(corpus) == [("Áed", "A_b"), ("A_b", "Áed")]
-    assert bags(corpus, "title") == {"Áed": {"áed"}, "A_b": {"a", "b", "a b"}}
-    assert bags(corpus, "category") == {"Áed": {"subject.X"}, "A_b": {"subject.X", "subject.Y.Z"}}
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"links": "A_b\tAlone\nA_b\tNobody\n"}, r"links\.tsv row 2: 'Nobody' is not in"),
-        ({"links": "A_b\tAlone\nA_b\n"}, r"links\.tsv row 2 cannot be read"),
-        ({"links": "# none\n"}, r"links\.tsv has no rows"),
-        ({"categories": "Nobody\tX\n"}, r"categories\.tsv row 1: 'Nobody'"),
-        ({"articles": "%FF\n"}, "not UTF-8"),
-    ],
-)
-def test_wikispeedia_that_cannot_be_used(
-    tmp_path: Path, changed: dict[str, str], said: str
-) -> None:
-    with pytest.raises(DataError, match=said):
-        load_wikispeedia(speedia(tmp_path, **changed))
-
-
-def test_wikispeedia_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
-    (speedia(tmp_path) / "links.tsv").unlink()
-    with pytest.raises(DataError, match=r"no links\.tsv or links\.tsv\.gz"):
-        load_wikispeedia(tmp_path)
-    whole = gzip.compress(b"A_b\tAlone\n" * 1000)
-    for content in (whole[:-9], b"no gzip", whole[:20] + b"\xff" * 9 + whole[29:]):
-        (tmp_path / "links.tsv.gz").write_bytes(content)
-        with pytest.raises(DataError, match=r"links\.tsv\.gz cannot be read"):
-            load_wikispeedia(tmp_path)
-
-
-def test_the_real_wikispeedia(real_data: Path) -> None:
-    corpus = load_wikispeedia(real_data / "wikispeedia")
-    assert len(corpus) == 119_882
-    assert len(corpus.queries) == 4_592  # of 4,604: twelve have no link
-    assert corpus.repeats == 0
-    category = corpus.queries.features["category"]
-    assert len(category.vocabulary) == 129
-    assert "Édouard_Manet" in corpus.queries.vocabulary.keys.to_pylist()
-    assert int((corpus.queries.features["title"].offsets.diff() == 0).sum()) == 0

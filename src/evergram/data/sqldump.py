@@ -8,14 +8,14 @@ pattern does not match is counted, and reading goes on at the next row.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evergram.data.sqlrow import NEXT_ROW, STRING, WHOLE_ROW, consecutive, row_pattern, unescape
 from evergram.data.window import Window
 from evergram.errors import DataError
 
@@ -23,23 +23,7 @@ CHUNK = 1 << 20
 LONGEST_ROW = 1 << 16  # a longer row is malformed; none of MediaWiki's link tables comes near
 LONGEST_HEAD = 1 << 12  # of an INSERT, up to its first row
 
-STRING = rb"'((?:[^'\\]|\\.|'')*)'"
-# As STRING, but without a step for each letter: a possessive run cannot be split another way.
-FAST_STRING = rb"(?:_binary )?'%s[^'\\]*+(?:(?:\\.|'')[^'\\]*+)*%s'"
-ANY = rb"(?:NULL|[-+]?[\d.]+(?:[eE][-+]?\d+)?|0x[0-9A-Fa-f]+|" + FAST_STRING % (b"", b"") + rb")"
-INTEGER = rb"(?:NULL|(-?\d{1,18}))"
-TEXT = rb"(?:NULL|" + FAST_STRING % (b"(", b")") + rb")"
-ROW_BEGIN = rb"\s*+\("
-ROW_END = rb"\)\s*+(?:,|(?=;))"
-
-ANY_ROW = ROW_BEGIN + rb"(?:" + ANY + rb"(?:," + ANY + rb")*)?" + ROW_END
-WHOLE_ROW = re.compile(ANY_ROW, re.DOTALL)
-# Where a row begins after one that cannot be read, be it for a quote or a parenthesis.
-NEXT_ROW = re.compile(
-    rb"\)\s*(?:,(?=\s*\()|(?=;\s*\n))|,(?=" + ANY_ROW + rb")|(?=;\s*\n)", re.DOTALL
-)
-ESCAPE = re.compile(rb"\\(.)|''", re.DOTALL)
-ESCAPED = {b"0": b"\0", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"Z": b"\x1a"}
+REST = re.compile(rb"\s*\Z")
 
 
 @dataclass
@@ -50,10 +34,11 @@ class TableReport:
         source: the file.
         rows: rows read.
         malformed: rows left out: a wrong number of fields, a broken string, a column that is not
-            of its type, text that is not UTF-8, or a row that the file's end cuts.
+            of its type or is NULL where it may not be, text that is not UTF-8, or a row that the
+            file's end cuts.
         first_malformed: where the first of them stands (its row and its byte in the uncompressed
             text), what is wrong and how it begins.
-        truncated: why the file ended early, or "".
+        truncated: how the text, though its file is sound, breaks off; or "".
     """
 
     source: str
@@ -86,28 +71,39 @@ class SqlTable:
         self.report = TableReport(str(path))
         self.columns = self._read_columns()
 
-    def batches(self, columns: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, columns: Mapping[str, pa.DataType], required: Collection[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
         """The rows, about `chunk` bytes of the dump at a time; `report` grows as they come.
 
         Args:
-            columns: those to read and what they are: int64 or string; NULL is null.
-        Raises: DataError: the table lacks a column.
+            columns: those to read and what they are: int64 or string.
+            required: those of them in which NULL is malformed; in others it is null.
+        Raises: DataError: the table lacks a column, or the file turns out to be cut or damaged.
         """
         self._check(self.columns, columns)
         self.report = report = TableReport(str(self.path))
-        head = re.compile(
-            rb"\n(?:INSERT|REPLACE)\s(?:IGNORE\s)?INTO\s`?"
+        # Whatever its first words are, so that rows are not lost for a word that is misspelt. It
+        # begins a line, or follows the statement before it on the same line.
+        insert_into = (
+            rb"(?!--|#|/\*)[^\n('\"]{0,99}?[\s`.]"
             + re.escape(self.name.encode())
-            + rb"`?\s*(\([^()]*\))?\s*VALUES\b"
+            + rb"`?\s*(\([^()]*\))?\s*(?i:VALUES?)(?=[\s(])"
         )
+        next_one, later_one = re.compile(insert_into), re.compile(rb"\n" + insert_into)
         with Window(self.path, self.chunk) as text:
-            at = 0
+            at, follows = 0, False
             while True:
-                if insert := head.search(text.bytes, at):
+                while not text.ended and len(text.bytes) - at < LONGEST_HEAD:
+                    text.read_on(at)
+                    at = 0
+                insert = next_one.match(text.bytes, at) if follows else None
+                if insert := insert or later_one.search(text.bytes, at):
                     names = re.findall(rb"[^`(),\s]+", insert[1] or b"")
                     written = tuple(n.decode() for n in names) or self.columns
                     self._check(written, columns)
-                    at = yield from self._rows(text, insert.end(), written, columns)
+                    at = yield from self._rows(text, insert.end(), written, columns, required)
+                    follows = True
                 elif text.ended:
                     ending = text.bytes[at:].rstrip().rpartition(b"\n")[2]
                     if ending and not ending.startswith((b"--", b"/*")) and ending[-1:] != b";":
@@ -115,9 +111,7 @@ class SqlTable:
                     break
                 else:
                     text.read_on(max(at, len(text.bytes) - LONGEST_HEAD))
-                    at = 0
-            if text.damage:
-                report.truncated = "; ".join(filter(None, [text.damage, report.truncated]))
+                    at, follows = 0, False
 
     def _rows(
         self,
@@ -125,15 +119,15 @@ class SqlTable:
         at: int,
         written: tuple[str, ...],
         columns: Mapping[str, pa.DataType],
+        required: Collection[str],
     ) -> Generator[pa.RecordBatch, None, int]:
         """The rows of one INSERT, from `at`; returns where it ends."""
-        row, captured = _row_pattern(
-            written, tuple((n, pa.types.is_integer(t)) for n, t in columns.items())
-        )
+        kinds = ((n, pa.types.is_integer(t), n in required) for n, t in columns.items())
+        row, captured = row_pattern(written, tuple(kinds))
         report = self.report
         while True:
             start, last, found = at, None, []
-            for last in _consecutive(row, text.bytes, at):
+            for last in consecutive(row, text.bytes, at):
                 found.append(last.groups())
             if last is not None:
                 at = last.end()
@@ -141,8 +135,8 @@ class SqlTable:
                 yield self._batch(found, columns, places, text, start, row)
             if text.bytes.startswith(b";", at):
                 return at + 1
-            if text.ended and not text.bytes[at:].strip():
-                report.truncated = "it ends inside an INSERT, between two rows"
+            if text.ended and REST.match(text.bytes, at):
+                report.truncated = report.truncated or "it ends inside an INSERT, between two rows"
                 return at
             if not text.ended and len(text.bytes) - at < LONGEST_ROW:
                 text.read_on(at)  # perhaps only the window's end cuts this row
@@ -157,7 +151,7 @@ class SqlTable:
         report.malformed += 1
         position, beginning = text.offset + at, text.bytes[at : at + 80]
         if whole := WHOLE_ROW.match(text.bytes, at):
-            report.note(number, position, "fields that are not the table's", whole[0])
+            report.note(number, position, "fields that the table cannot have", whole[0])
             return whole.end()
         while not (after := NEXT_ROW.search(text.bytes, at)):
             if text.ended:
@@ -183,7 +177,7 @@ class SqlTable:
         for (name, kind), place in zip(columns.items(), places, strict=True):
             array = pa.array(fields[place], pa.binary())
             if pa.types.is_string(kind):
-                array = _unescape(array)
+                array = unescape(array)
                 try:
                     arrays[name] = array.cast(pa.string())
                 except pa.ArrowInvalid:
@@ -196,9 +190,7 @@ class SqlTable:
         report = self.report
         if valid is not None:
             place = pc.index(valid, False).as_py()
-            first = next(
-                m for i, m in enumerate(_consecutive(row, text.bytes, start)) if i == place
-            )
+            first = next(m for i, m in enumerate(consecutive(row, text.bytes, start)) if i == place)
             number = report.rows + report.malformed + place + 1
             report.note(number, text.offset + first.start(), "text that is not UTF-8", first[0])
             batch = batch.filter(valid)
@@ -221,9 +213,8 @@ class SqlTable:
             at = 0
             while not (found := create.search(text.bytes, at)):
                 if text.ended:
-                    why = f" ({text.damage})" if text.damage else ""
                     raise DataError(
-                        f"{self.path} has no CREATE TABLE `{self.name}`{why}; give the table's own "
+                        f"{self.path} has no CREATE TABLE `{self.name}`; give the table's own "
                         "dump, as mysqldump writes it."
                     )
                 text.read_on(max(0, len(text.bytes) - LONGEST_ROW))
@@ -242,37 +233,6 @@ class SqlTable:
                     f"{self.path}: table `{self.name}` has no column {name!r}; its columns are: "
                     f"{', '.join(has) or 'none'}."
                 )
-
-
-@cache
-def _row_pattern(
-    written: tuple[str, ...], columns: tuple[tuple[str, bool], ...]
-) -> tuple[re.Pattern[bytes], list[str]]:
-    """A pattern for one row and its end, and the names that it captures, in order."""
-    wanted = dict(columns)
-    fields = [(INTEGER if wanted[n] else TEXT) if n in wanted else ANY for n in written]
-    pattern = re.compile(ROW_BEGIN + rb",".join(fields) + ROW_END, re.DOTALL)
-    return pattern, [n for n in written if n in wanted]
-
-
-def _consecutive(pattern: re.Pattern[bytes], text: bytes, at: int) -> Iterator[re.Match[bytes]]:
-    """Matches from `at` on, each beginning where the one before it ended."""
-    scanner = pattern.scanner(text, at)  # type: ignore[attr-defined]
-    return iter(scanner.match, None)
-
-
-def _unescape(values: pa.Array) -> pa.Array:
-    """Binary values as they were before the dump; few have anything to undo."""
-    marked = pc.fill_null(
-        pc.or_(pc.match_substring(values, b"\\"), pc.match_substring(values, b"''")), False
-    )
-    undone = [ESCAPE.sub(_undo, value) for value in values.filter(marked).to_pylist()]
-    return pc.replace_with_mask(values, marked, pa.array(undone, pa.binary())) if undone else values
-
-
-def _undo(match: re.Match[bytes]) -> bytes:
-    letter = match[1]
-    return b"'" if letter is None else ESCAPED.get(letter, letter)
 
 
 def _is_utf8(value: bytes) -> bool:

@@ -48,8 +48,10 @@ def load_mediawiki(
         namespace: of the pages; 0 holds the articles.
         redirects: "resolve", or "drop" the links to them.
         min_pages: leave out n-grams and categories of fewer pages than this.
-    Returns: the corpus, interactions in order of the page dump, and what was left out on the way.
-    Raises: DataError: a file or a column is missing, or no link is left.
+    Returns: the corpus, interactions in order of the page dump, and what was left out on the way:
+        malformed rows do not stop the loading, so read `report.warnings()`.
+    Raises: DataError: a file or a column is missing, a gzip is cut or damaged, or no page or no
+        link is left.
     """
     if redirects not in ("resolve", "drop"):
         raise DataError(f"redirects is {redirects!r}; it must be 'resolve' or 'drop'.")
@@ -62,12 +64,16 @@ def load_mediawiki(
     targets = None if linktarget is None else _read_targets(dump, linktarget, pages)
     source, target = _read_links(dump, links, pages, targets)
     if not len(source):
-        raise DataError(
-            f"{links.path} links no two pages of namespace {namespace}; give page and pagelinks of "
-            "one wiki and date, and a namespace that has links."
+        raise dump.refuse(
+            links,
+            f"links no two pages of namespace {namespace}; give page and pagelinks of one wiki and "
+            "date, and a namespace that has links.",
         )
-    entity, categories = _read_categories(dump, members, pages, targets)
-    features = page_features(pages.ids.keys, pages.titles.keys, entity, categories, min_pages)
+    linked = np.unique(np.concatenate([source, target]))
+    dump.report.pages_without_links = dump.report.pages - len(linked)
+    entity, categories = _read_categories(dump, members, pages, targets, linked)
+    ids, titles = (keys.take(linked) for keys in (pages.ids.keys, pages.titles.keys))
+    features = page_features(ids, titles, entity, categories, min_pages)
     pairs = {"query": pages.ids.keys.take(source), "candidate": pages.ids.keys.take(target)}
     corpus = Corpus.from_tables(
         pa.table(pairs), features, features, shared_ids=True, source=str(links.path)
@@ -135,12 +141,19 @@ def _read_pages(
 ) -> _Pages:
     columns = ("page_id", "page_title", "page_is_redirect", "page_namespace")
     kept: list[pa.RecordBatch] = []
+    namespaces: set[int] = set()
     for block in dump.blocks(table, *columns):
+        namespaces.update(pc.unique(block["page_namespace"]).to_pylist())
         inside = pc.equal(block["page_namespace"], namespace)
         kept.append(pa.record_batch({c: block[c] for c in columns[:3]}).filter(inside))
-    if not sum(batch.num_rows for batch in kept):
-        raise DataError(f"{table.path} has no page of namespace {namespace}.")
+    if namespace not in namespaces:
+        has = ", ".join(map(str, sorted(namespaces)))
+        do = f"it has pages of {has}" if has else "no row of it could be read, so fetch it again"
+        raise dump.refuse(table, f"has no page of namespace {namespace}; {do}.")
     read = together(kept)
+    first = _first(read["page_id"]) & _first(read["page_title"])
+    dump.report.repeated_pages = len(first) - int(first.sum())
+    read = {name: values.filter(pa.array(first)) for name, values in read.items()}
     is_redirect = _numbers(read["page_is_redirect"]) == 1
     article = np.where(is_redirect, MISSING, np.arange(len(is_redirect)))
     pages = _Pages(
@@ -181,8 +194,10 @@ def _read_targets(dump: DumpFiles, table: SqlTable, pages: _Pages) -> _Targets:
         inside = pc.equal(block["lt_namespace"], CATEGORIES)
         category_ids.append(block["lt_id"].filter(inside))
         categories.append(block["lt_title"].filter(inside))
-    if not ids:
-        raise DataError(f"{table.path} has no rows, and pagelinks or categorylinks needs them.")
+    if not sum(map(len, ids)):
+        raise dump.refuse(
+            table, "gave no row, and pagelinks or categorylinks needs them; fetch it again."
+        )
     return _Targets(
         _Keys(pa.concat_arrays(ids)),
         np.concatenate(places),
@@ -208,8 +223,8 @@ def _read_links(
             target = pages.by_title(block["pl_namespace"], block["pl_title"])
         else:
             place = targets.ids.places(block["pl_target_id"])
-            target = np.where(place >= 0, targets.pages[place], UNKNOWN)
-        end = np.where(target >= 0, pages.article[target], MISSING)
+            target = _at(targets.pages, place, UNKNOWN)
+        end = _at(pages.article, target, MISSING)
         report.links_to_other_namespaces += int((target == OUTSIDE).sum())
         report.links_to_missing_pages += int((target == MISSING).sum())
         report.links_to_unknown_targets += int((target == UNKNOWN).sum())
@@ -224,25 +239,44 @@ def _read_links(
 
 
 def _read_categories(
-    dump: DumpFiles, table: SqlTable, pages: _Pages, targets: _Targets | None
+    dump: DumpFiles, table: SqlTable, pages: _Pages, targets: _Targets | None, linked: Places
 ) -> tuple[Places, pa.Array]:
-    """Places of articles and the names of categories that they are in."""
+    """Places in `linked`, which are places of articles, and the names of categories of them."""
+    number = np.full(len(pages.article), MISSING)
+    number[linked] = np.arange(len(linked))
+    report = dump.report
     entities, names = [np.empty(0, np.int64)], [pa.array([], pa.string()).dictionary_encode()]
     column = "cl_to" if "cl_to" in table.columns else "cl_target_id"
     for block in dump.blocks(table, "cl_from", column):
-        entity = pages.articles(block["cl_from"])
+        entity = _at(number, pages.articles(block["cl_from"]), MISSING)
+        report.categories_not_of_articles += int((entity < 0).sum())
         category = block[column].filter(pa.array(entity >= 0))
         entity = entity[entity >= 0]
         if targets is not None and column == "cl_target_id":
             place = targets.category_ids.places(category)
             category = targets.categories.take(pa.array(place, mask=place < 0))
         known = pc.is_valid(category)
-        dump.report.categories_unknown += int(pc.sum(pc.invert(known)).as_py() or 0)
-        entities.append(entity[known.to_numpy(zero_copy_only=False)])
+        entity = entity[known.to_numpy(zero_copy_only=False)]
+        report.categories_unknown += len(known) - len(entity)
+        report.categories += len(entity)
+        entities.append(entity)
         spaced = pc.replace_substring(category.filter(known), "_", " ")
         names.append(spaced.dictionary_encode())
     together = pa.chunked_array(names).unify_dictionaries().combine_chunks()
     return np.concatenate(entities), together
+
+
+def _at(values: Places, places: Places, otherwise: int) -> Places:
+    """`values` at those places; `otherwise` at the negative ones, which are none."""
+    found: Places = np.where(places >= 0, values[np.maximum(places, 0)], otherwise)
+    return found
+
+
+def _first(values: pa.Array) -> NDArray[np.bool_]:
+    """Which values do not stand earlier in the array."""
+    first = np.zeros(len(values), np.bool_)
+    first[np.unique(values.dictionary_encode().indices.to_numpy(), return_index=True)[1]] = True
+    return first
 
 
 def _numbers(values: pa.Array) -> Places:

@@ -13,20 +13,18 @@ from evergram.errors import DataError
 class Window:
     """A part of a file's text that moves forward; a line's end is put before and after it all.
 
-    A damaged or cut gzip is read as far as it goes, and `damage` then says why it ends there.
-
     Args:
         path: the file; unpacked where its name ends in `.gz`.
         chunk: bytes to read at a time.
-    Raises: DataError: the file cannot be opened.
+    Raises: DataError: the file cannot be opened, or while it is read, its gzip is cut or damaged.
     """
 
     def __init__(self, path: Path, chunk: int) -> None:
+        self.path = path
         self.chunk = chunk
         self.bytes = b"\n"
         self.offset = -1  # where the window begins in the uncompressed text
         self.ended = False
-        self.damage = ""
         try:
             self.file: gzip.GzipFile | io.BufferedReader
             self.file = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
@@ -45,11 +43,12 @@ class Window:
         self.offset += keep
         while size < self.chunk:
             try:
-                # read1: what was read before the damage is not lost with it.
-                part = self.file.read1(self.chunk - size)
+                part = self.file.read(self.chunk - size)
             except (EOFError, OSError, zlib.error) as error:
-                self.damage = " ".join(str(error).split()).rstrip(".")
-                part = b""
+                why = " ".join(str(error).split()).rstrip(".")
+                raise DataError(
+                    f"{self.path} is cut or damaged ({why}); fetch it again."
+                ) from error
             if not part:
                 self.ended = True
                 parts.append(b"\n")
