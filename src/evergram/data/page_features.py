@@ -63,13 +63,21 @@ def title_ngrams(titles: pa.Array, min_pages: int = 1) -> pa.ListArray:
     )
 
 
+def distinct(codes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The distinct ones in order, [at most N]; sorts `codes` [N] in place, as they may be many."""
+    codes.sort()
+    new = np.ones(len(codes), np.bool_)
+    new[1:] = codes[1:] != codes[:-1]
+    return codes[new]
+
+
 def _bags(entity: NDArray[np.int64], keys: pa.Array, count: int, min_pages: int) -> pa.ListArray:
     """Lists [count] of the distinct keys of each entity, in order of the key's first appearance."""
     encoded = keys if pa.types.is_dictionary(keys.type) else keys.dictionary_encode()
     names = encoded.dictionary
     size = max(len(names), 1)
     codes = encoded.indices.to_numpy().astype(np.int64)
-    entity, codes = np.divmod(np.unique(entity * size + codes), size)
+    entity, codes = np.divmod(distinct(entity * size + codes), size)
     if min_pages > 1:
         often = np.bincount(codes, minlength=size) >= min_pages
         entity, codes = entity[often[codes]], codes[often[codes]]

@@ -126,13 +126,14 @@ class SqlTable:
         row, captured = row_pattern(written, tuple(kinds))
         report = self.report
         while True:
-            start, last, found = at, None, []
+            start, last = at, None
+            found: list[bytes | None] = []  # row after row
             for last in consecutive(row, text.bytes, at):
-                found.append(last.groups())
+                found += last.groups()
             if last is not None:
                 at = last.end()
-                places = [captured.index(name) for name in columns]
-                yield self._batch(found, columns, places, text, start, row)
+                fields = {name: found[i :: len(captured)] for i, name in enumerate(captured)}
+                yield self._batch(fields, columns, text, start, row)
             if text.bytes.startswith(b";", at):
                 return at + 1
             if text.ended and REST.match(text.bytes, at):
@@ -165,17 +166,15 @@ class SqlTable:
 
     def _batch(
         self,
-        found: list[tuple[bytes | None, ...]],
+        fields: Mapping[str, list[bytes | None]],
         columns: Mapping[str, pa.DataType],
-        places: list[int],
         text: Window,
         start: int,
         row: re.Pattern[bytes],
     ) -> pa.RecordBatch:
-        fields = list(zip(*found, strict=True))
         arrays, valid = {}, None
-        for (name, kind), place in zip(columns.items(), places, strict=True):
-            array = pa.array(fields[place], pa.binary())
+        for name, kind in columns.items():
+            array = pa.array(fields[name], pa.binary())
             if pa.types.is_string(kind):
                 array = unescape(array)
                 try:
@@ -193,8 +192,8 @@ class SqlTable:
             first = next(m for i, m in enumerate(consecutive(row, text.bytes, start)) if i == place)
             number = report.rows + report.malformed + place + 1
             report.note(number, text.offset + first.start(), "text that is not UTF-8", first[0])
+            report.malformed += len(valid) - valid.true_count
             batch = batch.filter(valid)
-            report.malformed += len(found) - batch.num_rows
         report.rows += batch.num_rows
         return batch
 
@@ -202,7 +201,7 @@ class SqlTable:
         """The names in CREATE TABLE, in order."""
         name = re.escape(self.name.encode())
         create = re.compile(
-            rb"\nCREATE TABLE (?:IF NOT EXISTS )?`?"
+            rb"\n\s*CREATE TABLE (?:IF NOT EXISTS )?`?"
             + name
             + rb"`?\s*\(((?:[^;']|"
             + STRING

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.data.dumpfiles import DumpFiles, DumpReport, together
-from evergram.data.page_features import page_features
+from evergram.data.page_features import distinct, page_features
 from evergram.data.sqldump import SqlTable
 from evergram.errors import DataError
 
@@ -232,9 +232,10 @@ def _read_links(
         report.self_links += int((source == end).sum())
         good = (end >= 0) & (source != end)
         kept.append(source[good] * size + end[good])
-    found = sum(map(len, kept))
-    pairs = np.unique(np.concatenate(kept)) if kept else np.empty(0, np.int64)
-    report.links, report.repeated_links = len(pairs), found - len(pairs)
+    found = np.concatenate([np.empty(0, np.int64), *kept])
+    del kept  # links are most of what a dump takes in memory
+    pairs = distinct(found)
+    report.links, report.repeated_links = len(pairs), len(found) - len(pairs)
     return pairs // size, pairs % size
 
 
