@@ -1,0 +1,85 @@
+"""What pages are described by: the n-grams of their titles, and their categories."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+
+def page_features(
+    ids: pa.Array,
+    titles: pa.Array,
+    entity: NDArray[np.int64],
+    categories: pa.Array,
+    min_pages: int = 1,
+) -> pa.Table:
+    """The features of [G1] section 4.1, for either side of `Corpus.from_tables`.
+
+    Args:
+        ids: the page's ids, [N].
+        titles: strings, [N].
+        entity, categories: page `entity[k]` (a place in `ids`) is in category `categories[k]`.
+        min_pages: leave out n-grams and categories of fewer pages than this.
+    Returns: columns `id`, `title` (see title_ngrams) and `category`, both lists of distinct
+        strings.
+    """
+    return pa.table(
+        {
+            "id": ids,
+            "title": title_ngrams(titles, min_pages),
+            "category": _bags(entity, categories, len(ids), min_pages),
+        }
+    )
+
+
+def title_ngrams(titles: pa.Array, min_pages: int = 1) -> pa.ListArray:
+    """The set of words, and of pairs of neighbouring words, of each title.
+
+    The paper says "a bag-of-words representation of the set of n-grams of the page's title" and
+    not how long they are; these are n = 1 and 2. A word is a run of letters, marks and digits of
+    any script, in lower case; where a script puts no blanks between words that is a phrase.
+
+    Args:
+        titles: strings, [N]; underscores stand for blanks.
+        min_pages: leave out n-grams of fewer titles than this.
+    Returns: lists of distinct strings, [N].
+    """
+    spaced = pc.replace_substring_regex(pc.utf8_lower(titles), r"[^\pL\pM\pN]+", " ")
+    words = pc.split_pattern(pc.utf8_trim(spaced, " "), " ")
+    entity = pc.list_parent_indices(words).to_numpy().astype(np.int64)
+    flat = pc.list_flatten(words)
+    some = pc.not_equal(flat, "")  # a title without a word is split into one empty string
+    flat, entity = flat.filter(some), entity[some.to_numpy(zero_copy_only=False)]
+    first, second = flat[:-1], flat[1:]
+    neighbours = entity[:-1] == entity[1:]
+    pairs = pc.binary_join_element_wise(first, second, " ").filter(pa.array(neighbours))
+    return _bags(
+        np.concatenate([entity, entity[:-1][neighbours]]),
+        pa.concat_arrays([flat, pairs]),
+        len(titles),
+        min_pages,
+    )
+
+
+def distinct(codes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The distinct ones in order, [at most N]; sorts `codes` [N] in place, as they may be many."""
+    codes.sort()
+    new = np.ones(len(codes), np.bool_)
+    new[1:] = codes[1:] != codes[:-1]
+    return codes[new]
+
+
+def _bags(entity: NDArray[np.int64], keys: pa.Array, count: int, min_pages: int) -> pa.ListArray:
+    """Lists [count] of the distinct keys of each entity, in order of the key's first appearance."""
+    encoded = keys if pa.types.is_dictionary(keys.type) else keys.dictionary_encode()
+    names = encoded.dictionary
+    size = max(len(names), 1)
+    codes = encoded.indices.to_numpy().astype(np.int64)
+    entity, codes = np.divmod(distinct(entity * size + codes), size)
+    if min_pages > 1:
+        often = np.bincount(codes, minlength=size) >= min_pages
+        entity, codes = entity[often[codes]], codes[often[codes]]
+    offsets = np.searchsorted(entity, np.arange(count + 1)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(codes)))

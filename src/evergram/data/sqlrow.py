@@ -1,0 +1,68 @@
+"""What a row looks like in the INSERT of a dump, and what its strings mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+STRING = rb"'((?:[^'\\]|\\.|'')*)'"
+# As STRING, but without a step for each letter: a possessive run cannot be split another way.
+FAST_STRING = rb"(?:_binary )?'%s[^'\\]*+(?:(?:\\.|'')[^'\\]*+)*+%s'"
+ANY = rb"(?:NULL|[-+]?[\d.]++(?:[eE][-+]?\d++)?|0x[0-9A-Fa-f]++|" + FAST_STRING % (b"", b"") + rb")"
+INTEGER = rb"(-?\d{1,18})"
+TEXT = FAST_STRING % (b"(", b")")
+ROW_BEGIN = rb"\s*+\("
+ROW_END = rb"\)\s*+(?:,|(?=;))"
+
+ANY_ROW = ROW_BEGIN + rb"(?:" + ANY + rb"(?:," + ANY + rb")*)?" + ROW_END
+WHOLE_ROW = re.compile(ANY_ROW, re.DOTALL)
+# Where a row begins after one that cannot be read, be it for a quote or a parenthesis.
+NEXT_ROW = re.compile(
+    rb"\)\s*(?:,(?=\s*\()|(?=;\s*\n))|,(?=" + ANY_ROW + rb")|(?=;\s*\n)", re.DOTALL
+)
+ESCAPE = re.compile(rb"\\(.)|''", re.DOTALL)
+ESCAPED = {b"0": b"\0", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"Z": b"\x1a"}
+ESCAPED |= {b"%": b"\\%", b"_": b"\\_"}  # these two keep their backslash, says MySQL
+
+
+@cache
+def row_pattern(
+    written: tuple[str, ...], columns: tuple[tuple[str, bool, bool], ...]
+) -> tuple[re.Pattern[bytes], list[str]]:
+    """A pattern for one row and its end, and the names that it captures, in order.
+
+    Args:
+        written: all columns of a row.
+        columns: of each that is wanted its name, if it is an integer and if it is never NULL.
+    """
+    wanted = {}
+    for name, integer, required in columns:
+        field = INTEGER if integer else TEXT
+        wanted[name] = field if required else rb"(?:NULL|" + field + rb")"
+    fields = [wanted.get(name, ANY) for name in written]
+    pattern = re.compile(ROW_BEGIN + rb",".join(fields) + ROW_END, re.DOTALL)
+    return pattern, [name for name in written if name in wanted]
+
+
+def consecutive(pattern: re.Pattern[bytes], text: bytes, at: int) -> Iterator[re.Match[bytes]]:
+    """Matches from `at` on, each beginning where the one before it ended."""
+    scanner = pattern.scanner(text, at)  # type: ignore[attr-defined]
+    return iter(scanner.match, None)
+
+
+def unescape(values: pa.Array) -> pa.Array:
+    """Binary values as they were before the dump; few have anything to undo."""
+    marked = pc.fill_null(
+        pc.or_(pc.match_substring(values, b"\\"), pc.match_substring(values, b"''")), False
+    )
+    undone = [ESCAPE.sub(_undo, value) for value in values.filter(marked).to_pylist()]
+    return pc.replace_with_mask(values, marked, pa.array(undone, pa.binary())) if undone else values
+
+
+def _undo(match: re.Match[bytes]) -> bytes:
+    letter = match[1]
+    return b"'" if letter is None else ESCAPED.get(letter, letter)

@@ -1,0 +1,86 @@
+"""Wikispeedia, as SNAP ships it: the links between the articles of Wikipedia for Schools, 2007."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.data.corpus import Corpus, Vocabulary
+from evergram.data.page_features import page_features
+from evergram.data.tables import read_csv
+from evergram.errors import DataError
+
+
+def load_wikispeedia(folder: Path) -> Corpus:
+    """Articles as queries and as candidates, under one vocabulary of their names; links as pairs.
+
+    Names are percent-decoded, with their underscores. Features, the same on both sides: `title`
+    (the n-grams of `title_ngrams`) and `category` (the whole path, as in
+    "subject.Science.Physics"). An article without a link, to it or from it, is left out.
+
+    Args:
+        folder: with `links.tsv`, `articles.tsv` and `categories.tsv`, each perhaps `.gz`; lines
+            that begin with # are comments.
+    Raises: DataError: a file is missing or damaged, a row does not have its columns, or names an
+        article that articles.tsv does not have; the row is named.
+    Source: West, Pineau and Precup, "Wikispeedia", IJCAI 2009.
+    """
+    articles, _ = _read(folder, "articles", ["name"])
+    names = Vocabulary(pc.unique(articles["name"]))
+
+    def known(column: pa.Array, source: str) -> pa.Array:
+        lost = pc.index(pa.array(names.rows(column).numpy()), -1).as_py()
+        if lost >= 0:
+            raise DataError(
+                f"{source} row {lost + 1}: {column[lost].as_py()!r} is not in articles.tsv; add it "
+                "there or remove the row."
+            )
+        return column
+
+    links, source = _read(folder, "links", ["query", "candidate"])
+    for column in links.values():
+        known(column, source)
+    categories, where = _read(folder, "categories", ["name", "category"])
+    entity = names.rows(known(categories["name"], where)).numpy().astype(np.int64)
+    features = page_features(names.keys, names.keys, entity, categories["category"])
+    return Corpus.from_tables(pa.table(links), features, features, shared_ids=True, source=source)
+
+
+def _read(folder: Path, stem: str, columns: list[str]) -> tuple[dict[str, pa.Array], str]:
+    """The columns of one file, decoded, and where it was; rows are counted without comments."""
+    paths = [folder / f"{stem}.tsv", folder / f"{stem}.tsv.gz"]
+    path = next((p for p in paths if p.is_file()), None)
+    if path is None:
+        raise DataError(f"{folder} has no {stem}.tsv or {stem}.tsv.gz; is it Wikispeedia?")
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}; fetch it again.") from error
+    lines = [line for line in content.splitlines() if line.strip() and not line.startswith(b"#")]
+    if not lines:
+        raise DataError(f"{path} has no rows.")
+    table = read_csv(
+        b"\n".join(lines) + b"\n",
+        str(path),
+        delimiter="\t",
+        types=dict.fromkeys(columns, pa.string()),
+        header=False,
+    )
+    decoded = {}
+    for name in columns:
+        encoded = table[name].combine_chunks().dictionary_encode()
+        try:
+            plain = [unquote(v, errors="strict") for v in encoded.dictionary.to_pylist()]
+        except UnicodeDecodeError as error:
+            text = error.object.decode("latin-1")
+            raise DataError(f"{path}: a name decodes to {text!r}, which is not UTF-8.") from error
+        decoded[name] = pa.array(plain, pa.string()).take(encoded.indices)
+    return decoded, str(path)

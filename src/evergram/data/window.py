@@ -1,0 +1,58 @@
+"""A file's bytes, a window of them at a time."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from pathlib import Path
+
+from evergram.errors import DataError
+
+
+class Window:
+    """A part of a file's text that moves forward; a line's end is put before and after it all.
+
+    Args:
+        path: the file; unpacked where its name ends in `.gz`.
+        chunk: bytes to read at a time.
+    Raises: DataError: the file cannot be opened, or while it is read, its gzip is cut or damaged.
+    """
+
+    def __init__(self, path: Path, chunk: int) -> None:
+        self.path = path
+        self.chunk = chunk
+        self.bytes = b"\n"
+        self.offset = -1  # where the window begins in the uncompressed text
+        self.ended = False
+        try:
+            self.file: gzip.GzipFile | io.BufferedReader
+            self.file = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
+        except OSError as error:
+            raise DataError(f"{path} cannot be opened: {error.strerror or error}.") from error
+
+    def __enter__(self) -> Window:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def read_on(self, keep: int) -> None:
+        """Forget what stands before `keep` and read another chunk."""
+        parts, size = [self.bytes[keep:]], 0
+        self.offset += keep
+        while size < self.chunk:
+            try:
+                part = self.file.read(self.chunk - size)
+            except (EOFError, OSError, zlib.error) as error:
+                why = " ".join(str(error).split()).rstrip(".")
+                raise DataError(
+                    f"{self.path} is cut or damaged ({why}); fetch it again."
+                ) from error
+            if not part:
+                self.ended = True
+                parts.append(b"\n")
+                break
+            parts.append(part)
+            size += len(part)
+        self.bytes = b"".join(parts)
