@@ -6,57 +6,160 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from evergram.errors import ShapeError
-from evergram.gramian.estimator import exact_gramian
-from evergram.gramian.penalty import quadratic_penalty
+from evergram.gramian.estimator import Moment, Rows, batch_moment
+from evergram.gramian.penalty import orthogonal_penalty, quadratic_penalty
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 7), st.integers(1, 9), st.integers(1, 4), st.integers(0, 10**6))
-def test_its_gradient_is_that_of_the_double_sum(a: int, b: int, dim: int, seed: int) -> None:
+def shares(n: int, draw: torch.Generator) -> Tensor:
+    share = torch.rand(n, dtype=torch.float64, generator=draw) + 0.01
+    return share / share.sum()
+
+
+def moment(embeddings: Tensor, share: Tensor, factors: Tensor, *, pairs: bool = False) -> Moment:
+    """Of everybody, entity by entity; `pairs` keeps it as rows."""
+    right = torch.cat([embeddings, factors], dim=1).detach()
+    left = (embeddings * share[:, None]).detach()
+    if pairs:
+        return Moment(None, left, right)
+    total = torch.zeros(left.shape[1], right.shape[1], dtype=left.dtype)
+    for one, other in zip(left, right, strict=True):
+        total += torch.outer(one, other)
+    return Moment(total)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 7),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.booleans(),
+    st.integers(0, 10**6),
+)
+def test_its_gradient_is_that_of_the_double_sum(
+    a: int, b: int, dim: int, width: int, pairs: bool, seed: int
+) -> None:
     draw = torch.Generator().manual_seed(seed)
-    query = torch.randn(a, dim, dtype=torch.float64, generator=draw, requires_grad=True)
-    candidate = torch.randn(b, dim, dtype=torch.float64, generator=draw, requires_grad=True)
-    p = torch.rand(a, dtype=torch.float64, generator=draw)
-    q = torch.rand(b, dtype=torch.float64, generator=draw)
-    p, q = p / p.sum(), q / q.sum()
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=draw)
+
+    query, candidate = normal(a, dim).requires_grad_(), normal(b, dim).requires_grad_()
+    of_query, of_candidate = normal(a, width), normal(b, width)
+    p, q = shares(a, draw), shares(b, draw)
     naive = torch.zeros((), dtype=torch.float64)
+    constant = 0.0
     for i in range(a):
         for j in range(b):
-            naive = naive + p[i] * q[j] * torch.dot(query[i], candidate[j]) ** 2
+            prior = torch.dot(of_query[i], of_candidate[j])
+            naive = naive + p[i] * q[j] * (torch.dot(query[i], candidate[j]) - prior) ** 2
+            constant += float(p[i] * q[j] * prior**2)
     expected = torch.autograd.grad(naive, [query, candidate])
     # The batch is everybody, once: r = 1/a, so that the weights are p·a and q·b.
     estimate = quadratic_penalty(
         query,
         candidate,
-        exact_gramian(lambda: [(query, p)]),
-        exact_gramian(lambda: [(candidate, q)]),
+        moment(query, p, of_query, pairs=pairs),
+        moment(candidate, q, of_candidate, pairs=pairs),
         p * a,
         q * b,
+        of_query,
+        of_candidate,
     )
-    found = torch.autograd.grad(estimate, [query, candidate])
+    found = torch.autograd.grad(3 * estimate, [query, candidate])
     for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
-    # Its value is 2g.
-    torch.testing.assert_close(estimate, 2 * naive, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(mine, 3 * theirs, rtol=1e-10, atol=1e-10)
+    # Its value is 2(g − c).
+    torch.testing.assert_close(0.5 * estimate + constant, naive, rtol=1e-10, atol=1e-10)
+
+
+def test_further_columns_of_the_moment_are_not_the_prior() -> None:
+    """A mean, kept beside the prior, must not leak into the penalty."""
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(5, 3, generator=draw)
+    factors = torch.randn(5, 2, generator=draw)
+    share = torch.full((5,), 0.2)
+    ones = torch.ones(5)
+    with_mean = torch.cat([factors, torch.ones(5, 1)], dim=1)
+    values = [
+        quadratic_penalty(
+            rows, rows, moment(rows, share, f, pairs=p), moment(rows, share, f, pairs=p),
+            ones, ones, factors, factors,
+        )
+        for f in (factors, with_mean)
+        for p in (False, True)
+    ]  # fmt: skip
+    for value in values[1:]:
+        torch.testing.assert_close(value, values[0])
 
 
 def test_no_gradient_flows_into_the_gramians() -> None:
     gramian = torch.eye(2, requires_grad=True)
     query = torch.ones(3, 2, requires_grad=True)
     ones = torch.ones(3)
-    quadratic_penalty(query, query, gramian, gramian, ones, ones).backward()  # type: ignore[no-untyped-call]
+    found = quadratic_penalty(query, query, Moment(gramian), Moment(gramian), ones, ones)
+    found.backward()  # type: ignore[no-untyped-call]
     assert gramian.grad is None
 
 
 def test_dims_that_differ_are_refused() -> None:
+    eye, ones = Moment(torch.eye(2)), torch.ones(3)
     with pytest.raises(ShapeError, match="dim 2"):
-        quadratic_penalty(
-            torch.ones(3, 2),
-            torch.ones(3, 3),
-            torch.eye(2),
-            torch.eye(2),
-            torch.ones(3),
-            torch.ones(3),
+        quadratic_penalty(torch.ones(3, 2), torch.ones(3, 3), eye, eye, ones, ones)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 10**6))
+def test_orthogonal_regularisation_is_that_of_all_pairs_of_a_side(
+    n: int, dim: int, seed: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    rows = torch.randn(n, dim, dtype=torch.float64, generator=draw)
+    rows = torch.nn.functional.normalize(rows).requires_grad_()
+    p = shares(n, draw)
+    spread = torch.zeros((), dtype=torch.float64)
+    for i in range(n):
+        for j in range(n):
+            spread = spread + p[i] * p[j] * torch.dot(rows[i], rows[j]) ** 2
+    objective = torch.clamp(spread, min=1 / dim + 1e-12)
+    found = orthogonal_penalty(rows, moment(rows, p, torch.zeros(n, 0)), p * n)
+    expected = torch.autograd.grad(objective, rows)[0]
+    value = float(spread.detach())
+    if abs(value - 1 / dim) > 1e-9:
+        torch.testing.assert_close(
+            torch.autograd.grad(found, rows)[0], expected, rtol=1e-9, atol=1e-9
         )
+    if value > 1 / dim + 1e-9:
+        torch.testing.assert_close(0.5 * found, spread, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 4), st.integers(0, 10**6))
+def test_the_gradients_error_is_that_of_the_gramian_weighted_by_the_other(
+    a: int, b: int, dim: int, seed: int
+) -> None:
+    """[G2] E.1: ‖∇_u g − ∇_u ĝ‖² = 4 ⟨E, E Σ p² u⊗u⟩ with E = G_v − Ĝ_v."""
+    draw = torch.Generator().manual_seed(seed)
+    query = torch.randn(a, dim, dtype=torch.float64, generator=draw).requires_grad_()
+    candidate = torch.randn(b, dim, dtype=torch.float64, generator=draw)
+    p, q = shares(a, draw), shares(b, draw)
+    none_a, none_b = torch.zeros(a, 0), torch.zeros(b, 0)
+    exact = moment(candidate, q, none_b)
+    rows = Rows(torch.arange(b), torch.ones(b, dtype=torch.float64), candidate, none_b)
+    other = Moment(batch_moment(rows))
+    own = moment(query, p, none_a)
+
+    def gradient(of_candidates: Moment) -> Tensor:
+        found = quadratic_penalty(
+            query, candidate[:1].expand(a, dim), own, of_candidates, p * a, torch.zeros(a)
+        )
+        return torch.autograd.grad(found, query)[0]
+
+    error = (gradient(exact) - gradient(other)).square().sum()
+    difference = exact.gramian - other.gramian
+    weighted = (query * p[:, None].square()).T @ query
+    expected = 4 * (difference * (difference @ weighted)).sum()
+    torch.testing.assert_close(error, expected.detach(), rtol=1e-9, atol=1e-12)

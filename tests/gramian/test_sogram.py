@@ -1,33 +1,46 @@
-"""SOGram at fixed embeddings: unbiased after correction, and as noisy as [G2] Prop. 5 says."""
+"""SOGram at fixed embeddings: no bias, and the variance that Proposition 5 says."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
+from evergram.gramian.estimator import Rows
+from evergram.gramian.rate import FASTEST, SLOWEST, AveragingRate, best_rate
 from evergram.gramian.sogram import SOGram
 
 
-def test_before_the_first_update_it_is_zero_and_after_it_the_batch() -> None:
-    estimator = SOGram(2, rate=0.1)
-    assert torch.equal(estimator.gramian(), torch.zeros(2, 2))
-    estimator.update(torch.tensor([[1.0, 2.0]]), torch.tensor([3.0]))
-    # 0.1 · 3 [1 2; 2 4] / (1 − 0.9)
-    torch.testing.assert_close(estimator.gramian(), torch.tensor([[3.0, 6.0], [6.0, 12.0]]))
+def batch(embeddings: Tensor, ids: Tensor) -> Rows:
+    n = len(ids)
+    return Rows(ids, torch.ones(n).to(embeddings), embeddings[ids], torch.zeros(n, 0))
 
 
-@pytest.mark.parametrize("steps", [1, 3, 40])
-def test_the_corrected_estimate_is_unbiased(steps: int) -> None:
+def test_before_any_batch_it_is_zero() -> None:
+    assert torch.equal(SOGram(3).gramian(), torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_the_start_is_corrected(decay: float) -> None:
+    """One batch again and again: the estimate is that batch's from the first update on."""
+    embeddings = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    estimator = SOGram(3, rate=0.01, decay=decay)
+    for _ in range(5):
+        estimator.update(batch(embeddings, torch.arange(4)))
+        torch.testing.assert_close(estimator.gramian(), embeddings.T @ embeddings / 4)
+
+
+def test_it_is_unbiased_at_fixed_embeddings() -> None:
     draw = torch.Generator().manual_seed(1)
-    embeddings = torch.randn(30, 3, generator=draw)
+    embeddings = torch.randn(30, 2, generator=draw)
     exact = embeddings.T @ embeddings / 30
-    total = torch.zeros(3, 3)
-    runs = 3000
+    total, runs = torch.zeros(2, 2), 3000
     for _ in range(runs):
-        estimator = SOGram(3, rate=0.2)
-        for _ in range(steps):
-            rows = torch.randint(30, (4,), generator=draw)
-            estimator.update(embeddings[rows], torch.ones(4))
+        estimator = SOGram(2, rate=0.2)
+        for _ in range(6):
+            estimator.update(batch(embeddings, torch.randint(30, (4,), generator=draw)))
         total += estimator.gramian()
     # The standard error of one batch's entries is below 1.5/√(4·3000).
     torch.testing.assert_close(total / runs, exact, rtol=0, atol=0.06)
@@ -42,16 +55,94 @@ def test_its_variance_is_that_of_proposition_5(rate: float) -> None:
     one, averaged = [], []
     for step in range(20_000):
         rows = torch.randint(50, (5,), generator=draw)
-        estimator.update(embeddings[rows], torch.ones(5))
+        estimator.update(batch(embeddings, rows))
         if step > 500:
-            batch = embeddings[rows].T @ embeddings[rows] / 5
-            one.append((batch - exact).square().sum())
+            single = embeddings[rows].T @ embeddings[rows] / 5
+            one.append((single - exact).square().sum())
             averaged.append((estimator.gramian() - exact).square().sum())
     ratio = float(torch.stack(averaged).mean() / torch.stack(one).mean())
     assert ratio == pytest.approx(rate / (2 - rate), rel=0.15)
 
 
-@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5])
-def test_a_rate_outside_its_range_is_refused(rate: float) -> None:
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.01, 1.0), st.integers(1, 60), st.floats(0.0, 0.2), st.integers(0, 10**6))
+def test_its_bias_keeps_to_the_bound_of_proposition_5(
+    rate: float, steps: int, speed: float, seed: int
+) -> None:
+    """Full batches, so that there is no noise: what is left is the lag, at most δ(1/α − 1)."""
+    draw = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(6, 3, dtype=torch.float64, generator=draw)
+    estimator = SOGram(3, rate=rate).double()
+    ids, moved, last = torch.arange(6), 0.0, None
+    exact = embeddings.T @ embeddings / 6
+    for _ in range(steps):
+        embeddings = embeddings + speed * torch.randn(6, 3, dtype=torch.float64, generator=draw)
+        exact = embeddings.T @ embeddings / 6
+        moved = max(moved, 0.0 if last is None else float((exact - last).norm()))
+        last = exact
+        estimator.update(batch(embeddings, ids))
+    # The start is corrected, so that Prop. 5's second term is not there.
+    assert float((estimator.gramian() - exact).norm()) <= moved * (1 / rate - 1) + 1e-9
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, "fast"])
+def test_a_rate_outside_its_range_is_refused(rate: float | str) -> None:
     with pytest.raises(ValueError, match="averaging rate"):
-        SOGram(2, rate)
+        SOGram(2, rate=rate)
+
+
+def test_a_decay_outside_its_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="decay"):
+        SOGram(2, decay=1.0)
+
+
+def test_a_rate_decays() -> None:
+    rate = AveragingRate(torch.Size((2, 2)), 0.5, 0.5)
+    found = []
+    for _ in range(4):
+        found.append(float(rate()))
+        rate.observe(torch.zeros(2, 2))
+    assert found == pytest.approx([0.5, 0.5 / 2**0.5, 0.5 / 3**0.5, 0.25])
+
+
+class TestAutomaticRate:
+    def settled(self, noise: float, drift: float, *, recursive: bool = False) -> float:
+        """The rate after moments of known noise and drift."""
+        draw = torch.Generator().manual_seed(0)
+        shape = torch.Size((4, 4))
+        rate = AveragingRate(shape, "auto", recursive=recursive)
+        direction = torch.full(shape, 0.25)  # of norm 1
+        for step in range(3000):
+            moment = noise / 4 * torch.randn(shape, generator=draw) + drift * step * direction
+            pairs = drift / 4 * torch.randn(shape, generator=draw) if recursive else None
+            rate.observe(moment, pairs)
+        return float(rate())
+
+    @pytest.mark.parametrize(("noise", "drift"), [(1.0, 0.01), (1.0, 0.05), (3.0, 0.05)])
+    def test_it_is_the_minimum_of_the_bound(self, noise: float, drift: float) -> None:
+        assert self.settled(noise, drift) == pytest.approx(
+            float(best_rate(noise**2, drift**2)), rel=0.25
+        )
+
+    def test_it_is_slow_where_nothing_moves_and_fast_where_all_does(self) -> None:
+        assert self.settled(1.0, 0.0) < 0.03
+        assert self.settled(0.0, 1.0) == pytest.approx(FASTEST)
+
+    @pytest.mark.parametrize("drift", [0.02, 0.1])
+    def test_with_pairs_it_is_their_ratio(self, drift: float) -> None:
+        assert self.settled(1.0, drift, recursive=True) == pytest.approx(drift, rel=0.25)
+
+    @given(st.floats(0, 1e6), st.floats(0, 1e6), st.booleans())
+    def test_no_rate_on_a_finer_grid_is_much_better(
+        self, variance: float, other: float, recursive: bool
+    ) -> None:
+        def error(a: float) -> float:
+            if recursive:
+                return (a * a * variance + (1 - a) ** 2 * other) / (1 - (1 - a) ** 2)
+            return variance * a / (2 - a) + other * (1 / a - 1) ** 2
+
+        chosen = float(best_rate(variance, other, recursive))
+        assert SLOWEST - 1e-9 <= chosen <= FASTEST + 1e-9
+        for i in range(500):
+            a = SLOWEST * (FASTEST / SLOWEST) ** (i / 499)
+            assert error(chosen) <= error(a) * 1.001 + 1e-12

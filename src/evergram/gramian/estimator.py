@@ -4,49 +4,174 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-# Every entity's embedding with its share of the measure, in blocks: ([b, D], [b]).
-Population = Callable[[], Iterable[tuple[Tensor, Tensor]]]
+# Every entity's embedding, its share of the measure and its factors, in blocks:
+# ([b, D], [b], [b, K]).
+Population = Callable[[], Iterable[tuple[Tensor, Tensor, Tensor]]]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One side of a batch.
+
+    Args:
+        ids: int64 [B], rows of the corpus.
+        weights: [B], μ with E[(1/B) Σ μ u⊗u] = G; they come from whoever drew the ids.
+        embeddings: [B, D], detached.
+        factors: [B, K], fixed numbers of each entity: its row of the prior, and 1 where the mean
+            is wanted. K = 0 is the plain Gramian.
+        before: [B, D], the same entities before the parameters' last step, for those that ask.
+    """
+
+    ids: Tensor
+    weights: Tensor
+    embeddings: Tensor
+    factors: Tensor
+    before: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """M = Σ_a p_a u_a ⊗ (u_a, f_a): the Gramian G [D, D] and, beside it, H [D, K].
+
+    Dense, or as the pairs of a small batch, M = leftᵀ right, whichever is cheaper to multiply by
+    ([G2] Eq. 13 and 14 are these two).
+
+    Args:
+        matrix: [D, D + K]; or None, and then
+        left, right: [C, D] (weighted) and [C, D + K].
+    """
+
+    matrix: Tensor | None
+    left: Tensor | None = None
+    right: Tensor | None = None
+
+    @property
+    def dense(self) -> Tensor:
+        """[D, D + K]."""
+        if self.matrix is not None:
+            return self.matrix
+        assert self.left is not None
+        assert self.right is not None
+        return self.left.T @ self.right
+
+    @property
+    def gramian(self) -> Tensor:
+        """G [D, D]."""
+        dense = self.dense
+        return dense[:, : len(dense)]
+
+    @property
+    def cross(self) -> Tensor:
+        """H [D, K]."""
+        dense = self.dense
+        return dense[:, len(dense) :]
+
+    def push(self, embeddings: Tensor) -> Tensor:
+        """G u for each row u, [B, D]."""
+        if self.matrix is not None:
+            return embeddings @ self.matrix.detach()[:, : len(self.matrix)]
+        assert self.left is not None
+        assert self.right is not None
+        dim = self.left.shape[1]
+        return (embeddings @ self.right[:, :dim].T) @ self.left
+
+    def pull(self, factors: Tensor) -> Tensor:
+        """H f for each row f, [B, D]; H may have more columns than f: the first ones count."""
+        width = factors.shape[1]
+        if self.matrix is not None:
+            return factors @ self.cross[:, :width].T
+        assert self.left is not None
+        assert self.right is not None
+        dim = self.left.shape[1]
+        return (factors @ self.right[:, dim : dim + width].T) @ self.left
 
 
 class GramianEstimator(nn.Module, ABC):
-    """An estimate Ĝ [D, D] of G = Σ_a p_a u_a ⊗ u_a, kept while the embeddings move.
+    """An estimate of M = Σ_a p_a u_a ⊗ (u_a, f_a) [D, D + K], kept while the embeddings move.
 
-    The order of a step is part of the contract: `begin`, then the gradient with `gramian()`, then
-    the optimiser's step, then `update` with the embeddings of that same batch. The gradient at
-    step t so uses batches before t only, and is independent of its own
+    A step is `begin`, the gradient with `moment()`, the optimiser, and `update`. What `update` is
+    given must not be the batch of that gradient: either the batch before it, or one drawn apart
     (../shared/method.md §1, "Which batch"). All state is in buffers.
+
+    Args:
+        dim: D.
+        factors: K.
     """
+
+    # Whether `Rows.before` is needed.
+    wants_before = False
+
+    def __init__(self, dim: int, factors: int = 0) -> None:
+        super().__init__()
+        self.dim = dim
+        self.matrix: Tensor
+        self.register_buffer("matrix", torch.zeros(dim, dim + factors))
 
     def begin(self, population: Population) -> None:
         """Before a step; `population` iterates over every entity, for those who must look."""
 
     @abstractmethod
+    def update(self, rows: Rows) -> None:
+        """Fold in a batch."""
+
+    def moment(self) -> Moment:
+        """The estimate; detached, never modified in place once handed out."""
+        return Moment(self.matrix)
+
     def gramian(self) -> Tensor:
-        """Ĝ [D, D], symmetric, detached, never modified in place once handed out."""
+        """Ĝ [D, D]."""
+        return self.moment().gramian
 
-    @abstractmethod
-    def update(self, embeddings: Tensor, weights: Tensor) -> None:
-        """Fold in a batch: embeddings [B, D], and weights [B] with E[weighted u⊗u] = G."""
+    @property
+    def state_bytes(self) -> int:
+        """Size of what is kept between steps."""
+        return sum(b.numel() * b.element_size() for b in self.buffers())
 
 
-def batch_gramian(embeddings: Tensor, weights: Tensor) -> Tensor:
-    """S_B = (1/B) Σ_a μ_a u_a ⊗ u_a, [D, D], of embeddings [B, D] and weights [B]."""
+def batch_moment(rows: Rows, embeddings: Tensor | None = None) -> Tensor:
+    """S_B = (1/B) Σ_a μ_a u_a ⊗ (u_a, f_a), [D, D + K]; of other `embeddings` where given."""
     with torch.no_grad():
-        return (embeddings * weights[:, None]).T @ embeddings / len(embeddings)
+        u = rows.embeddings if embeddings is None else embeddings
+        weighted = u * (rows.weights / len(u))[:, None]
+        return weighted.T @ beside(u, rows.factors)
 
 
-def exact_gramian(population: Population) -> Tensor:
-    """G = Σ_a p_a u_a ⊗ u_a, [D, D], summed in float64 over every entity."""
+def beside(embeddings: Tensor, factors: Tensor) -> Tensor:
+    """(u, f) for each row, [B, D + K]."""
+    return torch.cat([embeddings, factors], dim=1) if factors.shape[1] else embeddings
+
+
+def exact_moment(population: Population) -> Tensor:
+    """M = Σ_a p_a u_a ⊗ (u_a, f_a), [D, D + K], summed in float64 over every entity."""
     total: Tensor | None = None
     with torch.no_grad():
-        for embeddings, share in population():
+        for embeddings, share, factors in population():
             wide = embeddings.double()
-            part = (wide * share.to(wide)[:, None]).T @ wide
+            right = beside(wide, factors.to(wide))
+            part = (wide * share.to(wide)[:, None]).T @ right
             total = part if total is None else total + part
     if total is None:
         raise ValueError("The population is empty; a Gramian needs at least one entity.")
     return total
+
+
+def projected(matrix: Tensor) -> Tensor:
+    """M with its Gramian [D, D] projected onto the positive semi-definite matrices.
+
+    A Gramian that passes Cholesky's test is left as it is: that test costs a tenth of the
+    eigendecomposition.
+    """
+    dim = len(matrix)
+    square = matrix[:, :dim]
+    square = (square + square.T) / 2
+    _, failed = torch.linalg.cholesky_ex(square)
+    if int(failed):
+        values, vectors = torch.linalg.eigh(square)
+        square = (vectors * values.clamp(min=0)) @ vectors.T
+        square = (square + square.T) / 2
+    return torch.cat([square, matrix[:, dim:]], dim=1)

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
-from evergram.gramian.estimator import GramianEstimator, Population, exact_gramian
+from evergram.gramian.estimator import GramianEstimator, Population, Rows, exact_moment
 
 
 class ExactGramian(GramianEstimator):
     """One pass over every entity before each step: O(N D²), no staleness and no noise."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.matrix: Tensor
-        self.register_buffer("matrix", torch.zeros(dim, dim))
-
     def begin(self, population: Population) -> None:
-        self.matrix = exact_gramian(population).to(self.matrix)
+        self.matrix = exact_moment(population).to(self.matrix)
 
-    def gramian(self) -> Tensor:
-        return self.matrix
-
-    def update(self, embeddings: Tensor, weights: Tensor) -> None:
+    def update(self, rows: Rows) -> None:
         """Nothing to learn from a batch: `begin` sees everything."""

@@ -1,0 +1,121 @@
+"""How fast an average forgets: a number, a decaying one, or one chosen from what is seen."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+# Batches in one look at the drift, and the range that an automatic rate keeps to.
+WINDOW = 32
+SLOWEST, FASTEST = 0.002, 0.5
+# Weight of the newest look in the running variance and drift.
+SMOOTHING = 0.2
+
+
+class AveragingRate(nn.Module):
+    """α of an estimator, step by step.
+
+    `"auto"` minimises the bound of [G2] Prop. 5, variance σ²α/(2 − α) plus squared bias
+    (δ(1/α − 1))², with σ² from the difference of consecutive batches and δ from the difference of
+    the means of consecutive windows of them, noise taken off. With `recursive` it minimises that of
+    the recursive momentum, whose drift is taken off by pairs: (α²σ² + (1 − α)²τ²)/(1 − (1 − α)²),
+    τ² the variance of the pairs' differences.
+
+    Args:
+        shape: of the moment that is averaged.
+        rate: α in (0, 1], or "auto".
+        decay: κ in [0, 1): step t has α t^−κ.
+        start: the rate before "auto" has seen two windows.
+    """
+
+    def __init__(
+        self,
+        shape: torch.Size,
+        rate: float | str,
+        decay: float = 0.0,
+        *,
+        recursive: bool = False,
+        start: float = 0.05,
+    ) -> None:
+        super().__init__()
+        self.auto = rate == "auto"
+        if not self.auto and (isinstance(rate, str) or not 0 < rate <= 1):
+            raise ValueError(f"The averaging rate is {rate}; it must lie in (0, 1] or be 'auto'.")
+        if not 0 <= decay < 1:
+            raise ValueError(f"The decay of the averaging rate is {decay}; it must lie in [0, 1).")
+        self.decay = decay
+        self.recursive = recursive
+        self.value: Tensor
+        self.steps: Tensor
+        chosen = start if isinstance(rate, str) else rate
+        self.register_buffer("value", torch.tensor(chosen, dtype=torch.float64))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        if self.auto:
+            for name in ("last", "window", "window_before"):
+                self.register_buffer(name, torch.zeros(shape))
+            # Sums over this window, and running σ², δ² (or τ²), number of looks.
+            self.register_buffer("sums", torch.zeros(2, dtype=torch.float64))
+            self.register_buffer("seen", torch.zeros(3, dtype=torch.float64))
+
+    def forward(self) -> Tensor:
+        """α of this step, float64 scalar."""
+        return self.value * (self.steps + 1).double() ** -self.decay if self.decay else self.value
+
+    def observe(self, batch: Tensor, difference: Tensor | None = None) -> None:
+        """Take note of this step's batch moment, and of the pairs' difference S_B(θ_t) −
+        S_B(θ_{t−1}) where there is one."""
+        self.steps = self.steps + 1
+        if not self.auto:
+            return
+        step = int(self.steps)
+        sums = self.get_buffer("sums")
+        if step > 1:
+            sums[0] += 0.5 * (batch - self.get_buffer("last")).square().sum()
+        if difference is not None:
+            sums[1] += difference.square().sum()
+        self.last = batch
+        self.get_buffer("window").add_(batch)
+        if step % WINDOW == 0:
+            self._look(step)
+
+    def _look(self, step: int) -> None:
+        sums, seen = self.get_buffer("sums"), self.get_buffer("seen")
+        window, before = self.get_buffer("window"), self.get_buffer("window_before")
+        mean = window / WINDOW
+        variance = sums[0] / WINDOW
+        if self.recursive:
+            other = sums[1] / WINDOW
+        else:
+            # E‖mean − mean before‖² = (window · δ)² + 2σ²/window.
+            moved = (mean - before).square().sum().double() - 2 * variance / WINDOW
+            other = moved / WINDOW**2
+        if step > WINDOW or self.recursive:
+            weight = max(SMOOTHING, 1 / (float(seen[2]) + 1))
+            seen[0].lerp_(variance, weight)
+            seen[1].lerp_(other, weight)
+            seen[2] += 1
+            self.value = best_rate(float(seen[0]), float(seen[1]), self.recursive).to(self.value)
+        before.copy_(mean)
+        window.zero_()
+        sums.zero_()
+
+
+def best_rate(variance: float, other: float, recursive: bool = False) -> Tensor:
+    """The rate in [SLOWEST, FASTEST] with the least error, see `AveragingRate`.
+
+    Args:
+        variance: σ².
+        other: δ², or τ² for the recursive momentum; what noise made negative counts as 0.
+    """
+    rate = torch.logspace(
+        torch.log10(torch.tensor(SLOWEST)).item(),
+        torch.log10(torch.tensor(FASTEST)).item(),
+        200,
+        dtype=torch.float64,
+    )
+    other = max(0.0, other)
+    if recursive:
+        error = (rate**2 * variance + (1 - rate) ** 2 * other) / (1 - (1 - rate) ** 2)
+    else:
+        error = variance * rate / (2 - rate) + other * (1 / rate - 1) ** 2
+    return rate[error.argmin()]

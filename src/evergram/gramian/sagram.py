@@ -1,0 +1,152 @@
+"""SAGram: the Gramian of a cache of every entity's last seen embedding. [G2] Algorithm 1 and 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from evergram.gramian.estimator import (
+    GramianEstimator,
+    Population,
+    Rows,
+    batch_moment,
+    beside,
+    projected,
+)
+
+# Updates between two summations of the whole cache, which take off what rounding has added.
+REFRESH = 10_000
+BLOCK = 65_536
+
+
+class SAGram(GramianEstimator):
+    """S = Σ_a p_a û_a ⊗ (û_a, f_a) over a cache û of distinct entities, N × D floats of state.
+
+    With `beta` "1/n" Ĝ is S after the batch is written into the cache: PSD, and as stale as the
+    cache. With "1" it is S + S_B(now) − S_B(cache): unbiased, and then projected onto the PSD
+    matrices, which costs the unbiasedness. The cache starts from the embeddings at the first step.
+
+    Args:
+        dim: D.
+        share: [N], the measure p.
+        factors: [N, K], or None.
+        beta: "1/n" (as SAG) or "1" (as SAGA).
+        file: where to keep the cache on disk, mapped into memory; None keeps it in memory.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        share: Tensor,
+        factors: Tensor | None = None,
+        beta: str = "1/n",
+        file: Path | None = None,
+    ) -> None:
+        super().__init__(dim, 0 if factors is None else factors.shape[1])
+        if beta not in ("1/n", "1"):
+            raise ValueError(f"SAGram's β is {beta!r}; it must be '1/n' or '1'.")
+        self.beta = beta
+        self.file = file
+        self.total: Tensor
+        self.share: Tensor
+        self.factors: Tensor
+        self.cache: Tensor
+        self.filled: Tensor
+        self.updates: Tensor
+        table = torch.zeros(len(share), 0) if factors is None else factors
+        # S, in the width in which small changes add up.
+        self.register_buffer("total", torch.zeros(self.matrix.shape, dtype=torch.float64))
+        self.register_buffer("share", share.double(), persistent=False)
+        self.register_buffer("factors", table.float(), persistent=False)
+        self.register_buffer("cache", _table(len(share), dim, file))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+
+    def begin(self, population: Population) -> None:
+        if bool(self.filled):
+            return
+        start = 0
+        for embeddings, _, _ in population():
+            self.cache[start : start + len(embeddings)] = embeddings.to(self.cache)
+            start += len(embeddings)
+        if start != len(self.share):
+            raise ValueError(f"The population has {start} entities, the measure {len(self.share)}.")
+        self.filled = torch.ones_like(self.filled)
+        self._sum_anew()
+
+    def update(self, rows: Rows) -> None:
+        cached = self.cache[rows.ids.to(self.cache.device)].to(rows.embeddings)
+        if self.beta == "1":
+            change = batch_moment(rows) - batch_moment(rows, cached)
+            self.matrix = projected((self.total + change).to(self.matrix))
+        # An entity that stands in the batch twice has moved once.
+        ids, place = torch.unique(rows.ids, return_inverse=True)
+        one = torch.empty_like(ids)
+        one[place] = torch.arange(len(place), device=ids.device)
+        new, old, factors = rows.embeddings[one], cached[one], rows.factors[one]
+        share = self.share[ids][:, None].to(new)
+        self.total = (
+            self.total
+            + (new * share).T @ beside(new, factors)
+            - (old * share).T @ beside(old, factors)
+        )
+        self.cache[ids.to(self.cache.device)] = rows.embeddings[one].to(self.cache)
+        self.updates = self.updates + 1
+        if int(self.updates) % REFRESH == 0:
+            self._sum_anew()
+        elif self.beta == "1/n":
+            self.matrix = self.total.to(self.matrix)
+
+    def grow(self, share: Tensor, factors: Tensor | None, embeddings: Tensor) -> None:
+        """Take in entities that come after those there are.
+
+        Args:
+            share: [N′], N′ ≥ N, the measure from now on.
+            factors: [N′, K], or None.
+            embeddings: [N′ − N, D] of the new ones.
+        """
+        known = len(self.share)
+        if len(share) != known + len(embeddings):
+            raise ValueError(
+                f"The cache has {known} entities and {len(embeddings)} come: the measure needs "
+                f"{known + len(embeddings)} shares, not {len(share)}."
+            )
+        # A new file under the old name: the mapped one lives until it is let go.
+        cache = _table(len(share), self.dim, self.file)
+        cache[:known] = self.cache
+        cache[known:] = embeddings.to(cache)
+        self.cache = cache
+        self.share = share.to(self.share)
+        table = torch.zeros(len(share), 0) if factors is None else factors
+        self.factors = table.to(self.factors)
+        self._sum_anew()
+
+    def _sum_anew(self) -> None:
+        total = torch.zeros_like(self.total)
+        for start in range(0, len(self.cache), BLOCK):
+            part = slice(start, start + BLOCK)
+            old = self.cache[part].to(total)
+            total += (old * self.share[part, None]).T @ beside(old, self.factors[part].to(total))
+        self.total = total
+        self.matrix = total.to(self.matrix)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SAGram:
+        """Move to a device; a cache on disk stays where it is."""
+        cache = self.cache
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.file is not None:
+            self.cache = cache
+        return self
+
+
+def _table(rows: int, dim: int, file: Path | None) -> Tensor:
+    """float32 zeros [rows, dim], in memory or in a file that is mapped into it."""
+    if file is None:
+        return torch.zeros(rows, dim)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    flat = torch.from_file(str(file), shared=True, size=rows * dim, dtype=torch.float32)
+    return flat.view(rows, dim)

@@ -1,0 +1,50 @@
+"""Recursive momentum: an average that is carried along as the embeddings move."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evergram.gramian.estimator import GramianEstimator, Rows, batch_moment, projected
+from evergram.gramian.rate import AveragingRate
+
+
+class Storm(GramianEstimator):
+    """Ĝ ← S_B(θ_t) + (1 − α)(Ĝ − S_B(θ_{t−1})), projected onto the PSD matrices.
+
+    The same batch at both parameters: what moved is added, what is noise mostly cancels, so that a
+    slow α does not lag. Costs one more forward without gradient. The batch must not be one that
+    moved θ_{t−1} to θ_t, or its movement is not that of the others.
+
+    Args:
+        dim, factors: D and K.
+        rate: α, in (0, 1], or "auto".
+        decay: κ; step t has α t^−κ.
+    Source: the estimator of Cutkosky and Orabona 2019 (STORM) for a matrix, as
+        ../shared/method.md §1 has it.
+    """
+
+    wants_before = True
+
+    def __init__(
+        self, dim: int, factors: int = 0, rate: float | str = 0.1, decay: float = 0.0
+    ) -> None:
+        super().__init__(dim, factors)
+        self.rate = AveragingRate(self.matrix.shape, rate, decay, recursive=True, start=0.1)
+        self.started: Tensor
+        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+
+    def update(self, rows: Rows) -> None:
+        batch = batch_moment(rows).to(self.matrix)
+        rate = self.rate().to(batch)
+        difference = None
+        if not bool(self.started):
+            self.matrix = batch
+            self.started = torch.ones_like(self.started)
+        elif rows.before is None:  # the first batch of an epoch: an average's step
+            self.matrix = torch.lerp(self.matrix, batch, rate)
+        else:
+            before = batch_moment(rows, rows.before).to(self.matrix)
+            difference = batch - before
+            self.matrix = projected(batch + (1 - rate) * (self.matrix - before))
+        self.rate.observe(batch, difference)
