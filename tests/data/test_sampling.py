@@ -1,18 +1,22 @@
-"""Batches stand for their measure exactly."""
+"""Whatever is drawn, and however: batches stand for their measure exactly."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import ExampleSampler, measure
+from evergram.data.sampling import EntitySampler, ExampleSampler, measure, measures
 from evergram.errors import DataError
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30)
+POWERS = [0.0, 0.5, 1.0]
 
 
 def corpus(pairs: list[tuple[int, int]]) -> Corpus:
@@ -20,25 +24,126 @@ def corpus(pairs: list[tuple[int, int]]) -> Corpus:
     return Corpus.from_tables(pa.table({"query": query, "candidate": candidate}))
 
 
-@settings(max_examples=50, deadline=None)
-@given(PAIRS, st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 40))
-def test_weighted_batches_have_the_gramian_of_the_measure(
-    pairs: list[tuple[int, int]], power: float, batch_size: int
-) -> None:
-    data = corpus(pairs)
-    sampler = ExampleSampler(data, batch_size=1, seed=0, query_power=power, candidate_power=power)
-    draw = torch.Generator().manual_seed(1)
-    embeddings = torch.randn(len(data.queries), 3, generator=draw, dtype=torch.float64)
-    total = torch.zeros(3, 3, dtype=torch.float64)
-    for batch in sampler.epoch(0):
-        u = embeddings[batch.query]
-        total += (u * batch.query_weight[:, None].double()).T @ u
-    counts = torch.bincount(data.column("query"))
-    expected = torch.zeros(3, 3, dtype=torch.float64)
-    shares = [float(c) ** power for c in counts]
+def gramian(embeddings: Tensor, counts: Tensor, power: float) -> Tensor:
+    """Entity by entity."""
+    total = torch.zeros(embeddings.shape[1], embeddings.shape[1], dtype=torch.float64)
+    shares = [float(c) ** power if c else 0.0 for c in counts]
     for row, share in enumerate(shares):
-        expected += share / sum(shares) * torch.outer(embeddings[row], embeddings[row])
-    torch.testing.assert_close(total / len(pairs), expected, rtol=1e-5, atol=1e-6)
+        total += share / sum(shares) * torch.outer(embeddings[row], embeddings[row])
+    return total
+
+
+@settings(max_examples=50, deadline=None)
+@given(PAIRS)
+def test_weighted_batches_have_the_gramians_of_the_measures(pairs: list[tuple[int, int]]) -> None:
+    data = corpus(pairs)
+    chosen = {s: measures(data.counts(s), POWERS) for s in ("query", "candidate")}
+    sampler = ExampleSampler(
+        data,
+        batch_size=1,
+        seed=0,
+        query_measures=chosen["query"],
+        candidate_measures=chosen["candidate"],
+    )
+    draw = torch.Generator().manual_seed(1)
+    for side in ("query", "candidate"):
+        counts = data.counts(side)
+        embeddings = torch.randn(len(counts), 3, generator=draw, dtype=torch.float64)
+        for r, power in enumerate(POWERS):
+            total = torch.zeros(3, 3, dtype=torch.float64)
+            for batch in sampler.epoch(0):
+                u = embeddings[getattr(batch, side)]
+                weight = getattr(batch, f"{side}_weight")[:, r]
+                total += (u * weight[:, None].double()).T @ u
+            expected = gramian(embeddings, counts, power)
+            torch.testing.assert_close(total / len(pairs), expected, rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(PAIRS)
+def test_query_uniform_positives_carry_their_own_weights(pairs: list[tuple[int, int]]) -> None:
+    """E over the sampler's chances, summed pair by pair: a query uniformly, then one of its."""
+    data = corpus(pairs)
+    sampler = ExampleSampler(
+        data,
+        batch_size=1,
+        seed=0,
+        positives="queries",
+        candidate_measures=measures(data.counts("candidate"), POWERS),
+    )
+    degrees = data.counts("query")
+    embeddings = torch.eye(len(data.candidates), dtype=torch.float64)
+    for r, power in enumerate(POWERS):
+        total = torch.zeros_like(embeddings)
+        for a, b in zip(data.column("query"), data.column("candidate"), strict=True):
+            chance = 1 / len(degrees) / float(degrees[a])
+            weight = float(sampler.candidate_weights[b, r])
+            total += chance * weight * torch.outer(embeddings[b], embeddings[b])
+        expected = gramian(embeddings, data.counts("candidate"), power)
+        torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_query_uniform_positives_are_drawn_as_they_say() -> None:
+    data = corpus([(0, 0)] * 3 + [(0, 1)] + [(1, 0)] * 2 + [(2, 2)] * 6)
+    sampler = ExampleSampler(data, batch_size=12, seed=0, positives="queries")
+    found = torch.zeros(3, 3)
+    for epoch in range(2000):
+        for batch in sampler.epoch(epoch):
+            found.index_put_((batch.query, batch.candidate), torch.ones(12), accumulate=True)
+    expected = torch.tensor([[0.75, 0.25, 0], [1, 0, 0], [0, 0, 1]]) / 3
+    assert float((found / found.sum() - expected).abs().max()) < 0.01
+
+
+def test_negatives_are_uniform_over_what_the_query_has_not_met() -> None:
+    data = corpus([(0, 0), (0, 1), (1, 2), (1, 3), (2, 4)])
+    sampler = ExampleSampler(data, batch_size=5, seed=0, negatives=True)
+    found = torch.zeros(3, 5)
+    for epoch in range(4000):
+        for batch in sampler.epoch(epoch):
+            assert batch.negative is not None
+            found.index_put_((batch.query, batch.negative), torch.ones(5), accumulate=True)
+    expected = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 1], [0.75] * 4 + [0]]) / 3
+    shares = found / found.sum(1, keepdim=True)
+    assert float((shares - expected).abs().max()) < 0.02
+    assert bool((found[expected == 0] == 0).all())
+
+
+@pytest.mark.parametrize("kind", ["uniform", "sqrt", "linear"])
+@pytest.mark.parametrize("power", POWERS)
+def test_entities_drawn_apart_stand_for_the_measure(kind: str, power: float) -> None:
+    counts = torch.tensor([1, 9, 0, 4, 2])
+    share = measure(counts, power)
+    sampler = EntitySampler(counts, share[:, None], kind=kind, batch_size=500, seed=0)
+    found = torch.zeros(5, dtype=torch.float64)
+    plain = torch.zeros(5)
+    for draw in sampler.epoch(0, 400):
+        found.index_add_(0, draw.ids, draw.weights[:, 0].double())
+        plain += torch.bincount(draw.ids, minlength=5)
+    torch.testing.assert_close(found / 200_000, share, rtol=0.05, atol=1e-9)
+    rate = counts.double() ** {"uniform": 0, "sqrt": 0.5, "linear": 1}[kind] * (counts > 0)
+    torch.testing.assert_close(plain.double() / 200_000, rate / rate.sum(), rtol=0.05, atol=1e-9)
+
+
+def test_entity_draws_are_a_function_of_seed_and_epoch() -> None:
+    counts = torch.arange(1, 30)
+    share = measure(counts, 0)[:, None]
+    one, two = (EntitySampler(counts, share, kind="sqrt", batch_size=7, seed=3) for _ in range(2))
+    first = [d.ids.tolist() for d in one.epoch(0, 4)]
+    assert first == [d.ids.tolist() for d in two.epoch(0, 4)]
+    assert first != [d.ids.tolist() for d in one.epoch(1, 4)]
+    assert all(a != b for a, b in pairwise(first))
+
+
+def test_the_sparse_weights_keep_their_sum_however_pairs_are_drawn() -> None:
+    data = corpus([(0, 0), (0, 1), (0, 2), (1, 0), (2, 1)])
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    for positives, chance in (("examples", [1 / 5] * 5), ("queries", [1 / 9] * 3 + [1 / 3] * 2)):
+        sampler = ExampleSampler(
+            data, batch_size=1, seed=0, positives=positives, pair_weight=weight
+        )
+        assert sampler.pair_weight is not None
+        expectation = torch.tensor(chance) * sampler.pair_weight
+        torch.testing.assert_close(expectation, weight / 5)
 
 
 def test_the_measures_by_name() -> None:

@@ -92,7 +92,7 @@ class Corpus:
     Args:
         queries, candidates: the two sides.
         interactions: Arrow table, n rows: `query` and `candidate` (int64 rows of the sides), and
-            where the source has them `value` (float32) and `time` (int64 or float64).
+            where the source has them `value` and `weight` (float32), `time` (int64 or float64).
         shared_ids: both sides are one vocabulary (pages that link to pages).
     """
 
@@ -114,7 +114,7 @@ class Corpus:
         """Map external ids to rows by first appearance and check every column.
 
         Args:
-            interactions: columns `query`, `candidate`, optionally `value`, `time`.
+            interactions: columns `query`, `candidate`, optionally `value`, `time`, `weight`.
             query_features, candidate_features: column `id`, and one column a feature: integers,
                 strings or booleans for a single key, lists of them for a bag. Ids without an
                 interaction are left out; ids without a row get empty bags. A feature of the same
@@ -142,10 +142,9 @@ class Corpus:
             "query": pa.array(query_vocabulary.rows(query_ids).numpy()),
             "candidate": pa.array(candidate_vocabulary.rows(candidate_ids).numpy()),
         }
-        if "value" in interactions.column_names:
-            columns["value"] = interactions["value"]
-        if "time" in interactions.column_names:
-            columns["time"] = interactions["time"]
+        for name in ("value", "time", "weight"):
+            if name in interactions.column_names:
+                columns[name] = interactions[name]
         features = _features(
             [(query_features, query_vocabulary), (candidate_features, candidate_vocabulary)]
         )
@@ -246,7 +245,7 @@ def _checked_interactions(table: pa.Table, source: str) -> pa.Table:
         raise DataError(f"{source} has no rows; at least one interaction is needed.")
     for name in ("query", "candidate"):
         _check_ids(table[name], name, source)
-    for name in ("value", "time"):
+    for name in ("value", "time", "weight"):
         if name not in table.column_names:
             continue
         column = table[name]
@@ -256,7 +255,7 @@ def _checked_interactions(table: pa.Table, source: str) -> pa.Table:
             column = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             raise DataError(f"{source} column {name!r} is {kind}; it must be a number.")
-        elif name == "value":  # unsafe: a float32 rounds a large count, and that is no fault
+        elif name != "time":  # unsafe: a float32 rounds a large count, and that is no fault
             column = column.cast(pa.float32(), safe=False)
         else:
             column = column.cast(pa.int64() if pa.types.is_integer(kind) else pa.float64())

@@ -1,15 +1,21 @@
-"""Batches of observed pairs, with the weights that make them stand for a measure."""
+"""Batches of pairs and of entities, with the weights that make them stand for a measure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
 from evergram.errors import DataError
+
+# Rounds in which a rejected negative is drawn again; who has met nearly all keeps what it got.
+REJECTIONS = 32
+# r ∝ count^power of the samplers of [G2] §4.1.
+POWERS = {"uniform": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
 @dataclass(frozen=True)
@@ -19,8 +25,10 @@ class Batch:
     Args:
         query, candidate: int64 [B], rows of the corpus.
         target: float32 [B], what the score should be.
-        query_weight, candidate_weight: float32 [B], μ = p/r and ν = q/r: with them
-            mean(μ u⊗u) has the measure's Gramian as its expectation.
+        query_weight, candidate_weight: float32 [B, R], μ = p/r and ν = q/r for each of R measures:
+            with them mean(μ u⊗u) has the measure's Gramian as its expectation.
+        negative: int64 [B], a candidate that the query has not met; or None.
+        pair_weight: float32 [B], the sparse part of the penalty's weights; or None.
     """
 
     query: Tensor
@@ -28,15 +36,26 @@ class Batch:
     target: Tensor
     query_weight: Tensor
     candidate_weight: Tensor
+    negative: Tensor | None = None
+    pair_weight: Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(
-            self.query.to(device),
-            self.candidate.to(device),
-            self.target.to(device),
-            self.query_weight.to(device),
-            self.candidate_weight.to(device),
-        )
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            moved[field.name] = None if value is None else value.to(device)
+        return Batch(**moved)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Entities of one side: int64 [B] rows, float32 [B, R] weights."""
+
+    ids: Tensor
+    weights: Tensor
+
+    def to(self, device: torch.device) -> Draw:
+        return Draw(self.ids.to(device), self.weights.to(device))
 
 
 def measure(counts: Tensor, power: float) -> Tensor:
@@ -51,18 +70,24 @@ def measure(counts: Tensor, power: float) -> Tensor:
     return weight / weight.sum()
 
 
-def weights(counts: Tensor, power: float) -> Tensor:
-    """μ_a = p_a / r_a of a batch of examples, where r_a = count_a / n; float32 [N]."""
-    rate = counts.double() / counts.sum()
-    return torch.where(counts > 0, measure(counts, power) / rate.clamp(min=1e-300), 0.0).float()
+def weights(measures: Tensor, rate: Tensor) -> Tensor:
+    """μ = p/r, float32 [N, R], of R measures [N, R] for entities drawn with probability r [N]."""
+    drawn = (rate > 0)[:, None]
+    return torch.where(drawn, measures / rate.clamp(min=1e-300)[:, None], 0.0).float()
 
 
 class ExampleSampler:
-    """Shuffled epochs over the observed pairs; the order is a function of (seed, epoch).
+    """Epochs over the observed pairs; what is drawn is a function of (seed, epoch).
 
     Args:
+        query_measures, candidate_measures: float64 [N, R], R measures of each side; None is the
+            uniform one.
         target: "one" (every observed pair should score 1) or "value" (the corpus's own).
-        query_power, candidate_power: the measures of the two sides, see `measure`.
+        positives: "examples": every pair once an epoch, in a new order. "queries": a query drawn
+            uniformly, then one of its pairs (p ∝ 1/deg(query)), with replacement.
+        negatives: also draw for each pair a candidate uniformly among those that the query has not
+            met.
+        pair_weight: float [n], one for each observed pair.
     """
 
     def __init__(
@@ -71,21 +96,48 @@ class ExampleSampler:
         *,
         batch_size: int,
         seed: int,
+        query_measures: Tensor | None = None,
+        candidate_measures: Tensor | None = None,
         target: str = "one",
-        query_power: float = 0.0,
-        candidate_power: float = 0.0,
+        positives: str = "examples",
+        negatives: bool = False,
+        pair_weight: Tensor | None = None,
     ) -> None:
         if target == "value" and not corpus.has_values:
             raise DataError("task.target = 'value' needs a column 'value'; use 'one' without it.")
         self.query = corpus.column("query")
         self.candidate = corpus.column("candidate")
         self.target = corpus.column("value") if target == "value" else torch.ones(len(corpus))
-        self.query_weights = weights(corpus.counts("query"), query_power)
-        self.candidate_weights = weights(corpus.counts("candidate"), candidate_power)
-        self.query_measure = measure(corpus.counts("query"), query_power)
-        self.candidate_measure = measure(corpus.counts("candidate"), candidate_power)
         self.batch_size = min(batch_size, len(corpus))
         self.seed = seed
+        self.positives = positives
+        counts = {side: corpus.counts(side) for side in ("query", "candidate")}
+        size = len(corpus)
+        chance = torch.full((size,), 1 / size, dtype=torch.float64)
+        if positives == "queries":
+            seen = int((counts["query"] > 0).sum())
+            chance = 1 / (seen * counts["query"].double()[self.query])
+            self.order = torch.argsort(self.query, stable=True)
+            self.offsets = torch.zeros(len(counts["query"]) + 1, dtype=torch.int64)
+            torch.cumsum(counts["query"], 0, out=self.offsets[1:])
+        self.rates: dict[str, Tensor] = {}
+        self.measures: dict[str, Tensor] = {}
+        given = {"query": query_measures, "candidate": candidate_measures}
+        for side, count in counts.items():
+            wanted = given[side]
+            self.measures[side] = measure(count, 0.0)[:, None] if wanted is None else wanted
+            rate = torch.zeros(len(count), dtype=torch.float64)
+            self.rates[side] = rate.index_add_(0, getattr(self, side), chance)
+        self.query_weights = weights(self.measures["query"], self.rates["query"])
+        self.candidate_weights = weights(self.measures["candidate"], self.rates["candidate"])
+        # A mean over batches is to be a sum over pairs by 1/n, however the pairs are drawn.
+        self.pair_weight = None
+        if pair_weight is not None:
+            self.pair_weight = (pair_weight.double() / (size * chance)).float()
+        self.candidates = len(counts["candidate"])
+        self.known = torch.zeros(0)
+        if negatives:
+            self.known = torch.unique(self.query * self.candidates + self.candidate)
 
     def __len__(self) -> int:
         """Batches in an epoch; the last, smaller one is dropped so that all weigh the same."""
@@ -93,7 +145,7 @@ class ExampleSampler:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        order = torch.randperm(len(self.query), generator=generator)
+        order = self._order(generator)
         for start in range(len(self)):
             index = order[start * self.batch_size : (start + 1) * self.batch_size]
             query, candidate = self.query[index], self.candidate[index]
@@ -103,4 +155,61 @@ class ExampleSampler:
                 self.target[index],
                 self.query_weights[query],
                 self.candidate_weights[candidate],
+                self._negative(query, generator) if len(self.known) else None,
+                None if self.pair_weight is None else self.pair_weight[index],
             )
+
+    def _order(self, generator: torch.Generator) -> Tensor:
+        if self.positives == "examples":
+            return torch.randperm(len(self.query), generator=generator)
+        counts = self.offsets.diff()
+        met = torch.nonzero(counts).flatten()
+        size = len(self) * self.batch_size
+        query = met[torch.randint(len(met), (size,), generator=generator)]
+        nth = (torch.rand(size, generator=generator, dtype=torch.float64) * counts[query]).long()
+        return self.order[self.offsets[query] + nth]
+
+    def _negative(self, query: Tensor, generator: torch.Generator) -> Tensor:
+        found = torch.randint(self.candidates, query.shape, generator=generator)
+        for _ in range(REJECTIONS):
+            key = query * self.candidates + found
+            place = torch.searchsorted(self.known, key).clamp(max=len(self.known) - 1)
+            met = torch.nonzero(self.known[place] == key).flatten()
+            if not len(met):
+                break
+            found[met] = torch.randint(self.candidates, met.shape, generator=generator)
+        return found
+
+
+class EntitySampler:
+    """Entities of one side, drawn apart from the pairs, with replacement.
+
+    Args:
+        counts: int64 [N], interactions.
+        measures: float64 [N, R].
+        kind: "uniform", "sqrt" or "linear": drawn with r ∝ 1, √count or count ([G2] §4.1).
+        seed: of the draws; they are a function of (seed, epoch).
+    """
+
+    def __init__(
+        self, counts: Tensor, measures: Tensor, *, kind: str, batch_size: int, seed: int
+    ) -> None:
+        rate = measure(counts, POWERS[kind])
+        self.bounds = torch.cumsum(rate, 0)
+        self.weights = weights(measures, rate)
+        self.batch_size = batch_size
+        self.seed = seed
+
+    def epoch(self, number: int, batches: int) -> Iterator[Draw]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        for _ in range(batches):
+            chance = torch.rand(self.batch_size, generator=generator, dtype=torch.float64)
+            # Rounding may leave the last bound below 1.
+            ids = torch.searchsorted(self.bounds, chance * self.bounds[-1], right=True)
+            ids = ids.clamp(max=len(self.bounds) - 1)
+            yield Draw(ids, self.weights[ids])
+
+
+def measures(counts: Tensor, powers: Sequence[float]) -> Tensor:
+    """R power measures of one side, float64 [N, R]."""
+    return torch.stack([measure(counts, power) for power in powers], dim=1)

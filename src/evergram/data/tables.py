@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from evergram.data.corpus import Corpus
 from evergram.errors import DataError
 
-COLUMNS = ("query", "candidate", "value", "time")
+COLUMNS = ("query", "candidate", "value", "time", "weight")
 SUFFIXES = ".parquet, .pq, .arrow, .feather, .csv, .tsv, .csv.gz, .tsv.gz"
 TEXT = re.compile(r"\.([ct])sv(\.gz)?$", re.IGNORECASE)
 
@@ -23,6 +23,7 @@ TEXT = re.compile(r"\.([ct])sv(\.gz)?$", re.IGNORECASE)
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:nan|inf|infinity)$"
 WANTED = {
     "value": (NUMBER, "a number"),
+    "weight": (NUMBER, "a number"),
     "time": (NUMBER + r"|^\d{4}-\d\d-\d\d", "a number or a date"),
 }
 
@@ -42,7 +43,7 @@ def load_table(
         path: columns `query` and `candidate`, optionally `value` and `time`.
         query_features, candidate_features: column `id`, and one column a feature.
         shared_ids: query and candidate ids name the same things.
-        columns: the file's own names of the four columns, {"query": "user_id"}.
+        columns: the file's own names of these columns, {"query": "user_id"}.
         list_separator: in a CSV, what divides the keys of a bag; "" for no bags.
     Raises: DataError: a file cannot be read or used; the row is named where one is at fault.
     """
@@ -56,7 +57,7 @@ def load_table(
 
 
 def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> pa.Table:
-    """The columns `query`, `candidate`, `value`, `time` of a file, those that it has.
+    """The columns `query`, `candidate`, `value`, `time`, `weight` of a file, those that it has.
 
     Raises: DataError: the file cannot be read, lacks a column that `columns` names, or has a value
         or time that is no number; the row is named.
