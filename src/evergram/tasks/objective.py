@@ -1,0 +1,106 @@
+"""A task, and what is added to it: the penalty on all pairs, norms, spread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from evergram.data.sampling import Batch
+from evergram.gramian.penalty import orthogonal_penalty, quadratic_penalty
+from evergram.tasks.task import Encoded, Moments, Task, score
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A batch's loss, to step on, and the value of the objective that it estimates, to report."""
+
+    total: Tensor
+    objective: Tensor
+
+
+class Objective(nn.Module):
+    """task + Σ_r λ_r ĝ_r + mean w (s − π)² + l2 · mean(‖u‖² + ‖v‖²) + orthogonal terms.
+
+    Σ_r p_r ⊗ q_r are the low-rank weights of all pairs and w the sparse ones of observed pairs
+    ([G2] App. C, remark).
+
+    Args:
+        task: the loss on observed pairs.
+        penalty: λ_r, one a measure; zero leaves it out. The equal of implicit ALS with weight α₀ on
+            all pairs is λ = ½ α₀ |A||B| / n, with the uniform measure.
+        l2: weight of squared norms.
+        l2_measure: "examples", mean over the batch; or "penalty", under the (first) measure of the
+            penalty, which is the same as l2/λ added to the diagonal of both Gramians.
+        orthogonal: for each side, the weight of global orthogonal regularisation.
+        constant: Σ_r λ_r Σ_ab p_a q_b π_ab², what the penalty's value lacks ([G2] App. B).
+    Source: [G2] §2, Eq. (7), App. B to D.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        penalty: Sequence[float] = (0.0,),
+        l2: float = 0.0,
+        orthogonal: Mapping[str, float] | None = None,
+        constant: float = 0.0,
+        l2_measure: str = "examples",
+    ) -> None:
+        super().__init__()
+        self.task = task
+        self.penalty = tuple(penalty)
+        self.l2 = l2
+        self.l2_measure = l2_measure
+        self.orthogonal = {k: v for k, v in (orthogonal or {}).items() if v}
+        self.constant = constant
+
+    @property
+    def wants_moments(self) -> bool:
+        """Whether any Gramian is used at all."""
+        return any(self.penalty) or bool(self.orthogonal) or self.task.wants_means
+
+    def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Loss:
+        query, candidate = encoded.query, encoded.candidate
+        loss: Tensor = self.task(encoded, batch, moments)
+        if self.l2:
+            norms = query.square().sum(-1), candidate.square().sum(-1)
+            if self.l2_measure == "penalty":
+                norms = norms[0] * batch.query_weight[:, 0], norms[1] * batch.candidate_weight[:, 0]
+            loss = loss + self.l2 * (norms[0] + norms[1]).mean()
+        if batch.pair_weight is not None:
+            missed = score(encoded) - self._prior(encoded)
+            loss = loss + (batch.pair_weight * missed.square()).mean()
+        objective = loss.detach() + self.constant
+        for r, strength in enumerate(self.penalty):
+            if not strength:
+                continue
+            found = quadratic_penalty(
+                query,
+                candidate,
+                moments["query"][r],
+                moments["candidate"][r],
+                batch.query_weight[:, r],
+                batch.candidate_weight[:, r],
+                encoded.query_factors,
+                encoded.candidate_factors,
+            )
+            loss = loss + strength * found
+            # ĝ estimates 2g: its half is what the objective holds.
+            objective = objective + strength * 0.5 * found.detach()
+        for side, strength in self.orthogonal.items():
+            rows = query if side == "query" else candidate
+            weight = batch.query_weight if side == "query" else batch.candidate_weight
+            moment = moments[side][0]
+            found = orthogonal_penalty(rows, moment, weight[:, 0])
+            loss = loss + strength * found
+            spread = moment.gramian.square().sum().clamp(min=1 / rows.shape[1])
+            objective = objective + strength * spread
+        return Loss(loss, objective)
+
+    def _prior(self, encoded: Encoded) -> Tensor:
+        """π of each observed pair, [B]."""
+        if encoded.query_factors is None or encoded.candidate_factors is None:
+            return torch.zeros(len(encoded.query), device=encoded.query.device)
+        return (encoded.query_factors * encoded.candidate_factors).sum(-1)
