@@ -1,0 +1,150 @@
+"""The objective has the minimum of implicit ALS, whose closed form is the oracle; and its parts."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from evergram.data.sampling import Batch
+from evergram.gramian.estimator import Moment, exact_moment
+from evergram.tasks.objective import Objective
+from evergram.tasks.pointwise import Pointwise
+from evergram.tasks.task import Encoded
+
+
+def moment(embeddings: Tensor, share: Tensor, factors: Tensor | None = None) -> Moment:
+    own = embeddings[:, :0] if factors is None else factors
+    return Moment(exact_moment(lambda: [(embeddings, share, own)]))
+
+
+def test_the_minimum_is_that_of_implicit_als() -> None:
+    draw = torch.Generator().manual_seed(0)
+    a, b, dim, alpha = 8, 6, 2, 0.3
+    observed = torch.rand(a, b, generator=draw) < 0.4
+    query = torch.randn(a, dim, dtype=torch.float64, generator=draw)
+    candidate = torch.randn(b, dim, dtype=torch.float64, generator=draw)
+
+    def solve(other: Tensor, mask: Tensor) -> Tensor:
+        # Each row minimises Σ_obs (1 − s)² + α Σ_all s².
+        rows = []
+        for row in mask:
+            near = other[row]
+            rows.append(torch.linalg.solve(near.T @ near + alpha * other.T @ other, near.sum(0)))
+        return torch.stack(rows)
+
+    for _ in range(3000):
+        query = solve(candidate, observed)
+        candidate = solve(query, observed.T)
+    query = solve(candidate, observed)
+
+    n = int(observed.sum())
+    rows, columns = torch.nonzero(observed, as_tuple=True)
+    leaf_query, leaf_candidate = query.requires_grad_(), candidate.requires_grad_()
+    # The conversion of method.md: λ = ½ α₀ |A||B| / n, with the uniform measure.
+    objective = Objective(Pointwise(), [0.5 * alpha * a * b / n])
+    batch = Batch(
+        rows,
+        columns,
+        torch.ones(n, dtype=torch.float64),
+        (n / a / observed.sum(1).double())[rows, None],
+        (n / b / observed.sum(0).double())[columns, None],
+    )
+    uniform_query = torch.full((a,), 1 / a, dtype=torch.float64)
+    uniform_candidate = torch.full((b,), 1 / b, dtype=torch.float64)
+    loss = objective(
+        Encoded(leaf_query[rows], leaf_candidate[columns]),
+        batch,
+        {
+            "query": [moment(leaf_query, uniform_query)],
+            "candidate": [moment(leaf_candidate, uniform_candidate)],
+        },
+    )
+    for gradient in torch.autograd.grad(loss.total, [leaf_query, leaf_candidate]):
+        assert float(gradient.abs().max()) < 1e-6
+    scores = query @ candidate.T
+    value = (1 - scores[observed]).square().sum() + alpha * scores.square().sum()
+    torch.testing.assert_close(loss.objective, value.detach() / (2 * n))
+
+
+def test_without_a_penalty_the_gramians_do_not_matter() -> None:
+    ones = torch.ones(2)
+    batch = Batch(torch.arange(2), torch.arange(2), ones, ones[:, None], ones[:, None])
+    nan = {side: [Moment(torch.full((3, 3), torch.nan))] for side in ("query", "candidate")}
+    objective = Objective(Pointwise(), [0.0], l2=0.5)
+    assert not objective.wants_moments
+    loss = objective(Encoded(torch.zeros(2, 3), torch.ones(2, 3)), batch, nan)
+    # ½(0 − 1)² + 0.5 · (0 + 3)
+    assert float(loss.total) == 0.5 + 1.5
+    assert float(loss.objective) == 0.5 + 1.5
+
+
+@pytest.mark.parametrize("width", [0, 2])
+def test_two_measures_a_prior_and_sparse_weights_are_one_sum_over_all_pairs(width: int) -> None:
+    """Σ_ab (Σ_r λ_r p_ra q_rb + w_ab) (s − π)², pair by pair, for value and gradient."""
+    draw = torch.Generator().manual_seed(1)
+    a, b, dim, strengths = 5, 4, 3, [0.7, 2.0]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=draw)
+
+    query, candidate = normal(a, dim).requires_grad_(), normal(b, dim).requires_grad_()
+    q, r = normal(a, width), normal(b, width)
+    measures = {
+        side: torch.rand(size, 2, dtype=torch.float64, generator=draw)
+        for side, size in (("query", a), ("candidate", b))
+    }
+    measures = {side: p / p.sum(0) for side, p in measures.items()}
+    rows = torch.tensor([0, 1, 2, 3, 4, 0, 2, 3])
+    columns = torch.tensor([0, 1, 2, 3, 0, 3, 1, 2])
+    n = len(rows)
+    sparse = normal(n)
+    expected = torch.zeros((), dtype=torch.float64)
+    for (k, strength), i, j in product(enumerate(strengths), range(a), range(b)):
+        missed = torch.dot(query[i], candidate[j]) - torch.dot(q[i], r[j])
+        weight = strength * measures["query"][i, k] * measures["candidate"][j, k]
+        expected = expected + weight * missed**2
+    for i, j, w in zip(rows, columns, sparse, strict=True):
+        missed = torch.dot(query[i], candidate[j]) - torch.dot(q[i], r[j])
+        expected = expected + w / n * missed**2
+        expected = expected + 0.5 * (torch.dot(query[i], candidate[j]) - 1) ** 2 / n
+    counts = {"query": rows.bincount(), "candidate": columns.bincount()}
+    weights = {s: measures[s] * (n / counts[s].double())[:, None] for s in counts}
+    constant = sum(
+        strength
+        * float(
+            (
+                ((q * measures["query"][:, k, None]).T @ q)
+                * ((r * measures["candidate"][:, k, None]).T @ r)
+            ).sum()
+        )
+        for k, strength in enumerate(strengths)
+    )
+    loss = Objective(Pointwise(), strengths, constant=constant)(
+        Encoded(
+            query[rows],
+            candidate[columns],
+            None,
+            q[rows] if width else None,
+            r[columns] if width else None,
+        ),
+        Batch(
+            rows,
+            columns,
+            torch.ones(n, dtype=torch.float64),
+            weights["query"][rows],
+            weights["candidate"][columns],
+            None,
+            sparse,
+        ),
+        {
+            "query": [moment(query, measures["query"][:, k], q) for k in range(2)],
+            "candidate": [moment(candidate, measures["candidate"][:, k], r) for k in range(2)],
+        },
+    )
+    torch.testing.assert_close(loss.objective, expected.detach())
+    found = torch.autograd.grad(loss.total, [query, candidate])
+    for mine, theirs in zip(found, torch.autograd.grad(expected, [query, candidate]), strict=True):
+        torch.testing.assert_close(mine, theirs)
