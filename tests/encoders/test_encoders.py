@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 import torch
@@ -118,15 +120,100 @@ class TestEncoder:
             assert (above - below) / 2e-6 == pytest.approx(float(dense.view(-1)[place]), rel=1e-4)
 
 
-def test_a_feature_of_an_unknown_item_still_places_it() -> None:
-    encoder = build(TwoTower, corpus())
-    stranger = Corpus.from_tables(
+def tower(data: Corpus, seed: int = 0, **options: Any) -> TwoTower:
+    draw = torch.Generator().manual_seed(seed)
+    return TwoTower(Schema.of(data, features=True), 4, generator=draw, **options)
+
+
+def unlike_its_start(encoder: TwoTower) -> TwoTower:
+    """The same with no parameter at zero, as after training."""
+    draw = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.normal_(generator=draw)
+    return encoder
+
+
+def stranger(tags: list[str]) -> Corpus:
+    return Corpus.from_tables(
         pa.table({"query": ["?"], "candidate": ["?"]}),
-        candidate_features=pa.table({"id": ["?"], "tags": [["b", "unheard of"]]}),
+        candidate_features=pa.table({"id": ["?"], "tags": [tags]}),
     )
-    inputs = encoder.schema.read("candidate", stranger.candidates)
+
+
+def test_a_tower_starts_as_a_factorization() -> None:
+    data = corpus()
+    encoder = tower(data, hidden=[6, 5])
+    for side, entities in (("query", data.queries), ("candidate", data.candidates)):
+        table = encoder.get_parameter(f"tables.{side}/id.weight")
+        assert torch.equal(encoder.encode(side, entities), table)
+        assert table.std() > 0.05
+
+
+@pytest.mark.parametrize("width", [2, 7])
+def test_a_tower_of_another_width_starts_as_one_of_the_smaller(width: int) -> None:
+    data = corpus()
+    encoder = tower(data, input_dim=width)
+    query, candidate, projection, other = (
+        encoder.get_parameter(f"{name}.weight")
+        for name in ("tables.query/id", "tables.candidate/id", "skip.query", "skip.candidate")
+    )
+    assert torch.equal(projection, other)
+    torch.testing.assert_close(encoder.encode_query(data.queries), query @ projection.T)
+    small = projection.T @ projection if width < 4 else projection @ projection.T
+    torch.testing.assert_close(small, torch.eye(min(width, 4)))
+    if width < 4:
+        scores = encoder.encode_query(data.queries) @ encoder.encode_candidate(data.candidates).T
+        torch.testing.assert_close(scores, query @ candidate.T)
+
+
+def test_two_steps_move_every_parameter_of_a_tower() -> None:
+    """The first step has the last layer at zero, so what is below it moves from the second on."""
+    data = corpus()
+    encoder = tower(data, hidden=[16, 16])
+    start = {name: p.detach().clone() for name, p in encoder.named_parameters()}
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
+    for _ in range(2):
+        loss = torch.zeros(())
+        for side, entities in (("query", data.queries), ("candidate", data.candidates)):
+            embeddings = encoder.embed(side, encoder.schema.read(side, entities))
+            loss = loss + (embeddings - 1).square().sum()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    for name, parameter in encoder.named_parameters():
+        assert not torch.equal(parameter, start[name]), name
+
+
+def test_the_hidden_layers_are_not_linear() -> None:
+    encoder = unlike_its_start(tower(corpus()))
+    inputs = encoder.schema.read("candidate", stranger(["a"]).candidates)
+    vectors = []
+    table = encoder.get_parameter("tables.feature/tags.weight")
+    for factor in (0.0, 1.0, 1.0):
+        with torch.no_grad():
+            table.mul_(factor) if factor == 0 else table.add_(factor)
+        vectors.append(encoder.embed("candidate", inputs))
+    assert not torch.allclose(vectors[2] - vectors[1], vectors[1] - vectors[0], atol=1e-3)
+
+
+def test_features_alone_place_an_unknown_id() -> None:
+    encoder = unlike_its_start(tower(corpus()))
+
+    def place(tags: list[str]) -> torch.Tensor:
+        return encoder.encode_candidate(stranger(tags).candidates)
+
+    inputs = encoder.schema.read("candidate", stranger(["b", "unheard of"]).candidates)
     assert encoder.known("candidate", inputs).tolist() == [True]
     assert inputs.bags["tags"][1].tolist() == [0, 1]
+    torch.testing.assert_close(place(["b", "unheard of"]), place(["b"]))
+    assert not torch.allclose(place(["a"]), place(["b"]))
+    # Where x's own entity would be if its id's row were zero.
+    with torch.no_grad():
+        encoder.get_parameter("tables.candidate/id.weight").zero_()
+    torch.testing.assert_close(
+        place(["a", "b"])[0], encoder.encode_candidate(corpus().candidates)[0]
+    )
 
 
 def test_towers_share_a_table_where_the_vocabulary_is_one() -> None:

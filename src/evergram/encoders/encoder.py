@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from evergram.data.corpus import Side
 from evergram.encoders.features import Inputs, Schema
@@ -18,18 +19,25 @@ class Encoder(nn.Module, ABC):
     Args:
         schema: the vocabularies it has; a key outside them contributes nothing.
         dim: D.
+        normalize: whether rows have unit norm (a row that is zero stays zero).
     """
 
     kind: str
 
-    def __init__(self, schema: Schema, dim: int) -> None:
+    def __init__(self, schema: Schema, dim: int, normalize: bool = False) -> None:
         super().__init__()
         self.schema = schema
         self.dim = dim
+        self.normalize = normalize
 
-    @abstractmethod
     def embed(self, side: str, inputs: Inputs) -> Tensor:
         """[B, D] of B inputs of a side, "query" or "candidate"; differentiable."""
+        rows = self._embed(side, inputs)
+        return functional.normalize(rows, dim=-1) if self.normalize else rows
+
+    @abstractmethod
+    def _embed(self, side: str, inputs: Inputs) -> Tensor:
+        """`embed`, before it is normalised."""
 
     def known(self, side: str, inputs: Inputs) -> Tensor:
         """bool [B]: whether the encoder has learned anything to tell this entity by."""

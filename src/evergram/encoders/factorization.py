@@ -20,13 +20,19 @@ class Factorization(Encoder):
     kind = "factorization"
 
     def __init__(
-        self, schema: Schema, dim: int, *, generator: torch.Generator, scale: float = 0.1
+        self,
+        schema: Schema,
+        dim: int,
+        *,
+        generator: torch.Generator,
+        scale: float = 0.1,
+        normalize: bool = False,
     ) -> None:
-        super().__init__(schema, dim)
+        super().__init__(schema, dim, normalize)
         self.query = embedding_table(len(schema.ids("query")), dim, scale, generator)
         self.candidate = embedding_table(len(schema.ids("candidate")), dim, scale, generator)
 
-    def embed(self, side: str, inputs: Inputs) -> Tensor:
+    def _embed(self, side: str, inputs: Inputs) -> Tensor:
         table: nn.Embedding = self.query if side == "query" else self.candidate
         return look_up(table, inputs.ids)
 

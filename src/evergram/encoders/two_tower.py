@@ -1,4 +1,4 @@
-"""Ids and bags of features through a tower of layers for each side."""
+"""Ids and bags of features through a residual tower for each side."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from evergram.encoders.features import SIDES, Inputs, Schema
 
 
 class TwoTower(Encoder):
-    """Input embeddings, concatenated, then hidden layers with ReLU and a linear output.
+    """x + f(x): x is the sum of an entity's input embeddings, f hidden layers with ReLU.
 
-    The concatenation also reaches the output by a linear layer of its own, so that a tower starts
-    as a factorization and what its hidden layers add is learned on top.
+    It starts as a factorization: the features' tables and the last layer of f are zero. What
+    features and hidden layers add is learned on top, in steps small enough for a moving average
+    of Gramians to follow.
 
     Inputs of one vocabulary share a table, on one side or across both. A bag is the mean of its
-    keys' rows; an empty bag and an unknown id are zero.
+    keys' rows; an empty bag and an unknown id are zero, so that features alone place an unseen id.
 
     Args:
-        input_dim: width of each input embedding.
-        hidden: widths of the hidden layers; none gives a linear tower.
-        scale: standard deviation of the tables' start.
+        input_dim: width of x; `dim` where it is absent. Another width is projected to `dim` by a
+            learned matrix in x's place, which starts orthogonal and the same on both sides.
+        hidden: widths of the hidden layers; none leaves x alone.
+        scale: standard deviation of the id tables' start.
         generator: draws the start.
     """
 
@@ -36,55 +38,66 @@ class TwoTower(Encoder):
         dim: int,
         *,
         generator: torch.Generator,
-        input_dim: int = 64,
+        input_dim: int | None = None,
         hidden: Sequence[int] = (128,),
         scale: float = 0.1,
+        normalize: bool = False,
     ) -> None:
-        super().__init__(schema, dim)
+        super().__init__(schema, dim, normalize)
+        width = dim if input_dim is None else input_dim
+        ids = {schema.inputs[side]["id"] for side in SIDES}
         # A module's name may not hold a dot.
         self.tables = nn.ModuleDict(
             {
-                _key(name): embedding_table(len(vocabulary), input_dim, scale, generator)
+                _key(name): embedding_table(
+                    len(vocabulary), width, scale if name in ids else 0.0, generator
+                )
                 for name, vocabulary in schema.vocabularies.items()
             }
         )
         self.skip = nn.ModuleDict()
-        self.tower = nn.ModuleDict()
-        for side in SIDES:
-            width = input_dim * len(schema.inputs[side])
-            self.skip[side] = _linear(width, dim, generator)
-            layers: list[nn.Module] = []
-            for size in hidden:
-                layers += [_linear(width, size, generator), nn.ReLU()]
-                width = size
-            if layers:
-                self.tower[side] = nn.Sequential(*layers, _linear(width, dim, generator))
+        if width != dim:
+            # One start for both sides: their inner products are those of their inputs.
+            start = nn.init.orthogonal_(torch.empty(dim, width), generator=generator)
+            for side in SIDES:
+                self.skip[side] = nn.Linear(width, dim, bias=False)
+                self.skip[side].weight = nn.Parameter(start.clone())
+        self.hidden = nn.ModuleDict()
+        for side in SIDES if hidden else ():
+            self.hidden[side] = _layers(width, hidden, dim, generator)
 
-    def embed(self, side: str, inputs: Inputs) -> Tensor:
-        columns: list[Tensor] = []
+    def _embed(self, side: str, inputs: Inputs) -> Tensor:
+        summed = torch.zeros(())
         for name, vocabulary in self.schema.inputs[side].items():
             table = self.tables[_key(vocabulary)]
             assert isinstance(table, nn.Embedding)
             if name == "id":
-                columns.append(look_up(table, inputs.ids))
+                summed = look_up(table, inputs.ids)
                 continue
             indices, offsets = inputs.bags[name]
-            columns.append(
-                functional.embedding_bag(
-                    indices, table.weight, offsets[:-1], mode="mean", sparse=True
-                )
+            summed = summed + functional.embedding_bag(
+                indices, table.weight, offsets[:-1], mode="mean", sparse=True
             )
-        joined = torch.cat(columns, dim=-1)
-        embeddings: Tensor = self.skip[side](joined)
-        return embeddings + self.tower[side](joined) if side in self.tower else embeddings
+        embeddings: Tensor = self.skip[side](summed) if side in self.skip else summed
+        return embeddings + self.hidden[side](summed) if side in self.hidden else embeddings
 
 
 def _key(vocabulary: str) -> str:
     return vocabulary.replace(".", "/")
 
 
-def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
-    nn.init.kaiming_normal_(layer.weight, nonlinearity="linear", generator=generator)
-    nn.init.zeros_(layer.bias)
-    return layer
+def _layers(
+    width: int, hidden: Sequence[int], dim: int, generator: torch.Generator
+) -> nn.Sequential:
+    """Linear layers [width] → hidden → [dim] with ReLU between them; the last starts at zero."""
+    layers: list[nn.Module] = []
+    for size in hidden:
+        layer = nn.Linear(width, size)
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
+        nn.init.zeros_(layer.bias)
+        layers += [layer, nn.ReLU(inplace=True)]
+        width = size
+    last = nn.Linear(width, dim)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, last)
