@@ -123,3 +123,13 @@ def test_what_cannot_be_ranked_is_refused() -> None:
         rank_metrics(torch.full((1, 1), torch.nan), torch.ones(3, 1), one)
     with pytest.raises(RecipeError, match="recall@K"):
         rank_metrics(torch.ones(1, 1), torch.ones(1, 1), one, ["hits@3"])
+
+
+def test_a_pair_held_out_twice_is_one_target() -> None:
+    query, candidate = torch.eye(2), torch.tensor([[3.0, 0], [2, 0], [1, 1]])
+    none = torch.zeros(0, dtype=torch.int64)
+    rows = (torch.tensor([0, 1, 0, 0, 0]), torch.tensor([1, 2, 1, -1, -1]))
+    found = rank_metrics(query, candidate, Relevance.of(*rows, none, none), ["recall@2", "map@2"])
+    # Query 0: one of three targets, two of them unknown, at rank 2. Query 1: its target is first.
+    assert found["recall@2"] == pytest.approx((1 / 3 + 1) / 2)
+    assert found["map@2"] == pytest.approx((0.5 / 2 + 1) / 2)

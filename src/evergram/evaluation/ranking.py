@@ -39,10 +39,21 @@ class Relevance:
     def of(
         cls, query: Tensor, candidate: Tensor, seen_query: Tensor, seen_candidate: Tensor
     ) -> Relevance:
-        """From held-out pairs ([m], [m]) and training pairs ([n], [n]) in the same rows."""
+        """From held-out pairs ([m], [m]) and training pairs ([n], [n]) in the same rows.
+
+        A candidate that a query holds out twice is one target: a list can find it once.
+        """
+        order = torch.argsort(candidate, stable=True)
+        order = order[torch.argsort(query[order], stable=True)]
+        query, candidate = query[order], candidate[order]
+        first = torch.ones(len(query), dtype=torch.bool)
+        first[1:] = (query[1:] != query[:-1]) | (candidate[1:] != candidate[:-1])
+        # Of candidates outside the catalogue nothing is known, not that they are the same one.
+        first |= candidate < 0
+        query, candidate = query[first], candidate[first]
         queries, counts = torch.unique(query, return_counts=True)
         target_offsets = _offsets(counts)
-        targets = candidate[torch.argsort(query, stable=True)]
+        targets = candidate
         size = max(_largest(query), _largest(seen_query))
         order = torch.argsort(seen_query, stable=True)
         all_offsets = _offsets(torch.bincount(seen_query, minlength=size + 1))
