@@ -1,0 +1,62 @@
+"""Plots of what `evergram diagnose` finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evergram.evaluation.gramian_error import Histograms
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def draw_histograms(found: Histograms) -> Figure:
+    """Scores of observed and of random pairs, over one another. [G2] Fig. 4."""
+    figure, axes = _figure(1)
+    _histograms(axes[0], found)
+    return figure
+
+
+def write_diagnosis(
+    path: Path,
+    histograms: Histograms,
+    steps: Sequence[int],
+    gramian_errors: Mapping[str, Sequence[float]],
+    gradient_errors: Mapping[str, Sequence[float]],
+) -> Path:
+    """A PNG of the score histograms and of both errors by step, by estimator.
+
+    Returns: path.
+    """
+    figure, axes = _figure(3)
+    _histograms(axes[0], histograms)
+    for place, (title, errors) in enumerate(
+        (("Gramian error", gramian_errors), ("gradient error", gradient_errors)), 1
+    ):
+        for name, found in errors.items():
+            axes[place].plot(steps, found, label=name, linewidth=1)
+        axes[place].set(title=title, xlabel="step", yscale="log")
+    axes[2].legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    figure.savefig(part, format="png", dpi=120, bbox_inches="tight")
+    part.replace(path)
+    return path
+
+
+def _figure(plots: int) -> tuple[Figure, list[Axes]]:
+    # Of its own, without pyplot: no window, no state that others share.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.5 * plots, 3.4), layout="constrained")
+    return figure, [figure.add_subplot(1, plots, i + 1) for i in range(plots)]
+
+
+def _histograms(axes: Axes, found: Histograms) -> None:
+    for name, density in (("observed", found.observed), ("random", found.random)):
+        axes.stairs(density.tolist(), found.edges.tolist(), fill=True, alpha=0.5, label=name)
+    axes.set(title="scores of pairs", xlabel="score", ylabel="density")
+    axes.legend()

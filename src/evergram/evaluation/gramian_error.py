@@ -1,0 +1,130 @@
+"""How far an estimated Gramian is from the exact one, and scores of observed and random pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergram.gramian.estimator import Population, beside
+
+OTHER = {"query": "candidate", "candidate": "query"}
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What every estimate of one side is measured against, float64, with z_a = (u_a, f_a).
+
+    Args:
+        moment: M = Σ p_a u_a ⊗ z_a, [D, D + K].
+        spread: Σ p_a² z_a ⊗ z_a, [D + K, D + K]: what an error of the other side's moment weighs.
+    """
+
+    moment: Tensor
+    spread: Tensor
+
+    @classmethod
+    def of(cls, population: Population) -> Truth:
+        """One pass over every entity."""
+        moment, spread = torch.zeros(()), torch.zeros(())
+        with torch.no_grad():
+            for embeddings, share, factors in population():
+                right = beside(embeddings.double(), factors.double())
+                weighted = right * share.to(right)[:, None]
+                moment = moment + weighted[:, : embeddings.shape[1]].T @ right
+                spread = spread + weighted.T @ weighted
+        if not moment.dim():
+            raise ValueError("The population is empty; a Gramian needs at least one entity.")
+        return cls(moment, spread)
+
+
+def gramian_error(estimate: Tensor, truth: Truth) -> float:
+    """‖Ĝ − G‖ / ‖G‖ in the Frobenius norm, of an estimated moment [D, D + K]. [G2] Fig. 2."""
+    dim = len(truth.moment)
+    exact = truth.moment[:, :dim]
+    return float((estimate[:, :dim].to(exact) - exact).norm() / exact.norm().clamp(min=1e-300))
+
+
+def gradient_error(
+    estimates: Mapping[str, Tensor], truths: Mapping[str, Truth], prior: int = 0
+) -> float:
+    """‖∇ĝ − ∇g‖ / ‖∇g‖ over the embeddings of both sides, of an estimated moment of each.
+
+    ∇ĝ is that of all entities at once, so that it holds the estimates' error and no batch's noise.
+
+    Args:
+        prior: K′, how many of the moment's columns after the first D are the prior's.
+    Source: [G2] Fig. 6, App. E.1.
+    """
+    wrong = total = 0.0
+    for side, other in OTHER.items():
+        exact = truths[other].moment
+        width = len(exact) + prior
+        # u's gradient is 2 p (G u − H q): the same form of z = (u, q) with H's sign turned.
+        sign = torch.ones(width).to(exact)
+        sign[len(exact) :] = -1
+        spread = truths[side].spread[:width, :width]
+        slope = exact[:, :width] * sign
+        error = estimates[other].to(exact)[:, :width] * sign - slope
+        wrong += float(((error @ spread) * error).sum())
+        total += float(((slope @ spread) * slope).sum())
+    return math.sqrt(max(wrong, 0.0) / max(total, 1e-300))
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """Scores of observed and of random pairs, as densities over the same bins.
+
+    Args:
+        edges: [bins + 1]. observed, random: [bins], each with area 1.
+        means: of the two. separation: the chance that an observed pair outscores a random one
+            (ties count half).
+    """
+
+    edges: Tensor
+    observed: Tensor
+    random: Tensor
+    means: tuple[float, float]
+    separation: float
+
+
+def score_histograms(
+    query: Tensor,
+    candidate: Tensor,
+    pairs: tuple[Tensor, Tensor],
+    *,
+    samples: int = 100_000,
+    bins: int = 60,
+    seed: int = 0,
+) -> Histograms:
+    """Of `samples` observed pairs and as many of a random query with a random candidate.
+
+    Args:
+        query, candidate: [N, D]. pairs: int64 [n] rows of each.
+    Source: [G2] Fig. 4.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(len(pairs[0]), (samples,), generator=draw)
+    rows = torch.randint(len(query), (samples,), generator=draw)
+    columns = torch.randint(len(candidate), (samples,), generator=draw)
+
+    def scores(a: Tensor, b: Tensor) -> Tensor:
+        return (query[a] * candidate[b]).sum(1).double()
+
+    observed, random = scores(pairs[0][chosen], pairs[1][chosen]), scores(rows, columns)
+    low, high = float(min(observed.min(), random.min())), float(max(observed.max(), random.max()))
+    high = high if high > low else low + 1.0
+    edges = torch.linspace(low, high, bins + 1, dtype=torch.float64)
+    found = [torch.histogram(s, edges, density=True).hist for s in (observed, random)]
+    order = random.sort().values
+    below = torch.searchsorted(order, observed) + torch.searchsorted(order, observed, right=True)
+    return Histograms(
+        edges,
+        found[0],
+        found[1],
+        (float(observed.mean()), float(random.mean())),
+        float(below.double().mean()) / (2 * samples),
+    )

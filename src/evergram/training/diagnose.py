@@ -1,0 +1,164 @@
+"""What is the matter with a version: its spectrum, its scores, and its estimator's errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Corpus
+from evergram.encoders.features import SIDES
+from evergram.errors import RecipeError
+from evergram.evaluation.gramian_error import Histograms, score_histograms
+from evergram.lineage.lineage import Lineage
+from evergram.training.build import build_measures, pick_device
+from evergram.training.callbacks import Point
+from evergram.training.checkpoint import load_encoder
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.loop import no_denormals, prepare, run_epoch
+from evergram.training.progress import Progress
+from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.tracking import Tracking
+
+
+@dataclass
+class Diagnosis:
+    """What `evergram diagnose` found.
+
+    Args:
+        sides: of each side, see `_side`.
+        histograms: of the published embeddings' scores.
+        tracking: every estimator along the first steps of the version's own training.
+    """
+
+    version: int
+    sides: dict[str, dict[str, float]]
+    histograms: Histograms
+    tracking: Tracking
+
+    def as_json(self) -> dict[str, Any]:
+        found, tracking = self.histograms, self.tracking
+        return {
+            "version": self.version,
+            "sides": self.sides,
+            "scores": {
+                "edges": found.edges.tolist(),
+                "observed": found.observed.tolist(),
+                "random": found.random.tolist(),
+                "observed_mean": found.means[0],
+                "random_mean": found.means[1],
+                "separation": found.separation,
+            },
+            "steps": tracking.steps,
+            "gramian_errors": tracking.gramian_errors,
+            "gradient_errors": tracking.gradient_errors,
+            "mean_gramian_error": tracking.mean(tracking.gramian_errors),
+            "mean_gradient_error": tracking.mean(tracking.gradient_errors),
+        }
+
+
+def rivals(batch_sizes: list[int]) -> dict[str, GramianRecipe]:
+    """Every estimator, by what a table calls it, learning from so many entities a step."""
+    settings: dict[str, dict[str, Any]] = {
+        "sampled, uniform": {"kind": "sampled", "sampler": "uniform"},
+        "sampled, sqrt": {"kind": "sampled", "sampler": "sqrt"},
+        "sampled, linear": {"kind": "sampled", "sampler": "linear"},
+        "sogram 0.1": {"rate": 0.1},
+        "sogram 0.05": {"rate": 0.05},
+        "sogram 0.02": {"rate": 0.02},
+        "sogram auto": {"rate": "auto"},
+        "storm 0.1": {"kind": "storm", "rate": 0.1},
+        "storm auto": {"kind": "storm", "rate": "auto"},
+        "sagram 1/n": {"kind": "sagram", "beta": "1/n"},
+        "sagram 1": {"kind": "sagram", "beta": "1"},
+    }
+    return {
+        f"{name}, |B| = {size}": GramianRecipe.model_validate(
+            {"sampler": "uniform", "batch_size": size} | chosen
+        )
+        for size in batch_sizes
+        for name, chosen in settings.items()
+    }
+
+
+def diagnose(
+    recipe: Recipe,
+    lineage: Lineage,
+    corpus: Corpus | None = None,
+    *,
+    steps: int = 200,
+    every: int = 10,
+    batch_sizes: list[int] | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Look at the newest version as published, and at the first steps of its training, done again.
+
+    Args:
+        recipe: the one it was trained by.
+        steps: of training on which estimators are compared.
+        every: steps between two measures.
+        batch_sizes: entities that each learns from, a step; 128 and 1024 where absent.
+    Raises: DataError, RecipeError: the data is not what it was, or no penalty is trained with.
+    """
+    version = lineage.newest
+    corpus = load_corpus(recipe) if corpus is None else corpus
+    split = split_for(recipe, corpus, version)
+    training = split.training
+    entities = dict(zip(SIDES, (training.queries, training.candidates), strict=True))
+    encoder = load_encoder(lineage, version)
+    vectors = {side: encoder.encode(side, entities[side]) for side in SIDES}
+    pairs = (training.column("query"), training.column("candidate"))
+    sides = {
+        side: _side(vectors[side], build_measures(recipe.task, training, side)[:, 0])
+        for side in SIDES
+    }
+    histograms = score_histograms(vectors["query"], vectors["candidate"], pairs, seed=recipe.seed)
+    past = None
+    if recipe.prior.kind == "version" and version:
+        before = load_encoder(lineage, version - 1)
+        past = {side: before.encode(side, entities[side]) for side in SIDES}
+    chosen = pick_device(device)
+    step, sampler, draws = prepare(recipe, training, version, chosen, past=past)
+    if not step.objective.wants_moments:
+        raise RecipeError(
+            "This version is trained without a Gramian (task.penalty is 0), so there is no error "
+            "of one; --set task.penalty=VALUE to look at what it would be."
+        )
+    tracking = Tracking(
+        rivals(batch_sizes or [128, 1024]),
+        {side: training.counts(side) for side in SIDES},
+        every=every,
+        seed=recipe.seed,
+    )
+    progress = Progress(quiet=True) if progress is None else progress
+    with no_denormals(), progress.task("diagnose", steps) as bar:
+        done = epoch = 0
+        while done < steps:
+            for batch, objective in run_epoch(step, sampler, draws, epoch, chosen):
+                done += 1
+                tracking.on_step(Point(done, epoch + 1, 0.0, step), batch, objective)
+                bar.advance(1, sampler.batch_size)
+                if done == steps:
+                    break
+            epoch += 1
+    return Diagnosis(version, sides, histograms, tracking)
+
+
+def _side(vectors: Tensor, share: Tensor) -> dict[str, float]:
+    """Of embeddings [N, D] under a measure [N]: how many dims are in use, and how long they are."""
+    wide = vectors.double()
+    values = torch.linalg.eigvalsh((wide * share[:, None]).T @ wide).clamp(min=0)
+    parts = values / values.sum().clamp(min=1e-300)
+    entropy = -(parts * parts.clamp(min=1e-300).log()).sum()
+    norms = wide.norm(dim=1)
+    return {
+        "entities": len(vectors),
+        "dim": vectors.shape[1],
+        "effective_rank": float(entropy.exp()),
+        "largest_share": float(parts.max()),
+        "norm_mean": float(norms.mean()),
+        "norm_deviation": float(norms.std()) if len(norms) > 1 else 0.0,
+    }
