@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import ExampleSampler
-from evergram.encoders.features import SIDES, Schema
+from evergram.data.sampling import Batch
+from evergram.encoders.features import SIDES
 from evergram.errors import RecipeError, TrainingError
-from evergram.gramian.sogram import SOGram
-from evergram.tasks.pointwise import Pointwise
+from evergram.training.build import pick_device
+from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import Trained, _step, build_encoder, pick_device, train_encoder
+from evergram.training.loop import Trained, prepare, run_epoch, time_to_reach, train_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 
@@ -29,7 +27,9 @@ def run(recipe: Recipe) -> Trained:
     return train_encoder(recipe, split, 0, CPU, QUIET)
 
 
-def test_the_gradient_is_independent_of_its_own_batch() -> None:
+@pytest.mark.parametrize("batch", ["previous", "independent"])
+@pytest.mark.parametrize("measure", [0.0, 0.5])
+def test_the_gradient_is_independent_of_its_own_batch(batch: str, measure: float) -> None:
     """Averaged over batches at fixed embeddings, the step's gradient is that of the objective.
 
     With the same batch in Ĝ and in the gradient it would not be: positives repel each other.
@@ -39,51 +39,96 @@ def test_the_gradient_is_independent_of_its_own_batch() -> None:
     corpus = Corpus.from_tables(
         pa.table({"query": pairs[:, 0].numpy(), "candidate": pairs[:, 1].numpy()})
     )
-    encoder = build_encoder(
-        "factorization", {"dim": 3, "scale": 1.0}, Schema.of(corpus, features=False), draw
+    recipe = Recipe.of(
+        {
+            "data": {"kind": "synthetic"},
+            "model": {"dim": 3, "scale": 1.0},
+            "task": {"penalty": 1.0, "query_measure": measure, "candidate_measure": measure},
+            # Rate 1: all of Ĝ is one batch, so that a dependence shows in full.
+            "gramian": {"rate": 1.0, "batch": batch, "sampler": "sqrt"},
+            "training": {"batch_size": 4, "precondition": 0.0},
+        }
     )
-    sides = (corpus.queries, corpus.candidates)
-    inputs = {s: encoder.schema.read(s, e) for s, e in zip(SIDES, sides, strict=True)}
-    # Rate 1: all of Ĝ is one batch, so that a dependence shows in full.
-    estimators = {side: SOGram(3, rate=1.0) for side in SIDES}
-    populations = dict.fromkeys(SIDES, _nobody)
-    sampler = ExampleSampler(corpus, batch_size=4, seed=0)
-    task = Pointwise(penalty=1.0)
+    step, sampler, draws = prepare(recipe, corpus, 0, CPU)
+    step.optimizers = []
+    encoder = step.encoder
     total: dict[str, Tensor] = {n: torch.zeros_like(p) for n, p in encoder.named_parameters()}
     steps = 0
     for epoch in range(1500):
-        for batch in sampler.epoch(epoch):
-            encoder.zero_grad()
-            _step(batch, encoder, inputs, task, estimators, populations, [], None)
+        for _ in run_epoch(step, sampler, draws, epoch, CPU):
             if epoch:  # the first steps have no Gramian yet
                 steps += 1
                 for name, parameter in encoder.named_parameters():
                     assert parameter.grad is not None
                     total[name] += parameter.grad.to_dense()
             encoder.zero_grad()
-    query, candidate = encoder.get_parameter("query.weight"), encoder.get_parameter(
-        "candidate.weight"
-    )  # fmt: skip
+    query, candidate = (encoder.get_parameter(f"{side}.weight") for side in SIDES)
     scores = query @ candidate.T
     observed = scores[corpus.column("query"), corpus.column("candidate")]
-    objective = 0.5 * (observed - 1).square().mean() + scores.square().mean()
+    p, q = (corpus.counts(side).double() ** measure for side in SIDES)
+    weight = torch.outer(p / p.sum(), q / q.sum()).float()
+    objective = 0.5 * (observed - 1).square().mean() + (weight * scores.square()).sum()
     expected = torch.autograd.grad(objective, [query, candidate])
     for mean, exact in zip(total.values(), expected, strict=True):
         assert float((mean / steps - exact).norm() / exact.norm()) < 0.05
 
 
-def _nobody() -> Iterable[tuple[Tensor, Tensor]]:
-    return []
+SETTINGS = {
+    "sogram": [],
+    "exact": ["gramian.kind=exact"],
+    "storm": ["gramian.kind=storm", "gramian.rate=0.1"],
+    "storm, apart": ["gramian.kind=storm", "gramian.rate=auto", "gramian.batch=independent"],
+    "sagram": ["gramian.kind=sagram"],
+    "sagram 1": ["gramian.kind=sagram", "gramian.beta=1", "gramian.batch=independent"],
+    "sampled": ["gramian.kind=sampled", "gramian.batch=independent", "gramian.sampler=sqrt"],
+    "few": ["gramian.kind=sampled", "gramian.batch=independent", "gramian.batch_size=6"],
+    "auto": ["gramian.rate=auto", "gramian.decay=0.0"],
+    "tower": ["model.kind=two_tower"],
+    "tower, storm": ["model.kind=two_tower", "gramian.kind=storm", "gramian.rate=0.1"],
+    "power": ["task.query_measure=0.3", "task.candidate_measure=0.2"],
+    "two measures": [
+        "task.penalty=[4, 1]",
+        "task.query_measure=[0, 1]",
+        "task.candidate_measure=[0, 0.5]",
+    ],
+    "exclude": ["task.sparse=exclude"],
+    "constant": ["prior.kind=constant", "prior.value=-0.05"],
+    "svd": ["prior.kind=svd", "prior.rank=4"],
+    "logistic": ["task.loss=logistic", "task.penalty=1"],
+    "bpr": ["task.kind=bpr", "task.penalty=0"],
+    "bpr, penalty": ["task.kind=bpr", "task.penalty=1"],
+    "softmax": ["task.kind=softmax", "task.penalty=0"],
+    "softmax, penalty": ["task.kind=softmax", "task.penalty=1"],
+    "second": ["task.kind=second_order", "task.penalty=0", "task.query_measure=1", "task.l2=0.1"],
+    "rg2": [
+        "task.kind=second_order",
+        "task.penalty=0",
+        "task.query_measure=1",
+        "task.centred=false",
+    ],
+    "unit": [
+        "model.normalize=true",
+        "task.kind=softmax",
+        "task.temperature=0.2",
+        "task.penalty=0",
+        "task.candidate_orthogonal=0.5",
+        "task.l2=0",
+    ],
+}
 
 
-@pytest.mark.parametrize("kind", ["factorization", "two_tower"])
-@pytest.mark.parametrize("gramian", ["sogram", "exact"])
-def test_it_learns_more_than_popularity(small: Recipe, kind: str, gramian: str) -> None:
-    recipe = Recipe.of(
-        small.model_dump(), [f"model.kind={kind}", f"gramian.kind={gramian}", "training.epochs=8"]
-    )
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_setting_learns_more_than_popularity(small: Recipe, setting: str) -> None:
+    recipe = Recipe.of(small.model_dump(), ["training.epochs=8", *SETTINGS[setting]])
     found = run(recipe)
     assert found.metrics["model"]["recall@20"] > 1.2 * found.metrics["popularity"]["recall@20"]
+
+
+def test_the_clock_of_a_metric() -> None:
+    history = [{"seconds": 2.0, "recall@20": 0.1}, {"seconds": 4.0, "recall@20": 0.3}]
+    assert time_to_reach(history, "recall@20", 0.2) == 4.0
+    assert time_to_reach(history, "recall@20", 0.4) is None
+    assert time_to_reach(history, "recall@20", None) is None
 
 
 def test_the_same_seed_gives_the_same_bits(small: Recipe) -> None:
@@ -108,9 +153,24 @@ def test_a_budget_ends_training(small: Recipe) -> None:
     assert 0 < len(found.history) < 500
 
 
-def test_denormals_are_flushed(small: Recipe) -> None:
-    run(small)
-    assert float(torch.tensor([1e-310], dtype=torch.float64) * 0.5) == 0.0
+def half_of_the_tiniest() -> float:
+    return float(torch.tensor([1e-310], dtype=torch.float64) * 0.5)
+
+
+class Denormals(Callback):
+    def __init__(self) -> None:
+        self.seen: set[float] = set()
+
+    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+        self.seen.add(half_of_the_tiniest())
+
+
+def test_denormals_are_flushed_in_training_and_nowhere_else(small: Recipe) -> None:
+    assert half_of_the_tiniest() > 0
+    look = Denormals()
+    train_encoder(small, split_for(small, load_corpus(small), 0), 0, CPU, QUIET, callbacks=[look])
+    assert look.seen == {0.0}
+    assert half_of_the_tiniest() > 0
 
 
 def test_a_loss_that_explodes_is_a_sentence(small: Recipe) -> None:

@@ -34,7 +34,13 @@ def test_every_recipe_of_ours_is_a_recipe(path: Path) -> None:
         ("training.epochs=true", "training.epochs is True"),
         ("task.penalty=-1.0", "task.penalty is -1.0"),
         ("task.penalty=nan", "task.penalty is nan"),
-        ("gramian.kind=sagram", "gramian.kind is 'sagram'; it should be 'exact' or 'sogram'"),
+        ("gramian.kind=adam", "gramian.kind is 'adam'; it should be 'exact', 'sampled', 'sagram'"),
+        ("gramian.rate=fast", "gramian.rate is 'fast'"),
+        ("gramian.beta=2", "gramian.beta is"),
+        ("task.penalty=[1, 2]", "must be as long as"),
+        ("task.query_measure=-1.0", "task.query_measure is -1.0; a power must be 0 or more"),
+        ("task.query_orthogonal=0.1", r"set model\.normalize"),
+        ("prior.kind=files", r"needs prior\.query and prior\.candidate"),
         ("gramian.rate=0.0", "gramian.rate is 0.0"),
         ("training.metric=hits@3", "training.metric is 'hits@3'"),
         ("split.versions=[0.9, 0.8]", "ascending"),
@@ -53,7 +59,7 @@ def test_a_bad_key_or_value_is_named_in_one_sentence(override: str, message: str
 
 def test_overrides_are_toml_or_bare_words() -> None:
     recipe = Recipe.of(GOOD, ["model.dim=[4, 8]", "name=shop", "task.penalty=2", "seed=7"])
-    assert (recipe.name, recipe.seed, recipe.task.penalty) == ("shop", 7, 2.0)
+    assert (recipe.name, recipe.seed, recipe.task.penalty) == ("shop", 7, [2.0])
     assert [recipe.model.dim_of(v) for v in range(4)] == [4, 8, 8, 8]
 
 

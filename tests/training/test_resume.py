@@ -41,11 +41,26 @@ def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     return begun
 
 
-@pytest.mark.parametrize("kind", ["factorization", "two_tower"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "model.kind=factorization",
+        "model.kind=two_tower",
+        "gramian.kind=storm gramian.rate=auto",
+        "gramian.kind=storm gramian.batch=independent gramian.decay=0.2",
+        "gramian.rate=auto",
+        "gramian.kind=sagram gramian.memory=0",
+        "gramian.kind=sagram gramian.beta=1",
+        "gramian.kind=sampled gramian.batch=independent gramian.batch_size=5",
+        "task.kind=softmax task.penalty=0",
+        "task.kind=bpr task.penalty=1",
+        "task.kind=second_order task.penalty=0 task.query_measure=1",
+    ],
+)
 def test_train_goes_on_bit_for_bit(
-    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: str
 ) -> None:
-    recipe = Recipe.of(small.model_dump(), [f"model.kind={kind}", "training.epochs=5"])
+    recipe = Recipe.of(small.model_dump(), ["training.epochs=5", *overrides.split()])
     whole = train(recipe)
     with monkeypatch.context() as patch:
         kill_in_epoch(patch, 3)

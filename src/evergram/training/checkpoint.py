@@ -15,7 +15,8 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import IntegrityError
 from evergram.lineage.lineage import Artefact, Lineage
-from evergram.training.loop import Trained, build_encoder, encoder_options
+from evergram.training.build import build_encoder, encoder_options
+from evergram.training.loop import Trained
 from evergram.training.recipe import Recipe
 
 # Canaries kept of each side; enough for a mean, small enough to keep for ever.

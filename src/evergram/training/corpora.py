@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
 
+from evergram.data.amazon import load_amazon
 from evergram.data.corpus import Corpus
 from evergram.data.movielens import load_movielens
 from evergram.data.split import Split, given_split, random_split, time_split
 from evergram.data.synthetic import generate
 from evergram.data.tables import load_table, read_interactions
+from evergram.data.wikipedia import load_mediawiki
+from evergram.data.wikispeedia import load_wikispeedia
 from evergram.errors import DataError, RecipeError
 from evergram.training.recipe import Recipe
 
@@ -28,6 +32,14 @@ def load_corpus(recipe: Recipe) -> Corpus:
         ).corpus
     elif data.kind == "movielens":
         corpus = load_movielens(Path(str(data.path)))
+    elif data.kind == "amazon":
+        corpus = load_amazon(Path(str(data.path)), _path(data.metadata))
+    elif data.kind == "mediawiki":
+        corpus, report = load_mediawiki(Path(str(data.path)), data.prefix)
+        for sentence in report.warnings():
+            logging.getLogger(__name__).warning(sentence)
+    elif data.kind == "wikispeedia":
+        corpus = load_wikispeedia(Path(str(data.path)))
     else:
         corpus = load_table(
             Path(str(data.path)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,16 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-_TABLE_ONLY = ("test", "query_features", "candidate_features", "columns", "shared_ids")
+_PATHS = {
+    "data": ("path", "metadata", "test", "query_features", "candidate_features"),
+    "task": ("query_measure", "candidate_measure"),
+    "prior": ("query", "candidate"),
+}
+_ONLY = {
+    "table": ("test", "query_features", "candidate_features", "columns", "shared_ids"),
+    "amazon": ("metadata",),
+    "mediawiki": ("prefix",),
+}
 
 
 class _Strict(BaseModel):
@@ -31,13 +41,17 @@ class _Strict(BaseModel):
 class DataRecipe(_Strict):
     """Where the corpus comes from. Paths are relative to the recipe's folder."""
 
-    kind: Literal["movielens", "table", "synthetic"]
+    kind: Literal["movielens", "amazon", "mediawiki", "wikispeedia", "table", "synthetic"]
     path: str | None = None
+    # amazon: where the metadata is, if not beside the reviews.
+    metadata: str | None = None
+    # mediawiki: what the dumps' names start with.
+    prefix: str | None = None
     # table: more files, and the file's own names of its columns.
     test: str | None = None
     query_features: str | None = None
     candidate_features: str | None = None
-    columns: dict[Literal["query", "candidate", "value", "time"], str] = {}
+    columns: dict[Literal["query", "candidate", "value", "time", "weight"], str] = {}
     shared_ids: bool = False
     # synthetic: the size of the planted corpus.
     queries: Positive = 2000
@@ -51,9 +65,10 @@ class DataRecipe(_Strict):
     def _needs_a_path(self) -> DataRecipe:
         if self.kind != "synthetic" and self.path is None:
             raise ValueError(f"data.kind = {self.kind!r} needs data.path")
-        for key in _TABLE_ONLY if self.kind != "table" else ():
-            if getattr(self, key):
-                raise ValueError(f"data.{key} is for data.kind = 'table' only")
+        for kind, keys in _ONLY.items():
+            for key in keys if self.kind != kind else ():
+                if getattr(self, key):
+                    raise ValueError(f"data.{key} is for data.kind = {kind!r} only")
         return self
 
 
@@ -80,30 +95,105 @@ class ModelRecipe(_Strict):
     kind: Literal["factorization", "two_tower"] = "factorization"
     dim: Annotated[list[Positive], Field(min_length=1), BeforeValidator(_listed)] = [64]
     scale: Rate = 0.1
+    # Rows of unit norm.
+    normalize: bool = False
     # two_tower only.
-    input_dim: Positive = 64
+    input_dim: Positive | None = None  # `dim` where it is absent
     hidden: list[Positive] = [128]
 
     def dim_of(self, version: int) -> int:
         return self.dim[min(version, len(self.dim) - 1)]
 
 
-class TaskRecipe(_Strict):
-    """The objective: squared error on observed pairs, and λ times the penalty on all pairs."""
+# One measure of a side, or a list of them: a power γ, or a file of weights.
+Measures = Annotated[list[float | str], Field(min_length=1), BeforeValidator(_listed)]
 
+
+class TaskRecipe(_Strict):
+    """The objective: a loss on observed pairs, and λ times the penalty on all pairs."""
+
+    kind: Literal["pointwise", "bpr", "softmax", "second_order"] = "pointwise"
+    # pointwise only: the loss, and what an observed pair should score.
+    loss: Literal["squared", "logistic"] = "squared"
     target: Literal["one", "value"] = "one"
-    penalty: Weight = 10.0
+    # softmax and second_order: scores are divided by it.
+    temperature: Rate = 1.0
+    # second_order: take off the squared mean (False is RG²).
+    centred: bool = True
+    # How pairs are drawn: all in turn, or a query first. BPR's is "queries".
+    positives: Literal["examples", "queries"] | None = None
+    # λ, one a measure.
+    penalty: Annotated[list[Weight], Field(min_length=1), BeforeValidator(_listed)] = [10.0]
+    # Squared norms: of every example's, or under the penalty's (first) measure.
     l2: Weight = 0.0
-    # p_a ∝ count_a^measure: 0 is uniform, 1 is the measure of examples.
-    query_measure: Weight = 0.0
-    candidate_measure: Weight = 0.0
+    l2_measure: Literal["examples", "penalty"] = "examples"
+    # p_a ∝ count_a^measure: 0 is uniform, 1 is the measure of examples; or a file of weights.
+    query_measure: Measures = [0.0]
+    candidate_measure: Measures = [0.0]
+    # The sparse part of the penalty's weights: observed pairs taken out, or a column `weight`.
+    sparse: Literal["none", "exclude", "weight"] = "none"
+    # Global orthogonal regularisation of a side.
+    query_orthogonal: Weight = 0.0
+    candidate_orthogonal: Weight = 0.0
+
+    @model_validator(mode="after")
+    def _one_each(self) -> TaskRecipe:
+        lengths = {len(self.penalty), len(self.query_measure), len(self.candidate_measure)}
+        if len(lengths) > 1:
+            raise ValueError(
+                "task.penalty, task.query_measure and task.candidate_measure must be as long as "
+                "one another, one entry a measure"
+            )
+        for side in ("query", "candidate"):
+            for power in getattr(self, f"{side}_measure"):
+                if isinstance(power, float) and not 0 <= power < math.inf:
+                    raise ValueError(f"task.{side}_measure is {power}; a power must be 0 or more")
+        return self
+
+    @property
+    def drawn(self) -> str:
+        """How pairs are drawn."""
+        return self.positives or ("queries" if self.kind == "bpr" else "examples")
+
+
+class PriorRecipe(_Strict):
+    """What the penalty pulls unobserved scores towards: ⟨q_a, r_b⟩, low-rank."""
+
+    kind: Literal["zero", "constant", "files", "svd", "version"] = "zero"
+    # constant: the score.
+    value: float = 0.0
+    # files: embeddings, columns `id` and `vector`, of both sides.
+    query: str | None = None
+    candidate: str | None = None
+    # svd: rank of the truncated decomposition of the observed matrix.
+    rank: Positive = 32
+
+    @model_validator(mode="after")
+    def _needs_files(self) -> PriorRecipe:
+        both = self.query is not None and self.candidate is not None
+        if (self.kind == "files") != both:
+            raise ValueError(
+                "prior.kind = 'files' needs prior.query and prior.candidate, and they need it"
+            )
+        return self
 
 
 class GramianRecipe(_Strict):
-    """How the Gramians are estimated. `rate` is SOGram's α."""
+    """How the Gramians are estimated."""
 
-    kind: Literal["exact", "sogram"] = "sogram"
-    rate: Annotated[float, Field(gt=0, le=1)] = 0.05
+    kind: Literal["exact", "sampled", "sagram", "sogram", "storm"] = "sogram"
+    # sogram, storm: α, or "auto"; step t has α t^-decay.
+    rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 0.05
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    # sagram: β; and MiB of cache above which it is kept on disk.
+    beta: Annotated[Literal["1/n", "1"], BeforeValidator(str)] = "1/n"
+    memory: Weight = 4096.0
+    # sampled: as a matrix, as pairs, or whichever is cheaper.
+    form: Literal["auto", "gramian", "pairs"] = "auto"
+    # What is folded in: the batch before, or entities drawn apart, by `sampler`.
+    batch: Literal["previous", "independent"] = "previous"
+    sampler: Literal["uniform", "sqrt", "linear"] = "linear"
+    batch_size: Positive | None = None
 
 
 class TrainingRecipe(_Strict):
@@ -113,11 +203,19 @@ class TrainingRecipe(_Strict):
     batch_size: Positive = 4096
     table_rate: Rate = 0.05
     layer_rate: Rate = 1e-3
+    # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.
+    precondition: Weight = 0.1
     # Epochs between evaluations, and the metric that keeps the best.
     evaluate_every: Positive = 1
     metric: Annotated[str, Field(pattern=r"^(recall|ndcg|map)@[1-9]\d*$")] = "recall@20"
     # Seconds of training (evaluation not counted) after which the last epoch ends.
     budget: Rate | None = None
+    # The papers' metric while training goes on: MAP@10 on training and validation, every so many
+    # minutes, against this many candidates.
+    watch_minutes: Rate | None = None
+    watch_candidates: Positive = 50_000
+    # A value of `metric`: how long it took to reach it is reported.
+    reach: Rate | None = None
 
 
 class UpgradeRecipe(_Strict):
@@ -149,6 +247,7 @@ class Recipe(_Strict):
     split: SplitRecipe = SplitRecipe()
     model: ModelRecipe = ModelRecipe()
     task: TaskRecipe = TaskRecipe()
+    prior: PriorRecipe = PriorRecipe()
     gramian: GramianRecipe = GramianRecipe()
     training: TrainingRecipe = TrainingRecipe()
     upgrade: UpgradeRecipe = UpgradeRecipe()
@@ -157,6 +256,12 @@ class Recipe(_Strict):
     def _fits(self) -> Recipe:
         if (self.split.kind == "given") != (self.data.test is not None):
             raise ValueError("split.kind = 'given' and data.test need each other")
+        task = self.task
+        if (task.query_orthogonal or task.candidate_orthogonal) and not self.model.normalize:
+            raise ValueError(
+                "global orthogonal regularisation is of rows of unit norm; set model.normalize = "
+                "true or leave task.query_orthogonal and task.candidate_orthogonal at 0"
+            )
         return self
 
     @classmethod
@@ -201,11 +306,18 @@ class Recipe(_Strict):
 
 
 def _resolve(values: dict[str, Any], folder: Path) -> None:
-    """Make the data's relative paths absolute, from `folder`."""
-    data = values.get("data")
-    for key in ("path", "test", "query_features", "candidate_features"):
-        if isinstance(data, dict) and isinstance(data.get(key), str):
-            data[key] = str((folder / data[key]).resolve())
+    """Make relative paths absolute, from `folder`."""
+    for name, keys in _PATHS.items():
+        table = values.get(name)
+        if not isinstance(table, dict):
+            continue
+        for key in keys:
+            if isinstance(table.get(key), str):
+                table[key] = str((folder / table[key]).resolve())
+            elif isinstance(table.get(key), list):
+                table[key] = [
+                    str((folder / v).resolve()) if isinstance(v, str) else v for v in table[key]
+                ]
 
 
 def _set(values: dict[str, Any], override: str) -> None:
@@ -225,10 +337,22 @@ def _set(values: dict[str, Any], override: str) -> None:
     table[names[-1]] = value
 
 
+def _names(location: tuple[int | str, ...]) -> list[str]:
+    """The keys of a location, without the names that pydantic gives to the parts of a union."""
+    names: list[str] = []
+    model: Any = Recipe
+    for part in location:
+        if isinstance(part, str) and isinstance(model, type) and issubclass(model, BaseModel):
+            names.append(part)
+            field = model.model_fields.get(part)
+            model = None if field is None else field.annotation
+    return names
+
+
 def _sentence(error: ValidationError) -> str:
     """The first problem, by the key a person wrote."""
     problem = error.errors()[0]
-    names = [part for part in problem["loc"] if isinstance(part, str)]
+    names = _names(problem["loc"])
     key = ".".join(names)
     if problem["type"] == "extra_forbidden":
         model = Recipe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ from evergram.encoders.features import SIDES
 from evergram.evaluation.compatibility import as_dim, drift, overlap
 from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
 from evergram.lineage.lineage import Artefact, Lineage
+from evergram.training.build import pick_device
+from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import held_out, load_encoder, make_artefact
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import Joint, Trained, pick_device, relevance_of, train_encoder
+from evergram.training.loop import Trained, relevance_of, train_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.step import Joint
 
 QUIET = Progress(quiet=True)
 
@@ -78,6 +82,8 @@ def train(
     device: str = "auto",
     progress: Progress = QUIET,
     folder: Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    board: Path | None = None,
 ) -> Artefact:
     """Version 0, ready for `Lineage.publish`.
 
@@ -86,12 +92,22 @@ def train(
         device: "auto", "cpu" or "cuda".
         folder: where an interrupted run is gone on with, such as `lineage.work`; None keeps
             nothing.
+        callbacks: what looks on while it trains.
+        board: a folder for TensorBoard's files.
     Raises: DataError, RecipeError, TrainingError.
     """
     corpus = load_corpus(recipe) if corpus is None else corpus
     split = split_for(recipe, corpus, 0)
-    chosen = pick_device(device)
-    trained = train_encoder(recipe, split, 0, chosen, progress, title="version 0", folder=folder)
+    trained = train_encoder(
+        recipe,
+        split,
+        0,
+        pick_device(device),
+        progress,
+        title="version 0",
+        folder=folder,
+        callbacks=[*callbacks, *_board(board, 0, split)],
+    )
     return make_artefact(recipe, 0, split, trained, _report(recipe, 0, split, trained), None)
 
 
@@ -103,6 +119,8 @@ def upgrade(
     device: str = "auto",
     progress: Progress = QUIET,
     folder: Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    board: Path | None = None,
 ) -> Artefact:
     """The version after the newest, trained with its backward transform (BC-Aligner).
 
@@ -138,12 +156,28 @@ def upgrade(
     )
     title = f"version {version}"
     trained = train_encoder(
-        recipe, split, version, chosen, progress, joint=joint, title=title, folder=folder
+        recipe,
+        split,
+        version,
+        chosen,
+        progress,
+        joint=joint,
+        past=past,
+        title=title,
+        folder=folder,
+        callbacks=[*callbacks, *_board(board, version, split)],
     )
     report = _report(recipe, version, split, trained)
     if settings.alone:
         alone = train_encoder(
-            recipe, split, version, chosen, progress, title=f"{title} alone", folder=folder
+            recipe,
+            split,
+            version,
+            chosen,
+            progress,
+            past=past,
+            title=f"{title} alone",
+            folder=folder,
         )
         report["metrics"]["alone"] = alone.metrics["model"]
     weight = joint.transform.weight.detach()
@@ -194,6 +228,19 @@ def evaluate(
     }
 
 
+def _board(folder: Path | None, version: int, split: Split) -> list[Callback]:
+    """What writes a version's training, with its Gramians' errors, for TensorBoard."""
+    if folder is None:
+        return []
+    from evergram.training.tensorboard import TensorBoard
+    from evergram.training.tracking import Tracking
+
+    corpus = split.training
+    tracking = Tracking({}, {s: corpus.counts(s) for s in SIDES}, every=100)
+    pairs = (corpus.column("query"), corpus.column("candidate"))
+    return [tracking, TensorBoard(folder / f"version-{version}", pairs, tracking)]
+
+
 def _report(recipe: Recipe, version: int, split: Split, trained: Trained) -> dict[str, Any]:
     training = split.training
     return {
@@ -204,6 +251,9 @@ def _report(recipe: Recipe, version: int, split: Split, trained: Trained) -> dic
             "seconds": round(trained.seconds, 3),
             "best_epoch": trained.best_epoch,
             "history": trained.history,
+            "gramian_bytes": trained.state_bytes,
+            **({"watched": trained.watched} if recipe.training.watch_minutes else {}),
+            **({"seconds_to_reach": trained.reached} if recipe.training.reach else {}),
         },
         "data": {
             "queries": len(training.queries),

@@ -1,0 +1,225 @@
+"""From a recipe to the parts that a run is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from evergram.data.corpus import Corpus, Vocabulary, plain, to_tensor
+from evergram.data.sampling import EntitySampler, ExampleSampler, measure
+from evergram.data.tables import read_table
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.factorization import Factorization
+from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.two_tower import TwoTower
+from evergram.errors import DataError, RecipeError
+from evergram.gramian.estimator import GramianEstimator
+from evergram.gramian.exact import ExactGramian
+from evergram.gramian.sagram import SAGram
+from evergram.gramian.sampled import SampledGramian
+from evergram.gramian.sogram import SOGram
+from evergram.gramian.storm import Storm
+from evergram.tasks.bpr import BPR
+from evergram.tasks.pointwise import Pointwise
+from evergram.tasks.softmax import SecondOrderSoftmax, Softmax
+from evergram.tasks.task import Task
+from evergram.training.recipe import GramianRecipe, Recipe, TaskRecipe
+from evergram.training.row_adagrad import RowAdagrad
+
+
+def build_encoder(
+    kind: str, options: Mapping[str, Any], schema: Schema, generator: torch.Generator
+) -> Encoder:
+    """An encoder by its closed `kind`. Raises: RecipeError: there is none of that kind."""
+    if kind == "factorization":
+        return Factorization(schema, **options, generator=generator)
+    if kind == "two_tower":
+        return TwoTower(schema, **options, generator=generator)
+    raise RecipeError(f"The encoder {kind!r} is neither factorization nor two_tower.")
+
+
+def encoder_options(recipe: Recipe, version: int) -> dict[str, Any]:
+    """What `build_encoder` takes, as JSON."""
+    model = recipe.model
+    options: dict[str, Any] = {"dim": model.dim_of(version), "scale": model.scale}
+    if model.normalize:
+        options["normalize"] = True
+    if model.kind == "two_tower":
+        options |= {"input_dim": model.input_dim, "hidden": list(model.hidden)}
+    return options
+
+
+def build_task(recipe: TaskRecipe, corpus: Corpus) -> Task:
+    """Raises: DataError: the corpus does not have what the task needs."""
+    if recipe.kind == "pointwise":
+        if recipe.loss == "logistic" and recipe.target == "value" and corpus.has_values:
+            value = corpus.column("value")
+            if not bool(((value >= 0) & (value <= 1)).all()):
+                raise DataError(
+                    f"The logistic loss needs values between 0 and 1, and they go from "
+                    f"{float(value.min())} to {float(value.max())}; set task.target = 'one' or "
+                    "task.loss = 'squared'."
+                )
+        return Pointwise(recipe.loss)
+    if recipe.kind == "bpr":
+        return BPR()
+    if recipe.kind == "softmax":
+        return Softmax(len(corpus.candidates), recipe.temperature)
+    return SecondOrderSoftmax(recipe.temperature, recipe.centred)
+
+
+def build_measures(recipe: TaskRecipe, corpus: Corpus, side: str) -> Tensor:
+    """The R measures of a side, float64 [N, R].
+
+    Raises: DataError: a file of weights cannot be used.
+    """
+    given = recipe.query_measure if side == "query" else recipe.candidate_measure
+    entities = corpus.queries if side == "query" else corpus.candidates
+    counts = corpus.counts(side)
+    found = [
+        _weights_of(Path(item), entities.vocabulary)
+        if isinstance(item, str)
+        else measure(counts, item)
+        for item in given
+    ]
+    return torch.stack(found, dim=1)
+
+
+def build_estimator(
+    recipe: GramianRecipe, dim: int, share: Tensor, factors: Tensor, file: Path | None = None
+) -> GramianEstimator:
+    """The estimator of one side under one measure.
+
+    Args:
+        share: [N], the measure.
+        factors: [N, K].
+        file: where a cache that is too large for memory goes; None keeps it in memory.
+    """
+    width = factors.shape[1]
+    if recipe.kind == "exact":
+        return ExactGramian(dim, width)
+    if recipe.kind == "sampled":
+        return SampledGramian(dim, width, recipe.form)
+    if recipe.kind == "sogram":
+        return SOGram(dim, width, recipe.rate, recipe.decay)
+    if recipe.kind == "storm":
+        return Storm(dim, width, recipe.rate, recipe.decay)
+    large = 4 * len(share) * dim > recipe.memory * 2**20
+    return SAGram(dim, share, factors, recipe.beta, file if large else None)
+
+
+def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
+    """The pairs of each epoch. Raises: DataError: a column that the recipe needs is absent."""
+    task = recipe.task
+    measures = {side: build_measures(task, corpus, side) for side in SIDES}
+    return ExampleSampler(
+        corpus,
+        batch_size=recipe.training.batch_size,
+        seed=seed,
+        query_measures=measures["query"],
+        candidate_measures=measures["candidate"],
+        target=task.target,
+        positives=task.drawn,
+        negatives=task.kind == "bpr",
+        pair_weight=_sparse(task, corpus, measures),
+    )
+
+
+def build_independent(
+    recipe: Recipe, corpus: Corpus, sampler: ExampleSampler, seed: int
+) -> dict[str, EntitySampler]:
+    """For each side the entities that the estimators learn from, drawn apart from the pairs."""
+    return {
+        side: EntitySampler(
+            corpus.counts(side),
+            sampler.measures[side],
+            kind=recipe.gramian.sampler,
+            batch_size=recipe.gramian.batch_size or sampler.batch_size,
+            seed=2 * seed + 1 + i,
+        )
+        for i, side in enumerate(SIDES)
+    }
+
+
+def build_optimizers(
+    recipe: Recipe, encoder: Encoder, owned: list[nn.Parameter], rate: float | None
+) -> list[torch.optim.Optimizer]:
+    """Row-wise Adagrad for tables; Adam for layers and for what joins in.
+
+    Args:
+        owned: parameters that are trained together with the encoder, by `rate`.
+    """
+    tables: list[nn.Parameter] = []
+    for module in encoder.modules():
+        if isinstance(module, nn.Embedding):
+            tables += module.parameters()
+    ids = {id(p) for p in tables}
+    layers = [p for p in encoder.parameters() if id(p) not in ids]
+    rates = recipe.training
+    optimizers: list[torch.optim.Optimizer] = [RowAdagrad(tables, rates.table_rate)]
+    groups: list[dict[str, Any]] = []
+    if layers:
+        groups.append({"params": layers, "lr": rates.layer_rate})
+    if owned:
+        groups.append({"params": owned, "lr": rate or rates.layer_rate})
+    if groups:
+        optimizers.append(torch.optim.Adam(groups))
+    return optimizers
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" is CUDA where there is one. Raises: RecipeError: CUDA was asked for in vain."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise RecipeError(f"--device {name} is none of auto, cpu, cuda.")
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise RecipeError("--device cuda was asked for and this machine has none; use auto or cpu.")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+
+
+def _sparse(task: TaskRecipe, corpus: Corpus, measures: Mapping[str, Tensor]) -> Tensor | None:
+    """Weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]; None for none."""
+    if task.sparse == "none":
+        return None
+    if task.sparse == "weight":
+        return corpus.column("weight").double()
+    # What the penalty gives to a pair is taken off again, once however often it was observed.
+    query, candidate = corpus.column("query"), corpus.column("candidate")
+    _, place, times = torch.unique(
+        query * len(corpus.candidates) + candidate, return_inverse=True, return_counts=True
+    )
+    total = torch.zeros(len(corpus), dtype=torch.float64)
+    for r, strength in enumerate(task.penalty):
+        total += strength * measures["query"][query, r] * measures["candidate"][candidate, r]
+    weight: Tensor = -total * len(corpus) / times[place]
+    return weight
+
+
+def _weights_of(path: Path, vocabulary: Vocabulary) -> Tensor:
+    """A measure from a file with columns `id` and `weight`, float64 [N]; what it lacks weighs 0."""
+    table = read_table(path)
+    for name in ("id", "weight"):
+        if name not in table.column_names:
+            has = ", ".join(table.column_names)
+            raise DataError(f"{path} has no column {name!r}; its columns are: {has}.")
+    kind = table["weight"].type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise DataError(f"{path} column 'weight' is {kind}; it must be a number.")
+    value = to_tensor(table["weight"].cast(pa.float64()))
+    bad = ~(torch.isfinite(value) & (value >= 0))
+    if bool(bad.any()):
+        row = int(torch.nonzero(bad)[0])
+        raise DataError(
+            f"{path} row {row + 1}: weight is {float(value[row])}; it must be 0 or a positive "
+            "finite number."
+        )
+    rows = Vocabulary(plain(table["id"])).rows(vocabulary.keys)
+    weight = torch.where(rows >= 0, value[rows.clamp(min=0)], 0.0)
+    if float(weight.sum()) == 0:
+        raise DataError(f"{path} gives no weight to any entity of the corpus.")
+    return weight / weight.sum()

@@ -1,0 +1,168 @@
+"""One step, in the order that the estimators ask for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from evergram.data.sampling import Batch, Draw
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.features import SIDES, Inputs
+from evergram.gramian.estimator import GramianEstimator, Population, Rows
+from evergram.gramian.preconditioner import preconditioner
+from evergram.tasks.objective import Objective
+from evergram.tasks.task import Encoded, Moments
+
+
+class Joint(nn.Module, ABC):
+    """Something trained together with the encoder: its loss is added to the task's.
+
+    Parameters that it owns are trained by `layer_rate`, or by its own `rate`.
+    """
+
+    rate: float | None = None
+
+    @abstractmethod
+    def forward(self, query: Tensor, candidate: Tensor, batch: Batch) -> Tensor:
+        """Scalar loss of a batch's embeddings, [B, D] each."""
+
+
+@dataclass
+class Step:
+    """What a step works on, and the step.
+
+    Args:
+        inputs: of each side, every entity's.
+        estimators: of each side, one a measure; no estimators are kept where no Gramian is used.
+        measures: of each side, [N, R].
+        factors: of each side, [N, K]: the prior, and a last column of ones where means are wanted.
+        prior: how many of those K columns are the prior.
+        precondition: ρ of the preconditioner; 0 leaves gradients as they are.
+        independent: whether the estimators learn from entities drawn apart (`draws`), or from the
+            batch before.
+    """
+
+    encoder: Encoder
+    inputs: Mapping[str, Inputs]
+    objective: Objective
+    estimators: Mapping[str, Sequence[GramianEstimator]]
+    measures: Mapping[str, Tensor]
+    factors: Mapping[str, Tensor]
+    prior: int
+    optimizers: Sequence[torch.optim.Optimizer]
+    joint: Joint | None = None
+    independent: bool = False
+    precondition: float = 0.0
+    before: dict[str, Tensor] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        batch: Batch,
+        draws: Mapping[str, Draw] | None = None,
+        upcoming: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Train on one batch.
+
+        Args:
+            draws: entities that the estimators learn from before the gradient; with `independent`.
+            upcoming: ids of the next draws (or of the next batch), for estimators that want to see
+                them at the parameters before this step too; None at an epoch's end.
+        Returns: the objective's value, detached.
+        """
+        wanted = self.objective.wants_moments
+        if wanted:
+            for side in SIDES:
+                for r, estimator in enumerate(self.estimators[side]):
+                    estimator.begin(self.population(side, r))
+            if draws is not None:
+                with torch.no_grad():
+                    fresh = {s: self.encode(s, draws[s].ids) for s in SIDES}
+                self._update({s: (draws[s].ids, draws[s].weights, fresh[s]) for s in SIDES})
+        query, candidate = (
+            self.encode("query", batch.query),
+            self.encode("candidate", batch.candidate),
+        )
+        encoded = Encoded(
+            query,
+            candidate,
+            None if batch.negative is None else self.encode("candidate", batch.negative),
+            self.factors["query"][batch.query, : self.prior] if self.prior else None,
+            self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
+        )
+        moments = {s: [e.moment() for e in self.estimators[s]] if wanted else [] for s in SIDES}
+        if wanted and self.precondition:
+            self._turn(encoded, moments)
+        loss = self.objective(encoded, batch, moments)
+        total = loss.total
+        if self.joint is not None:
+            total = total + self.joint(query, candidate, batch)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        total.backward()
+        seen_before = self.before
+        self.before = {}
+        if wanted and upcoming is not None and self.wants_before:
+            with torch.no_grad():
+                self.before = {s: self.encode(s, upcoming[s]) for s in SIDES}
+        for optimizer in self.optimizers:
+            optimizer.step()
+        if wanted and not self.independent:
+            rows = {
+                "query": (batch.query, batch.query_weight, query.detach()),
+                "candidate": (batch.candidate, batch.candidate_weight, candidate.detach()),
+            }
+            self._update(rows, seen_before)
+        value: Tensor = loss.objective
+        return value
+
+    @property
+    def wants_before(self) -> bool:
+        return any(e.wants_before for found in self.estimators.values() for e in found)
+
+    def encode(self, side: str, ids: Tensor) -> Tensor:
+        """[B, D] of rows of a side."""
+        return self.encoder.embed(side, self.inputs[side].take(ids))
+
+    def population(self, side: str, r: int = 0) -> Population:
+        """Every entity's embedding with its share of measure r, computed anew when asked."""
+
+        def blocks() -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+            start = 0
+            for block in self.encoder.blocks(side, self.inputs[side]):
+                part = slice(start, start + len(block))
+                share = self.measures[side][part, r].to(block.device)
+                yield block, share, self.factors[side][part]
+                start += len(block)
+
+        return blocks
+
+    def _turn(self, encoded: Encoded, moments: Moments) -> None:
+        """Multiply the gradients of embeddings by the other side's preconditioner."""
+        penalty = self.objective.penalty
+        other = {s: preconditioner(moments[s], penalty, self.precondition) for s in SIDES}
+        for rows, matrix in (
+            (encoded.query, other["candidate"]),
+            (encoded.candidate, other["query"]),
+            (encoded.negative, other["query"]),
+        ):
+            if rows is not None:
+                rows.register_hook(partial(torch.matmul, other=matrix))  # type: ignore[no-untyped-call]
+
+    def _update(
+        self,
+        rows: Mapping[str, tuple[Tensor, Tensor, Tensor]],
+        before: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Fold into every estimator, by side: ids [B], weights [B, R], embeddings [B, D]."""
+        past = self.before if before is None else before
+        for side, (ids, weights, embeddings) in rows.items():
+            factors = self.factors[side]
+            # Without factors nothing is looked up.
+            own = factors[ids] if factors.shape[1] else embeddings[:, :0]
+            for r, estimator in enumerate(self.estimators[side]):
+                estimator.update(Rows(ids, weights[:, r], embeddings, own, past.get(side)))

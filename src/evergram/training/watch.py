@@ -1,0 +1,116 @@
+"""The papers' metric by the clock, judged beside a training that goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from evergram.data.sampling import Batch
+from evergram.data.split import Pairs, Split
+from evergram.evaluation.ranking import Relevance, rank_metrics
+from evergram.training.callbacks import Callback, Point
+from evergram.training.recipe import Recipe
+
+METRIC = "map@10"
+# Queries judged of each part.
+QUERIES = 2000
+
+
+class Watch(Callback):
+    """MAP@10 on training and validation every so many minutes of training.
+
+    Queries of each part are judged against fixed candidates: a random sample of the catalogue (all
+    of it where it is no larger) and the judged pairs' own. Of training pairs nothing is masked; for
+    validation the query's training pairs are. The embeddings are copied between two steps and
+    judged in a thread: the clock of training runs on, and counts the copying. A look that would
+    come while one is under way is left out.
+
+    Args:
+        minutes: between two looks.
+        size: of the sample of candidates.
+    Source: [G2] §4.3, Fig. 3.
+    """
+
+    def __init__(self, split: Split, *, minutes: float, size: int, seed: int) -> None:
+        self.every = 60 * minutes
+        self.due = self.every
+        self.found: list[dict[str, float]] = []
+        self._thread: threading.Thread | None = None
+        draw = torch.Generator().manual_seed(seed)
+        corpus = split.training
+        trained = Pairs(corpus.column("query"), corpus.column("candidate"))
+        parts = {"training": trained, "validation": split.selection}
+        judged = {name: _sample(pairs, QUERIES, draw) for name, pairs in parts.items()}
+        total = len(corpus.candidates)
+        fixed = torch.randperm(total, generator=draw)[:size]
+        targets = torch.cat([pairs.candidate for pairs in judged.values()])
+        self.candidates = torch.unique(torch.cat([fixed, targets[targets >= 0]]))
+        self.queries = torch.unique(torch.cat([pairs.query for pairs in judged.values()]))
+        place = torch.full((total + 1,), -1)  # the last stands for a candidate that is unknown
+        place[self.candidates] = torch.arange(len(self.candidates))
+        self.relevance: dict[str, Relevance] = {}
+        for name, pairs in judged.items():
+            seen = torch.zeros(len(trained), dtype=torch.bool)
+            if name == "validation":
+                seen = torch.isin(trained.query, pairs.query) & (place[trained.candidate] >= 0)
+            self.relevance[name] = Relevance.of(
+                torch.searchsorted(self.queries, pairs.query),
+                place[pairs.candidate],
+                torch.searchsorted(self.queries, trained.query[seen]),
+                place[trained.candidate[seen]],
+            )
+
+    @classmethod
+    def of(cls, recipe: Recipe, split: Split) -> Watch | None:
+        """What the recipe asks for; None where it asks for none."""
+        settings = recipe.training
+        if settings.watch_minutes is None:
+            return None
+        return cls(
+            split,
+            minutes=settings.watch_minutes,
+            size=settings.watch_candidates,
+            seed=recipe.seed,
+        )
+
+    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+        busy = self._thread is not None and self._thread.is_alive()
+        if at.seconds >= self.due and not busy:
+            self.due = (at.seconds // self.every + 1) * self.every
+            self._look(at)
+
+    def on_end(self, at: Point) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self, at: Point) -> None:
+        encoder = at.training.encoder
+        rows = {"query": self.queries, "candidate": self.candidates}
+        copies = {
+            side: torch.cat(
+                list(encoder.blocks(side, at.training.inputs[side].take(ids.to(at.device))))
+            )
+            for side, ids in rows.items()
+        }
+        self._thread = threading.Thread(target=self._judge, args=(at.epoch, at.seconds, copies))
+        self._thread.start()
+
+    def _judge(self, epoch: int, seconds: float, copies: Mapping[str, Tensor]) -> None:
+        found = {
+            f"{METRIC} {name}": rank_metrics(
+                copies["query"], copies["candidate"], relevance, [METRIC]
+            )[METRIC]
+            for name, relevance in self.relevance.items()
+        }
+        self.found.append({"epoch": epoch, "seconds": seconds, **found})
+
+
+def _sample(pairs: Pairs, queries: int, draw: torch.Generator) -> Pairs:
+    """All pairs of at most so many queries."""
+    distinct = torch.unique(pairs.query)
+    kept = distinct[torch.randperm(len(distinct), generator=draw)[:queries]]
+    chosen = torch.isin(pairs.query, kept)
+    return Pairs(pairs.query[chosen], pairs.candidate[chosen])

@@ -1,0 +1,105 @@
+"""Where a prior comes from; what it does to the loss is in tests/tasks/test_objective.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from evergram.data.corpus import Corpus
+from evergram.errors import DataError, RecipeError
+from evergram.training.priors import build_prior, prior_constant
+from evergram.training.recipe import PriorRecipe
+
+
+def corpus() -> Corpus:
+    draw = torch.Generator().manual_seed(0)
+    pairs = torch.randint(8, (40, 2), generator=draw)
+    return Corpus.from_tables(
+        pa.table({"query": pairs[:, 0].numpy(), "candidate": pairs[:, 1].numpy()})
+    )
+
+
+def vectors(path: Path, ids: list[int], rows: list[list[float]]) -> str:
+    pq.write_table(pa.table({"id": ids, "vector": pa.array(rows, pa.list_(pa.float32()))}), path)
+    return str(path)
+
+
+def test_zero_and_constant() -> None:
+    data = corpus()
+    zero = build_prior(PriorRecipe(), data, None, 0)
+    assert zero["query"].shape == (len(data.queries), 0)
+    found = build_prior(PriorRecipe(kind="constant", value=-0.5), data, None, 0)
+    assert bool((found["query"] @ found["candidate"].T == -0.5).all())
+
+
+def test_files_are_joined_by_id(tmp_path: Path) -> None:
+    data = corpus()
+    keys = data.queries.vocabulary.keys.to_pylist()
+    query = vectors(tmp_path / "q.parquet", [keys[2], keys[0], 99], [[1, 2], [3, 4], [5, 6]])
+    known = data.candidates.vocabulary.keys.to_pylist()
+    candidate = vectors(tmp_path / "c.parquet", known, [[float(i), 1.0] for i in range(len(known))])
+    found = build_prior(PriorRecipe(kind="files", query=query, candidate=candidate), data, None, 0)
+    assert found["query"][:3].tolist() == [[3, 4], [0, 0], [1, 2]]
+    assert found["candidate"][:, 0].tolist() == list(range(len(known)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "ids", "message"),
+    [
+        ([[1.0, 2.0, 3.0]], None, "must agree"),
+        ([[1.0, 2.0]], [-5], "knows none"),
+        ([[1.0, float("nan")]], None, "finite"),
+    ],
+)
+def test_files_that_cannot_be_a_prior(
+    tmp_path: Path, rows: list[list[float]], ids: list[int] | None, message: str
+) -> None:
+    data = corpus()
+    key = data.queries.vocabulary.keys[0].as_py()
+    query = vectors(tmp_path / "q.parquet", ids or [key], rows)
+    other = data.candidates.vocabulary.keys[0].as_py()
+    candidate = vectors(tmp_path / "c.parquet", [other], [[1.0, 2.0]])
+    with pytest.raises(DataError, match=message):
+        build_prior(PriorRecipe(kind="files", query=query, candidate=candidate), data, None, 0)
+
+
+def test_svd_is_the_best_low_rank_fit_of_the_observed_matrix() -> None:
+    data = corpus()
+    observed = np.zeros((len(data.queries), len(data.candidates)))
+    observed[data.column("query"), data.column("candidate")] = 1  # repeats count once
+    values = np.linalg.svd(observed, compute_uv=False)
+    found = build_prior(PriorRecipe(kind="svd", rank=3), data, None, 0)
+    error = ((found["query"] @ found["candidate"].T).numpy() - observed) ** 2
+    assert error.sum() == pytest.approx((values[3:] ** 2).sum(), rel=1e-3)
+    again = build_prior(PriorRecipe(kind="svd", rank=3), data, None, 0)
+    assert torch.equal(found["query"], again["query"])
+    with pytest.raises(RecipeError, match=r"prior\.rank is 8"):
+        build_prior(PriorRecipe(kind="svd", rank=8), data, None, 0)
+
+
+def test_a_past_version_is_its_scores() -> None:
+    data = corpus()
+    past = {"query": torch.ones(8, 2), "candidate": torch.ones(8, 2)}
+    assert build_prior(PriorRecipe(kind="version"), data, past, 0)["query"] is not None
+    with pytest.raises(RecipeError, match="version 0"):
+        build_prior(PriorRecipe(kind="version"), data, None, 0)
+
+
+def test_the_constant_is_the_double_sum() -> None:
+    draw = torch.Generator().manual_seed(0)
+    prior = {"query": torch.randn(4, 2, generator=draw)}
+    prior["candidate"] = torch.randn(5, 2, generator=draw)
+    measures = {s: torch.rand(len(p), 2, generator=draw).double() for s, p in prior.items()}
+    expected = 0.0
+    for r, strength in enumerate([0.5, 2.0]):
+        for a in range(4):
+            for b in range(5):
+                score = float(prior["query"][a].double() @ prior["candidate"][b].double())
+                weight = measures["query"][a, r] * measures["candidate"][b, r]
+                expected += strength * float(weight) * score**2
+    assert prior_constant(prior, measures, [0.5, 2.0]) == pytest.approx(expected)
