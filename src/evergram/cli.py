@@ -30,6 +30,10 @@ As = Annotated[int | None, typer.Option("--as", help="Read as this version (defa
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Seed = Annotated[int | None, typer.Option(help="Override the recipe's seed.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Board = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write TensorBoard's files here (needs the extra)."),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe."),
@@ -44,6 +48,7 @@ def train(
     seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
+    tensorboard: Board = None,
 ) -> None:
     """Train version 0 and publish it as a new lineage."""
     from evergram.lineage.lineage import Lineage
@@ -51,7 +56,9 @@ def train(
 
     chosen = _recipe(recipe, seed, set_)
     new = Lineage.create(lineage, chosen.name)
-    artefact = train_version(chosen, device=device, progress=_progress(), folder=new.work)
+    artefact = train_version(
+        chosen, device=device, progress=_progress(), folder=new.work, board=tensorboard
+    )
     new.publish(artefact)
     _print_version(lineage, dict(artefact.metrics), as_json)
 
@@ -64,6 +71,7 @@ def upgrade(
     seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
+    tensorboard: Board = None,
 ) -> None:
     """Train the next version together with its way back, and publish it."""
     from evergram.lineage.lineage import Lineage
@@ -72,7 +80,12 @@ def upgrade(
     chosen = _recipe(recipe, seed, set_)
     existing = Lineage.open(lineage)
     artefact = upgrade_version(
-        chosen, existing, device=device, progress=_progress(), folder=existing.work
+        chosen,
+        existing,
+        device=device,
+        progress=_progress(),
+        folder=existing.work,
+        board=tensorboard,
     )
     existing.publish(artefact)
     _print_version(lineage, dict(artefact.metrics), as_json)
@@ -143,6 +156,76 @@ def evaluate(
         _dump({"version": found.newest, "as": read_as, "metrics": metrics})
         return
     _metrics_table(f"Version {found.newest} read as version {read_as}", metrics)
+
+
+@app.command()
+def diagnose(
+    lineage: LineageFolder,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Where to draw it.")] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of training to compare on.")] = 200,
+    every: Annotated[int, typer.Option(min=1, help="Steps between two measures.")] = 10,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Entities an estimator learns from, a step (default: 128, 1024)."),
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Look into the newest version: its spectrum, its scores, and how well Gramians are estimated.
+
+    The first steps of its training are done again, and every estimator is measured against the
+    exact Gramian along them. Nothing is published.
+    """
+    from evergram.evaluation.diagnosis_report import write_diagnosis
+    from evergram.lineage.lineage import Lineage
+    from evergram.training.diagnose import diagnose as look
+    from evergram.training.recipe import Recipe
+
+    if out is not None and out.suffix != ".png":
+        raise DataError(f"--out {out} must end in .png.")
+    if every > steps:
+        raise DataError(f"--every {every} is more than --steps {steps}; nothing would be measured.")
+    found = Lineage.open(lineage)
+    overrides = [*(set_ or []), *([] if seed is None else [f"seed={seed}"])]
+    recipe = Recipe.of(found.manifest(found.newest).recipe, overrides)
+    result = look(
+        recipe,
+        found,
+        steps=steps,
+        every=every,
+        batch_sizes=batch,
+        device=device,
+        progress=_progress(),
+    )
+    tracking = result.tracking
+    if out is not None:
+        errors = tracking.gramian_errors, tracking.gradient_errors
+        write_diagnosis(out, result.histograms, tracking.steps, *errors)
+    if as_json:
+        _dump({"lineage": str(lineage), **result.as_json()})
+        return
+    _table(
+        f"Version {result.version}",
+        ["", *next(iter(result.sides.values()))],
+        [[side, *(f"{v:.4g}" for v in facts.values())] for side, facts in result.sides.items()],
+    )
+    scores = result.histograms
+    sys.stdout.write(
+        f"Mean score of observed pairs {scores.means[0]:.4f}, of random pairs "
+        f"{scores.means[1]:.4f}; an observed one is higher {scores.separation:.1%} of the time.\n"
+    )
+    gramian, gradient = (
+        tracking.mean(e) for e in (tracking.gramian_errors, tracking.gradient_errors)
+    )
+    _table(
+        f"Errors over the second half of {steps} steps",
+        ["estimator", "Gramian", "gradient"],
+        [[name, f"{gramian[name]:.4f}", f"{gradient[name]:.4f}"] for name in gramian],
+    )
+    if out is not None:
+        sys.stdout.write(f"Plots: {out}\n")
 
 
 @app.command()

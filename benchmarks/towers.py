@@ -1,0 +1,134 @@
+"""Two towers against the factorization, variant by variant, for `docs/two-tower.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import gowalla
+from evergram.data.corpus import Corpus
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.features import SIDES
+from evergram.encoders.two_tower import TwoTower
+from evergram.evaluation.ranking import rank_metrics
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.loop import relevance_of, train_encoder
+from evergram.training.progress import Progress
+from evergram.training.recipe import Recipe
+
+RECIPES = gowalla.ROOT / "recipes"
+FACTORIZATION = ["model.kind=factorization"]
+VARIANTS: dict[str, dict[str, list[str]]] = {
+    "movielens-two-tower": {
+        "factorization": FACTORIZATION,
+        "two towers": [],
+    },
+    "gowalla-two-tower": {
+        "factorization": FACTORIZATION,
+        "two towers": [],
+    },
+}
+
+
+def rows(
+    recipe: Path, variants: Mapping[str, Sequence[str]], seeds: Iterable[int] = (0,)
+) -> list[dict[str, Any]]:
+    """Train a recipe under each named list of overrides, and each seed.
+
+    Returns: a dict for each run: variant, seed; selection and test, both by the recipe's metric;
+        seconds of training, and how often the first variant's seconds that is. Of two towers also
+        `hidden` and `nonlinear`, see `shares`, and `features_alone`: the test metric where every
+        candidate is embedded as if its id were unknown.
+    """
+    found: list[dict[str, Any]] = []
+    for seed in seeds:
+        recipes = {
+            name: Recipe.load(recipe, [f"seed={seed}", *overrides])
+            for name, overrides in variants.items()
+        }
+        first = next(iter(recipes.values()))
+        split = split_for(first, load_corpus(first), 0)
+        base = 0.0
+        for name, chosen in recipes.items():
+            trained = train_encoder(chosen, split, 0, torch.device("cpu"), Progress(quiet=True))
+            metric = chosen.training.metric
+            base = base or trained.seconds
+            row: dict[str, Any] = {
+                "variant": name,
+                "seed": seed,
+                "selection": max(entry[metric] for entry in trained.history),
+                "test": trained.metrics["model"][metric],
+                "seconds": trained.seconds,
+                "ratio": trained.seconds / base,
+            }
+            if isinstance(trained.encoder, TwoTower):
+                row |= shares(trained.encoder, split.training)
+            if split.training.candidates.features and isinstance(trained.encoder, TwoTower):
+                strangers = _without_ids(trained.encoder, split.training)
+                relevance = relevance_of(split.training, split.test)
+                row["features_alone"] = rank_metrics(trained.query, strangers, relevance, [metric])[
+                    metric
+                ]
+            found.append(row)
+    return found
+
+
+def shares(encoder: TwoTower, corpus: Corpus) -> dict[str, float]:
+    """Of the output x + f(x): the hidden layers' part ‖f‖ / (‖x‖ + ‖f‖), mean over all entities,
+    and the part of f's variance that no affine map of x explains."""
+    norms: list[Tensor] = []
+    left = total = 0.0
+    for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
+        if side not in encoder.hidden:
+            return {}
+        whole = encoder.encode(side, entities)
+        layers = encoder.hidden[side]
+        encoder.hidden[side] = _Zero()
+        plain = encoder.encode(side, entities)
+        encoder.hidden[side] = layers
+        added = (whole - plain).double()
+        norms.append(added.norm(dim=1) / (added.norm(dim=1) + plain.norm(dim=1)).clamp(min=1e-12))
+        affine = torch.cat([plain.double(), torch.ones(len(plain), 1, dtype=torch.float64)], 1)
+        fitted = affine @ torch.linalg.lstsq(affine, added).solution
+        left += float((added - fitted).square().sum() / len(added))
+        total += float((added - added.mean(0)).square().sum() / len(added))
+    return {"hidden": float(torch.cat(norms).mean()), "nonlinear": left / max(total, 1e-12)}
+
+
+class _Zero(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.zeros(())
+
+
+def _without_ids(encoder: Encoder, corpus: Corpus) -> Tensor:
+    """[N, D] of all candidates by their features alone."""
+    inputs = encoder.schema.read("candidate", corpus.candidates)
+    unknown = replace(inputs, ids=torch.full_like(inputs.ids, -1))
+    return torch.cat(list(encoder.blocks("candidate", unknown)))
+
+
+def section(seeds: range = range(3)) -> str:
+    """The table of `docs/two-tower.md`: every variant on the first seed, the first two on all."""
+    lines = [
+        "| data | variant | seed | selection | test | seconds | × factorization "
+        "| hidden share | non-linear | features alone |",
+        "|" + "---|" * 10,
+    ]
+    gowalla.convert()
+    for name, variants in VARIANTS.items():
+        recipe = RECIPES / f"{name}.toml"
+        main = dict(list(variants.items())[:2])
+        found = rows(recipe, variants, seeds[:1]) + rows(recipe, main, seeds[1:])
+        for row in found:
+            cells = [name.removesuffix("-two-tower"), row["variant"], str(row["seed"])]
+            cells += [f"{row[key]:.4f}" for key in ("selection", "test")]
+            cells += [f"{row['seconds']:.0f}", f"{row['ratio']:.1f}"]
+            for key, digits in (("hidden", 2), ("nonlinear", 2), ("features_alone", 4)):
+                cells.append(f"{row[key]:.{digits}f}" if key in row else "–")
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
