@@ -48,15 +48,6 @@ PEERS = {
             {"iterations": (8, 32)},
         ),
     ),
-    "implicit-bpr": Peer(
-        "implicit, BPR (sampled negatives), 64-d",
-        implicit_bpr,
-        (
-            {"learning_rate": (0.005, 0.02), "regularization": (0.003, 0.01, 0.03)}
-            | {"iterations": (50,)},
-            {"iterations": (25, 150)},
-        ),
-    ),
     "irspack-ials": Peer(
         "irspack, iALS, 64-d",
         irspack_ials,
@@ -70,6 +61,15 @@ PEERS = {
         "irspack, RP3beta, no embedding",
         irspack_rp3beta,
         ({"beta": (0.2, 0.4, 0.6), "top_k": (50, 200), "normalize": (0, 1)},),
+    ),
+    "implicit-bpr": Peer(
+        "implicit, BPR (sampled negatives), 64-d",
+        implicit_bpr,
+        (
+            {"learning_rate": (0.02, 0.05, 0.1), "regularization": (0.003, 0.01, 0.03)}
+            | {"iterations": (50,)},
+            {"iterations": (25, 100, 200)},
+        ),
     ),
 }
 SETTINGS: dict[str, dict[str, Settings]] = {}
