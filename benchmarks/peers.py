@@ -1,6 +1,7 @@
-"""Other libraries' models on our splits: `python -m benchmarks.peers tune gowalla implicit-als`.
+"""Other libraries' models on our splits: `python -m benchmarks.peers test gowalla`.
 
-The optional extra `peers` installs them. Settings are tuned on the selection pairs alone.
+The optional extra `peers` installs them. `tune` finds their settings on the selection pairs alone;
+both train on what our own models train on, the training part without the selection pairs.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,13 +137,35 @@ def tune(name: str, split: Split, show: Callable[[str], None] = print) -> Settin
     return best
 
 
+def rows(name: str, peers: Iterable[str] | None = None) -> list[dict[str, Any]]:
+    """What the peers (all, by default) come to on the test pairs of `name` with their `SETTINGS`.
+
+    Returns: for each the method's title, `METRICS` and the seconds of training.
+    """
+    split, found = load(name), []
+    for peer in peers or PEERS:
+        result = PEERS[peer].fit(split, **SETTINGS[name][peer])
+        figures = judge(result, split, split.test)
+        found.append({"method": PEERS[peer].title} | figures | {"seconds": result.seconds})
+    return found
+
+
+def table(found: Iterable[Mapping[str, Any]]) -> str:
+    """`rows` as Markdown."""
+    lines = ["| method | Recall@20 | NDCG@20 | seconds |", "|---|---|---|---|"]
+    for row in found:
+        figures = " | ".join(f"{row[metric]:.4f}" for metric in METRICS)
+        lines.append(f"| {row['method']} | {figures} | {row['seconds']:.1f} |")
+    return "\n".join(lines)
+
+
 def _words(settings: Settings) -> str:
     return ", ".join(f"{key} {value:g}" for key, value in settings.items())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("command", choices=["tune"])
+    parser.add_argument("command", choices=["tune", "test"])
     parser.add_argument("data", choices=["gowalla", "movielens"])
     parser.add_argument("peers", nargs="*", metavar="PEER", help=", ".join(PEERS))
     chosen = parser.parse_args()
@@ -150,6 +174,9 @@ def main() -> None:
         parser.error(f"unknown peer {sorted(unknown)[0]}; there are {', '.join(PEERS)}")
     if wanting():
         sys.exit(wanting())
+    if chosen.command == "test":
+        print(table(rows(chosen.data, chosen.peers)))
+        return
     split = load(chosen.data)
     print("| peer | settings | selection Recall@20 | NDCG@20 | seconds |\n|---|---|---|---|---|")
     for name in chosen.peers or PEERS:
