@@ -47,6 +47,7 @@ PEERS = {
         implicit_als,
         (
             {"alpha": (1, 3, 10, 30, 100), "regularization": (3, 10, 30, 100), "iterations": (16,)},
+            {"regularization": (0.3, 1)},
             {"iterations": (8, 32)},
         ),
     ),
@@ -54,15 +55,19 @@ PEERS = {
         "irspack, iALS, 64-d",
         irspack_ials,
         (
-            {"alpha0": (0.01, 0.03, 0.1, 0.3), "reg": (0.001, 0.003, 0.01)}
+            {"alpha0": (0.01, 0.03, 0.1, 0.3), "reg": (0.0003, 0.001, 0.003)}
             | {"nu": (0, 0.5, 1), "epochs": (16,)},
+            {"reg": (0.0001, 0.01)},
             {"epochs": (8, 32)},
         ),
     ),
     "irspack-rp3beta": Peer(
         "irspack, RP3beta, no embedding",
         irspack_rp3beta,
-        ({"beta": (0.2, 0.4, 0.6), "top_k": (50, 200), "normalize": (0, 1)},),
+        (
+            {"beta": (0, 0.2, 0.4, 0.6), "top_k": (50, 200), "normalize": (0, 1)},
+            {"top_k": (20, 500)},
+        ),
     ),
     "implicit-bpr": Peer(
         "implicit, BPR (sampled negatives), 64-d",
