@@ -46,9 +46,10 @@ PEERS = {
         "implicit, ALS, 64-d",
         implicit_als,
         (
-            {"alpha": (1, 3, 10, 30, 100), "regularization": (3, 10, 30, 100), "iterations": (16,)},
-            {"regularization": (0.3, 1)},
-            {"iterations": (8, 32)},
+            {"alpha": (1, 3, 10, 30, 100), "regularization": (1, 10, 100), "iterations": (16,)},
+            {"regularization": (0.3, 3, 30)},
+            {"alpha": (2, 5, 20, 50)},
+            {"iterations": (4, 8, 32)},
         ),
     ),
     "irspack-ials": Peer(
@@ -58,7 +59,7 @@ PEERS = {
             {"alpha0": (0.01, 0.03, 0.1, 0.3), "reg": (0.0003, 0.001, 0.003)}
             | {"nu": (0, 0.5, 1), "epochs": (16,)},
             {"reg": (0.0001, 0.01)},
-            {"epochs": (8, 32)},
+            {"epochs": (4, 8, 32)},
         ),
     ),
     "irspack-rp3beta": Peer(
