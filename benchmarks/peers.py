@@ -56,18 +56,18 @@ PEERS = {
         "irspack, iALS, 64-d",
         irspack_ials,
         (
-            {"alpha0": (0.01, 0.03, 0.1, 0.3), "reg": (0.0003, 0.001, 0.003)}
-            | {"nu": (0, 0.5, 1), "epochs": (16,)},
-            {"reg": (0.0001, 0.01)},
-            {"epochs": (4, 8, 32)},
+            {"alpha0": (0.01, 0.03, 0.1, 0.3, 1), "reg": (0.0003, 0.001, 0.003)}
+            | {"nu": (0, 1), "epochs": (16,)},
+            {"reg": (0.0001, 0.01), "nu": (0, 0.5, 1)},
+            {"epochs": (4, 8, 32, 64)},
         ),
     ),
     "irspack-rp3beta": Peer(
         "irspack, RP3beta, no embedding",
         irspack_rp3beta,
         (
-            {"beta": (0, 0.2, 0.4, 0.6), "top_k": (50, 200), "normalize": (0, 1)},
-            {"top_k": (20, 500)},
+            {"beta": (0, 0.2, 0.4, 0.6), "top_k": (100, 1000), "normalize": (0, 1)},
+            {"top_k": (30, 300, 3000)},
         ),
     ),
     "implicit-bpr": Peer(
