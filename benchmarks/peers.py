@@ -50,6 +50,8 @@ PEERS = {
             {"regularization": (0.3, 3, 30)},
             {"alpha": (2, 5, 20, 50)},
             {"iterations": (4, 8, 32)},
+            {"alpha": (1, 3, 10, 20, 50, 100), "regularization": (3, 30)},
+            {"iterations": (2, 6)},
         ),
     ),
     "irspack-ials": Peer(
@@ -61,6 +63,8 @@ PEERS = {
             {"reg": (0.0001, 0.01), "nu": (0, 0.5, 1)},
             {"alpha0": (0.02, 0.05, 0.2, 0.5)},
             {"epochs": (4, 8, 32, 64)},
+            {"alpha0": (0.01, 0.02, 0.05, 0.5, 2), "reg": (0.0003, 0.003)},
+            {"epochs": (2, 6)},
         ),
     ),
     "irspack-rp3beta": Peer(
