@@ -82,7 +82,8 @@ PEERS = {
             {"learning_rate": (0.02, 0.05, 0.1), "regularization": (0.003, 0.01, 0.03)}
             | {"iterations": (50,)},
             {"iterations": (25, 100, 200)},
-            {"learning_rate": (0.005, 0.01), "iterations": (25, 50, 100)},
+            {"regularization": (0.0003, 0.001)},
+            {"learning_rate": (0.005, 0.01), "iterations": (50, 100, 200)},
         ),
     ),
 }
