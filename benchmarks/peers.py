@@ -87,7 +87,21 @@ PEERS = {
         ),
     ),
 }
-SETTINGS: dict[str, dict[str, Settings]] = {}
+# Found by `python -m benchmarks.peers tune gowalla` and `… tune movielens`.
+SETTINGS: dict[str, dict[str, Settings]] = {
+    "gowalla": {
+        "implicit-als": {"alpha": 50, "regularization": 3, "iterations": 4},
+        "irspack-ials": {"alpha0": 0.02, "reg": 0.0001, "nu": 0, "epochs": 8},
+        "irspack-rp3beta": {"beta": 0.2, "top_k": 1000, "normalize": 1},
+        "implicit-bpr": {"learning_rate": 0.02, "regularization": 0.003, "iterations": 200},
+    },
+    "movielens": {
+        "implicit-als": {"alpha": 2, "regularization": 3, "iterations": 32},
+        "irspack-ials": {"alpha0": 1, "reg": 0.0001, "nu": 1, "epochs": 16},
+        "irspack-rp3beta": {"beta": 0.4, "top_k": 1000, "normalize": 1},
+        "implicit-bpr": {"learning_rate": 0.005, "regularization": 0.01, "iterations": 100},
+    },
+}
 
 
 def wanting() -> str:
