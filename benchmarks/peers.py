@@ -93,7 +93,7 @@ SETTINGS: dict[str, dict[str, Settings]] = {
         "implicit-als": {"alpha": 50, "regularization": 3, "iterations": 4},
         "irspack-ials": {"alpha0": 0.02, "reg": 0.0001, "nu": 0, "epochs": 8},
         "irspack-rp3beta": {"beta": 0.2, "top_k": 1000, "normalize": 1},
-        "implicit-bpr": {"learning_rate": 0.02, "regularization": 0.003, "iterations": 200},
+        "implicit-bpr": {"learning_rate": 0.005, "regularization": 0.0003, "iterations": 200},
     },
     "movielens": {
         "implicit-als": {"alpha": 2, "regularization": 3, "iterations": 32},
