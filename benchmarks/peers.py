@@ -87,7 +87,7 @@ PEERS = {
         ),
     ),
 }
-# Found by `python -m benchmarks.peers tune gowalla` and `… tune movielens`.
+# Found by `python -m benchmarks.peers tune gowalla` and `… tune movielens`, their grids in pieces.
 SETTINGS: dict[str, dict[str, Settings]] = {
     "gowalla": {
         "implicit-als": {"alpha": 50, "regularization": 3, "iterations": 4},
