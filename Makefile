@@ -22,7 +22,12 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/ready
+# The peers that we are measured beside.
+.venv/peers: .venv/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[peers]"
+	touch $@
+
+bench: .venv/peers
 	$(BIN)/python -m benchmarks
 
 clean:

@@ -1,0 +1,157 @@
+"""Models of other libraries, fitted to our splits; each is imported where it is fitted.
+
+Every fit sees the training pairs alone, on as many threads as torch has (`OMP_NUM_THREADS`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evergram.data.split import Split
+
+
+@dataclass(frozen=True)
+class Result:
+    """A fitted model, whose scores are `query @ candidate.T`.
+
+    Args:
+        query: [N_q, D]; candidate: [N_c, D], float32. Tensors of embeddings, or SciPy matrices in
+            rows with D = N_c for a model that has no factors.
+        seconds: of fitting; neither loading nor making the matrix of interactions counts.
+    """
+
+    query: Any
+    candidate: Any
+    seconds: float
+
+
+def implicit_als(
+    split: Split,
+    *,
+    factors: int = 64,
+    seed: int = 0,
+    regularization: float,
+    alpha: float,
+    iterations: float,
+) -> Result:
+    """Weighted least squares. An observed pair weighs `alpha` and any other 1, in implicit 0.7."""
+    from implicit.cpu.als import AlternatingLeastSquares
+
+    model = AlternatingLeastSquares(
+        factors,
+        regularization=regularization,
+        alpha=alpha,
+        iterations=int(iterations),
+        num_threads=torch.get_num_threads(),
+        random_state=seed,
+    )
+    seconds = _timed(partial(model.fit, _matrix(split), show_progress=False))
+    return Result(_tensor(model.user_factors), _tensor(model.item_factors), seconds)
+
+
+def implicit_bpr(
+    split: Split,
+    *,
+    factors: int = 64,
+    seed: int = 0,
+    regularization: float,
+    learning_rate: float,
+    iterations: float,
+) -> Result:
+    """Sampled pairs of one observed and one other candidate; D is `factors` and a bias."""
+    from implicit.cpu.bpr import BayesianPersonalizedRanking
+
+    model = BayesianPersonalizedRanking(
+        factors,
+        learning_rate=learning_rate,
+        regularization=regularization,
+        iterations=int(iterations),
+        num_threads=torch.get_num_threads(),
+        random_state=seed,
+    )
+    seconds = _timed(partial(model.fit, _matrix(split), show_progress=False))
+    return Result(_tensor(model.user_factors), _tensor(model.item_factors), seconds)
+
+
+def irspack_ials(
+    split: Split,
+    *,
+    factors: int = 64,
+    seed: int = 0,
+    reg: float,
+    alpha0: float,
+    nu: float,
+    epochs: float,
+) -> Result:
+    """Least squares whose regularization grows with an entity's count to the power `nu`. An
+    observed pair weighs 1 + alpha0, any other `alpha0`; `nu_star` keeps `reg` alike over `nu`."""
+    from irspack import IALSRecommender
+
+    model = IALSRecommender(
+        _matrix(split),
+        n_components=factors,
+        alpha0=alpha0,
+        reg=reg,
+        nu=nu,
+        nu_star=1.0,
+        random_seed=seed,
+        n_threads=torch.get_num_threads(),
+    )
+
+    def fit() -> None:
+        model.start_learning()  # learn() does the same behind a progress bar
+        for _ in range(int(epochs)):
+            model.run_epoch()
+
+    seconds = _timed(fit)
+    core = model.trainer_as_ials.core_trainer
+    return Result(_tensor(core.user), _tensor(core.item), seconds)
+
+
+def irspack_rp3beta(split: Split, *, beta: float, top_k: float, normalize: float) -> Result:
+    """Random walks of three steps from a query, popular ends held back: no embedding at all."""
+    from irspack import RP3betaRecommender
+    from scipy.sparse import csr_matrix
+
+    matrix = _matrix(split)
+    model = RP3betaRecommender(
+        matrix,
+        beta=beta,
+        top_k=int(top_k),
+        normalize_weight=bool(normalize),
+        n_threads=torch.get_num_threads(),
+    )
+    seconds = _timed(model.learn)
+    return Result(matrix, csr_matrix(model.W.T, dtype=np.float32), seconds)
+
+
+def _matrix(split: Split) -> Any:
+    """Ones at the training pairs, a SciPy matrix [N_q, N_c] in rows."""
+    from scipy.sparse import csr_matrix
+
+    corpus = split.training
+    place = (corpus.column("query").numpy(), corpus.column("candidate").numpy())
+    shape = (len(corpus.queries), len(corpus.candidates))
+    return csr_matrix((np.ones(len(corpus), dtype=np.float32), place), shape=shape)
+
+
+def _tensor(factors: Any) -> Tensor:
+    return torch.from_numpy(np.array(factors, dtype=np.float32))
+
+
+def _timed(fit: Callable[[], object]) -> float:
+    """Seconds of `fit`, with BLAS on one thread: the libraries start their own."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, user_api="blas"):
+        started = time.perf_counter()
+        fit()
+        return time.perf_counter() - started
