@@ -167,13 +167,16 @@ def tune(name: str, split: Split, show: Callable[[str], None] = print) -> Settin
 def rows(name: str, peers: Iterable[str] | None = None) -> list[dict[str, Any]]:
     """What the peers (all, by default) come to on the test pairs of `name` with their `SETTINGS`.
 
-    Returns: for each the method's title, `METRICS` and the seconds of training.
+    Returns: for each the method's title, `METRICS`, the seconds of training, and `selection`: the
+        first of `METRICS` on the selection pairs.
     """
     split, found = load(name), []
     for peer in peers or PEERS:
         result = PEERS[peer].fit(split, **SETTINGS[name][peer])
         figures = judge(result, split, split.test)
-        found.append({"method": PEERS[peer].title} | figures | {"seconds": result.seconds})
+        selection = judge(result, split, split.selection)[METRICS[0]]
+        about = {"method": PEERS[peer].title, "seconds": result.seconds, "selection": selection}
+        found.append(about | figures)
     return found
 
 

@@ -1,0 +1,124 @@
+"""Quality against training time: ours, what is sampled instead, and other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from benchmarks import gowalla, peers
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.loop import train_encoder
+from evergram.training.progress import Progress
+from evergram.training.recipe import Recipe
+
+METRICS = ("recall@20", "ndcg@20")
+# Seconds of training after which a method's last epoch ends.
+BUDGET = 90
+SAMPLED = ["gramian.kind=sampled", "gramian.batch=independent"]
+SOFTMAX = ["task.kind=softmax", "task.penalty=0"]
+BPR = ["task.kind=bpr", "task.penalty=0"]
+# On top of the data's own recipe. Chosen by the selection pairs, as the peers' settings are.
+OURS: dict[str, dict[str, list[str]]] = {
+    "gowalla": {
+        "Evergram, SOGram": [],
+        "Evergram, storm": ["gramian.kind=storm", "gramian.rate=0.1"],
+        "the batch's Gramian, uniform sampler": [*SAMPLED, "gramian.sampler=uniform"],
+        "the batch's Gramian, sqrt sampler": [*SAMPLED, "gramian.sampler=sqrt"],
+        "the batch's Gramian, linear sampler": [*SAMPLED, "gramian.sampler=linear"],
+        "in-batch softmax, logQ": SOFTMAX,
+        "BPR, rejected negatives": BPR,
+    },
+    "movielens": {
+        "Evergram, SOGram": [],
+        "Evergram, storm": ["gramian.kind=storm", "gramian.rate=0.1"],
+        "the batch's Gramian, uniform sampler": [*SAMPLED, "gramian.sampler=uniform"],
+        "the batch's Gramian, sqrt sampler": [*SAMPLED, "gramian.sampler=sqrt"],
+        "the batch's Gramian, linear sampler": [*SAMPLED, "gramian.sampler=linear"],
+        "in-batch softmax, logQ": SOFTMAX,
+        "BPR, rejected negatives": BPR,
+    },
+}
+# On exactly this split of Gowalla, by their authors; ../shared/data/README.md.
+PUBLISHED = {
+    "gowalla": {
+        "NGCF, published": (0.1570, 0.1327),
+        "LightGCN, published": (0.1830, 0.1554),
+        "UltraGCN, published": (0.1862, 0.1580),
+        "SimpleX, published": (0.1872, 0.1557),
+    }
+}
+
+
+@dataclass
+class Row:
+    """A method: test metrics, seconds to the epoch that was kept, and the way there.
+
+    Args:
+        seconds: None where others measured.
+        curve: (seconds, Recall@20 on the selection pairs) of each evaluation; one point where a
+            library tells no more.
+    """
+
+    method: str
+    metrics: Mapping[str, float]
+    seconds: float | None = None
+    curve: list[tuple[float, float]] = field(default_factory=list)
+
+
+def rows(name: str) -> Iterator[Row]:
+    """Every method on one data set, all on the same split and this machine, one after another."""
+    if name == "gowalla":
+        gowalla.convert()
+    path = gowalla.ROOT / "recipes" / f"{name}.toml"
+    base = Recipe.load(path, [f"training.budget={BUDGET}", "training.evaluate_every=1"])
+    split = split_for(base, load_corpus(base), 0)
+    popular: Mapping[str, float] | None = None
+    for method, overrides in OURS[name].items():
+        recipe = Recipe.of(base.model_dump(), overrides)
+        found = train_encoder(recipe, split, 0, torch.device("cpu"), Progress(quiet=True))
+        curve = [(h["seconds"], h[recipe.training.metric]) for h in found.history]
+        best = max(curve, key=lambda point: point[1])
+        popular = found.metrics["popularity"]
+        yield Row(method, found.metrics["model"], best[0], curve)
+    if not peers.wanting():
+        for peer in peers.rows(name):
+            point = (peer["seconds"], peer["selection"])
+            yield Row(peer["method"], peer, peer["seconds"], [point])
+    for method, values in PUBLISHED.get(name, {}).items():
+        yield Row(method, dict(zip(METRICS, values, strict=True)))
+    if popular is not None:
+        yield Row("popularity", popular)
+
+
+def table(found: Sequence[Row]) -> str:
+    """Best first, by Recall@20."""
+    lines = ["| method | Recall@20 | NDCG@20 | seconds |", "|---|---|---|---|"]
+    for row in sorted(found, key=lambda r: -r.metrics[METRICS[0]]):
+        seconds = "–" if row.seconds is None else f"{row.seconds:.1f}"
+        figures = " | ".join(f"{row.metrics[m]:.4f}" for m in METRICS)
+        lines.append(f"| {row.method} | {figures} | {seconds} |")
+    return "\n".join(lines)
+
+
+def draw(found: Mapping[str, Sequence[Row]], path: Path) -> None:
+    """One panel a data set: Recall@20 on the selection pairs against seconds of training."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.2 * len(found), 4.4), layout="constrained")
+    for place, (name, methods) in enumerate(found.items(), 1):
+        axes = figure.add_subplot(1, len(found), place)
+        for row in methods:
+            if row.curve:
+                line = "-" if len(row.curve) > 1 else ""
+                mark = "." if len(row.curve) > 1 else "x"
+                seconds, values = zip(*row.curve, strict=True)
+                axes.plot(
+                    seconds, values, marker=mark, linestyle=line, linewidth=1, label=row.method
+                )
+        axes.set(title=name, xlabel="seconds of training", xscale="log")
+        axes.set_ylabel("Recall@20, selection pairs")
+        axes.legend(fontsize=6)
+    figure.savefig(path, dpi=120)
