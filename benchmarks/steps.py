@@ -1,0 +1,130 @@
+"""What the penalty adds to a step of training: time over that of the same step without it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from benchmarks.measure import BASE
+from evergram.data.corpus import Corpus
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.loop import no_denormals, prepare, run_epoch
+from evergram.training.recipe import Recipe, TrainingRecipe
+
+ENCODERS = ("factorization", "two_tower")
+NONE = "no penalty"
+VARIANTS = {
+    "SOGram, previous batch": [],
+    "SOGram, independent batch": ["gramian.batch=independent"],
+    "storm, previous batch": ["gramian.kind=storm"],
+    "storm, independent batch": ["gramian.kind=storm", "gramian.batch=independent"],
+    "SAGram 1/n, previous batch": ["gramian.kind=sagram"],
+    "SAGram 1, previous batch": ["gramian.kind=sagram", "gramian.beta='1'"],
+    "exact": ["gramian.kind=exact"],
+}
+# The penalty alone, and with the preconditioner as recipes have it unless told otherwise.
+PRECONDITIONS = {"alone": 0.0, "preconditioned": TrainingRecipe().precondition}
+STEPS = 4  # in a row, of one variant in one round
+
+
+@dataclass(frozen=True)
+class StepRatios:
+    """Args:
+    milliseconds: of a step without a penalty, by encoder.
+    ratios: by encoder, variant and column of `PRECONDITIONS`.
+    """
+
+    milliseconds: dict[str, float]
+    ratios: dict[str, dict[str, dict[str, float]]]
+
+
+def step_ratios(rounds: int = 25, encoders: tuple[str, ...] = ENCODERS) -> StepRatios:
+    """Median over rounds of a step's time over that of the same step without any penalty.
+
+    Every variant has a turn of some steps in each round, first one variant and then another. A
+    step is that of the loop: it cuts its batch from the epoch's order, which is drawn outside of
+    the time that counts, as are evaluations.
+    """
+    base = Recipe.of(BASE)
+    corpus = split_for(base, load_corpus(base), 0).training
+    found = StepRatios({}, {})
+    for encoder in encoders:
+        names = [(v, c) for v in VARIANTS for c in PRECONDITIONS]
+        turns = {(NONE, ""): _Turns(corpus, [f"model.kind={encoder}", "task.penalty=0.0"])}
+        for variant, column in names:
+            settings = [*VARIANTS[variant], f"training.precondition={PRECONDITIONS[column]}"]
+            turns[variant, column] = _Turns(corpus, [f"model.kind={encoder}", *settings])
+        with no_denormals():
+            times = _interleaved(turns, rounds)
+        bare = times[NONE, ""]
+        found.milliseconds[encoder] = 1000 * median(bare)
+        ratios: dict[str, dict[str, float]] = {v: {} for v in VARIANTS}
+        for variant, column in names:
+            pairs = zip(times[variant, column], bare, strict=True)
+            ratios[variant][column] = median(t / b for t, b in pairs)
+        found.ratios[encoder] = ratios
+    return found
+
+
+def steps_section(rounds: int = 25) -> str:
+    found = step_ratios(rounds)
+    encoders = list(found.ratios)
+    columns = [(e, c) for e in encoders for c in PRECONDITIONS]
+    lines = [
+        "| step of training | " + " | ".join(f"{e}, {c}" for e, c in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for variant in VARIANTS:
+        cells = " | ".join(f"{found.ratios[e][variant][c]:.2f}" for e, c in columns)
+        lines.append(f"| {variant} | {cells} |")
+    bare = " and ".join(f"{ms:.1f} ms ({e})" for e, ms in found.milliseconds.items())
+    threads = torch.get_num_threads()
+    lines += ["", f"Without a penalty a step takes {bare}, on {threads} thread(s)."]
+    return "\n".join(lines)
+
+
+class _Turns:
+    """A training that goes on for some steps whenever its turn comes."""
+
+    def __init__(self, corpus: Corpus, settings: list[str]) -> None:
+        self.device = torch.device("cpu")
+        self.step, self.sampler, self.draws = prepare(
+            Recipe.of(BASE, settings), corpus, 0, self.device
+        )
+        self.epoch = 0
+        self.running: Iterator[object] = iter(())
+        self.left = 0
+
+    def take(self) -> float:
+        """Seconds a step, of `STEPS` of them."""
+        # One step is kept back: the last of an epoch does not look ahead.
+        if self.left <= STEPS:
+            self.running = iter(
+                run_epoch(self.step, self.sampler, self.draws, self.epoch, self.device)
+            )
+            self.epoch += 1
+            next(self.running)
+            self.left = len(self.sampler) - 1
+        started = time.perf_counter()
+        for _ in range(STEPS):
+            next(self.running)
+        self.left -= STEPS
+        return (time.perf_counter() - started) / STEPS
+
+
+def _interleaved(
+    turns: dict[tuple[str, str], _Turns], rounds: int
+) -> dict[tuple[str, str], list[float]]:
+    times: dict[tuple[str, str], list[float]] = {name: [] for name in turns}
+    names = list(turns)
+    for number in range(rounds + 2):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            taken = turns[name].take()
+            if number > 1:  # the first rounds warm up
+                times[name].append(taken)
+    return times
