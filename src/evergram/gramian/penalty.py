@@ -22,13 +22,17 @@ class _Quadratic(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, moment: Moment, pulled: Tensor | None, weight: Tensor
     ) -> Tensor:
+        # In place, so that of all this only the slope is written to memory.
+        slope = moment.push(rows)
         scale = (weight * (2 / len(rows)))[:, None]
-        slope = moment.push(rows * scale)
-        value = 0.5 * torch.dot(rows.flatten(), slope.flatten())
-        if pulled is not None:
+        flat = rows.flatten()
+        if pulled is None:
+            slope.mul_(scale)
+            value = 0.5 * torch.dot(flat, slope.flatten())
+        else:
             away = pulled * scale
-            value = value - torch.dot(rows.flatten(), away.flatten())
-            slope = slope - away
+            slope.mul_(scale).sub_(away)
+            value = 0.5 * torch.dot(flat, slope.flatten()) - 0.5 * torch.dot(flat, away.flatten())
         ctx.save_for_backward(slope)
         return value
 
