@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gowalla, measure
+from benchmarks import crossover, errors, gowalla, growth, measure, plots, steps
 
 ROOT = gowalla.ROOT
 
@@ -73,10 +73,10 @@ def gowalla_section() -> str:
 
 
 def timing_section() -> str:
-    lines = ["| epoch of training | time over the same without a penalty |", "|---|---|"]
-    lines += [f"| {name} | {ratio:.2f} |" for name, ratio in measure.step_times().items()]
-    lines += ["", "| transform through a chain of three | rate over a bare matrix product |"]
-    lines += ["|---|---|"]
+    lines = [
+        "| transform through a chain of three | rate over a bare matrix product |",
+        "|---|---|",
+    ]
     lines += [f"| {name} | {ratio:.2f} |" for name, ratio in measure.view_throughput().items()]
     return "\n".join(lines)
 
@@ -103,18 +103,26 @@ def demo_section() -> str:
 
 SECTIONS: dict[str, tuple[Callable[[], str], bool]] = {
     "timing": (timing_section, False),
+    "steps": (steps.steps_section, False),
     "demo": (demo_section, False),
     "movielens": (movielens_section, True),
     "movielens-growing": (partial(movielens_section, "movielens-growing"), True),
     "gowalla": (gowalla_section, True),
 }
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "results.md")
+# What is measured, and its table; with --write it is also drawn.
+PICTURED: dict[str, tuple[Callable[[], Any], Callable[[Any], str]]] = {
+    "growth": (growth.growth, growth.table),
+    "crossover": (crossover.crossover, crossover.table),
+    "errors": (errors.errors, errors.table),
+}
+NAMES = (*SECTIONS, *PICTURED)
+DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{n}.md" for n in ("results", "training")))
 
 
 def put(name: str, text: str) -> None:
     """Replace what stands between `<!-- name -->` and `<!-- end name -->` in the documents."""
     start, end = f"<!-- {name} -->", f"<!-- end {name} -->"
-    for path in DOCUMENTS:
+    for path in filter(Path.exists, DOCUMENTS):
         document = path.read_text()
         if start in document:
             before, rest = document.split(start)
@@ -124,18 +132,25 @@ def put(name: str, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(NAMES))
     parser.add_argument("--write", action="store_true", help="put the figures into the documents")
     chosen = parser.parse_args()
-    unknown = set(chosen.sections) - set(SECTIONS)
+    unknown = set(chosen.sections) - set(NAMES)
     if unknown:
-        parser.error(f"unknown section {sorted(unknown)[0]}; there are {', '.join(SECTIONS)}")
-    for name in chosen.sections or SECTIONS:
-        make, needs_data = SECTIONS[name]
-        if needs_data and not gowalla.available():
-            print(f"\n{name}: left out, real data is not at {gowalla.DATA}")
-            continue
-        text = make()
+        parser.error(f"unknown section {sorted(unknown)[0]}; there are {', '.join(NAMES)}")
+    for name in chosen.sections or NAMES:
+        if name in PICTURED:
+            measured, table = PICTURED[name]
+            found = measured()
+            text = table(found)
+            if chosen.write:
+                plots.draw([found], ROOT / "docs")
+        else:
+            make, needs_data = SECTIONS[name]
+            if needs_data and not gowalla.available():
+                print(f"\n{name}: left out, real data is not at {gowalla.DATA}")
+                continue
+            text = make()
         print(f"\n## {name}\n\n{text}", flush=True)
         if chosen.write:
             put(name, text)

@@ -67,8 +67,11 @@ def growth(sizes: tuple[int, ...] = SIZES, rounds: int = 15) -> Growth:
     return found
 
 
-def growth_section(rounds: int = 15) -> str:
-    found = growth(rounds=rounds)
+def growth_section() -> str:
+    return table(growth())
+
+
+def table(found: Growth) -> str:
     lines = [
         "| entities a side | " + " | ".join(f"{size:,}" for size in found.sizes) + " |",
         "|---" * (len(found.sizes) + 1) + "|",
@@ -103,8 +106,8 @@ class _Part:
             for side in self.sides:
                 side.begin(self._population)
             query, candidate = (rows.embeddings.clone().requires_grad_() for rows in batch)
-            moments = [side.moment() for side in self.sides]
-            penalty = quadratic_penalty(query, candidate, *moments, self.weights, self.weights)
+            first, second = (side.moment() for side in self.sides)
+            penalty = quadratic_penalty(query, candidate, first, second, self.weights, self.weights)
             penalty.backward()  # type: ignore[no-untyped-call]
             for side, rows in zip(self.sides, batch, strict=True):
                 side.update(rows)

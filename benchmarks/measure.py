@@ -1,16 +1,16 @@
-"""Timings in one process, as ratios of steps that differ in one thing."""
+"""What the timings share: one corpus; and the rate of reading one version as another."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from statistics import median
 
 import torch
 
+from evergram.data.split import Split
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import train_encoder
-from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 
 BASE = {
@@ -19,34 +19,13 @@ BASE = {
     "model": {"dim": 64},
     "training": {"epochs": 1, "batch_size": 4096},
 }
-VARIANTS = {
-    "no penalty": ["task.penalty=0.0"],
-    "SOGram (previous batch)": [],
-    "exact Gramian": ["gramian.kind=exact"],
-}
 
 
-def step_times(rounds: int = 5) -> dict[str, float]:
-    """Median seconds of an epoch over that without a penalty, the variants in turn each round."""
-    recipes = {name: Recipe.of(BASE, overrides) for name, overrides in VARIANTS.items()}
-    first = next(iter(recipes.values()))
-    split = split_for(first, load_corpus(first), 0)
-    quiet = Progress(quiet=True)
-
-    def epoch(recipe: Recipe) -> float:
-        return train_encoder(recipe, split, 0, torch.device("cpu"), quiet).seconds
-
-    for recipe in recipes.values():
-        epoch(recipe)
-    found: dict[str, list[float]] = {name: [] for name in recipes}
-    for _ in range(rounds):
-        for name, recipe in recipes.items():
-            found[name].append(epoch(recipe))
-    base = found["no penalty"]
-    return {
-        name: median(t / b for t, b in zip(times, base, strict=True))
-        for name, times in found.items()
-    }
+@cache
+def base_split() -> Split:
+    """Of `BASE`'s corpus, drawn once a process: it takes longer than a round of anything here."""
+    recipe = Recipe.of(BASE)
+    return split_for(recipe, load_corpus(recipe), 0)
 
 
 def view_throughput(dims: tuple[int, ...] = (64, 128), rows: int = 400_000) -> dict[str, float]:

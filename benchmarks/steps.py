@@ -9,9 +9,8 @@ from statistics import median
 
 import torch
 
-from benchmarks.measure import BASE
+from benchmarks.measure import BASE, base_split
 from evergram.data.corpus import Corpus
-from evergram.training.corpora import load_corpus, split_for
 from evergram.training.loop import no_denormals, prepare, run_epoch
 from evergram.training.recipe import Recipe, TrainingRecipe
 
@@ -49,8 +48,7 @@ def step_ratios(rounds: int = 25, encoders: tuple[str, ...] = ENCODERS) -> StepR
     step is that of the loop: it cuts its batch from the epoch's order, which is drawn outside of
     the time that counts, as are evaluations.
     """
-    base = Recipe.of(BASE)
-    corpus = split_for(base, load_corpus(base), 0).training
+    corpus = base_split().training
     found = StepRatios({}, {})
     for encoder in encoders:
         names = [(v, c) for v in VARIANTS for c in PRECONDITIONS]

@@ -1,0 +1,91 @@
+"""A batch as a Gramian or as pairs: where is which cheaper, and does "auto" know?"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from evergram.gramian.estimator import Rows
+from evergram.gramian.penalty import quadratic_penalty
+from evergram.gramian.sampled import SampledGramian
+
+DIMS = (32, 64, 128)
+BATCHES = (16, 32, 64, 128, 256, 512, 1024)
+FORMS = ("gramian", "pairs")
+STEPS = 10  # in a row, of one form in one round
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Args:
+    ratios: by dim and batch size, the median over rounds of the pair form's time over the
+        Gramian form's.
+    auto: what "auto" takes there.
+    """
+
+    ratios: dict[int, dict[int, float]]
+    auto: dict[int, dict[int, str]]
+
+
+def crossover(rounds: int = 25) -> Crossover:
+    """Time of `update`, `moment` and the penalty with its gradient, both sides with one batch
+    size, the two forms in turn in each round."""
+    found = Crossover({d: {} for d in DIMS}, {d: {} for d in DIMS})
+    for dim in DIMS:
+        for size in BATCHES:
+            forms = {form: _Steps(form, dim, size) for form in FORMS}
+            ratios = []
+            for number in range(rounds + 2):
+                order = FORMS if number % 2 else FORMS[::-1]
+                taken = {form: forms[form].take() for form in order}
+                if number > 1:  # the first rounds warm up
+                    ratios.append(taken["pairs"] / taken["gramian"])
+            found.ratios[dim][size] = median(ratios)
+            auto = _Steps("auto", dim, size)
+            auto.take()
+            dense = auto.sides[0].moment().matrix is not None
+            found.auto[dim][size] = "gramian" if dense else "pairs"
+    return found
+
+
+def crossover_section() -> str:
+    return table(crossover())
+
+
+def table(found: Crossover) -> str:
+    lines = [
+        "| batch | " + " | ".join(f"D = {dim}" for dim in DIMS) + " |",
+        "|---" * (len(DIMS) + 1) + "|",
+    ]
+    for size in BATCHES:
+        cells = " | ".join(f"{found.ratios[d][size]:.2f}, {found.auto[d][size]}" for d in DIMS)
+        lines.append(f"| {size} | {cells} |")
+    return "\n".join(lines)
+
+
+class _Steps:
+    """The estimator's part of a step in one form."""
+
+    def __init__(self, form: str, dim: int, size: int) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self.sides = [SampledGramian(dim, form=form) for _ in range(2)]
+        self.weights = torch.ones(size)
+        self.rows = []
+        for _ in self.sides:
+            embeddings = 0.1 * torch.randn(size, dim, generator=draw)
+            self.rows.append(Rows(torch.arange(size), self.weights, embeddings, embeddings[:, :0]))
+
+    def take(self) -> float:
+        """Seconds a step, of `STEPS` of them."""
+        started = time.perf_counter()
+        for _ in range(STEPS):
+            for side, rows in zip(self.sides, self.rows, strict=True):
+                side.update(rows)
+            query, candidate = (rows.embeddings.clone().requires_grad_() for rows in self.rows)
+            first, second = (side.moment() for side in self.sides)
+            penalty = quadratic_penalty(query, candidate, first, second, self.weights, self.weights)
+            penalty.backward()  # type: ignore[no-untyped-call]
+        return (time.perf_counter() - started) / STEPS

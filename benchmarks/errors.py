@@ -1,0 +1,115 @@
+"""How far each estimator is from the exact Gramian, all along one trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.measure import BASE, base_split
+from evergram.encoders.features import SIDES
+from evergram.training.callbacks import Point
+from evergram.training.loop import no_denormals, prepare, run_epoch
+from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.tracking import Tracking
+
+ENCODERS = ("factorization", "two_tower")
+BATCHES = (128, 1024)
+SOGRAM_RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
+STORM_RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
+STEPS, EVERY = 300, 10
+# The run that all look on at, with steps as long as training's own.
+RUN = {"training": {"batch_size": 1024}}
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of one encoder and one batch size.
+
+    Args:
+        steps: at which errors were measured.
+        gramian, gradient: by estimator, the error at each of them.
+        gramian_mean, gradient_mean: over the second half.
+    """
+
+    encoder: str
+    batch: int
+    steps: list[int]
+    gramian: dict[str, list[float]]
+    gradient: dict[str, list[float]]
+    gramian_mean: dict[str, float]
+    gradient_mean: dict[str, float]
+
+
+def contestants(batch: int) -> dict[str, GramianRecipe]:
+    """Every estimator, learning from so many uniformly drawn entities a step."""
+    settings: dict[str, dict[str, Any]] = {
+        "sampled, uniform": {"kind": "sampled"},
+        "sampled, sqrt": {"kind": "sampled", "sampler": "sqrt"},
+        "sampled, linear": {"kind": "sampled", "sampler": "linear"},
+        **{f"SOGram {rate}": {"rate": rate} for rate in (*SOGRAM_RATES, "auto")},
+        **{f"storm {rate}": {"kind": "storm", "rate": rate} for rate in (*STORM_RATES, "auto")},
+        "SAGram 1/n": {"kind": "sagram", "beta": "1/n"},
+        "SAGram 1": {"kind": "sagram", "beta": "1"},
+    }
+    return {
+        name: GramianRecipe.model_validate({"sampler": "uniform", "batch_size": batch} | chosen)
+        for name, chosen in settings.items()
+    }
+
+
+def tracking_errors(
+    encoder: str, batches: tuple[int, ...] = BATCHES, steps: int = STEPS, every: int = EVERY
+) -> list[Errors]:
+    """The errors of every estimator for each batch size, along the same steps of one run.
+
+    The run trains with SOGram on the synthetic corpus; its batches and the estimators' are small
+    parts of it. Estimators only look on.
+    """
+    recipe = Recipe.of({**BASE, **RUN}, [f"model.kind={encoder}", "model.dim=64"])
+    corpus = base_split().training
+    device = torch.device("cpu")
+    step, sampler, draws = prepare(recipe, corpus, 0, device)
+    rivals = {f"{b}/{n}": s for b in batches for n, s in contestants(b).items()}
+    counts = {side: corpus.counts(side) for side in SIDES}
+    tracking = Tracking(rivals, counts, every=every)
+    done = epoch = 0
+    with no_denormals():
+        while done < steps:
+            for batch, objective in run_epoch(step, sampler, draws, epoch, device):
+                done += 1
+                tracking.on_step(Point(done, epoch + 1, 0.0, step), batch, objective)
+                if done == steps:
+                    break
+            epoch += 1
+    return [_errors(encoder, size, tracking) for size in batches]
+
+
+def errors() -> list[Errors]:
+    return [found for encoder in ENCODERS for found in tracking_errors(encoder)]
+
+
+def errors_section() -> str:
+    return table(errors())
+
+
+def table(found: list[Errors]) -> str:
+    """Gramian error / gradient error of each estimator, means over the second half."""
+    heads = (f"{e.encoder}, \\|B\\| = {e.batch}" for e in found)
+    lines = ["| estimator | " + " | ".join(heads) + " |", "|---" * (len(found) + 1) + "|"]
+    for name in found[0].gramian_mean:
+        cells = (f"{e.gramian_mean[name]:.4f} / {e.gradient_mean[name]:.4f}" for e in found)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _errors(encoder: str, batch: int, tracking: Tracking) -> Errors:
+    def own(errors: Mapping[str, Any]) -> dict[str, Any]:
+        start = f"{batch}/"
+        return {n.removeprefix(start): e for n, e in errors.items() if n.startswith(start)}
+
+    gramian, gradient = own(tracking.gramian_errors), own(tracking.gradient_errors)
+    means = tracking.mean(gramian), tracking.mean(gradient)
+    return Errors(encoder, batch, tracking.steps, gramian, gradient, *means)

@@ -1,0 +1,94 @@
+"""The measures as pictures for the documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.crossover import Crossover
+from benchmarks.errors import Errors
+from benchmarks.growth import Growth
+
+# The errors' picture shows one batch size, and of each estimator the settings worth comparing.
+BATCH = 1024
+SHOWN = {
+    "sampled, uniform": "#999999",
+    "SOGram 0.05": "#9ecae1",
+    "SOGram auto": "#2171b5",
+    "storm 0.1": "#fdae6b",
+    "storm auto": "#d94801",
+    "SAGram 1/n": "#238b45",
+    "SAGram 1": "#a1d99b",
+}
+TITLES = {"factorization": "Factorization", "two_tower": "Two towers"}
+
+Result = Growth | Crossover | list[Errors]
+
+
+def draw(results: Sequence[Result], folder: Path) -> list[Path]:
+    """One PNG a result. Returns: where they are."""
+    paths = []
+    for result in results:
+        if isinstance(result, Growth):
+            name, figure = "growth", growth_figure(result)
+        elif isinstance(result, Crossover):
+            name, figure = "crossover", crossover_figure(result)
+        else:
+            name, figure = "errors", errors_figure(result)
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1], dpi=120)
+    return paths
+
+
+def errors_figure(found: Sequence[Errors]) -> Figure:
+    """The Gramian's error step by step, one panel an encoder."""
+    chosen = [e for e in found if e.batch == BATCH]
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    panels = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
+    for panel, result in zip(panels, chosen, strict=True):
+        for name, colour in SHOWN.items():
+            panel.plot(result.steps, result.gramian[name], label=name, color=colour)
+        panel.set_yscale("log")
+        _label(panel, TITLES[result.encoder], "step", "")
+    panels[0].set_ylabel(f"‖Ĝ − G‖ / ‖G‖, |B| = {BATCH}")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False)
+    return figure
+
+
+def growth_figure(found: Growth) -> Figure:
+    """Milliseconds of the estimator's part of a step by the number of entities."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, values in found.milliseconds.items():
+        axes.plot(found.sizes, values, marker="o", label=name)
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    _label(axes, "The estimator's part of a step", "entities a side", "milliseconds")
+    axes.legend(frameon=False)
+    return figure
+
+
+def crossover_figure(found: Crossover) -> Figure:
+    """Time of the pair form over that of the Gramian form by batch size."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for dim, ratios in found.ratios.items():
+        line = axes.plot(list(ratios), list(ratios.values()), marker="o", label=f"D = {dim}")[0]
+        axes.axvline(dim, color=line.get_color(), linestyle=":", linewidth=1)
+    axes.axhline(1, color="#999999", linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    _label(axes, "Pairs over Gramian (dotted: batch = D)", "batch size", "time, pairs / Gramian")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _label(axes: Axes, title: str, horizontal: str, vertical: str) -> None:
+    axes.set_title(title)
+    axes.set_xlabel(horizontal)
+    axes.set_ylabel(vertical)
+    axes.spines[["top", "right"]].set_visible(False)
