@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from evergram.gramian.estimator import GramianEstimator, Population, Rows, exact_moment, projected
+from evergram.gramian.estimator import (
+    GramianEstimator,
+    Population,
+    Rows,
+    batch_moment,
+    batch_noise,
+    exact_moment,
+    projected,
+)
 from evergram.gramian.exact import ExactGramian
 from evergram.gramian.sagram import SAGram
 from evergram.gramian.sampled import SampledGramian
@@ -262,3 +270,22 @@ class TestStorm:
                 if step >= 100:
                     errors[i] += (estimator.moment().dense - naive(now)).norm() / naive(now).norm()
         assert errors[0] < 0.5 * errors[1]
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_the_noise_of_a_batch_is_told_from_the_batch_alone(pairs: bool) -> None:
+    draw = torch.Generator().manual_seed(2)
+    moments, told = [], []
+    for _ in range(4000):
+        batch = rows(torch.randint(N, (16,), generator=draw))
+        if pairs:
+            before = 0.9 * batch.embeddings + 0.1 * EMBEDDINGS[0]
+            batch = Rows(batch.ids, batch.weights, batch.embeddings, batch.factors, before)
+            moment = batch_moment(batch) - batch_moment(batch, before)
+        else:
+            moment = batch_moment(batch)
+        moments.append(moment)
+        told.append(float(batch_noise(batch, moment, pairs=pairs)))
+    every = torch.stack(moments)
+    variance = float((every - every.mean(0)).square().sum((1, 2)).mean())
+    assert sum(told) / len(told) == pytest.approx(variance, rel=0.05)

@@ -141,6 +141,33 @@ def batch_moment(rows: Rows, embeddings: Tensor | None = None) -> Tensor:
         return weighted.T @ beside(u, rows.factors)
 
 
+def batch_noise(rows: Rows, moment: Tensor, *, pairs: bool = False) -> Tensor:
+    """E‖S_B − E S_B‖², float64 scalar, from how the rows of one batch differ among themselves.
+
+    A row's matrix has rank one and its norm needs no product: O(B D). What all rows share, such as
+    the movement of a whole tower, is no noise and does not count.
+
+    Args:
+        moment: S_B; with `pairs` S_B(θ_t) − S_B(θ_{t−1}), whose noise it then is.
+    """
+    with torch.no_grad():
+        u, f, before = rows.embeddings, rows.factors, rows.before
+        norms = _square(u, u, f)
+        if pairs:
+            assert before is not None
+            norms = norms + _square(before, before, f) - 2 * _square(u, before, f)
+        size = len(u)
+        spread = (norms.double() * rows.weights.double().square()).mean()
+        noise = (spread - moment.double().square().sum()) / max(1, size - 1)
+        return noise.clamp(min=0)
+
+
+def _square(one: Tensor, other: Tensor, factors: Tensor) -> Tensor:
+    """⟨a ⊗ (a, f), b ⊗ (b, f)⟩ of each row, [B]."""
+    inner = (one * other).sum(1)
+    return inner * (inner + factors.square().sum(1))
+
+
 def beside(embeddings: Tensor, factors: Tensor) -> Tensor:
     """(u, f) for each row, [B, D + K]."""
     return torch.cat([embeddings, factors], dim=1) if factors.shape[1] else embeddings

@@ -8,18 +8,19 @@ from torch import Tensor, nn
 # Batches in one look at the drift, and the range that an automatic rate keeps to.
 WINDOW = 32
 SLOWEST, FASTEST = 0.002, 0.5
-# Weight of the newest look in the running variance and drift.
-SMOOTHING = 0.2
+# Weight of the newest look in the running drift over noise; the noise itself is known well.
+SMOOTHING = 0.3
 
 
 class AveragingRate(nn.Module):
     """α of an estimator, step by step.
 
     `"auto"` minimises the bound of [G2] Prop. 5, variance σ²α/(2 − α) plus squared bias
-    (δ(1/α − 1))², with σ² from the difference of consecutive batches and δ from the difference of
-    the means of consecutive windows of them, noise taken off. With `recursive` it minimises that of
+    (δ(1/α − 1))², with σ² from how the rows of a batch differ and δ from the difference of the
+    means of consecutive windows of batches, noise taken off. With `recursive` it minimises that of
     the recursive momentum, whose drift is taken off by pairs: (α²σ² + (1 − α)²τ²)/(1 − (1 − α)²),
-    τ² the variance of the pairs' differences.
+    τ² the variance of the pairs' differences. The rate is a function of δ²/σ² or τ²/σ² alone, so
+    that embeddings which grow do not disturb it.
 
     Args:
         shape: of the moment that is averaged.
@@ -51,53 +52,53 @@ class AveragingRate(nn.Module):
         self.register_buffer("value", torch.tensor(chosen, dtype=torch.float64))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         if self.auto:
-            for name in ("last", "window", "window_before"):
+            for name in ("window", "window_before"):
                 self.register_buffer(name, torch.zeros(shape))
-            # Sums over this window, and running σ², δ² (or τ²), number of looks.
+            # Sums of σ² and τ² over this window; the running δ²/σ², and its number of looks.
             self.register_buffer("sums", torch.zeros(2, dtype=torch.float64))
-            self.register_buffer("seen", torch.zeros(3, dtype=torch.float64))
+            self.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
 
     def forward(self) -> Tensor:
         """α of this step, float64 scalar."""
         return self.value * (self.steps + 1).double() ** -self.decay if self.decay else self.value
 
-    def observe(self, batch: Tensor, difference: Tensor | None = None) -> None:
-        """Take note of this step's batch moment, and of the pairs' difference S_B(θ_t) −
-        S_B(θ_{t−1}) where there is one."""
+    def observe(self, batch: Tensor, noise: Tensor, pairs: Tensor | None = None) -> None:
+        """Take note of a step's batch moment, of its variance σ², and of that of the pairs'
+        difference, τ², where there is one; see `batch_noise`."""
         self.steps = self.steps + 1
-        if not self.auto:
-            return
-        step = int(self.steps)
         sums = self.get_buffer("sums")
-        if step > 1:
-            sums[0] += 0.5 * (batch - self.get_buffer("last")).square().sum()
-        if difference is not None:
-            sums[1] += difference.square().sum()
-        self.last = batch
+        sums[0] += noise
+        if pairs is not None:
+            sums[1] += pairs
         self.get_buffer("window").add_(batch)
-        if step % WINDOW == 0:
-            self._look(step)
+        if int(self.steps) % WINDOW == 0:
+            self._look()
 
-    def _look(self, step: int) -> None:
+    def _look(self) -> None:
         sums, seen = self.get_buffer("sums"), self.get_buffer("seen")
         window, before = self.get_buffer("window"), self.get_buffer("window_before")
         mean = window / WINDOW
         variance = sums[0] / WINDOW
         if self.recursive:
-            other = sums[1] / WINDOW
-        else:
+            self._choose(float(variance), float(sums[1] / WINDOW))
+        elif int(self.steps) > WINDOW:
             # E‖mean − mean before‖² = (window · δ)² + 2σ²/window.
             moved = (mean - before).square().sum().double() - 2 * variance / WINDOW
-            other = moved / WINDOW**2
-        if step > WINDOW or self.recursive:
-            weight = max(SMOOTHING, 1 / (float(seen[2]) + 1))
-            seen[0].lerp_(variance, weight)
-            seen[1].lerp_(other, weight)
-            seen[2] += 1
-            self.value = best_rate(float(seen[0]), float(seen[1]), self.recursive).to(self.value)
+            # Beyond 1 every rate is too slow.
+            ratio = (moved / WINDOW**2 / variance.clamp(min=1e-300)).clamp(-1, 1)
+            seen[0].lerp_(ratio, max(SMOOTHING, 1 / (float(seen[1]) + 1)))
+            seen[1] += 1
+            self._choose(1.0, float(seen[0]))
         before.copy_(mean)
         window.zero_()
         sums.zero_()
+
+    def _choose(self, variance: float, other: float) -> None:
+        self.value = best_rate(variance, other, self.recursive).to(self.value)
+
+    def skip(self) -> None:
+        """A step of a rate that is not chosen."""
+        self.steps = self.steps + 1
 
 
 def best_rate(variance: float, other: float, recursive: bool = False) -> Tensor:

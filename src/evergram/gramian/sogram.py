@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evergram.gramian.estimator import GramianEstimator, Moment, Rows, batch_moment
+from evergram.gramian.estimator import GramianEstimator, Moment, Rows, batch_moment, batch_noise
 from evergram.gramian.rate import AveragingRate
 
 
@@ -41,4 +41,7 @@ class SOGram(GramianEstimator):
         rate = self.rate()
         self.matrix = torch.lerp(self.matrix, batch, rate.to(batch))
         self.missing = self.missing * (1 - rate)
-        self.rate.observe(batch)
+        if self.rate.auto:
+            self.rate.observe(batch, batch_noise(rows, batch))
+        else:
+            self.rate.skip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evergram.gramian.estimator import GramianEstimator, Rows, batch_moment, projected
+from evergram.gramian.estimator import GramianEstimator, Rows, batch_moment, batch_noise, projected
 from evergram.gramian.rate import AveragingRate
 
 
@@ -37,7 +37,7 @@ class Storm(GramianEstimator):
     def update(self, rows: Rows) -> None:
         batch = batch_moment(rows).to(self.matrix)
         rate = self.rate().to(batch)
-        difference = None
+        pairs = None
         if not bool(self.started):
             self.matrix = batch
             self.started = torch.ones_like(self.started)
@@ -45,6 +45,10 @@ class Storm(GramianEstimator):
             self.matrix = torch.lerp(self.matrix, batch, rate)
         else:
             before = batch_moment(rows, rows.before).to(self.matrix)
-            difference = batch - before
+            if self.rate.auto:
+                pairs = batch_noise(rows, batch - before, pairs=True)
             self.matrix = projected(batch + (1 - rate) * (self.matrix - before))
-        self.rate.observe(batch, difference)
+        if self.rate.auto:
+            self.rate.observe(batch, batch_noise(rows, batch), pairs)
+        else:
+            self.rate.skip()
