@@ -17,7 +17,7 @@ from evergram.training.tracking import Tracking
 
 ENCODERS = ("factorization", "two_tower")
 BATCHES = (128, 1024)
-SOGRAM_RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
+SOGRAM_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 STORM_RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
 STEPS, EVERY = 300, 10
 # The run that all look on at, with steps as long as training's own.
