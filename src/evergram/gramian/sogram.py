@@ -33,7 +33,7 @@ class SOGram(GramianEstimator):
 
     def moment(self) -> Moment:
         # Nothing folded in yet: 0/0 would be NaN, and the average is the zero it started from.
-        weight = torch.where(self.missing == 1, 1.0, 1 - self.missing)
+        weight = (1 - self.missing).clamp(min=1e-30)
         return Moment(self.matrix / weight.to(self.matrix))
 
     def update(self, rows: Rows) -> None:
