@@ -8,11 +8,23 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import crossover, errors, gowalla, growth, measure, plots, steps
+from benchmarks import (
+    crossover,
+    dumps,
+    errors,
+    gowalla,
+    growth,
+    measure,
+    plots,
+    quality,
+    steps,
+    towers,
+)
 
 ROOT = gowalla.ROOT
 
@@ -101,28 +113,44 @@ def demo_section() -> str:
     return "\n".join(lines)
 
 
-SECTIONS: dict[str, tuple[Callable[[], str], bool]] = {
-    "timing": (timing_section, False),
-    "steps": (steps.steps_section, False),
-    "demo": (demo_section, False),
-    "movielens": (movielens_section, True),
-    "movielens-growing": (partial(movielens_section, "movielens-growing"), True),
-    "gowalla": (gowalla_section, True),
+@dataclass(frozen=True)
+class Section:
+    """What is measured, and the table of it; what can be drawn is, with --write."""
+
+    measure: Callable[[], Any]
+    table: Callable[[Any], str] = str
+    drawn: bool = False
+    needs_data: bool = False
+
+
+SECTIONS = {
+    "timing": Section(timing_section),
+    "steps": Section(steps.steps_section),
+    "growth": Section(growth.growth, growth.table, drawn=True),
+    "crossover": Section(crossover.crossover, crossover.table, drawn=True),
+    "errors": Section(errors.errors, errors.table, drawn=True),
+    "dumps": Section(dumps.section),
+    "demo": Section(demo_section),
+    "movielens": Section(movielens_section, needs_data=True),
+    "movielens-growing": Section(partial(movielens_section, "movielens-growing"), needs_data=True),
+    "gowalla": Section(gowalla_section, needs_data=True),
+    "quality-movielens": Section(
+        partial(quality.quality, "movielens"), quality.table, drawn=True, needs_data=True
+    ),
+    "quality-gowalla": Section(
+        partial(quality.quality, "gowalla"), quality.table, drawn=True, needs_data=True
+    ),
+    "towers": Section(towers.section, needs_data=True),
 }
-# What is measured, and its table; with --write it is also drawn.
-PICTURED: dict[str, tuple[Callable[[], Any], Callable[[Any], str]]] = {
-    "growth": (growth.growth, growth.table),
-    "crossover": (crossover.crossover, crossover.table),
-    "errors": (errors.errors, errors.table),
-}
-NAMES = (*SECTIONS, *PICTURED)
-DOCUMENTS = (ROOT / "README.md", *(ROOT / "docs" / f"{n}.md" for n in ("results", "training")))
+DOCUMENTS = [ROOT / "README.md"] + [
+    ROOT / "docs" / f"{name}.md" for name in ("results", "training", "two-tower", "wikipedia")
+]
 
 
 def put(name: str, text: str) -> None:
     """Replace what stands between `<!-- name -->` and `<!-- end name -->` in the documents."""
     start, end = f"<!-- {name} -->", f"<!-- end {name} -->"
-    for path in filter(Path.exists, DOCUMENTS):
+    for path in DOCUMENTS:
         document = path.read_text()
         if start in document:
             before, rest = document.split(start)
@@ -132,28 +160,24 @@ def put(name: str, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(NAMES))
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--write", action="store_true", help="put the figures into the documents")
     chosen = parser.parse_args()
-    unknown = set(chosen.sections) - set(NAMES)
+    unknown = set(chosen.sections) - set(SECTIONS)
     if unknown:
-        parser.error(f"unknown section {sorted(unknown)[0]}; there are {', '.join(NAMES)}")
-    for name in chosen.sections or NAMES:
-        if name in PICTURED:
-            measured, table = PICTURED[name]
-            found = measured()
-            text = table(found)
-            if chosen.write:
-                plots.draw([found], ROOT / "docs")
-        else:
-            make, needs_data = SECTIONS[name]
-            if needs_data and not gowalla.available():
-                print(f"\n{name}: left out, real data is not at {gowalla.DATA}")
-                continue
-            text = make()
+        parser.error(f"unknown section {sorted(unknown)[0]}; there are {', '.join(SECTIONS)}")
+    for name in chosen.sections or SECTIONS:
+        section = SECTIONS[name]
+        if section.needs_data and not gowalla.available():
+            print(f"\n{name}: left out, real data is not at {gowalla.DATA}")
+            continue
+        found = section.measure()
+        text = section.table(found)
         print(f"\n## {name}\n\n{text}", flush=True)
         if chosen.write:
             put(name, text)
+            if section.drawn:
+                plots.draw([found], ROOT / "docs")
 
 
 if __name__ == "__main__":

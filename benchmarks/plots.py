@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from benchmarks.crossover import Crossover
 from benchmarks.errors import Errors
 from benchmarks.growth import Growth
+from benchmarks.quality import Quality
 
 # The errors' picture shows one batch size, and of each estimator the settings worth comparing.
 BATCH = 1024
@@ -25,7 +26,7 @@ SHOWN = {
 }
 TITLES = {"factorization": "Factorization", "two_tower": "Two towers"}
 
-Result = Growth | Crossover | list[Errors]
+Result = Growth | Crossover | Quality | list[Errors]
 
 
 def draw(results: Sequence[Result], folder: Path) -> list[Path]:
@@ -36,6 +37,8 @@ def draw(results: Sequence[Result], folder: Path) -> list[Path]:
             name, figure = "growth", growth_figure(result)
         elif isinstance(result, Crossover):
             name, figure = "crossover", crossover_figure(result)
+        elif isinstance(result, Quality):
+            name, figure = f"quality-{result.name}", quality_figure(result)
         else:
             name, figure = "errors", errors_figure(result)
         paths.append(folder / f"{name}.png")
@@ -56,6 +59,25 @@ def errors_figure(found: Sequence[Errors]) -> Figure:
     panels[0].set_ylabel(f"‖Ĝ − G‖ / ‖G‖, |B| = {BATCH}")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False)
+    return figure
+
+
+def quality_figure(found: Quality) -> Figure:
+    """Recall@20 on the selection pairs by seconds of training; a library gives one point."""
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for row in found.rows:
+        if row.curve:
+            seconds, values = zip(*row.curve, strict=True)
+            one = len(row.curve) == 1
+            axes.plot(
+                seconds, values, marker="x" if one else ".", linestyle="" if one else "-",
+                label=row.method,
+            )  # fmt: skip
+    axes.set_xscale("log")
+    _label(axes, "On pairs that choose the epoch", "seconds of training", "Recall@20")
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
     return figure
 
 

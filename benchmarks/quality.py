@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -71,8 +70,20 @@ class Row:
     curve: list[tuple[float, float]] = field(default_factory=list)
 
 
-def rows(name: str) -> Iterator[Row]:
-    """Every method on one data set, all on the same split and this machine, one after another."""
+@dataclass
+class Quality:
+    """All methods on one data set."""
+
+    name: str
+    rows: list[Row]
+
+
+def quality(name: str) -> Quality:
+    """Every method on "gowalla" or "movielens", on one split and this machine, one by one."""
+    return Quality(name, list(_rows(name)))
+
+
+def _rows(name: str) -> Iterator[Row]:
     if name == "gowalla":
         gowalla.convert()
     path = gowalla.ROOT / "recipes" / f"{name}.toml"
@@ -96,32 +107,13 @@ def rows(name: str) -> Iterator[Row]:
         yield Row("popularity", popular)
 
 
-def table(found: Sequence[Row]) -> str:
-    """Best first, by Recall@20."""
+def table(found: Quality) -> str:
+    """Best first, by Recall@20 on the test pairs."""
     lines = ["| method | Recall@20 | NDCG@20 | seconds |", "|---|---|---|---|"]
-    for row in sorted(found, key=lambda r: -r.metrics[METRICS[0]]):
+    for row in sorted(found.rows, key=lambda r: -r.metrics[METRICS[0]]):
         seconds = "–" if row.seconds is None else f"{row.seconds:.1f}"
         figures = " | ".join(f"{row.metrics[m]:.4f}" for m in METRICS)
         lines.append(f"| {row.method} | {figures} | {seconds} |")
+    if reason := peers.wanting():
+        lines += ["", f"Without the peers: {reason}"]
     return "\n".join(lines)
-
-
-def draw(found: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """One panel a data set: Recall@20 on the selection pairs against seconds of training."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.2 * len(found), 4.4), layout="constrained")
-    for place, (name, methods) in enumerate(found.items(), 1):
-        axes = figure.add_subplot(1, len(found), place)
-        for row in methods:
-            if row.curve:
-                line = "-" if len(row.curve) > 1 else ""
-                mark = "." if len(row.curve) > 1 else "x"
-                seconds, values = zip(*row.curve, strict=True)
-                axes.plot(
-                    seconds, values, marker=mark, linestyle=line, linewidth=1, label=row.method
-                )
-        axes.set(title=name, xlabel="seconds of training", xscale="log")
-        axes.set_ylabel("Recall@20, selection pairs")
-        axes.legend(fontsize=6)
-    figure.savefig(path, dpi=120)
