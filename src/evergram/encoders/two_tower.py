@@ -66,6 +66,10 @@ class TwoTower(Encoder):
         for side in SIDES if hidden else ():
             self.hidden[side] = _layers(width, hidden, dim, generator)
 
+    def feature_tables(self) -> list[nn.Parameter]:
+        ids = {_key(self.schema.inputs[side]["id"]) for side in SIDES}
+        return [p for n, t in self.tables.items() if n not in ids for p in t.parameters()]
+
     def _embed(self, side: str, inputs: Inputs) -> Tensor:
         summed = torch.zeros(())
         for name, vocabulary in self.schema.inputs[side].items():
