@@ -39,7 +39,7 @@ class TwoTower(Encoder):
         *,
         generator: torch.Generator,
         input_dim: int | None = None,
-        hidden: Sequence[int] = (128,),
+        hidden: Sequence[int] = (64,),
         scale: float = 0.1,
         normalize: bool = False,
     ) -> None:

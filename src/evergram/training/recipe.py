@@ -99,7 +99,7 @@ class ModelRecipe(_Strict):
     normalize: bool = False
     # two_tower only.
     input_dim: Positive | None = None  # `dim` where it is absent
-    hidden: list[Positive] = [128]
+    hidden: list[Positive] = [64]
 
     def dim_of(self, version: int) -> int:
         return self.dim[min(version, len(self.dim) - 1)]
