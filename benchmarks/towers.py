@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from benchmarks import gowalla
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES
+from evergram.encoders.features import SIDES, Inputs
 from evergram.encoders.two_tower import TwoTower
 from evergram.evaluation.ranking import rank_metrics
 from evergram.training.corpora import load_corpus, split_for
@@ -25,22 +26,25 @@ from evergram.training.recipe import Recipe
 RECIPES = gowalla.ROOT / "recipes"
 # SOGram at 0.05, as in the factorization's own recipes.
 FACTORIZATION = ["model.kind=factorization", "gramian.kind=sogram", "gramian.rate=0.05"]
-SLOW = {"SOGram, rate 0.01": ["gramian.kind=sogram", "gramian.rate=0.01"]}
+SLOW = ["gramian.kind=sogram", "gramian.rate=0.01"]
+PLAIN = "plain"  # not an override: `_Plain` is trained
 VARIANTS: dict[str, dict[str, list[str]]] = {
     "movielens-two-tower": {
         "factorization": FACTORIZATION,
         "two towers": [],
-        **SLOW,
+        "SOGram, rate 0.01": SLOW,
         "SOGram, rate 0.05": ["gramian.kind=sogram", "gramian.rate=0.05"],
         "STORM, rate 0.05": ["gramian.rate=0.05"],
         "layers at 0.001": ["training.layer_rate=0.001"],
         "features at the ids' rate": ["training.feature_rate=0.05"],
         "no preconditioner": ["training.precondition=0"],
+        "no way around the layers": [PLAIN],
+        "no way around the layers, SOGram 0.01": [PLAIN, *SLOW],
     },
     "gowalla-two-tower": {
         "factorization": FACTORIZATION,
         "two towers": [],
-        **SLOW,
+        "SOGram, rate 0.01": SLOW,
     },
 }
 
@@ -57,14 +61,16 @@ def rows(
     """
     for seed in seeds:
         recipes = {
-            name: Recipe.load(recipe, [f"seed={seed}", *overrides])
+            name: Recipe.load(recipe, [f"seed={seed}", *(o for o in overrides if o != PLAIN)])
             for name, overrides in variants.items()
         }
         first = next(iter(recipes.values()))
         split = split_for(first, load_corpus(first), 0)
         base = 0.0
         for name, chosen in recipes.items():
-            trained = train_encoder(chosen, split, 0, torch.device("cpu"), Progress(quiet=True))
+            kind = _Plain if PLAIN in variants[name] else TwoTower
+            with patch("evergram.training.build.TwoTower", kind):
+                trained = train_encoder(chosen, split, 0, torch.device("cpu"), Progress(quiet=True))
             metric = chosen.training.metric
             best = next(e for e in trained.history if e["epoch"] == trained.best_epoch)
             base = base or best["seconds"]
@@ -77,15 +83,33 @@ def rows(
                 "seconds": best["seconds"],
                 "ratio": best["seconds"] / base,
             }
-            if isinstance(trained.encoder, TwoTower):
+            if type(trained.encoder) is TwoTower:
                 row |= shares(trained.encoder, split.training)
-            if split.training.candidates.features and isinstance(trained.encoder, TwoTower):
+            if isinstance(trained.encoder, TwoTower) and split.training.candidates.features:
                 strangers = _without_ids(trained.encoder, split.training)
                 relevance = relevance_of(split.training, split.test)
                 row["features_alone"] = rank_metrics(trained.query, strangers, relevance, [metric])[
                     metric
                 ]
             yield row
+
+
+class _Plain(TwoTower):
+    """f(x) alone, every table and layer started at random, as towers are commonly made."""
+
+    def __init__(self, *arguments: Any, generator: torch.Generator, **options: Any) -> None:
+        super().__init__(*arguments, generator=generator, **options)
+        for table in self.feature_tables():
+            nn.init.normal_(table, std=0.1, generator=generator)
+        for layers in self.hidden.values():
+            assert isinstance(layers, nn.Sequential)
+            last = layers[-1]
+            assert isinstance(last, nn.Linear)
+            nn.init.xavier_normal_(last.weight, generator=generator)
+
+    def _embed(self, side: str, inputs: Inputs) -> Tensor:
+        found: Tensor = self.hidden[side](self._summed(side, inputs))
+        return found
 
 
 def shares(encoder: TwoTower, corpus: Corpus) -> dict[str, float]:
