@@ -33,13 +33,12 @@ def test_movielens_upgrades_without_breaking_version_0(real_data: Path, tmp_path
 
 
 def test_two_towers_learn_as_much_as_a_factorization(real_data: Path) -> None:
-    few = [f"data.path={real_data / 'movielens-25m-head'}"]
-    few += ["training.epochs=6", "training.evaluate_every=6"]
+    data = f"data.path={real_data / 'movielens-25m-head'}"
     recall: dict[str, float] = {}
     for name, settings in (("two_tower", []), ("factorization", towers.FACTORIZATION)):
-        recipe = Recipe.load(RECIPES / "movielens-two-tower.toml", [*few, *settings])
+        recipe = Recipe.load(RECIPES / "movielens-two-tower.toml", [data, *settings])
         recall[name] = train(recipe).metrics["metrics"]["model"]["recall@20"]
-    assert recall["two_tower"] >= 0.98 * recall["factorization"]
+    assert recall["two_tower"] >= 0.99 * recall["factorization"]
 
 
 def test_gowalla_by_its_public_split(real_data: Path, tmp_path: Path) -> None:
