@@ -216,6 +216,13 @@ def test_features_alone_place_an_unknown_id() -> None:
     )
 
 
+def test_a_tower_tells_its_features_tables_from_its_ids() -> None:
+    encoder = tower(corpus())
+    found = encoder.feature_tables()
+    assert [id(p) for p in found] == [id(encoder.get_parameter("tables.feature/tags.weight"))]
+    assert build(Factorization, corpus()).feature_tables() == []
+
+
 def test_towers_share_a_table_where_the_vocabulary_is_one() -> None:
     data = Corpus.from_tables(
         pa.table({"query": ["a", "b"], "candidate": ["b", "a"]}), shared_ids=True

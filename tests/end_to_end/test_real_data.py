@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks import gowalla
+from benchmarks import gowalla, towers
 
 from evergram.lineage.lineage import Lineage
 from evergram.training.corpora import load_corpus
@@ -30,6 +30,15 @@ def test_movielens_upgrades_without_breaking_version_0(real_data: Path, tmp_path
     assert recall["chain"] >= 0.95 * recall["past"]
     assert recall["chain_candidates"] >= 0.95 * recall["past"]
     assert recall["raw_candidates"] <= 0.2 * recall["past"]
+
+
+def test_two_towers_learn_as_much_as_a_factorization(real_data: Path) -> None:
+    data = f"data.path={real_data / 'movielens-25m-head'}"
+    recall: dict[str, float] = {}
+    for name, settings in (("two_tower", []), ("factorization", towers.FACTORIZATION)):
+        recipe = Recipe.load(RECIPES / "movielens-two-tower.toml", [data, *settings])
+        recall[name] = train(recipe).metrics["metrics"]["model"]["recall@20"]
+    assert recall["two_tower"] >= 0.99 * recall["factorization"]
 
 
 def test_gowalla_by_its_public_split(real_data: Path, tmp_path: Path) -> None:

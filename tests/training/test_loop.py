@@ -124,6 +124,28 @@ def test_every_setting_learns_more_than_popularity(small: Recipe, setting: str) 
     assert found.metrics["model"]["recall@20"] > 1.2 * found.metrics["popularity"]["recall@20"]
 
 
+def test_every_parameter_has_one_optimizer_and_its_own_rate() -> None:
+    corpus = Corpus.from_tables(
+        pa.table({"query": ["a", "b"], "candidate": ["x", "y"]}),
+        candidate_features=pa.table({"id": ["x", "y"], "tags": [["s"], ["s", "t"]]}),
+    )
+    recipe = Recipe.of(
+        {
+            "data": {"kind": "synthetic"},
+            "model": {"kind": "two_tower", "dim": 3, "hidden": [5]},
+            "training": {"table_rate": 0.3, "feature_rate": 0.2, "layer_rate": 0.1},
+        }
+    )
+    step = prepare(recipe, corpus, 0, CPU)[0]
+    rates = {
+        p: group["lr"] for o in step.optimizers for group in o.param_groups for p in group["params"]
+    }
+    for name, parameter in step.encoder.named_parameters():
+        table = 0.2 if "feature" in name else 0.3
+        assert rates.pop(parameter) == (table if name.startswith("tables") else 0.1), name
+    assert not rates
+
+
 def test_the_clock_of_a_metric() -> None:
     history = [{"seconds": 2.0, "recall@20": 0.1}, {"seconds": 4.0, "recall@20": 0.3}]
     assert time_to_reach(history, "recall@20", 0.2) == 4.0

@@ -39,6 +39,10 @@ class Encoder(nn.Module, ABC):
     def _embed(self, side: str, inputs: Inputs) -> Tensor:
         """`embed`, before it is normalised."""
 
+    def feature_tables(self) -> list[nn.Parameter]:
+        """Tables whose rows many entities share: a step of one moves them all."""
+        return []
+
     def known(self, side: str, inputs: Inputs) -> Tensor:
         """bool [B]: whether the encoder has learned anything to tell this entity by."""
         known = inputs.ids >= 0

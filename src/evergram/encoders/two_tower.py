@@ -39,7 +39,7 @@ class TwoTower(Encoder):
         *,
         generator: torch.Generator,
         input_dim: int | None = None,
-        hidden: Sequence[int] = (128,),
+        hidden: Sequence[int] = (64,),
         scale: float = 0.1,
         normalize: bool = False,
     ) -> None:
@@ -66,7 +66,17 @@ class TwoTower(Encoder):
         for side in SIDES if hidden else ():
             self.hidden[side] = _layers(width, hidden, dim, generator)
 
+    def feature_tables(self) -> list[nn.Parameter]:
+        ids = {_key(self.schema.inputs[side]["id"]) for side in SIDES}
+        return [p for n, t in self.tables.items() if n not in ids for p in t.parameters()]
+
     def _embed(self, side: str, inputs: Inputs) -> Tensor:
+        summed = self._summed(side, inputs)
+        embeddings: Tensor = self.skip[side](summed) if side in self.skip else summed
+        return embeddings + self.hidden[side](summed) if side in self.hidden else embeddings
+
+    def _summed(self, side: str, inputs: Inputs) -> Tensor:
+        """x."""
         summed = torch.zeros(())
         for name, vocabulary in self.schema.inputs[side].items():
             table = self.tables[_key(vocabulary)]
@@ -78,8 +88,7 @@ class TwoTower(Encoder):
             summed = summed + functional.embedding_bag(
                 indices, table.weight, offsets[:-1], mode="mean", sparse=True
             )
-        embeddings: Tensor = self.skip[side](summed) if side in self.skip else summed
-        return embeddings + self.hidden[side](summed) if side in self.hidden else embeddings
+        return summed
 
 
 def _key(vocabulary: str) -> str:

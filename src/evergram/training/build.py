@@ -154,14 +154,18 @@ def build_optimizers(
     Args:
         owned: parameters that are trained together with the encoder, by `rate`.
     """
+    features = encoder.feature_tables()
+    shared = {id(p) for p in features}
     tables: list[nn.Parameter] = []
     for module in encoder.modules():
         if isinstance(module, nn.Embedding):
-            tables += module.parameters()
-    ids = {id(p) for p in tables}
+            tables += [p for p in module.parameters() if id(p) not in shared]
+    ids = shared | {id(p) for p in tables}
     layers = [p for p in encoder.parameters() if id(p) not in ids]
     rates = recipe.training
     optimizers: list[torch.optim.Optimizer] = [RowAdagrad(tables, rates.table_rate)]
+    if features:
+        optimizers.append(RowAdagrad(features, rates.feature_rate))
     groups: list[dict[str, Any]] = []
     if layers:
         groups.append({"params": layers, "lr": rates.layer_rate})

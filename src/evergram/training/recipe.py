@@ -99,7 +99,7 @@ class ModelRecipe(_Strict):
     normalize: bool = False
     # two_tower only.
     input_dim: Positive | None = None  # `dim` where it is absent
-    hidden: list[Positive] = [128]
+    hidden: list[Positive] = [64]
 
     def dim_of(self, version: int) -> int:
         return self.dim[min(version, len(self.dim) - 1)]
@@ -197,12 +197,14 @@ class GramianRecipe(_Strict):
 
 
 class TrainingRecipe(_Strict):
-    """The loop. `table_rate` is Adagrad's on embedding tables, `layer_rate` Adam's on the rest."""
+    """The loop. `table_rate` is Adagrad's on tables of ids and `feature_rate` on those of features,
+    whose rows many entities share; `layer_rate` is Adam's on the rest."""
 
     epochs: Positive = 15
     batch_size: Positive = 4096
     table_rate: Rate = 0.05
-    layer_rate: Rate = 1e-3
+    feature_rate: Rate = 0.005
+    layer_rate: Rate = 2e-4
     # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.
     precondition: Weight = 0.1
     # Epochs between evaluations, and the metric that keeps the best.
