@@ -14,7 +14,11 @@ from evergram.data.corpus import Corpus
 from evergram.training.loop import no_denormals, prepare, run_epoch
 from evergram.training.recipe import Recipe, TrainingRecipe
 
-ENCODERS = ("factorization", "two_tower")
+ENCODERS = {
+    "factorization": [],
+    "two_tower": ["model.kind=two_tower"],
+    "two_tower, hidden 512, 512": ["model.kind=two_tower", "model.hidden=[512, 512]"],
+}
 NONE = "no penalty"
 VARIANTS = {
     "SOGram, previous batch": [],
@@ -34,14 +38,17 @@ STEPS = 4  # in a row, of one variant in one round
 class StepRatios:
     """Args:
     milliseconds: of a step without a penalty, by encoder.
+    products: what the four matrix products of 2 B D² operations that no Gramian can do without,
+        S_B and Ĝ u of both sides, take by themselves, over the same step; by encoder.
     ratios: by encoder, variant and column of `PRECONDITIONS`.
     """
 
     milliseconds: dict[str, float]
+    products: dict[str, float]
     ratios: dict[str, dict[str, dict[str, float]]]
 
 
-def step_ratios(rounds: int = 25, encoders: tuple[str, ...] = ENCODERS) -> StepRatios:
+def step_ratios(rounds: int = 25, encoders: tuple[str, ...] = tuple(ENCODERS)) -> StepRatios:
     """Median over rounds of a step's time over that of the same step without any penalty.
 
     Every variant has a turn of some steps in each round, first one variant and then another. A
@@ -49,17 +56,19 @@ def step_ratios(rounds: int = 25, encoders: tuple[str, ...] = ENCODERS) -> StepR
     the time that counts, as are evaluations.
     """
     corpus = base_split().training
-    found = StepRatios({}, {})
+    found = StepRatios({}, {}, {})
     for encoder in encoders:
         names = [(v, c) for v in VARIANTS for c in PRECONDITIONS]
-        turns = {(NONE, ""): _Turns(corpus, [f"model.kind={encoder}", "task.penalty=0.0"])}
+        model = ENCODERS[encoder]
+        turns = {(NONE, ""): _Turns(corpus, [*model, "task.penalty=0.0"])}
         for variant, column in names:
             settings = [*VARIANTS[variant], f"training.precondition={PRECONDITIONS[column]}"]
-            turns[variant, column] = _Turns(corpus, [f"model.kind={encoder}", *settings])
+            turns[variant, column] = _Turns(corpus, [*model, *settings])
         with no_denormals():
             times = _interleaved(turns, rounds)
         bare = times[NONE, ""]
         found.milliseconds[encoder] = 1000 * median(bare)
+        found.products[encoder] = 1 + median(_products(rounds)) / median(bare)
         ratios: dict[str, dict[str, float]] = {v: {} for v in VARIANTS}
         for variant, column in names:
             pairs = zip(times[variant, column], bare, strict=True)
@@ -76,6 +85,8 @@ def steps_section(rounds: int = 25) -> str:
         "| step of training | " + " | ".join(f"{e}, {c}" for e, c in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
+    limit = " | ".join(f"{found.products[e]:.2f} | –" for e in encoders)
+    lines.append(f"| the bare matrix products | {limit} |")
     for variant in VARIANTS:
         cells = " | ".join(f"{found.ratios[e][variant][c]:.2f}" for e, c in columns)
         lines.append(f"| {variant} | {cells} |")
@@ -83,6 +94,22 @@ def steps_section(rounds: int = 25) -> str:
     threads = torch.get_num_threads()
     lines += ["", f"Without a penalty a step takes {bare}, on {threads} thread(s)."]
     return "\n".join(lines)
+
+
+def _products(rounds: int) -> list[float]:
+    """Seconds of 2 × (Uᵀ U + U G) at the batch size and dim of `BASE`, nothing around them."""
+    recipe = Recipe.of(BASE)
+    dim = recipe.model.dim_of(0)
+    rows, matrix = torch.randn(recipe.training.batch_size, dim), torch.randn(dim, dim)
+    times = []
+    for number in range(rounds + 2):
+        started = time.perf_counter()
+        for _ in range(2):
+            rows.T @ rows
+            rows @ matrix
+        if number > 1:
+            times.append(time.perf_counter() - started)
+    return times
 
 
 class _Turns:

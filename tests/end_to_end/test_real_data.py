@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks import gowalla, towers
 
+from benchmarks import gowalla, towers
 from evergram.lineage.lineage import Lineage
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
