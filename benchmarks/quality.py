@@ -24,7 +24,7 @@ OURS: dict[str, dict[str, list[str]]] = {
     "gowalla": {
         "Evergram, SOGram": [],
         "Evergram, SOGram, independent batch": ["gramian.batch=independent"],
-        "Evergram, storm": ["gramian.kind=storm", "gramian.rate=0.1"],
+        "Evergram, storm": ["gramian.kind=storm"],
         "Evergram, SOGram, 256-d": ["model.dim=256"],
         "the batch's Gramian, uniform sampler": [*SAMPLED, "gramian.sampler=uniform"],
         "the batch's Gramian, sqrt sampler": [*SAMPLED, "gramian.sampler=sqrt"],
@@ -35,7 +35,7 @@ OURS: dict[str, dict[str, list[str]]] = {
     "movielens": {
         "Evergram, SOGram": [],
         "Evergram, SOGram, independent batch": ["gramian.batch=independent"],
-        "Evergram, storm": ["gramian.kind=storm", "gramian.rate=0.1"],
+        "Evergram, storm": ["gramian.kind=storm"],
         "the batch's Gramian, uniform sampler": [*SAMPLED, "gramian.sampler=uniform"],
         "the batch's Gramian, sqrt sampler": [*SAMPLED, "gramian.sampler=sqrt"],
         "the batch's Gramian, linear sampler": [*SAMPLED, "gramian.sampler=linear"],

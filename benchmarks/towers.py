@@ -28,9 +28,8 @@ from evergram.training.recipe import Recipe
 
 CPU = torch.device("cpu")
 RECIPES = gowalla.ROOT / "recipes"
-# SOGram at 0.05, as in the factorization's own recipes.
-FACTORIZATION = ["model.kind=factorization", "gramian.kind=sogram", "gramian.rate=0.05"]
-SLOW = ["gramian.kind=sogram", "gramian.rate=0.01"]
+FACTORIZATION = ["model.kind=factorization"]
+SLOW = ["gramian.rate=0.01"]
 PLAIN = "plain"  # not an override: `_Plain` is trained
 VARIANTS: dict[str, dict[str, list[str]]] = {
     "movielens-two-tower": {
@@ -39,8 +38,8 @@ VARIANTS: dict[str, dict[str, list[str]]] = {
         "no way around the layers": [PLAIN],
         "no way around the layers, SOGram 0.01": [PLAIN, *SLOW],
         "SOGram, rate 0.01": SLOW,
-        "SOGram, rate 0.05": ["gramian.kind=sogram", "gramian.rate=0.05"],
-        "STORM, rate 0.05": ["gramian.rate=0.05"],
+        "SOGram, rate 0.05": ["gramian.rate=0.05"],
+        "storm, automatic rate": ["gramian.kind=storm"],
         "layers at 0.001": ["training.layer_rate=0.001"],
         "features at the ids' rate": ["training.feature_rate=0.05"],
         "no preconditioner": ["training.precondition=0"],

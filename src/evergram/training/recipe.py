@@ -183,7 +183,7 @@ class GramianRecipe(_Strict):
 
     kind: Literal["exact", "sampled", "sagram", "sogram", "storm"] = "sogram"
     # sogram, storm: α, or "auto"; step t has α t^-decay.
-    rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 0.05
+    rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     # sagram: β; and MiB of cache above which it is kept on disk.
     beta: Annotated[Literal["1/n", "1"], BeforeValidator(str)] = "1/n"
