@@ -85,14 +85,15 @@ class TestEstimator:
         assert estimator.gramian().shape == (DIM, DIM)
         assert estimator.moment().cross.shape == (DIM, K)
 
-    def test_a_moment_handed_out_never_changes(self, kind: str) -> None:
+    @pytest.mark.parametrize("before", [1.0, None])
+    def test_a_moment_handed_out_never_changes(self, kind: str, before: float | None) -> None:
         estimator = KINDS[kind]()
         estimator.begin(population())
         estimator.update(rows(torch.arange(10)))
         held = estimator.moment()
         copy = held.dense.clone()
         estimator.begin(population(2.0))
-        estimator.update(rows(torch.arange(5, 15), 2.0, 1.0))
+        estimator.update(rows(torch.arange(5, 15), 2.0, before))
         assert torch.equal(held.dense, copy)
         assert not torch.equal(estimator.moment().dense, copy)
         assert not held.dense.requires_grad
