@@ -17,7 +17,10 @@ METRICS = ("recall@20", "ndcg@20")
 # Seconds of training after which a method's last epoch ends.
 BUDGET = 90
 SAMPLED = ["gramian.kind=sampled", "gramian.batch=independent"]
-LONG = ["task.penalty=0", "task.l2=0.01", "task.l2_measure=examples", "training.epochs=60"]
+LONG = [
+    *("task.penalty=0", "task.l2=0.01", "task.l2_measure=examples"),
+    *("training.epochs=60", "training.evaluate_every=4"),
+]
 # On top of the data's own recipe. Chosen by the selection pairs, as the peers' settings are, but
 # among few.
 METHODS = {
