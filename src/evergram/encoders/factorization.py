@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evergram.encoders.encoder import Encoder, embedding_table, look_up
+from evergram.encoders.encoder import Reading, embedding_table, look_up
 from evergram.encoders.features import Inputs, Schema
+from evergram.encoders.rows import RowEncoder
 
 
-class Factorization(Encoder):
+class Factorization(RowEncoder):
     """u_a and v_b are rows of two tables; an unknown id has the zero vector.
 
     Args:
@@ -36,5 +37,5 @@ class Factorization(Encoder):
         table: nn.Embedding = self.query if side == "query" else self.candidate
         return look_up(table, inputs.ids)
 
-    def known(self, side: str, inputs: Inputs) -> Tensor:
-        return inputs.ids >= 0
+    def known(self, side: str, reading: Reading) -> Tensor:
+        return reading.inputs[side].ids >= 0

@@ -32,8 +32,9 @@ class Objective(nn.Module):
         penalty: λ_r, one a measure; zero leaves it out. The equal of implicit ALS with weight α₀ on
             all pairs is λ = ½ α₀ |A||B| / n, with the uniform measure.
         l2: weight of squared norms.
-        l2_measure: "examples", mean over the batch; or "penalty", under the (first) measure of the
-            penalty, which is the same as l2/λ added to the diagonal of both Gramians.
+        l2_measure: "examples", mean over the batch, negatives included where there are any; or
+            "penalty", under the (first) measure of the penalty, which is the same as l2/λ added to
+            the diagonal of both Gramians.
         orthogonal: for each side, the weight of global orthogonal regularisation.
         constant: Σ_r λ_r Σ_ab p_a q_b π_ab², what the penalty's value lacks ([G2] App. B).
     Source: [G2] §2, Eq. (7), App. B to D.
@@ -69,6 +70,8 @@ class Objective(nn.Module):
             if self.l2_measure == "penalty":
                 norms = norms[0] * batch.query_weight[:, 0], norms[1] * batch.candidate_weight[:, 0]
             loss = loss + self.l2 * (norms[0] + norms[1]).mean()
+            if encoded.negative is not None and self.l2_measure == "examples":
+                loss = loss + self.l2 * encoded.negative.square().sum(-1).mean()
         if batch.pair_weight is not None:
             missed = score(encoded) - self._prior(encoded)
             loss = loss + (batch.pair_weight * missed.square()).mean()

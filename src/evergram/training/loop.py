@@ -16,7 +16,7 @@ from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch, Draw, EntitySampler, ExampleSampler
 from evergram.data.split import Pairs, Split
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES, Inputs, Schema
+from evergram.encoders.features import SIDES, Schema
 from evergram.errors import TrainingError
 from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
 from evergram.tasks.objective import Objective
@@ -95,7 +95,7 @@ def train_encoder(
     step, sampler, draws = prepare(
         recipe, corpus, version, device, joint=joint, past=past, folder=folder
     )
-    encoder, inputs = step.encoder, step.inputs
+    encoder = step.encoder
     learned: dict[str, nn.Module] = {"encoder": encoder}
     if joint is not None:
         learned["joint"] = joint
@@ -145,9 +145,9 @@ def train_encoder(
                 over = budget is not None and seconds >= budget
                 last = epoch == epochs or over
                 if last or epoch % recipe.training.evaluate_every == 0:
-                    query, candidate = _embed_all(encoder, inputs)
+                    now = encoder.embed_all(step.reading)
                     name = recipe.training.metric
-                    found = rank_metrics(query, candidate, relevance, [name])[name]
+                    found = rank_metrics(now["query"], now["candidate"], relevance, [name])[name]
                     record = {"epoch": epoch, "seconds": seconds, "objective": mean, name: found}
                     history.append(record)
                     if found > best:
@@ -167,8 +167,8 @@ def train_encoder(
     scatter(kept, learned, [])
     for module in learned.values():
         module.cpu().eval()
-    query = encoder.encode_query(corpus.queries)
-    candidate = encoder.encode_candidate(corpus.candidates)
+    vectors = encoder.embed_all(corpus)
+    query, candidate = vectors["query"], vectors["candidate"]
     test = relevance_of(corpus, split.test)
     metrics = {
         "model": rank_metrics(query, candidate, test, recipe.metrics),
@@ -237,8 +237,6 @@ def prepare(
     schema = Schema.of(corpus, features=recipe.model.kind != "factorization")
     options = encoder_options(recipe, version)
     encoder = build_encoder(recipe.model.kind, options, schema, generator).to(device)
-    sides = dict(zip(SIDES, (corpus.queries, corpus.candidates), strict=True))
-    inputs = {side: schema.read(side, sides[side]).to(device) for side in SIDES}
     sampler = build_sampler(recipe, corpus, seed)
     task = build_task(recipe.task, corpus)
     prior = build_prior(recipe.prior, corpus, past, recipe.seed)
@@ -272,7 +270,7 @@ def prepare(
     independent = recipe.gramian.batch == "independent" and objective.wants_moments
     step = Step(
         encoder,
-        inputs,
+        encoder.read(corpus).to(device),
         objective,
         estimators,
         sampler.measures,
@@ -336,8 +334,3 @@ def _with_next(
         current = following
     if current is not None:
         yield current, None
-
-
-def _embed_all(encoder: Encoder, inputs: Mapping[str, Inputs]) -> tuple[Tensor, Tensor]:
-    query, candidate = (torch.cat(list(encoder.blocks(s, inputs[s]))) for s in SIDES)
-    return query, candidate

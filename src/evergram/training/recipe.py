@@ -90,19 +90,26 @@ class SplitRecipe(_Strict):
 
 
 class ModelRecipe(_Strict):
-    """The encoder. `dim` may be a list, one entry a version; the last holds for all later."""
+    """The encoder. `dim` and `layers` may be lists, one entry a version; the last holds for all
+    later."""
 
-    kind: Literal["factorization", "two_tower"] = "factorization"
+    kind: Literal["factorization", "two_tower", "graphsage", "lightgcn"] = "factorization"
     dim: Annotated[list[Positive], Field(min_length=1), BeforeValidator(_listed)] = [64]
     scale: Rate = 0.1
     # Rows of unit norm.
     normalize: bool = False
-    # two_tower only.
+    # two_tower and graphsage: width of the inputs, and of graphsage between layers.
     input_dim: Positive | None = None  # `dim` where it is absent
+    # two_tower only.
     hidden: list[Positive] = [64]
+    # graphsage and lightgcn: how many; one entry a version, as `dim`.
+    layers: Annotated[list[Positive], Field(min_length=1), BeforeValidator(_listed)] = [2]
 
     def dim_of(self, version: int) -> int:
         return self.dim[min(version, len(self.dim) - 1)]
+
+    def layers_of(self, version: int) -> int:
+        return self.layers[min(version, len(self.layers) - 1)]
 
 
 # One measure of a side, or a list of them: a power γ, or a file of weights.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from evergram.data.sampling import Batch, Draw
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES, Inputs
+from evergram.encoders.encoder import Embeddings, Encoder, Reading
+from evergram.encoders.features import SIDES
 from evergram.gramian.estimator import GramianEstimator, Population, Rows
 from evergram.gramian.preconditioner import preconditioner
 from evergram.tasks.objective import Objective
@@ -37,7 +38,7 @@ class Step:
     """What a step works on, and the step.
 
     Args:
-        inputs: of each side, every entity's.
+        reading: the training corpus, as the encoder sees it.
         estimators: of each side, one a measure; no estimators are kept where no Gramian is used.
         measures: of each side, [N, R].
         factors: of each side, [N, K]: the prior, and a last column of ones where means are wanted.
@@ -48,7 +49,7 @@ class Step:
     """
 
     encoder: Encoder
-    inputs: Mapping[str, Inputs]
+    reading: Reading
     objective: Objective
     estimators: Mapping[str, Sequence[GramianEstimator]]
     measures: Mapping[str, Tensor]
@@ -75,22 +76,24 @@ class Step:
         Returns: the objective's value, detached.
         """
         wanted = self.objective.wants_moments
+        # One pass serves all that this step asks of a graph: pairs, negatives and Gramians.
+        embeddings: Embeddings = self.encoder(self.reading)
         if wanted:
             for side in SIDES:
                 for r, estimator in enumerate(self.estimators[side]):
-                    estimator.begin(self.population(side, r))
+                    estimator.begin(self.population(embeddings, side, r))
             if draws is not None:
                 with torch.no_grad():
-                    fresh = {s: self.encode(s, draws[s].ids) for s in SIDES}
+                    fresh = {s: embeddings.rows(s, draws[s].ids) for s in SIDES}
                 self._update({s: (draws[s].ids, draws[s].weights, fresh[s]) for s in SIDES})
         query, candidate = (
-            self.encode("query", batch.query),
-            self.encode("candidate", batch.candidate),
+            embeddings.rows("query", batch.query),
+            embeddings.rows("candidate", batch.candidate),
         )
         encoded = Encoded(
             query,
             candidate,
-            None if batch.negative is None else self.encode("candidate", batch.negative),
+            None if batch.negative is None else embeddings.rows("candidate", batch.negative),
             self.factors["query"][batch.query, : self.prior] if self.prior else None,
             self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
         )
@@ -108,7 +111,7 @@ class Step:
         self.before = {}
         if wanted and upcoming is not None and self.wants_before:
             with torch.no_grad():
-                self.before = {s: self.encode(s, upcoming[s]) for s in SIDES}
+                self.before = {s: embeddings.rows(s, upcoming[s]) for s in SIDES}
         for optimizer in self.optimizers:
             optimizer.step()
         if wanted and not self.independent:
@@ -124,16 +127,22 @@ class Step:
     def wants_before(self) -> bool:
         return any(e.wants_before for found in self.estimators.values() for e in found)
 
-    def encode(self, side: str, ids: Tensor) -> Tensor:
-        """[B, D] of rows of a side."""
-        return self.encoder.embed(side, self.inputs[side].take(ids))
+    @contextmanager
+    def look(self) -> Iterator[Embeddings]:
+        """Embeddings as the next step will see them, for who looks on: nothing is left behind."""
+        # Normalisation by batch keeps running statistics, which a step alone should move.
+        kept = [(b, b.clone()) for b in self.encoder.buffers()]
+        with torch.no_grad():
+            yield self.encoder(self.reading)
+            for buffer, value in kept:
+                buffer.copy_(value)
 
-    def population(self, side: str, r: int = 0) -> Population:
-        """Every entity's embedding with its share of measure r, computed anew when asked."""
+    def population(self, embeddings: Embeddings, side: str, r: int = 0) -> Population:
+        """Every entity's embedding with its share of measure r."""
 
         def blocks() -> Iterable[tuple[Tensor, Tensor, Tensor]]:
             start = 0
-            for block in self.encoder.blocks(side, self.inputs[side]):
+            for block in embeddings.blocks(side):
                 part = slice(start, start + len(block))
                 share = self.measures[side][part, r].to(block.device)
                 yield block, share, self.factors[side][part]

@@ -317,13 +317,8 @@ def _compatibility(
 
 def _past(encoder: Encoder, corpus: Corpus) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """z_j [N, D_j] of a corpus's entities, and which of them version j knows, bool [N]."""
-    vectors: dict[str, Tensor] = {}
-    known: dict[str, Tensor] = {}
-    for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
-        inputs = encoder.schema.read(side, entities)
-        vectors[side] = torch.cat(list(encoder.blocks(side, inputs)))
-        known[side] = encoder.known(side, inputs)
-    return vectors, known
+    reading = encoder.read(corpus)
+    return encoder.embed_all(reading), {side: encoder.known(side, reading) for side in SIDES}
 
 
 def _aside(corpus: Corpus, share: float) -> dict[str, Tensor]:

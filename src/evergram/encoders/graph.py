@@ -1,0 +1,155 @@
+"""Encoders that look at an entity among those it has met."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evergram.data.corpus import Corpus
+from evergram.encoders.adjacency import adjacency, neighbour_sum
+from evergram.encoders.encoder import Embeddings, Encoder, Reading
+from evergram.encoders.features import SIDES, Schema
+from evergram.errors import TrainingError
+
+
+class GraphEncoder(Encoder):
+    """Embeddings come from one pass over the graph of a corpus's own interactions.
+
+    Whoever it is applied to brings the graph: an entity that came after training has a vector as
+    soon as it has met a known one, and a published encoder follows a corpus that goes on growing.
+
+    Args:
+        depth: edges that a pass reaches over.
+    """
+
+    def __init__(self, schema: Schema, dim: int, depth: int, normalize: bool = False) -> None:
+        super().__init__(schema, dim, normalize)
+        self.depth = depth
+
+    @abstractmethod
+    def propagate(self, reading: Reading, graph: Tensor) -> Tensor:
+        """[N, D] of all nodes, queries first, before they are normalised; differentiable."""
+
+    def read(self, corpus: Corpus) -> Reading:
+        return Reading(super().read(corpus).inputs, adjacency(corpus))
+
+    def forward(self, reading: Reading) -> Embeddings:
+        nodes = self.normalized(self.propagate(reading, _graph_of(reading)))
+        sizes = [len(reading.inputs[side]) for side in SIDES]
+        return _Whole(dict(zip(SIDES, nodes.split(sizes), strict=True)))
+
+    def known(self, side: str, reading: Reading) -> Tensor:
+        graph = _graph_of(reading)
+        told = torch.cat([reading.inputs[s].told for s in SIDES]).float()[:, None]
+        for _ in range(self.depth):
+            told = told + neighbour_sum(graph, told).clamp(max=1)
+        queries = len(reading.inputs["query"])
+        told = told[:queries] if side == "query" else told[queries:]
+        return told[:, 0] > 0
+
+
+class _Whole(Embeddings):
+    """All of them, computed already: every row that is asked for comes from the same pass."""
+
+    def __init__(self, nodes: dict[str, Tensor]) -> None:
+        self.nodes = nodes
+
+    def rows(self, side: str, ids: Tensor) -> Tensor:
+        # As a table: its backward is many times faster than that of plain indexing.
+        return functional.embedding(ids, self.nodes[side])
+
+    def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
+        yield from self.nodes[side].detach().split(batch_size)
+
+
+class NodeInputs(nn.Module):
+    """What a node starts from, [N, width]: the sum of the mean rows of its features' bags, of its
+    id's row on the sides of `ids`, and of one vector for all on the sides of `shared`.
+
+    Tables are no `nn.Embedding`: a pass over the graph reads every row, and Adam trains them as it
+    does layers. An unknown id is zero, an empty bag too.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        width: int,
+        *,
+        ids: Collection[str],
+        shared: Collection[str] = (),
+        scale: float,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.schema = schema
+        self.ids = frozenset(ids)
+        used = {
+            vocabulary: len(schema.vocabularies[vocabulary])
+            for side in SIDES
+            for name, vocabulary in schema.inputs[side].items()
+            if name != "id" or side in self.ids
+        }
+        # A parameter's name may not hold a dot.
+        self.tables = nn.ParameterDict(
+            {
+                _key(name): nn.Parameter(
+                    torch.randn(max(size, 1), width, generator=generator) * scale
+                )
+                for name, size in used.items()
+            }
+        )
+        self.shared = nn.ParameterDict(
+            {
+                side: nn.Parameter(torch.randn(width, generator=generator) * scale)
+                for side in SIDES
+                if side in shared
+            }
+        )
+        self.width = width
+
+    def forward(self, reading: Reading) -> Tensor:
+        return torch.cat([self._side(side, reading) for side in SIDES])
+
+    def _side(self, side: str, reading: Reading) -> Tensor:
+        inputs = reading.inputs[side]
+        found = next(self.parameters()).new_zeros(len(inputs), self.width)
+        if side in self.shared:
+            found = found + self.shared[side]
+        for name, vocabulary in self.schema.inputs[side].items():
+            if name == "id":
+                if side in self.ids:
+                    rows = functional.embedding(
+                        inputs.ids.clamp(min=0), self.tables[_key(vocabulary)]
+                    )
+                    found = found + rows * (inputs.ids >= 0)[:, None]
+                continue
+            indices, offsets = inputs.bags[name]
+            found = found + functional.embedding_bag(
+                indices, self.tables[_key(vocabulary)], offsets[:-1], mode="mean"
+            )
+        return found
+
+
+def require_geometric(kind: str) -> None:
+    """Raises: TrainingError: the extra that graph encoders stand on is not installed."""
+    try:
+        import torch_geometric  # noqa: F401
+    except ImportError:
+        raise TrainingError(
+            f"The encoder {kind} stands on PyTorch Geometric, which is not installed; "
+            "pip install 'evergram[graph]'."
+        ) from None
+
+
+def _graph_of(reading: Reading) -> Tensor:
+    if reading.graph is None:
+        raise ValueError("This reading has no graph; make it with the encoder's own `read`.")
+    return reading.graph
+
+
+def _key(vocabulary: str) -> str:
+    return vocabulary.replace(".", "/")

@@ -1,0 +1,88 @@
+"""Neighbours' mean beside oneself, layer after layer."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evergram.encoders.adjacency import neighbour_mean
+from evergram.encoders.encoder import Reading
+from evergram.encoders.features import Schema
+from evergram.encoders.graph import GraphEncoder, NodeInputs, require_geometric
+
+
+class GraphSage(GraphEncoder):
+    """h_i ← BatchNorm(W mean_{j ~ i} h_j + b + V h_i), with ReLU after each layer but the last.
+
+    The same convolutions serve both sides. All queries start from one learned vector, so that a
+    query is told by what it met and a new one has a vector too. Candidates start from the sum of
+    the mean rows of their features; where they have no feature at all, from a row of their id,
+    and an id that came later starts from zero. Queries that have features add them.
+
+    Args:
+        layers: how many.
+        width: of the start and between layers; `dim` where it is absent.
+        scale: standard deviation of the tables' start.
+        generator: draws the start.
+    Raises: TrainingError: PyTorch Geometric is not installed.
+    Source: Hamilton et al. 2017; as [BC] §5 and its authors' code have it.
+    """
+
+    kind = "graphsage"
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int,
+        *,
+        generator: torch.Generator,
+        layers: int = 2,
+        width: int | None = None,
+        scale: float = 0.1,
+        normalize: bool = False,
+    ) -> None:
+        super().__init__(schema, dim, layers, normalize)
+        require_geometric(self.kind)
+        width = dim if width is None else width
+        featured = set(schema.inputs["candidate"]) != {"id"}
+        self.start = NodeInputs(
+            schema,
+            width,
+            ids=() if featured else ("candidate",),
+            shared=("query",),
+            scale=scale,
+            generator=generator,
+        )
+        sizes = [*[width] * layers, dim]
+        self.convolutions = nn.ModuleList(_convolution(a, b, generator) for a, b in pairwise(sizes))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[1:])
+
+    def propagate(self, reading: Reading, graph: Tensor) -> Tensor:
+        nodes: Tensor = self.start(reading)
+        for i, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            nodes = norm(convolution(nodes, graph))
+            if i + 1 < self.depth:
+                nodes = nodes.relu()
+        return nodes
+
+
+def _convolution(width: int, dim: int, generator: torch.Generator) -> nn.Module:
+    """PyG's SAGEConv over a symmetric matrix of ones."""
+    from torch_geometric.nn import SAGEConv
+
+    class MeanConvolution(SAGEConv):  # type: ignore[misc]
+        """Its own product sorts the matrix anew in every backward pass."""
+
+        def message_and_aggregate(self, adj_t: Tensor, x: Any) -> Tensor:
+            return neighbour_mean(adj_t, x[0])
+
+    found: nn.Module = MeanConvolution(width, dim, aggr="mean", root_weight=True)
+    # As PyG starts it, from our generator.
+    bound = 1 / math.sqrt(width)
+    for parameter in found.parameters():
+        nn.init.uniform_(parameter, -bound, bound, generator=generator)
+    return found
