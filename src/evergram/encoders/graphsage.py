@@ -20,11 +20,13 @@ class GraphSage(GraphEncoder):
 
     The same convolutions serve both sides. All queries start from one learned vector, so that a
     query is told by what it met and a new one has a vector too. Candidates start from the sum of
-    the mean rows of their features; where they have no feature at all, from a row of their id,
-    and an id that came later starts from zero. Queries that have features add them.
+    the mean rows of their features; with `ids`, and where there is no feature at all, a row of
+    their id is added, which is zero for an id that came later. Queries that have features add them.
 
     Args:
         layers: how many.
+        ids: whether candidates that have features have rows of their ids beside them; [BC] has
+            not. Few features cannot tell candidates apart.
         width: of the start and between layers; `dim` where it is absent.
         scale: standard deviation of the tables' start.
         generator: draws the start.
@@ -41,6 +43,7 @@ class GraphSage(GraphEncoder):
         *,
         generator: torch.Generator,
         layers: int = 2,
+        ids: bool = False,
         width: int | None = None,
         scale: float = 0.1,
         normalize: bool = False,
@@ -52,7 +55,7 @@ class GraphSage(GraphEncoder):
         self.start = NodeInputs(
             schema,
             width,
-            ids=() if featured else ("candidate",),
+            ids=("candidate",) if ids or not featured else (),
             shared=("query",),
             scale=scale,
             generator=generator,

@@ -62,7 +62,7 @@ def encoder_options(recipe: Recipe, version: int) -> dict[str, Any]:
     if model.kind in ("graphsage", "lightgcn"):
         options["layers"] = model.layers_of(version)
     if model.kind == "graphsage":
-        options["width"] = model.input_dim
+        options |= {"width": model.input_dim, "ids": model.ids}
     return options
 
 

@@ -102,6 +102,8 @@ class ModelRecipe(_Strict):
     input_dim: Positive | None = None  # `dim` where it is absent
     # two_tower only.
     hidden: list[Positive] = [64]
+    # graphsage: rows of candidates' ids beside those of their features.
+    ids: bool = False
     # graphsage and lightgcn: how many; one entry a version, as `dim`.
     layers: Annotated[list[Positive], Field(min_length=1), BeforeValidator(_listed)] = [2]
 
