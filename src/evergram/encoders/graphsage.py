@@ -28,7 +28,8 @@ class GraphSage(GraphEncoder):
         ids: whether candidates that have features have rows of their ids beside them; [BC] has
             not. Few features cannot tell candidates apart.
         width: of the start and between layers; `dim` where it is absent.
-        scale: standard deviation of the tables' start.
+        scale: standard deviation of the tables' start, and of the embeddings'. [BC] has 1, the
+            libraries' own.
         generator: draws the start.
     Raises: TrainingError: PyTorch Geometric is not installed.
     Source: Hamilton et al. 2017; as [BC] §5 and its authors' code have it.
@@ -63,6 +64,9 @@ class GraphSage(GraphEncoder):
         sizes = [*[width] * layers, dim]
         self.convolutions = nn.ModuleList(_convolution(a, b, generator) for a, b in pairwise(sizes))
         self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[1:])
+        # What the last layer puts out has this deviation whatever comes in: without it scores
+        # start √D wide, which squared losses do not forgive.
+        nn.init.constant_(self.norms[-1].weight, scale)
 
     def propagate(self, reading: Reading, graph: Tensor) -> Tensor:
         nodes: Tensor = self.start(reading)
