@@ -55,10 +55,10 @@ def test_an_upgrade_changes_nothing_of_the_past(recipe: Recipe, tmp_path: Path) 
     found.publish(train(recipe, corpus))
     folder = tmp_path / "lineage" / "versions" / "0"
     before, encoder = hashes(folder), load_encoder(found, 0)
-    vectors = encoder.encode_query(corpus.queries)
+    vectors = encoder.embed_all(corpus)["query"]
     found.publish(upgrade(recipe, found, corpus))
     assert hashes(folder) == before
-    assert torch.equal(load_encoder(found, 0).encode_query(corpus.queries), vectors)
+    assert torch.equal(load_encoder(found, 0).embed_all(corpus)["query"], vectors)
 
 
 def test_dims_may_grow_and_shrink(lineage: Lineage) -> None:
@@ -68,11 +68,11 @@ def test_dims_may_grow_and_shrink(lineage: Lineage) -> None:
 
 def test_stored_vectors_are_what_the_encoder_gives(lineage: Lineage, recipe: Recipe) -> None:
     corpus = load_corpus(recipe)
-    encoder = load_encoder(lineage, 2)
+    vectors = load_encoder(lineage, 2).embed_all(corpus)
     for side, entities in (("query", corpus.queries), ("candidate", corpus.candidates)):
         ids, stored = lineage.embeddings(side)
         rows = entities.vocabulary.rows(ids)
-        torch.testing.assert_close(stored, encoder.encode(side, entities)[rows])
+        torch.testing.assert_close(stored, vectors[side][rows])
 
 
 def test_evaluation_of_the_newest_gives_the_published_numbers(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +42,7 @@ class GraphEncoder(Encoder):
     def forward(self, reading: Reading) -> Embeddings:
         nodes = self.normalized(self.propagate(reading, _graph_of(reading)))
         sizes = [len(reading.inputs[side]) for side in SIDES]
-        return _Whole(dict(zip(SIDES, nodes.split(sizes), strict=True)))
+        return _Whole(dict(zip(SIDES, torch.split(nodes, sizes), strict=True)))
 
     def known(self, side: str, reading: Reading) -> Tensor:
         graph = _graph_of(reading)
@@ -63,7 +65,7 @@ class _Whole(Embeddings):
         return functional.embedding(ids, self.nodes[side])
 
     def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
-        yield from self.nodes[side].detach().split(batch_size)
+        yield from torch.split(self.nodes[side].detach(), batch_size)
 
 
 class NodeInputs(nn.Module):
@@ -134,15 +136,21 @@ class NodeInputs(nn.Module):
         return found
 
 
-def require_geometric(kind: str) -> None:
-    """Raises: TrainingError: the extra that graph encoders stand on is not installed."""
+def geometric(kind: str) -> Any:
+    """`torch_geometric.nn`, where its convolutions are.
+
+    Raises: TrainingError: the extra that graph encoders stand on is not installed.
+    """
     try:
-        import torch_geometric  # noqa: F401
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # its own use of torch
+            import torch_geometric.nn
     except ImportError:
         raise TrainingError(
             f"The encoder {kind} stands on PyTorch Geometric, which is not installed; "
             "pip install 'evergram[graph]'."
         ) from None
+    return torch_geometric.nn
 
 
 def _graph_of(reading: Reading) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from evergram.encoders.adjacency import neighbour_mean
 from evergram.encoders.encoder import Reading
 from evergram.encoders.features import Schema
-from evergram.encoders.graph import GraphEncoder, NodeInputs, require_geometric
+from evergram.encoders.graph import GraphEncoder, NodeInputs, geometric
 
 
 class GraphSage(GraphEncoder):
@@ -50,7 +50,6 @@ class GraphSage(GraphEncoder):
         normalize: bool = False,
     ) -> None:
         super().__init__(schema, dim, layers, normalize)
-        require_geometric(self.kind)
         width = dim if width is None else width
         featured = set(schema.inputs["candidate"]) != {"id"}
         self.start = NodeInputs(
@@ -63,10 +62,11 @@ class GraphSage(GraphEncoder):
         )
         sizes = [*[width] * layers, dim]
         self.convolutions = nn.ModuleList(_convolution(a, b, generator) for a, b in pairwise(sizes))
-        self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[1:])
+        norms = [nn.BatchNorm1d(size) for size in sizes[1:]]
         # What the last layer puts out has this deviation whatever comes in: without it scores
         # start √D wide, which squared losses do not forgive.
-        nn.init.constant_(self.norms[-1].weight, scale)
+        nn.init.constant_(norms[-1].weight, scale)
+        self.norms = nn.ModuleList(norms)
 
     def propagate(self, reading: Reading, graph: Tensor) -> Tensor:
         nodes: Tensor = self.start(reading)
@@ -79,9 +79,8 @@ class GraphSage(GraphEncoder):
 
 def _convolution(width: int, dim: int, generator: torch.Generator) -> nn.Module:
     """PyG's SAGEConv over a symmetric matrix of ones."""
-    from torch_geometric.nn import SAGEConv
 
-    class MeanConvolution(SAGEConv):  # type: ignore[misc]
+    class MeanConvolution(geometric(GraphSage.kind).SAGEConv):  # type: ignore[misc]
         """Its own product sorts the matrix anew in every backward pass."""
 
         def message_and_aggregate(self, adj_t: Tensor, x: Any) -> Tensor:

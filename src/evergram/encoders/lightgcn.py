@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from evergram.encoders.adjacency import neighbour_balanced
 from evergram.encoders.encoder import Reading
 from evergram.encoders.features import SIDES, Schema
-from evergram.encoders.graph import GraphEncoder, NodeInputs, require_geometric
+from evergram.encoders.graph import GraphEncoder, NodeInputs, geometric
 
 
 class LightGCN(GraphEncoder):
@@ -41,7 +41,6 @@ class LightGCN(GraphEncoder):
         normalize: bool = False,
     ) -> None:
         super().__init__(schema, dim, layers, normalize)
-        require_geometric(self.kind)
         self.start = NodeInputs(schema, dim, ids=SIDES, scale=scale, generator=generator)
         self.convolution = _convolution()
 
@@ -56,9 +55,10 @@ class LightGCN(GraphEncoder):
 
 def _convolution() -> nn.Module:
     """PyG's LGConv over a symmetric matrix of ones."""
-    from torch_geometric.nn import LGConv
 
-    class BalancedConvolution(LGConv):  # type: ignore[misc]
+    class BalancedConvolution(geometric(LightGCN.kind).LGConv):  # type: ignore[misc]
+        """Its own product sorts the matrix anew in every backward pass."""
+
         def message_and_aggregate(self, adj_t: Tensor, x: Any) -> Tensor:
             return neighbour_balanced(adj_t, x)
 
