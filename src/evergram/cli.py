@@ -113,7 +113,7 @@ def versions(
             "name": m.name,
             "dim": m.dim,
             "created": m.created,
-            "encoder": m.encoder.kind,
+            "encoder": "file" if m.encoder is None else m.encoder.kind,
             "metrics": found.metrics(m.version)["metrics"],
         }
         for m in found.versions
