@@ -60,8 +60,8 @@ class TestEncoder:
     def test_rows_and_blocks_are_those_of_all(self, kind: type[Encoder]) -> None:
         data = corpus()
         encoder = build(kind, data).eval()
-        reading = encoder.read(data)
-        whole, embeddings = encoder.embed_all(reading), encoder(reading)
+        scene = encoder.read(data)
+        whole, embeddings = encoder.embed_all(scene), encoder(scene)
         ids = torch.tensor([2, 0, 2])
         for side in SIDES:
             blocks = list(embeddings.blocks(side, 2))
@@ -104,12 +104,12 @@ class TestEncoder:
         data = corpus()
         encoder = build(kind, data).double()
         rows = torch.tensor([2, 0, 2])
-        reading = encoder.read(data)
+        scene = encoder.read(data)
         for name, parameter in encoder.named_parameters():
             target = torch.randn(3, 4, dtype=torch.float64)
 
             def loss(target: torch.Tensor = target) -> torch.Tensor:
-                found: torch.Tensor = (encoder(reading).rows("candidate", rows) * target).sum()
+                found: torch.Tensor = (encoder(scene).rows("candidate", rows) * target).sum()
                 return found
 
             encoder.zero_grad()
@@ -218,9 +218,9 @@ def test_features_alone_place_an_unknown_id() -> None:
     def place(tags: list[str]) -> torch.Tensor:
         return encoder.encode_candidate(stranger(tags).candidates)
 
-    reading = encoder.read(stranger(["b", "unheard of"]))
-    inputs = reading.inputs["candidate"]
-    assert encoder.known("candidate", reading).tolist() == [True]
+    scene = encoder.read(stranger(["b", "unheard of"]))
+    inputs = scene.inputs["candidate"]
+    assert encoder.known("candidate", scene).tolist() == [True]
     assert inputs.bags["tags"][1].tolist() == [0, 1]
     torch.testing.assert_close(place(["b", "unheard of"]), place(["b"]))
     assert not torch.allclose(place(["a"]), place(["b"]))

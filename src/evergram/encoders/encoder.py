@@ -13,10 +13,11 @@ from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES, Inputs, Schema
+from evergram.errors import ShapeError
 
 
 @dataclass(frozen=True)
-class Reading:
+class Scene:
     """A corpus as an encoder sees it.
 
     Args:
@@ -28,13 +29,13 @@ class Reading:
     inputs: Mapping[str, Inputs]
     graph: Tensor | None = None
 
-    def to(self, device: torch.device) -> Reading:
+    def to(self, device: torch.device) -> Scene:
         inputs = {side: found.to(device) for side, found in self.inputs.items()}
-        return Reading(inputs, None if self.graph is None else self.graph.to(device))
+        return Scene(inputs, None if self.graph is None else self.graph.to(device))
 
 
 class Embeddings(ABC):
-    """Embeddings of a reading at the parameters that its encoder has now."""
+    """Embeddings of a scene at the parameters that its encoder has now."""
 
     @abstractmethod
     def rows(self, side: str, ids: Tensor) -> Tensor:
@@ -63,35 +64,70 @@ class Encoder(nn.Module, ABC):
         self.normalize = normalize
 
     @abstractmethod
-    def forward(self, reading: Reading) -> Embeddings:
-        """Embeddings of a reading; what entities share is computed here, once for all of them."""
+    def forward(self, scene: Scene) -> Embeddings:
+        """Embeddings of a scene; what entities share is computed here, once for all of them."""
 
     @abstractmethod
-    def known(self, side: str, reading: Reading) -> Tensor:
+    def known(self, side: str, scene: Scene) -> Tensor:
         """bool [N]: whether the encoder has learned anything to tell each entity by."""
+
+    def keyed(self) -> dict[str, str]:
+        """Name of each parameter that has a row a key, and the vocabulary of its keys."""
+        return {}
+
+    def start_from(self, other: Encoder) -> None:
+        """Take over what another encoder of this architecture has learned; the rows of keys that
+        it does not know stay as they are.
+
+        Raises: ShapeError: it is of another architecture.
+        """
+        mine, theirs = self.state_dict(), other.state_dict()
+        own_tables, their_tables = self.keyed(), other.keyed()
+        if mine.keys() != theirs.keys() or own_tables != their_tables:
+            raise ShapeError(
+                f"A {self.kind} encoder cannot go on from one with other parts; use "
+                "upgrade.start = 'fresh'."
+            )
+        for name, value in mine.items():
+            known, rows = torch.arange(len(value)) if value.ndim else None, theirs[name]
+            if name in own_tables:
+                keys = self.schema.vocabularies[own_tables[name]].keys
+                found = other.schema.vocabularies[own_tables[name]].rows(keys)
+                known = torch.nonzero(found >= 0).flatten()
+                rows = rows[found[known]]
+            if rows.shape[1:] != value.shape[1:] or (known is not None and len(rows) != len(known)):
+                raise ShapeError(
+                    f"{name} is {list(value.shape)} here and {list(theirs[name].shape)} in the "
+                    "encoder to go on from; use the same dims and layers, or upgrade.start = "
+                    "'fresh'."
+                )
+            if known is None:
+                value.copy_(rows)
+            else:
+                value[known.to(value.device)] = rows.to(value)
 
     def feature_tables(self) -> list[nn.Parameter]:
         """Tables whose rows many entities share: a step of one moves them all."""
         return []
 
-    def read(self, corpus: Corpus) -> Reading:
+    def read(self, corpus: Corpus) -> Scene:
         """Any corpus, in its row order, on the CPU."""
         sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
-        return Reading({side: self.schema.read(side, entities) for side, entities in sides})
+        return Scene({side: self.schema.read(side, entities) for side, entities in sides})
 
-    def embed_all(self, what: Corpus | Reading) -> dict[str, Tensor]:
+    def embed_all(self, what: Corpus | Scene) -> dict[str, Tensor]:
         """Every entity's embedding in evaluation mode, [N, D] of each side, without gradient.
 
-        Of a corpus on the CPU, in its row order; of a reading where that is.
+        Of a corpus on the CPU, in its row order; of a scene where that is.
         """
-        reading = what if isinstance(what, Reading) else self.read(what).to(self.device)
+        scene = what if isinstance(what, Scene) else self.read(what).to(self.device)
         found: dict[str, Tensor] = {}
         with self.evaluating():
-            embeddings: Embeddings = self(reading)
+            embeddings: Embeddings = self(scene)
             for side in SIDES:
                 blocks = list(embeddings.blocks(side))
                 found[side] = torch.cat(blocks) if blocks else torch.zeros(0, self.dim)
-        return found if isinstance(what, Reading) else {s: v.cpu() for s, v in found.items()}
+        return found if isinstance(what, Scene) else {s: v.cpu() for s, v in found.items()}
 
     @property
     def device(self) -> torch.device:

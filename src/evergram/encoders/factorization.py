@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evergram.encoders.encoder import Reading, embedding_table, look_up
-from evergram.encoders.features import Inputs, Schema
+from evergram.encoders.encoder import Scene, embedding_table, look_up
+from evergram.encoders.features import SIDES, Inputs, Schema
 from evergram.encoders.rows import RowEncoder
 
 
@@ -37,5 +37,8 @@ class Factorization(RowEncoder):
         table: nn.Embedding = self.query if side == "query" else self.candidate
         return look_up(table, inputs.ids)
 
-    def known(self, side: str, reading: Reading) -> Tensor:
-        return reading.inputs[side].ids >= 0
+    def keyed(self) -> dict[str, str]:
+        return {f"{side}.weight": self.schema.inputs[side]["id"] for side in SIDES}
+
+    def known(self, side: str, scene: Scene) -> Tensor:
+        return scene.inputs[side].ids >= 0

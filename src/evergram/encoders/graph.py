@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.adjacency import adjacency, neighbour_sum
-from evergram.encoders.encoder import Embeddings, Encoder, Reading
+from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import TrainingError
 
@@ -28,28 +28,34 @@ class GraphEncoder(Encoder):
         depth: edges that a pass reaches over.
     """
 
+    # What nodes start from; set by whoever inherits.
+    start: NodeInputs
+
     def __init__(self, schema: Schema, dim: int, depth: int, normalize: bool = False) -> None:
         super().__init__(schema, dim, normalize)
         self.depth = depth
 
     @abstractmethod
-    def propagate(self, reading: Reading, graph: Tensor) -> Tensor:
+    def propagate(self, scene: Scene, graph: Tensor) -> Tensor:
         """[N, D] of all nodes, queries first, before they are normalised; differentiable."""
 
-    def read(self, corpus: Corpus) -> Reading:
-        return Reading(super().read(corpus).inputs, adjacency(corpus))
+    def keyed(self) -> dict[str, str]:
+        return {f"start.{name}": vocabulary for name, vocabulary in self.start.keyed().items()}
 
-    def forward(self, reading: Reading) -> Embeddings:
-        nodes = self.normalized(self.propagate(reading, _graph_of(reading)))
-        sizes = [len(reading.inputs[side]) for side in SIDES]
+    def read(self, corpus: Corpus) -> Scene:
+        return Scene(super().read(corpus).inputs, adjacency(corpus))
+
+    def forward(self, scene: Scene) -> Embeddings:
+        nodes = self.normalized(self.propagate(scene, _graph_of(scene)))
+        sizes = [len(scene.inputs[side]) for side in SIDES]
         return _Whole(dict(zip(SIDES, torch.split(nodes, sizes), strict=True)))
 
-    def known(self, side: str, reading: Reading) -> Tensor:
-        graph = _graph_of(reading)
-        told = torch.cat([reading.inputs[s].told for s in SIDES]).float()[:, None]
+    def known(self, side: str, scene: Scene) -> Tensor:
+        graph = _graph_of(scene)
+        told = torch.cat([scene.inputs[s].told for s in SIDES]).float()[:, None]
         for _ in range(self.depth):
             told = told + neighbour_sum(graph, told).clamp(max=1)
-        queries = len(reading.inputs["query"])
+        queries = len(scene.inputs["query"])
         told = told[:queries] if side == "query" else told[queries:]
         return told[:, 0] > 0
 
@@ -113,11 +119,15 @@ class NodeInputs(nn.Module):
         )
         self.width = width
 
-    def forward(self, reading: Reading) -> Tensor:
-        return torch.cat([self._side(side, reading) for side in SIDES])
+    def keyed(self) -> dict[str, str]:
+        """Name of each parameter that has a row a key, and the vocabulary of its keys."""
+        return {f"tables.{_key(v)}": v for v in self.schema.vocabularies if _key(v) in self.tables}
 
-    def _side(self, side: str, reading: Reading) -> Tensor:
-        inputs = reading.inputs[side]
+    def forward(self, scene: Scene) -> Tensor:
+        return torch.cat([self._side(side, scene) for side in SIDES])
+
+    def _side(self, side: str, scene: Scene) -> Tensor:
+        inputs = scene.inputs[side]
         found = next(self.parameters()).new_zeros(len(inputs), self.width)
         if side in self.shared:
             found = found + self.shared[side]
@@ -153,10 +163,10 @@ def geometric(kind: str) -> Any:
     return torch_geometric.nn
 
 
-def _graph_of(reading: Reading) -> Tensor:
-    if reading.graph is None:
-        raise ValueError("This reading has no graph; make it with the encoder's own `read`.")
-    return reading.graph
+def _graph_of(scene: Scene) -> Tensor:
+    if scene.graph is None:
+        raise ValueError("This scene has no graph; make it with the encoder's own `read`.")
+    return scene.graph
 
 
 def _key(vocabulary: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.encoders.adjacency import neighbour_mean
-from evergram.encoders.encoder import Reading
+from evergram.encoders.encoder import Scene
 from evergram.encoders.features import Schema
 from evergram.encoders.graph import GraphEncoder, NodeInputs, geometric
 
@@ -68,8 +68,8 @@ class GraphSage(GraphEncoder):
         nn.init.constant_(norms[-1].weight, scale)
         self.norms = nn.ModuleList(norms)
 
-    def propagate(self, reading: Reading, graph: Tensor) -> Tensor:
-        nodes: Tensor = self.start(reading)
+    def propagate(self, scene: Scene, graph: Tensor) -> Tensor:
+        nodes: Tensor = self.start(scene)
         for i, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
             nodes = norm(convolution(nodes, graph))
             if i + 1 < self.depth:

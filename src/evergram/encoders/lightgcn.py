@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.encoders.adjacency import neighbour_balanced
-from evergram.encoders.encoder import Reading
+from evergram.encoders.encoder import Scene
 from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.graph import GraphEncoder, NodeInputs, geometric
 
@@ -44,8 +44,8 @@ class LightGCN(GraphEncoder):
         self.start = NodeInputs(schema, dim, ids=SIDES, scale=scale, generator=generator)
         self.convolution = _convolution()
 
-    def propagate(self, reading: Reading, graph: Tensor) -> Tensor:
-        nodes: Tensor = self.start(reading)
+    def propagate(self, scene: Scene, graph: Tensor) -> Tensor:
+        nodes: Tensor = self.start(scene)
         total = nodes
         for _ in range(self.depth):
             nodes = self.convolution(nodes, graph)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Side
-from evergram.encoders.encoder import Embeddings, Encoder, Reading
+from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import Inputs
 
 
@@ -25,11 +25,11 @@ class RowEncoder(Encoder):
     def _embed(self, side: str, inputs: Inputs) -> Tensor:
         """`embed`, before it is normalised."""
 
-    def forward(self, reading: Reading) -> Embeddings:
-        return _ByRow(self, reading)
+    def forward(self, scene: Scene) -> Embeddings:
+        return _ByRow(self, scene)
 
-    def known(self, side: str, reading: Reading) -> Tensor:
-        return reading.inputs[side].told
+    def known(self, side: str, scene: Scene) -> Tensor:
+        return scene.inputs[side].told
 
     def blocks(self, side: str, inputs: Inputs, batch_size: int = 65_536) -> Iterator[Tensor]:
         """Embeddings of all `inputs` in blocks [b, D], without gradient, in evaluation mode."""
@@ -58,12 +58,12 @@ class RowEncoder(Encoder):
 class _ByRow(Embeddings):
     """Computed when they are asked for."""
 
-    def __init__(self, encoder: RowEncoder, reading: Reading) -> None:
+    def __init__(self, encoder: RowEncoder, scene: Scene) -> None:
         self.encoder = encoder
-        self.reading = reading
+        self.scene = scene
 
     def rows(self, side: str, ids: Tensor) -> Tensor:
-        return self.encoder.embed(side, self.reading.inputs[side].take(ids))
+        return self.encoder.embed(side, self.scene.inputs[side].take(ids))
 
     def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
-        return self.encoder.blocks(side, self.reading.inputs[side], batch_size)
+        return self.encoder.blocks(side, self.scene.inputs[side], batch_size)

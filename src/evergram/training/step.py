@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.data.sampling import Batch, Draw
-from evergram.encoders.encoder import Embeddings, Encoder, Reading
+from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import SIDES
 from evergram.gramian.estimator import GramianEstimator, Population, Rows
 from evergram.gramian.preconditioner import preconditioner
@@ -38,7 +38,7 @@ class Step:
     """What a step works on, and the step.
 
     Args:
-        reading: the training corpus, as the encoder sees it.
+        scene: the training corpus, as the encoder sees it.
         estimators: of each side, one a measure; no estimators are kept where no Gramian is used.
         measures: of each side, [N, R].
         factors: of each side, [N, K]: the prior, and a last column of ones where means are wanted.
@@ -49,7 +49,7 @@ class Step:
     """
 
     encoder: Encoder
-    reading: Reading
+    scene: Scene
     objective: Objective
     estimators: Mapping[str, Sequence[GramianEstimator]]
     measures: Mapping[str, Tensor]
@@ -77,7 +77,7 @@ class Step:
         """
         wanted = self.objective.wants_moments
         # One pass serves all that this step asks of a graph: pairs, negatives and Gramians.
-        embeddings: Embeddings = self.encoder(self.reading)
+        embeddings: Embeddings = self.encoder(self.scene)
         if wanted:
             for side in SIDES:
                 for r, estimator in enumerate(self.estimators[side]):
@@ -133,7 +133,7 @@ class Step:
         # Normalisation by batch keeps running statistics, which a step alone should move.
         kept = [(b, b.clone()) for b in self.encoder.buffers()]
         with torch.no_grad():
-            yield self.encoder(self.reading)
+            yield self.encoder(self.scene)
             for buffer, value in kept:
                 buffer.copy_(value)
 

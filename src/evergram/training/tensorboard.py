@@ -63,7 +63,7 @@ class TensorBoard(Callback):
             if name not in ("epoch", "seconds", "objective"):
                 self._scalar(name, value, at.step)
         run = at.training
-        now = run.encoder.embed_all(run.reading)
+        now = run.encoder.embed_all(run.scene)
         query, candidate = (now[side].cpu() for side in SIDES)
         figure = draw_histograms(score_histograms(query, candidate, self.pairs))
         self.writer.add_figure("scores", figure, at.step)

@@ -91,7 +91,7 @@ class Watch(Callback):
         run = at.training
         rows = {"query": self.queries, "candidate": self.candidates}
         with run.encoder.evaluating():
-            embeddings: Embeddings = run.encoder(run.reading)
+            embeddings: Embeddings = run.encoder(run.scene)
             copies = {s: embeddings.rows(s, ids.to(at.device)) for s, ids in rows.items()}
         self._thread = threading.Thread(target=self._judge, args=(at.epoch, at.seconds, copies))
         self._thread.start()
