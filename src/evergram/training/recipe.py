@@ -264,6 +264,10 @@ class UpgradeRecipe(_Strict):
     transform_rate: Rate = 3e-3
     # At most how many objects of each side of a batch are aligned, each step.
     rows: Positive = 1024
+    objects: Literal["batch", "uniform"] = "batch"
+    solved: bool = False
+    memory: Share = 0.1
+    polish: bool = False
     # low_rank, lambda_orthogonal and residual_mlp only.
     rank: Positive = 32
     orthogonality: Weight = 0.1

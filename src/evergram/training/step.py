@@ -29,8 +29,10 @@ class Joint(nn.Module, ABC):
     rate: float | None = None
 
     @abstractmethod
-    def forward(self, query: Tensor, candidate: Tensor, batch: Batch) -> Tensor:
-        """Scalar loss of a batch's embeddings, [B, D] each."""
+    def forward(
+        self, query: Tensor, candidate: Tensor, batch: Batch, embeddings: Embeddings
+    ) -> Tensor:
+        """Scalar loss of a batch's embeddings, [B, D] each, or of any that `embeddings` gives."""
 
 
 @dataclass
@@ -103,7 +105,7 @@ class Step:
         loss = self.objective(encoded, batch, moments)
         total = loss.total
         if self.joint is not None:
-            total = total + self.joint(query, candidate, batch)
+            total = total + self.joint(query, candidate, batch, embeddings)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         total.backward()

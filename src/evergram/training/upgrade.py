@@ -25,7 +25,7 @@ from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import load_encoder, make_artefact
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.joint import Alignment
+from evergram.training.joint import Alignment, AlignmentSettings
 from evergram.training.loop import Trained, judge, relevance_of, train_encoder
 from evergram.training.progress import Progress
 from evergram.training.reading import held_out_rows, known_vectors, reading_report
@@ -123,7 +123,19 @@ def upgrade(
         strength = alignment_weight(settings.weight, settings.unit, before.dim)
         weight = {side: used[side].float() for side in SIDES}
         joint = Alignment(
-            transform, loss, past, weight, strength, settings.transform_rate, settings.rows
+            transform,
+            loss,
+            past,
+            weight,
+            AlignmentSettings(
+                strength=strength,
+                rate=settings.transform_rate,
+                objects=settings.objects,
+                rows=settings.rows,
+                solved=settings.solved,
+                memory=settings.memory,
+                seed=recipe.seed + 1_000_003 * version,
+            ),
         )
     title = f"version {version}"
     common: dict[str, Any] = {"past": past, "folder": folder}
@@ -156,6 +168,12 @@ def upgrade(
             seed=recipe.seed + version,
         )
     transform.requires_grad_(False).eval()
+    if settings.polish:
+        with torch.no_grad():
+            a, b = (torch.cat([v[s][used[s]] for s in SIDES]).double() for v in (new, past))
+            C = a.T @ a
+            C += 1e-6 * C.trace() / len(C) * torch.eye(len(C), dtype=C.dtype)
+            transform.weight.copy_(torch.linalg.solve(C, a.T @ b).T)
     report = _report(recipe, version, split, trained)
     if settings.alone:
         report["metrics"]["alone"] = trained.metrics["model"]
