@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -101,69 +102,76 @@ def consumer_tasks(
         training: for each k up to K, the corpus whose rows version k's embeddings have.
         limit: the most examples of a set, drawn with `seed`; None for all.
     Returns: the tasks that can be judged, and a sentence on each that cannot.
-    Raises: DataError: the corpus has no times.
-    Source: [BC] App. A.2; `minimum` inclusive as its authors' code has it.
+    Raises: DataError: the corpus has no times, or there are fewer than two versions.
+    Source: [BC] App. A.2; `minimum` is inclusive, as in its authors' code.
     """
     if not corpus.has_times:
         raise DataError("Consumer tasks look ahead in time; the corpus has no column 'time'.")
+    if len(training) < 2 or len(times) != len(training) + 1:
+        raise DataError(
+            f"Consumer tasks need two or more versions and one time more, not {len(training)} "
+            f"versions and {len(times)} times."
+        )
     line = _Line(corpus, [round(t * len(corpus)) for t in times], training, minimum)
-    last = len(training) - 1
     found: list[ConsumerTask] = []
     left_out: list[str] = []
-
-    def add(
-        name: str, at: Callable[[int], Examples], *, start: Examples | None, first: int
-    ) -> None:
-        # `at(k)` predicts the interval after t_k; what trains is that at t_0 unless it is given.
-        train = at(0) if start is None else start
-        tests = {k: at(k).drawn(limit, seed) for k in range(first, last + 1)}
-        check = at(first - 1) if first - 1 <= last else train
-        task = ConsumerTask(name, train.drawn(limit, seed), check.drawn(limit, seed), tests)
-        problem = _problem(task, first)
-        if problem is None:
-            found.append(task)
-        else:
-            left_out.append(f"The task {name} is left out: {problem}.")
-
-    add("activity", lambda k: line.activity(k, None), start=None, first=2)
-    if corpus.has_values:
-        add("positive-activity", lambda k: line.activity(k, POSITIVE), start=None, first=2)
-        now = line.ends[0]
-        add(
-            "mean-rating",
-            lambda k: line.mean(k, line.ends[k + 1]),
-            start=line.mean(0, now),
-            first=1,
-        )
-        add(
-            "rating-deviation",
-            lambda k: line.deviation(k, line.ends[k + 1]),
-            start=line.deviation(0, now),
-            first=1,
-        )
-        add(
-            "pair-rating",
-            lambda k: line.pairs(k, line.ends[k], line.ends[k + 1]),
-            start=line.pairs(0, 0, now),
-            first=1,
-        )
-    else:
+    if not corpus.has_values:
         left_out.append(
             "The tasks positive-activity, mean-rating, rating-deviation and pair-rating are left "
             "out: the corpus has no ratings (no column 'value')."
         )
+    for task in _all_tasks(line, len(training) - 1):
+        problem = _problem(task)
+        if problem is None:
+            tests = {k: e.drawn(limit, seed) for k, e in task.tests.items()}
+            learn, check = (e.drawn(limit, seed) for e in (task.training, task.validation))
+            task = ConsumerTask(task.name, learn, check, tests)
+            problem = _problem(task)
+        if problem is None:
+            found.append(task)
+        else:
+            left_out.append(f"The task {task.name} is left out: {problem}.")
     return found, left_out
 
 
-def _problem(task: ConsumerTask, first: int) -> str | None:
+def _all_tasks(line: _Line, last: int) -> Iterator[ConsumerTask]:
+    """Those that the corpus has columns for, whatever their classes."""
+
+    def task(
+        name: str, first: int, at: Callable[[int], Examples], now: Examples | None = None
+    ) -> ConsumerTask:
+        # `at(k)` looks from t_k into the interval after it; that at t_0 trains, unless `now` does.
+        tests = {k: at(k) for k in range(first, last + 1)}
+        return ConsumerTask(name, at(0) if now is None else now, at(first - 1), tests)
+
+    ends = line.ends
+    yield task("activity", 2, lambda k: line.activity(k, None))
+    if not line.has_values:
+        return
+    yield task("positive-activity", 2, lambda k: line.activity(k, POSITIVE))
+    for name, kind in (("mean-rating", line.mean), ("rating-deviation", line.deviation)):
+        yield task(name, 1, partial(_ahead, kind, ends), kind(0, ends[0]))
+    yield task(
+        "pair-rating",
+        1,
+        lambda k: line.pairs(k, ends[k], ends[k + 1]),
+        line.pairs(0, 0, ends[0]),
+    )
+
+
+def _ahead(kind: Callable[[int, int], Examples], ends: Sequence[int], k: int) -> Examples:
+    return kind(k, ends[k + 1])
+
+
+def _problem(task: ConsumerTask) -> str | None:
+    """Why a task cannot be judged."""
     if not task.tests:
-        return f"it is tested from version {first} on, and there is none"
-    sets = {"training": task.training, "validation": task.validation}
+        return "it is tested from version 2 on, and there is none"
+    sets = {"training examples": task.training, "validation examples": task.validation}
     sets |= {f"test examples at version {k}": e for k, e in task.tests.items()}
     for name, examples in sets.items():
         if not examples.has_both:
-            what = name if name.startswith("test") else f"{name} examples"
-            return f"its {len(examples)} {what} are not of both classes"
+            return f"its {len(examples)} {name} are not of both classes"
     return None
 
 
@@ -177,7 +185,8 @@ class _Line:
         self.minimum = minimum
         self.column = {side: corpus.column(side) for side in SIDES}
         self.size = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
-        self.value = corpus.column("value").double() if corpus.has_values else torch.ones(0)
+        self.has_values = corpus.has_values
+        self.value = corpus.column("value").double() if corpus.has_values else torch.zeros(0)
         self.row = [
             {
                 "query": t.queries.vocabulary.rows(corpus.queries.vocabulary.keys),
@@ -185,7 +194,9 @@ class _Line:
             }
             for t in training
         ]
-        means = self._moments(self.ends[0])[0][self._rated(0)].sort().values
+        means = torch.zeros(0)
+        if self.has_values:
+            means = self._moments(self.ends[0])[0][self._rated(0)].sort().values
         # The middle, or the mean of the two middle ones.
         middle = means[(len(means) - 1) // 2 : len(means) // 2 + 1]
         self.threshold = float(middle.mean()) if len(middle) else float("nan")
@@ -226,8 +237,6 @@ class _Line:
     def _moments(self, until: int) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each candidate's values in the first `until`, float64."""
         who, value = self.column["candidate"][:until], self.value[:until]
-        if len(value) < until:  # no ratings at all
-            return (torch.zeros(self.size["candidate"], dtype=torch.float64),) * 2
         count = self._counts("candidate", 0, until).clamp(min=1).double()
         zero = torch.zeros_like(count)
         mean = zero.index_add(0, who, value) / count
