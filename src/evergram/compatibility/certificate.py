@@ -54,7 +54,7 @@ class Guarantee:
         version: j.
         bound: √E‖δ_k^j‖² is at most this, on objects like those of the Σ_i.
         estimate: what it is if the steps' errors are uncorrelated.
-        relative: the estimate over √E‖z_j‖².
+        relative, relative_bound: the estimate and the bound over √E‖z_j‖².
         amplification: the largest singular value of W_k^j.
         terms: for each step i, √E‖W_{i-1}^j δ_i‖²: what it contributes (Eq. 9). They add up to the
             bound, and their squares to the estimate's.
@@ -64,6 +64,7 @@ class Guarantee:
     bound: float
     estimate: float
     relative: float
+    relative_bound: float
     amplification: float
     terms: dict[int, float]
 
@@ -89,12 +90,13 @@ def certify(
         through = ((weight @ errors[i].sigma) * weight).sum()
         terms[i] = math.sqrt(max(0.0, float(through)))
     estimate = math.sqrt(sum(term**2 for term in terms.values()))
-    power = errors[target + 1].power if target < source else 1.0
+    length = math.sqrt(errors[target + 1].power) if target < source else 1.0
     return Guarantee(
         target,
         sum(terms.values()),
         estimate,
-        estimate / math.sqrt(power) if power > 0 else math.nan,
+        estimate / length if length else math.nan,
+        sum(terms.values()) / length if length else math.nan,
         float(torch.linalg.matrix_norm(chain.matrix(source, target), 2)),
         terms,
     )

@@ -216,6 +216,13 @@ class Lineage:
         found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
         return found
 
+    def check(self) -> None:
+        """Compare every published file with its hash. Raises: IntegrityError: one differs."""
+        for n, manifest in self._manifests.items():
+            check_files(self._folder(n), manifest.files)
+        for side in self.manifest(self.newest).embeddings:
+            self.embeddings(side)
+
     @property
     def chain(self) -> Chain:
         """The backward transforms, read and checked once."""

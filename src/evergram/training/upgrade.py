@@ -18,7 +18,7 @@ from evergram.data.corpus import Corpus, Vocabulary
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
-from evergram.errors import RecipeError
+from evergram.errors import DegradationError, RecipeError
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.lineage.lineage import Artefact, Lineage
 from evergram.training.build import pick_device
@@ -210,6 +210,29 @@ def degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
         for name, (now, was) in pairs.items()
         if now is not None and was is not None and was > 0
     }
+
+
+def refuse_degradation(artefact: Artefact, metric: str, limit: float) -> None:
+    """Raises: DegradationError: the model, or what a past version is read as, loses more than
+    `limit` percent of `metric`."""
+    found = degradation(artefact.metrics, metric)
+    if not found:
+        raise DegradationError(
+            f"The new version was not published: {metric} was not measured, so nothing is known of "
+            "what it loses; add it to `metrics` in the recipe."
+        )
+    worst = {k: v for k, v in found.items() if v > limit}
+    if not worst:
+        return
+    losses = ", ".join(
+        f"{value:.2f} % {'to the model trained alone' if name == 'alone' else f'as version {name}'}"
+        for name, value in worst.items()
+    )
+    raise DegradationError(
+        f"The new version was not published: it loses {losses} of {metric}, and at most {limit:g} "
+        "% is allowed. Its training is kept: the same command with another --max-degradation "
+        "goes on from there; or change the recipe."
+    )
 
 
 def _step_error(
