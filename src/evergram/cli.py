@@ -348,7 +348,7 @@ def compare(
 
     What is there already is gone on with.
     """
-    from evergram.evaluation.comparison_report import HEADER, table_rows
+    from evergram.evaluation.comparison_report import HEADER, explanation, table_rows
     from evergram.training.compare import compare as run
 
     chosen = _recipe(recipe, seed, set_)
@@ -356,8 +356,8 @@ def compare(
     if as_json:
         _dump(results)
         return
-    _table(f"{chosen.name}, {results['protocol']} selection", list(HEADER), table_rows(results))
-    for sentence in results["left_out"]:
+    _table(f"{chosen.name}, mean ± deviation over seeds", list(HEADER), table_rows(results))
+    for sentence in explanation(results):
         sys.stdout.write(sentence + "\n")
     sys.stdout.write(f"Table, figures and all numbers: {out}\n")
 
@@ -501,7 +501,7 @@ def _table(title: str, header: list[str], lines: list[list[str]]) -> None:
     for name in header:
         left = name in ("", "name", "method", "created")
         justify: Literal["left", "right"] = "left" if left else "right"
-        table.add_column(name, justify=justify)
+        table.add_column(name, justify=justify, no_wrap=name == "method")
     for line in lines:
         table.add_row(*line)
     Console().print(table)

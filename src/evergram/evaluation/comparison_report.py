@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HEADER = (
-    "method",
-    "(1) intended %",
-    "(2) unintended %",
-    "(1)+(2) %",
-    "(3) error",
-    "seconds",
-)
+HEADER = ("method", "(1) %", "(2) %", "(1)+(2) %", "(3)", "seconds")
 PANELS = (
     ("intended", "(1) intended task, % of Keep-All"),
     ("unintended", "(2) unintended tasks, % of Keep-All"),
@@ -28,38 +21,44 @@ PANELS = (
 
 
 def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
-    """Lines under `HEADER`: means ± deviations over seeds, Keep-All's own performance beside it."""
-    lines = []
-    for row in results["table"]:
-        cells = [_number(row[key]) for key in ("intended", "unintended", "total")]
-        if row["method"] == "keep-all":
-            for place, key in enumerate(("intended", "unintended")):
-                own = results["keep_all"][key]
-                cells[place] += "" if own is None else f" ({100 * own['mean']:.2f})"
-        seconds = f"{row['seconds']['mean']:.1f}"
-        lines.append([row["method"], *cells, _number(row["error"], 3), seconds])
-    return lines
+    """Lines under `HEADER`: means ± deviations over seeds."""
+    return [
+        [
+            row["method"],
+            *(_number(row[key]) for key in ("intended", "unintended", "total")),
+            _number(row["error"], 3),
+            f"{row['seconds']['mean']:.1f}",
+        ]
+        for row in results["table"]
+    ]
+
+
+def explanation(results: Mapping[str, Any]) -> list[str]:
+    """What the table is of, in sentences, and what was left out."""
+    own, seeds = results["keep_all"], len(results["seeds"])
+    task = f", ROC-AUC {_number(own['unintended'], 4)}" if own["unintended"] else ""
+    return [
+        f"{results['name']}, {seeds} {'seed' if seeds == 1 else 'seeds'}, "
+        f"{results['protocol']} selection, versions at {_listed(results['times'])}, "
+        f"λ = {results['lambda']:g} (unit {results['unit']}).",
+        f"(1) intended task, {results['metric']}, and (2) consumers of version 0, both in percent "
+        f"of Keep-All; (3) mean distance to version 0's embeddings.",
+        f"Keep-All itself: {results['metric']} {_number(own['intended'], 4)}{task}.",
+        f"Consumer tasks: {_listed(results['tasks']) or 'none'}.",
+        *results["left_out"],
+    ]
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """The table, what it is of, and what was left out."""
+    """The table and its explanation."""
     lines = [f"| {' | '.join(HEADER)} |", "|---" + "|---:" * (len(HEADER) - 1) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in table_rows(results)]
-    seeds = len(results["seeds"])
-    facts = (
-        f"{results['name']}: {results['metric']}, versions at {_listed(results['times'])}, "
-        f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {results['protocol']} selection, "
-        f"λ = {results['lambda']:g} (unit {results['unit']}). In brackets: Keep-All itself, "
-        f"100 × {results['metric']} and 100 × ROC-AUC. (3) is over all versions, version 0 among "
-        f"them. Tasks: {_listed(results['tasks']) or 'none'}."
-    )
-    return "\n".join([*lines, "", facts, *(f"\n{s}" for s in results["left_out"]), ""])
+    return "\n".join([*lines, "", *explanation(results), ""])
 
 
 def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:
-    """`results.json`, `table.md`, and the figures `over-time.png`, `by-task.png` (where a task
-    could be judged) and `by-lambda.png` (where there is a sweep)."""
-    replace_file(folder / "results.json", json.dumps(results, indent=2).encode())
+    """`table.md`, and the figures `over-time.png`, `by-task.png` (where a task could be judged)
+    and `by-lambda.png` (where there is a sweep)."""
     replace_file(folder / "table.md", markdown(results).encode())
     figures = {
         "over-time": _over_time(results),
@@ -153,7 +152,7 @@ def _figure(plots: int) -> tuple[Figure, list[Axes]]:
 
 
 def _number(value: Mapping[str, Any] | None, digits: int = 2) -> str:
-    if value is None:
+    if value is None or math.isnan(value["mean"]):
         return "–"
     text = f"{value['mean']:.{digits}f}"
     return text if value["deviation"] is None else f"{text} ± {value['deviation']:.{digits}f}"

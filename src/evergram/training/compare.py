@@ -16,7 +16,7 @@ from evergram.errors import RecipeError
 from evergram.evaluation.comparison import summarise
 from evergram.evaluation.comparison_report import replace_file, write_comparison
 from evergram.evaluation.consumer_tasks import ConsumerTask, consumer_tasks
-from evergram.lineage.lineage import Artefact, Lineage
+from evergram.lineage.lineage import Artefact, Lineage, plain_numbers
 from evergram.training.build import pick_device
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
@@ -128,6 +128,7 @@ def compare(
         **summarise(found, settings.methods, names),
         "runs": found,
     }
+    replace_file(out / "results.json", json.dumps(plain_numbers(results), indent=2).encode())
     write_comparison(out, results)
     return results
 
@@ -225,7 +226,7 @@ def _seconds(run: Run, lineages: Mapping[str, Lineage]) -> float:
     """Of training, of all versions after M_0; with Keep-All's where they are its models."""
     used = ["keep-all", run.name] if run.given else [run.name]
     return sum(
-        lineages[name].metrics(m.version)["training"]["seconds"]
+        float(lineages[name].metrics(m.version)["training"]["seconds"])
         for name in used
         for m in lineages[name].versions[1:]
     )

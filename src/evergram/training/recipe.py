@@ -15,6 +15,7 @@ from evergram.training.methods import METHODS
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -340,7 +341,7 @@ class Recipe(_Strict):
     """One TOML file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "embeddings"
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: Seed = 0
     metrics: list[Annotated[str, Field(pattern=r"^(recall|ndcg|map)@[1-9]\d*$")]] = [
         "recall@20",
         "ndcg@20",
