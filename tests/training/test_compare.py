@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,47 @@ from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.training import compare as compare_module
 from evergram.training.compare import Run, compare, recipe_of, runs_of, seeds_of
-from evergram.training.corpora import load_corpus
+from evergram.training.corpora import load_corpus, split_for
 from evergram.training.recipe import Recipe
 
 METHODS = ["keep-all", "fix-m0", "non-bc", "post-lin-sloss", "bc-aligner"]
 
 
-@pytest.fixture
-def recipe(small: Recipe) -> Recipe:
-    values = small.model_dump(exclude={"compare"})
-    values["split"]["versions"] = [0.6, 0.7, 0.8]
-    values["training"] |= {"epochs": 4, "metric": "recall@50"}
-    values["compare"] = {
-        "methods": METHODS,
-        "hidden": [16],
-        "dropout": [0.0],
-        "consumers": 2,
-        "epochs": 10,
-        "minimum_ratings": 5,
+RECIPE = Recipe.of(
+    {
+        "name": "tiny",
+        "data": {"kind": "synthetic", "queries": 300, "candidates": 200, "interactions": 8000},
+        "split": {"kind": "time", "versions": [0.6, 0.7, 0.8]},
+        "model": {"dim": [8, 12, 10]},
+        "task": {"penalty": 5.0, "l2": 0.1},
+        "training": {
+            "epochs": 4,
+            "batch_size": 256,
+            "table_rate": 0.1,
+            "metric": "recall@50",
+        },
+        "compare": {
+            "methods": METHODS,
+            "hidden": [16],
+            "dropout": [0.0],
+            "consumers": 2,
+            "epochs": 10,
+            "minimum_ratings": 5,
+        },
     }
-    return Recipe.of(values)
+)
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return RECIPE
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """One comparison that most tests look at, and leave as it is."""
+    out = tmp_path_factory.mktemp("comparison") / "out"
+    return compare(RECIPE, out), out
 
 
 def numbers(results: dict[str, Any]) -> Any:
@@ -45,11 +67,6 @@ def numbers(results: dict[str, Any]) -> Any:
         for run in runs.values():
             del run["seconds"]
     return text
-
-
-@pytest.fixture
-def done(recipe: Recipe, tmp_path: Path) -> tuple[dict[str, Any], Path]:
-    return compare(recipe, tmp_path / "out"), tmp_path / "out"
 
 
 def test_what_must_be_zero_is_zero(done: tuple[dict[str, Any], Path]) -> None:
@@ -93,8 +110,6 @@ def test_what_consumers_read_is_the_view_of_version_0(
     results, out = done
     base, run = (Lineage.open(out / "seed-0" / name) for name in ("fix-m0", "bc-aligner"))
     corpus = load_corpus(recipe)
-    from evergram.training.corpora import split_for
-
     training = split_for(recipe, corpus, 2).training
     total: list[float] = []
     for side, entities in (("query", training.queries), ("candidate", training.candidates)):
@@ -162,7 +177,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(
 def test_another_recipe_is_refused_and_a_longer_one_is_not(
     done: tuple[dict[str, Any], Path], recipe: Recipe, tmp_path: Path
 ) -> None:
-    out = done[1]
+    out = tmp_path / "out"
+    shutil.copytree(done[1], out)
     values = recipe.model_dump(exclude_unset=True)
     other = Recipe.of(values, ["training.epochs=3", "compare.consumers=1"])
     with pytest.raises(RecipeError, match=r"compare\.consumers, training\.epochs changed"):

@@ -127,3 +127,24 @@ def test_other_settings_of_the_same_trainer(
     found.publish(upgrade(recipe, found))
     assert "alone" not in found.metrics(1)["metrics"]
     assert found.view(0).embeddings("candidate")[1].shape[1] == 8
+
+
+def test_a_joint_run_is_selected_after_some_epochs_only(small: Recipe, tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path / "lineage")
+    corpus = load_corpus(small)
+    lineage.publish(train(small, corpus))
+
+    def best(*overrides: str) -> int:
+        recipe = Recipe.of(
+            small.model_dump(exclude_unset=True),
+            ["training.epochs=6", "training.table_rate=0.5", "upgrade.alone=false", *overrides],
+        )
+        found: int = upgrade(recipe, lineage, corpus).metrics["training"]["best_epoch"]
+        return found
+
+    assert best() < 5
+    assert best("upgrade.select_after=4") > 4
+    # What is trained alone may be selected at once.
+    assert best("upgrade.select_after=4", "upgrade.method=non-bc") < 5
+    # A run that ends before then has its last epoch.
+    assert best("upgrade.select_after=4", "training.budget=0.000001") == 1
