@@ -74,7 +74,12 @@ def test_a_table_and_one_json_object(
 ) -> None:
     code, out, err = run(capfd, recipe, "--out", tmp_path / "out")
     assert code == 0
-    for text in ("bc-aligner", "Keep-All itself: recall@50 0.", "activity is left out", "all numbers"):
+    for text in (
+        "bc-aligner",
+        "Keep-All itself: recall@50 0.",
+        "activity is left out",
+        "all numbers",
+    ):
         assert text in out
     assert "seed 0, bc-aligner, version 1: epoch 3" in err
     code, out, _ = run(capfd, recipe, "--out", tmp_path / "out", "--json")

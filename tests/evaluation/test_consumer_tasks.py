@@ -104,11 +104,11 @@ def test_mean_rating_by_hand(tasks: dict[str, ConsumerTask]) -> None:
 
 def test_deviation_of_ratings_by_hand(tasks: dict[str, ConsumerTask]) -> None:
     found = tasks["rating-deviation"]
-    # x 5, 2: 1.5; y 4, 4: 0.
+    # x 5, 2: 2.1; y 4, 4: 0.
     assert labels(found.training) == {0: True, 1: False}
-    # Until t_1: x 1.25; y 4, 4, 1: sqrt 2.
+    # Until t_1: x 1.5; y 4, 4, 1: 1.7.
     assert labels(found.validation) == {0: True, 1: True}
-    # Until the end: x 1.11; y 4, 4, 1, 2: 1.3.
+    # Until the end: x 1.2; y 4, 4, 1, 2: 1.5.
     assert labels(found.tests[2]) == {0: True, 1: True}
 
 
@@ -134,6 +134,13 @@ def test_the_median_of_an_odd_number_is_its_middle_and_is_not_above_itself() -> 
     line = line_of(corpus_of(rows), [3, 4, 5], minimum=1)
     assert line.threshold == 2.0
     assert labels(line.mean(0, 3)) == {0: False, 1: False, 2: True}
+
+
+def test_the_deviation_is_the_samples() -> None:
+    rows = [("a", "x", 4.0), ("b", "x", 2.5), ("a", "y", 4.0), ("b", "y", 2.75), ("a", "z", 1.0)]
+    line = line_of(corpus_of(rows), [5, 5], minimum=1)
+    # x: sqrt(2 * 0.75²) = 1.06, where the population's is 0.75; y: 0.88; z has but one.
+    assert labels(line.deviation(0, 5)) == {0: True, 1: False, 2: False}
 
 
 def test_what_cannot_be_judged_is_left_out_with_a_sentence() -> None:

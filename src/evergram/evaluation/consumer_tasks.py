@@ -94,7 +94,7 @@ def consumer_tasks(
     The first two train at t_0, validate at t_1 and are tested from t_2. The others train at t_0 on
     what t_0 knows (labels until t_0; the pairs of E_0), validate on t_0's embeddings with labels
     until t_1, and are tested from t_1. The threshold is the median at t_0 of the means of the
-    candidates with `minimum` ratings; the deviation is the population's.
+    candidates with `minimum` ratings; the deviation is the sample's.
 
     Args:
         corpus: all interactions, in order of time.
@@ -103,7 +103,7 @@ def consumer_tasks(
         limit: the most examples of a set, drawn with `seed`; None for all.
     Returns: the tasks that can be judged, and a sentence on each that cannot.
     Raises: DataError: the corpus has no times, or there are fewer than two versions.
-    Source: [BC] App. A.2; `minimum` is inclusive, as in its authors' code.
+    Source: [BC] App. A.2; the sample's deviation and the inclusive `minimum` are its authors' code.
     """
     if not corpus.has_times:
         raise DataError("Consumer tasks look ahead in time; the corpus has no column 'time'.")
@@ -240,5 +240,5 @@ class _Line:
         count = self._counts("candidate", 0, until).clamp(min=1).double()
         zero = torch.zeros_like(count)
         mean = zero.index_add(0, who, value) / count
-        square = zero.index_add(0, who, (value - mean[who]) ** 2) / count
+        square = zero.index_add(0, who, (value - mean[who]) ** 2) / (count - 1).clamp(min=1)
         return mean, square.sqrt()

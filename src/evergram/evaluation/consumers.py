@@ -154,7 +154,7 @@ def fit_consumers(
     consumers = consumers.to(label.device)
     # Of its own, and not that of the start, so that a start does not depend on the data's size.
     draws = [torch.Generator().manual_seed(2**31 + seed) for seed in seeds]
-    optimizer = torch.optim.Adam(consumers.parameters(), lr=rate, weight_decay=1e-4)
+    optimizer = torch.optim.Adam(consumers.parameters(), lr=rate)
     target = label.float()
     best = [-1.0] * len(seeds)
     waited = [0] * len(seeds)
