@@ -333,6 +333,36 @@ def export(
 
 
 @app.command()
+def compare(
+    recipe: RecipeFile,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for lineages and results.")],
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Remove what another recipe has left there.")
+    ] = False,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Methods side by side from the same M_0: a table, figures, and all numbers.
+
+    What is there already is gone on with.
+    """
+    from evergram.evaluation.comparison_report import HEADER, explanation, table_rows
+    from evergram.training.compare import compare as run
+
+    chosen = _recipe(recipe, seed, set_)
+    results = run(chosen, out, device=device, progress=_progress(), fresh=fresh)
+    if as_json:
+        _dump(results)
+        return
+    _table(f"{chosen.name}, mean ± deviation over seeds", list(HEADER), table_rows(results))
+    for sentence in explanation(results):
+        sys.stdout.write(sentence + "\n")
+    sys.stdout.write(f"Table, figures and all numbers: {out}\n")
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the lineage and the report.")] = Path(
         "demo"
@@ -469,8 +499,9 @@ def _table(title: str, header: list[str], lines: list[list[str]]) -> None:
 
     table = Table(title=title, title_justify="left")
     for name in header:
-        justify: Literal["left", "right"] = "left" if name in ("", "name", "created") else "right"
-        table.add_column(name, justify=justify)
+        left = name in ("", "name", "method", "created")
+        justify: Literal["left", "right"] = "left" if left else "right"
+        table.add_column(name, justify=justify, no_wrap=name == "method")
     for line in lines:
         table.add_row(*line)
     Console().print(table)

@@ -127,3 +127,25 @@ def test_other_settings_of_the_same_trainer(
     found.publish(upgrade(recipe, found))
     assert "alone" not in found.metrics(1)["metrics"]
     assert found.view(0).embeddings("candidate")[1].shape[1] == 8
+
+
+def test_a_joint_run_is_selected_after_some_epochs_only(small: Recipe, tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path / "lineage")
+    corpus = load_corpus(small)
+    lineage.publish(train(small, corpus))
+
+    # A list of the whole catalogue finds all that there is: every epoch is as good as the first.
+    def best(*overrides: str) -> int:
+        recipe = Recipe.of(
+            small.model_dump(exclude_unset=True),
+            ["training.epochs=6", "training.metric=recall@500", "upgrade.alone=false", *overrides],
+        )
+        found: int = upgrade(recipe, lineage, corpus).metrics["training"]["best_epoch"]
+        return found
+
+    assert best() == 1
+    assert best("upgrade.select_after=4") == 5
+    # What is trained alone may be selected at once.
+    assert best("upgrade.select_after=4", "upgrade.method=non-bc") == 1
+    # A run that ends before then has its last epoch.
+    assert best("upgrade.select_after=4", "training.budget=0.000001") == 1

@@ -120,6 +120,8 @@ def train_encoder(
         kept, history = named(tensors, "kept"), facts["history"]
         first, seconds = facts["epoch"] + 1, facts["seconds"]
         best, best_epoch = facts["best"], facts["best_epoch"]
+    # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
+    select_after = 0 if joint is None else recipe.upgrade.select_after
     epochs, budget = recipe.training.epochs, recipe.training.budget
     over = budget is not None and seconds >= budget
     point = Point((first - 1) * len(sampler), first, seconds, step)
@@ -154,7 +156,8 @@ def train_encoder(
                     found = rank_metrics(now["query"], now["candidate"], relevance, [name])[name]
                     record = {"epoch": epoch, "seconds": seconds, "objective": mean, name: found}
                     history.append(record)
-                    if found > best:
+                    # A run that ends early has its last epoch, if no other.
+                    if found > best and (epoch > select_after or (last and not kept)):
                         best, best_epoch = found, epoch
                         kept = {k: v.detach().cpu().clone() for k, v in gather(learned, []).items()}
                     bar.describe(f"epoch {epoch} loss {mean:.4f} {name} {found:.4f}")

@@ -15,6 +15,7 @@ from evergram.training.methods import METHODS
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -88,6 +89,11 @@ class SplitRecipe(_Strict):
         if not self.versions or sorted(set(self.versions)) != self.versions:
             raise ValueError("split.versions must be one or more ascending shares")
         return self
+
+    @property
+    def ends(self) -> list[float]:
+        """Where each interval of time begins, and where the last one ends."""
+        return [*self.versions, min(1.0, self.versions[-1] + 0.1)]
 
 
 class ModelRecipe(_Strict):
@@ -278,6 +284,8 @@ class UpgradeRecipe(_Strict):
     held_out: Share = 0.05
     # Also train the same model without alignment, to say what compatibility cost.
     alone: bool = True
+    # joint: the best epoch is looked for after this many.
+    select_after: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="before")
     @classmethod
@@ -300,11 +308,57 @@ class UpgradeRecipe(_Strict):
         return own.get(self.transform, {})
 
 
+Ratio = Annotated[float, Field(ge=0, lt=1)]
+
+
+class CompareRecipe(_Strict):
+    """`evergram compare`: methods side by side, by the protocol of [BC] §4 and App. A."""
+
+    methods: Annotated[list[str], Field(min_length=1)] = list(METHODS)
+    # Each is a seed of the whole: M_0, methods, consumers. A number n: the recipe's and n - 1 more.
+    seeds: (
+        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] | Positive
+    ) = 1
+    # What `split.selection` is; that of the split where it is absent.
+    protocol: Literal["strict", "paper"] | None = None
+    # The sweep of λ, and whose.
+    lambdas: list[Weight] = []
+    lambda_methods: list[str] = ["joint-notrans", "joint-lin-sloss", "bc-aligner"]
+    # Consumers: widths and dropouts to choose from, classifiers a task, epochs at most.
+    hidden: Annotated[list[Positive], Field(min_length=1)] = [128, 256, 512, 1024]
+    dropout: Annotated[list[Ratio], Field(min_length=1)] = [0.0, 0.25, 0.5]
+    consumers: Positive = 10
+    epochs: Positive = 100
+    # At most so many examples of a set, drawn; all where it is absent.
+    max_examples: Positive | None = None
+    # Ratings that a candidate needs to be asked about.
+    minimum_ratings: Positive = 10
+
+    @model_validator(mode="after")
+    def _known(self) -> CompareRecipe:
+        for key in ("methods", "lambda_methods"):
+            names = getattr(self, key)
+            for name in names:
+                if name not in METHODS:
+                    allowed = ", ".join(METHODS)
+                    raise ValueError(f"compare.{key} has {name!r}; a method is one of {allowed}")
+            if len(set(names)) < len(names):
+                raise ValueError(f"compare.{key} names a method twice")
+        for name in self.lambda_methods if self.lambdas else ():
+            if METHODS[name]["fit"] != "joint":
+                raise ValueError(
+                    f"compare.lambda_methods has {name!r}, which has no λ; name joint methods"
+                )
+        if isinstance(self.seeds, list) and len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("compare.seeds names a seed twice")
+        return self
+
+
 class Recipe(_Strict):
     """One TOML file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "embeddings"
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: Seed = 0
     metrics: list[Annotated[str, Field(pattern=r"^(recall|ndcg|map)@[1-9]\d*$")]] = [
         "recall@20",
         "ndcg@20",
@@ -318,11 +372,17 @@ class Recipe(_Strict):
     gramian: GramianRecipe = GramianRecipe()
     training: TrainingRecipe = TrainingRecipe()
     upgrade: UpgradeRecipe = UpgradeRecipe()
+    compare: CompareRecipe = CompareRecipe()
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
         if (self.split.kind == "given") != (self.data.test is not None):
             raise ValueError("split.kind = 'given' and data.test need each other")
+        if self.upgrade.select_after >= self.training.epochs:
+            raise ValueError(
+                f"upgrade.select_after is {self.upgrade.select_after} and training.epochs "
+                f"{self.training.epochs}; no epoch would be left to select"
+            )
         task = self.task
         if (task.query_orthogonal or task.candidate_orthogonal) and not self.model.normalize:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -81,6 +82,7 @@ def upgrade(
     folder: Path | None = None,
     callbacks: Sequence[Callback] = (),
     board: Path | None = None,
+    readings: bool = True,
 ) -> Artefact:
     """The version after the newest and its backward transform, by the method of `recipe.upgrade`.
 
@@ -89,6 +91,7 @@ def upgrade(
 
     Args:
         encoder: a model of this version that has been trained alone already.
+        readings: whether to measure what reading it as each past version keeps.
     Raises: UnknownVersionError: the lineage has no version to start from. DataError, RecipeError,
         TrainingError.
     Source: [BC] Eq. (3), (10), Table 1.
@@ -158,6 +161,7 @@ def upgrade(
         )
     new = {"query": trained.query, "candidate": trained.candidate}
     if settings.fit == "posthoc":
+        started = time.perf_counter()
         fit_by_gradient(
             transform,
             torch.cat([new[s][used[s]] for s in SIDES]),
@@ -167,6 +171,7 @@ def upgrade(
             epochs=settings.fit_epochs,
             seed=recipe.seed + version,
         )
+        trained.seconds += time.perf_counter() - started
     transform.requires_grad_(False).eval()
     if settings.polish:
         with torch.no_grad():
@@ -190,7 +195,7 @@ def upgrade(
         str(j): reading_report(
             recipe, split, new, longer, j, load_encoder(lineage, j), settings.held_out
         )
-        for j in range(version)
+        for j in (range(version) if readings else ())
     }
     report["certificate"] = {
         str(j): asdict(found)
