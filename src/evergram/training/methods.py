@@ -1,10 +1,11 @@
 """The methods of [BC] by name: each is four settings of one trainer."""
 
 from __future__ import annotations
+from typing import Any
 
 # fit: the transform is trained together with the model, afterwards, or not at all.
 # start: the model is new, goes on from the version before, or is the version before.
-METHODS: dict[str, dict[str, str]] = {
+METHODS: dict[str, dict[str, Any]] = {
     # Consumers of a past version read that very model's embeddings; the trainer is Non-BC's.
     "keep-all": {"fit": "none", "transform": "truncate", "steps": "single", "start": "fresh"},
     "fix-m0": {"fit": "none", "transform": "truncate", "steps": "single", "start": "frozen"},
@@ -20,4 +21,8 @@ METHODS: dict[str, dict[str, str]] = {
     "joint-notrans": {"fit": "joint", "transform": "truncate", "steps": "single", "start": "fresh"},
     "joint-lin-sloss": {"fit": "joint", "transform": "linear", "steps": "single", "start": "fresh"},
     "bc-aligner": {"fit": "joint", "transform": "linear", "steps": "multi", "start": "fresh"},
+    "x-refit": {"fit": "joint", "transform": "linear", "steps": "multi", "start": "fresh", "polish": True},
+    "x-all": {"fit": "joint", "transform": "linear", "steps": "multi", "start": "fresh", "objects": "uniform"},
+    "x-all-refit": {"fit": "joint", "transform": "linear", "steps": "multi", "start": "fresh", "objects": "uniform", "polish": True},
+    "x-all-solved": {"fit": "joint", "transform": "linear", "steps": "multi", "start": "fresh", "objects": "uniform", "solved": True, "polish": True},
 }
