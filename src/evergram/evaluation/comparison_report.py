@@ -84,13 +84,15 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def _over_time(results: Mapping[str, Any]) -> Figure:
-    figure, panels = _figure(len(PANELS))
-    for axes, (key, title) in zip(panels, PANELS, strict=True):
-        for name, found in results["over_time"].items():
-            _line(axes, results, found[key], name)
-        axes.set(title=title, xlabel="share of interactions seen")
-    panels[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
+    # Keep-All is the line at 0.
+    names = [name for name in results["over_time"] if name != "keep-all"]
+    return _panels(
+        {
+            key: {name: _timed(results, results["over_time"][name][key]) for name in names}
+            for key, _ in PANELS
+        },
+        "share of interactions seen",
+    )
 
 
 def _by_task(results: Mapping[str, Any]) -> Figure | None:
@@ -100,43 +102,71 @@ def _by_task(results: Mapping[str, Any]) -> Figure | None:
     if not tasks[name]:
         return None
     figure, (axes,) = _figure(1)
-    for task, found in tasks[name].items():
-        _line(axes, results, found, task)
-    axes.set(title=f"{name}: each task, % of Keep-All", xlabel="share of interactions seen")
+    lines = {task: _timed(results, found) for task, found in tasks[name].items()}
+    _draw(axes, lines, f"{name}: each task, % of Keep-All", "share of interactions seen")
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
 def _by_lambda(results: Mapping[str, Any]) -> Figure | None:
-    if not results["by_lambda"]:
+    sweep = results["by_lambda"]
+    if not sweep:
         return None
+    lines = {
+        key: {
+            name: [(r["lambda"], r[key]) for r in rows if r[key] is not None]
+            for name, rows in sweep.items()
+        }
+        for key, _ in PANELS
+    }
+    return _panels(lines, "λ", evenly=True)
+
+
+Points = Sequence[tuple[float, Mapping[str, Any]]]
+
+
+def _timed(results: Mapping[str, Any], found: Mapping[int, Any]) -> Points:
+    return [(results["times"][k], value) for k, value in found.items()]
+
+
+def _panels(
+    lines: Mapping[str, Mapping[str, Points]], label: str, *, evenly: bool = False
+) -> Figure:
+    """One panel a metric."""
     figure, panels = _figure(len(PANELS))
     for axes, (key, title) in zip(panels, PANELS, strict=True):
-        for name, rows in results["by_lambda"].items():
-            points = [(r["lambda"], r[key]) for r in rows if r[key] is not None]
-            _points(axes, points, name)
-        axes.set(title=title, xlabel="λ")
-        axes.set_xscale("symlog", linthresh=1)
+        _draw(axes, lines[key], title, label, evenly=evenly)
     panels[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
-def _line(axes: Axes, results: Mapping[str, Any], found: Mapping[int, Any], label: str) -> None:
-    _points(axes, [(results["times"][k], value) for k, value in found.items()], label)
+def _draw(
+    axes: Axes, lines: Mapping[str, Points], title: str, label: str, *, evenly: bool = False
+) -> None:
+    """One line a name, with its deviations.
 
-
-def _points(axes: Axes, points: Sequence[tuple[float, Mapping[str, Any]]], label: str) -> None:
-    bars = [value["deviation"] or 0.0 for _, value in points]
-    axes.errorbar(
-        [x for x, _ in points],
-        [value["mean"] for _, value in points],
-        yerr=bars if any(bars) else None,
-        fmt="o-",
-        markersize=3,
-        linewidth=1.2,
-        capsize=2,
-        label=label,
-    )
+    Args:
+        evenly: values of x stand at equal distances, whatever they are.
+    """
+    values = sorted({x for points in lines.values() for x, _ in points})
+    place = {x: float(i) if evenly else x for i, x in enumerate(values)}
+    # Methods may give the very same numbers: a line under another shows by its marker.
+    for i, (name, points) in enumerate(lines.items()):
+        bars = [value["deviation"] or 0.0 for _, value in points]
+        axes.errorbar(
+            [place[x] for x, _ in points],
+            [value["mean"] for _, value in points],
+            yerr=bars if any(bars) else None,
+            marker="osD^vPX*"[i % 8],
+            markersize=8 - 0.6 * min(i, 8),
+            markerfacecolor="none",
+            linestyle=("-", "--", "-.", ":")[i % 4],
+            linewidth=1.2,
+            capsize=2,
+            label=name,
+        )
+    axes.set_xticks(list(place.values()), [f"{x:g}" for x in values])
+    axes.set(title=title, xlabel=label)
 
 
 def _figure(plots: int) -> tuple[Figure, list[Axes]]:
