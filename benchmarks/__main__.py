@@ -19,6 +19,7 @@ from benchmarks import (
     dumps,
     errors,
     gowalla,
+    graphs,
     growth,
     measure,
     plots,
@@ -143,9 +144,12 @@ SECTIONS = {
         partial(quality.quality, "gowalla"), quality.table, drawn=True, needs_data=True
     ),
     "towers": Section(towers.section, needs_data=True),
+    "graph-steps": Section(graphs.steps_section, needs_data=True),
+    "graph-quality": Section(graphs.quality_section, needs_data=True),
 }
 DOCUMENTS = [ROOT / "README.md"] + [
-    ROOT / "docs" / f"{name}.md" for name in ("results", "training", "two-tower", "wikipedia")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("results", "training", "two-tower", "graph", "wikipedia")
 ]
 
 

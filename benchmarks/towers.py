@@ -70,7 +70,7 @@ def rows(
         first = next(iter(recipes.values()))
         split = split_for(first, load_corpus(first), 0)
         for name, chosen in recipes.items():
-            clock = _Clock()
+            clock = Clock()
             kind = _Plain if PLAIN in variants[name] else TwoTower
             with patch("evergram.training.build.TwoTower", kind):
                 trained = train_encoder(
@@ -97,7 +97,7 @@ def rows(
             yield row
 
 
-class _Clock(Callback):
+class Clock(Callback):
     """CPU seconds of training at each evaluation, which is not counted: on one thread they are
     what an idle machine takes, whoever else is at work on this one."""
 

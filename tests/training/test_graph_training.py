@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import torch
+from torch import Tensor
 
 from evergram.data.corpus import Corpus
+from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.encoders.graph import GraphEncoder
 from evergram.encoders.graphsage import GraphSage
@@ -20,11 +23,13 @@ from evergram.training.loop import prepare, run_epoch, train_encoder
 from evergram.training.methods import METHODS
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.step import Step
 from evergram.training.upgrade import train, upgrade
 
 CPU = torch.device("cpu")
 KINDS = ["graphsage", "lightgcn"]
-WHOLE = ["gramian.kind=exact", "training.batch_size=1000000", "training.precondition=0"]
+# Query 3 met every candidate, and candidate 0 every query.
+PAIRS = [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (3, 3)]
 
 
 @pytest.fixture
@@ -35,43 +40,79 @@ def graph(small: Recipe) -> Recipe:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_batch_of_all_pairs_has_the_gradient_of_all_pairs(graph: Recipe, kind: str) -> None:
-    """The step's exact Gramians come from its own pass: nothing is sampled and nothing is stale.
+def whole_run(graph: Recipe, *overrides: str) -> tuple[Step, GraphEncoder, Iterator[Batch]]:
+    """A float64 run on eight pairs, its encoder as it starts, and its batches, stepped on.
 
     Degrees and numbers of entities are powers of two, so that the weights, which are float32, are
     exact.
     """
-    pairs = [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2), (3, 3)]
-    corpus = Corpus.from_tables(
-        pa.table({"query": [q for q, _ in pairs], "candidate": [c for _, c in pairs]})
-    )
+    table = {"query": [q for q, _ in PAIRS], "candidate": [c for _, c in PAIRS]}
     recipe = Recipe.of(
         graph.model_dump(),
-        [*WHOLE, f"model.kind={kind}", "model.dim=3", "task.penalty=7", "task.l2=0"],
+        ["gramian.kind=exact", "model.dim=3", "task.penalty=7", "task.l2=0", *overrides],
     )
-    step, sampler, draws = prepare(recipe, corpus, 0, CPU)
+    step, sampler, draws = prepare(recipe, Corpus.from_tables(pa.table(table)), 0, CPU)
     step.encoder.double()
     for found in step.estimators.values():
         found[0].double()
     twin = copy.deepcopy(step.encoder).train()
-    batches = list(run_epoch(step, sampler, draws, 0, CPU))
-    assert [len(batch.query) for batch, _ in batches] == [8]
-    embeddings = twin(step.scene)
-    query, candidate = (embeddings.rows(s, torch.arange(4)) for s in SIDES)
+    assert isinstance(twin, GraphEncoder)
+    return step, twin, (batch for batch, _ in run_epoch(step, sampler, draws, 0, CPU))
+
+
+def naive_loss(query: Tensor, candidate: Tensor, pairs: list[tuple[int, int]]) -> Tensor:
+    """Observed pairs one by one, and every pair there is."""
     loss = torch.zeros((), dtype=torch.float64)
     for q, c in pairs:
-        loss = loss + 0.5 * (query[q] @ candidate[c] - 1) ** 2 / 8
+        loss = loss + 0.5 * (query[q] @ candidate[c] - 1) ** 2 / len(pairs)
     for a in range(4):
         for b in range(4):
             loss = loss + 7 * (query[a] @ candidate[b]) ** 2 / 16
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert float(batches[0][1]) == pytest.approx(float(loss.detach()), rel=1e-10)
+    return loss
+
+
+def assert_same_gradients(step: Step, twin: GraphEncoder) -> None:
     for (name, expected), got in zip(
         twin.named_parameters(), step.encoder.parameters(), strict=True
     ):
         assert expected.grad is not None
         torch.testing.assert_close(got.grad, expected.grad, rtol=1e-10, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [8, 2])
+def test_a_pass_serves_the_batch_and_all_unobserved_pairs(
+    graph: Recipe, kind: str, size: int
+) -> None:
+    """Nothing of the penalty is sampled and nothing is stale, however small the batch."""
+    step, twin, batches = whole_run(
+        graph, f"model.kind={kind}", f"training.batch_size={size}", "training.precondition=0"
+    )
+    batch = next(batches)
+    assert len(batch.query) == size
+    embeddings = twin(step.scene)
+    query, candidate = (embeddings.rows(s, torch.arange(4)) for s in SIDES)
+    observed = list(zip(batch.query.tolist(), batch.candidate.tolist(), strict=True))
+    naive_loss(query, candidate, observed).backward()  # type: ignore[no-untyped-call]
+    assert_same_gradients(step, twin)
+
+
+def test_the_preconditioner_turns_every_embedding_once(graph: Recipe) -> None:
+    step, twin, batches = whole_run(graph, "training.batch_size=8", "training.precondition=0.1")
+    next(batches)
+    embeddings = twin(step.scene)
+    query, candidate = (embeddings.rows(s, torch.arange(4)) for s in SIDES)
+    slopes = torch.autograd.grad(
+        naive_loss(query, candidate, PAIRS), [query, candidate], retain_graph=True
+    )
+    turned = []
+    for slope, other in zip(slopes, (candidate, query), strict=True):
+        gramian = (other.T @ other / 4).detach()
+        mean = gramian.trace() / 3
+        eye = torch.eye(3, dtype=torch.float64)
+        turned.append(slope @ torch.linalg.inv(gramian / mean + 0.1 * eye))
+    torch.autograd.backward([query, candidate], turned)
+    assert_same_gradients(step, twin)
 
 
 @pytest.mark.parametrize(

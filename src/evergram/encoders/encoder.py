@@ -45,6 +45,10 @@ class Embeddings(ABC):
     def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
         """All of a side in blocks [b, D], without gradient."""
 
+    def whole(self, side: str) -> Tensor | None:
+        """All of a side, [N, D], differentiable, where that costs nothing more; else None."""
+        return None
+
 
 class Encoder(nn.Module, ABC):
     """Two sides of entities into one space of `dim` dimensions; the score is the inner product.

@@ -73,6 +73,9 @@ class _Whole(Embeddings):
     def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
         yield from torch.split(self.nodes[side].detach(), batch_size)
 
+    def whole(self, side: str) -> Tensor | None:
+        return self.nodes[side]
+
 
 class NodeInputs(nn.Module):
     """What a node starts from, [N, width]: the sum of the mean rows of its features' bags, of its

@@ -17,7 +17,7 @@ from evergram.encoders.features import SIDES
 from evergram.gramian.estimator import GramianEstimator, Population, Rows
 from evergram.gramian.preconditioner import preconditioner
 from evergram.tasks.objective import Objective
-from evergram.tasks.task import Encoded, Moments
+from evergram.tasks.task import Encoded, Moments, Spread
 
 
 class Joint(nn.Module, ABC):
@@ -98,6 +98,7 @@ class Step:
             None if batch.negative is None else embeddings.rows("candidate", batch.negative),
             self.factors["query"][batch.query, : self.prior] if self.prior else None,
             self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
+            self._everyone(embeddings) if wanted else None,
         )
         moments = {s: [e.moment() for e in self.estimators[s]] if wanted else [] for s in SIDES}
         if wanted and self.precondition:
@@ -152,15 +153,34 @@ class Step:
 
         return blocks
 
+    def _everyone(self, embeddings: Embeddings) -> dict[str, Spread] | None:
+        """All entities, where the Gramians are exact and a pass has embedded them all: then the
+        penalty's gradient is without noise, whatever the batch."""
+        if not all(e.exact for found in self.estimators.values() for e in found):
+            return None
+        found: dict[str, Spread] = {}
+        for side in SIDES:
+            rows = embeddings.whole(side)
+            if rows is None:
+                return None
+            weight = (self.measures[side] * len(rows)).to(rows)
+            factors = self.factors[side][:, : self.prior] if self.prior else None
+            found[side] = Spread(rows, weight, factors)
+        return found
+
     def _turn(self, encoded: Encoded, moments: Moments) -> None:
         """Multiply the gradients of embeddings by the other side's preconditioner."""
         penalty = self.objective.penalty
         other = {s: preconditioner(moments[s], penalty, self.precondition) for s in SIDES}
-        for rows, matrix in (
+        pairs = [
             (encoded.query, other["candidate"]),
             (encoded.candidate, other["query"]),
             (encoded.negative, other["query"]),
-        ):
+        ]
+        if encoded.everyone is not None:  # the pairs' rows are taken from these
+            query, candidate = (encoded.everyone[side].rows for side in SIDES)
+            pairs = [(query, other["candidate"]), (candidate, other["query"])]
+        for rows, matrix in pairs:
             if rows is not None:
                 rows.register_hook(partial(torch.matmul, other=matrix))  # type: ignore[no-untyped-call]
 
