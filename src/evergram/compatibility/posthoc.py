@@ -168,7 +168,8 @@ def polar(matrix: Tensor) -> Tensor:
     Directions that the matrix does not determine are filled up to orthonormal ones.
     """
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    return left @ right
+    nearest: Tensor = left @ right
+    return nearest
 
 
 def choose_ridge(
