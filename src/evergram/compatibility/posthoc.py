@@ -181,10 +181,15 @@ def choose_ridge(
 ) -> float:
     """The ρ whose fit errs least on pairs that it was not fitted to; no pair is read again.
 
+    Of those that differ by no more than rounding it is the smallest.
+
     Args:
         fit: ρ to a map.
         unit: what the relative `ridges` are multiplied by.
         held: moments of the held-out pairs.
         metric: S, where the error at all past versions counts.
     """
-    return min((r * unit for r in ridges), key=lambda rho: held.error(*fit(rho), metric))
+    tried = {rho * unit: held.error(*fit(rho * unit), metric) for rho in sorted(ridges)}
+    nothing = torch.zeros(held.old_dim, held.new_dim, dtype=torch.float64)
+    enough = min(tried.values()) + 1e-12 * held.error(nothing, None, metric)
+    return next(rho for rho, error in tried.items() if error <= enough)
