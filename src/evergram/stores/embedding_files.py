@@ -105,7 +105,13 @@ def open_embeddings(
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} cannot be read: {_sentence(error)}.") from error
-    raise DataError(f"{path} is of no known format; the known ones end in {', '.join(SUFFIXES)}.")
+    raise unknown_format(path)
+
+
+def unknown_format(path: Path) -> DataError:
+    """What to say of a suffix that is not known."""
+    known = ", ".join(SUFFIXES)
+    return DataError(f"{path} is of no known format; the known ones end in {known}.")
 
 
 def companion(path: Path) -> Path:
@@ -298,7 +304,8 @@ class _Npy(_Plain):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.ndim != 2 or array.dtype.kind != "f":
             raise DataError(
-                f"{path} holds {array.dtype} of shape {list(array.shape)}; floats [N, D] are needed."
+                f"{path} holds {array.dtype} of shape {list(array.shape)}; floats [N, D] are "
+                "needed."
             )
         super().__init__(path, *array.shape)
         self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32

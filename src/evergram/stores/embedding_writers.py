@@ -13,7 +13,13 @@ import pyarrow as pa
 from torch import Tensor
 
 from evergram.errors import DataError
-from evergram.stores.embedding_files import ARROW, PARQUET, SUFFIXES, Block, companion
+from evergram.stores.embedding_files import (
+    ARROW,
+    PARQUET,
+    SUFFIXES,
+    Block,
+    companion,
+)
 from evergram.stores.snapshot import vectors_to_arrow, write_embeddings
 
 NPY_HEADER = 128
