@@ -44,9 +44,8 @@ def whole(file: EmbeddingFile, size: int = 2) -> tuple[list[Any], Tensor]:
 
 def lists(value_type: pa.DataType, kind: str, rows: Any = VECTORS) -> pa.Array:
     """Rows of numbers as one of Arrow's kinds of list."""
-    values = [[None if x is None else np.float16(x) for x in r] for r in rows]
-    if value_type != pa.float16():
-        values = [[None if x is None else float(x) for x in r] for r in rows]
+    number = np.float16 if value_type == pa.float16() else float
+    values = [[None if x is None else number(x) for x in r] for r in rows]
     inner = {
         "fixed": pa.list_(value_type, 4),
         "list": pa.list_(value_type),
@@ -164,8 +163,9 @@ def test_what_is_written_is_read_again(
     companion(path).write_text("stale\n" * rows)
     assert write_vectors(path, blocks_of(ids, vectors, size)) == rows
     if path.suffix in (".npy", ".safetensors"):
-        again = {".npy": lambda: np.load(path), ".safetensors": lambda: load_file(path)["vector"]}
-        assert torch.equal(torch.as_tensor(again[path.suffix]()), vectors)  # by other readers
+        # By other readers.
+        again = np.load(path) if path.suffix == ".npy" else load_file(path)["vector"]
+        assert torch.equal(torch.as_tensor(again), vectors)
         beside = kind == "text" or (kind == "numbers" and path.suffix == ".npy")
         assert companion(path).exists() == beside
     found_ids, found = whole(open_embeddings(path), size)
@@ -264,7 +264,7 @@ RAGGED = [*VECTORS.tolist()[:3], [1.0, 2.0], [0.0] * 4]
         (parquet(pa.array([2**63] * 5, pa.uint64()), GOOD), "no 64-bit integer"),
         (parquet(TEXT, pa.array([1.0] * 5)), "column 'vector' is double; lists of floats"),
         (parquet(TEXT, pa.array([[1, 2]] * 5)), "holds int64; float16"),
-        (parquet(TEXT[:0], GOOD[:0]), "holds no vectors"),
+        (parquet(pa.array(TEXT)[:0], GOOD[:0]), "holds no vectors"),
         (array(VECTORS[:0]), "holds no vectors"),
         (array(VECTORS[0]), r"float64 of shape \[4\]; floats \[N, D\]"),
         (array(VECTORS.astype(np.int64)), "holds int64"),
@@ -300,10 +300,10 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path)
         else:
             pq.write_table(table, path)
         with pytest.raises(
-            DataError, match="no column 'id'; its columns are: key, emb; .*--id-col"
+            DataError, match=r"no column 'id'; its columns are: key, emb; .*--id-col"
         ):
             open_embeddings(path)
-        with pytest.raises(DataError, match="no column 'vector'.*--vector-column"):
+        with pytest.raises(DataError, match=r"no column 'vector'.*--vector-column"):
             open_embeddings(path, id_column="key")
 
 

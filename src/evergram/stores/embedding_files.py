@@ -132,6 +132,8 @@ class _Table(EmbeddingFile):
                     f"{path} has no column {name!r}; its columns are: {has}; "
                     f"name the right one with {option}."
                 )
+            if schema.names.count(name) > 1:
+                raise DataError(f"{path} has two columns {name!r}; each needs a name of its own.")
         self._id, self._vector = id_column, vector_column
         kind = schema.field(vector_column).type
         fixed = pa.types.is_fixed_size_list(kind)
