@@ -9,6 +9,7 @@ from statistics import median
 
 import torch
 
+from evergram.compatibility.transforms import LinearTransform
 from evergram.data.split import Split
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.recipe import Recipe
@@ -34,7 +35,7 @@ def view_throughput(dims: tuple[int, ...] = (64, 128), rows: int = 400_000) -> d
 
     ratios = {}
     for dim in dims:
-        chain = Chain([torch.randn(dim, dim) for _ in range(3)], dim)
+        chain = Chain([LinearTransform(dim, dim) for _ in range(3)], dim)
         vectors = torch.randn(rows, dim)
         matrix = chain.matrix(3, 0).float()
 

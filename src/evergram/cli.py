@@ -13,6 +13,7 @@ import typer
 from evergram.errors import DataError, EvergramError
 
 if TYPE_CHECKING:
+    from evergram.lineage.diagnosis import Reading
     from evergram.training.progress import Progress
     from evergram.training.recipe import Recipe
 
@@ -72,9 +73,18 @@ def upgrade(
     device: Device = "auto",
     set_: Set = None,
     tensorboard: Board = None,
+    max_degradation: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="PERCENT",
+            help="Publish only if neither the model nor a past version loses more of the metric.",
+        ),
+    ] = None,
 ) -> None:
     """Train the next version together with its way back, and publish it."""
     from evergram.lineage.lineage import Lineage
+    from evergram.training.upgrade import refuse_degradation
     from evergram.training.upgrade import upgrade as upgrade_version
 
     chosen = _recipe(recipe, seed, set_)
@@ -87,6 +97,8 @@ def upgrade(
         folder=existing.work,
         board=tensorboard,
     )
+    if max_degradation is not None:
+        refuse_degradation(artefact, chosen.training.metric, max_degradation)
     existing.publish(artefact)
     _print_version(lineage, dict(artefact.metrics), as_json)
 
@@ -113,7 +125,7 @@ def versions(
             "name": m.name,
             "dim": m.dim,
             "created": m.created,
-            "encoder": m.encoder.kind,
+            "encoder": "file" if m.encoder is None else m.encoder.kind,
             "metrics": found.metrics(m.version)["metrics"],
         }
         for m in found.versions
@@ -226,6 +238,57 @@ def diagnose(
     )
     if out is not None:
         sys.stdout.write(f"Plots: {out}\n")
+
+
+@app.command()
+def check(
+    lineage: LineageFolder,
+    max_error: Annotated[
+        float | None,
+        typer.Option(min=0, help="Limit of the relative error of any past version."),
+    ] = None,
+    max_bound: Annotated[
+        float | None, typer.Option(min=0, help="Limit of the certificate's relative bound.")
+    ] = None,
+    max_amplification: Annotated[
+        float | None, typer.Option(min=0, help="Limit of the largest singular value of the way.")
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """What is known of reading the newest version as every past one; exit code 1 past a limit.
+
+    Every published file is compared with its hash first. (--seed, --device and --set, which every
+    command takes, change nothing here.)
+    """
+    from evergram.lineage.diagnosis import (
+        Limits,
+        diagnose_lineage,
+        past_limits,
+    )
+    from evergram.lineage.diagnosis import as_json as reading_json
+    from evergram.lineage.lineage import Lineage
+
+    found = Lineage.open(lineage)
+    readings = diagnose_lineage(found)
+    sentences = past_limits(readings, Limits(max_error, max_bound, max_amplification))
+    if as_json:
+        rows = [reading_json(r) for r in readings]
+        facts = {"lineage": str(lineage), "version": found.newest}
+        _dump({**facts, "readings": rows, "past_limits": sentences})
+    else:
+        lines = [_reading_line(r) for r in readings]
+        _table(f"Version {found.newest} of {lineage}, read as", _READING, lines)
+        sys.stdout.write(
+            "error: on the canaries, over the length of their vectors. estimate and bound: the "
+            "certificate, likewise; amplification: the largest singular value.\n"
+        )
+    for sentence in sentences:
+        sys.stderr.write(f"{sentence}\n")
+    if sentences:
+        sys.exit(1)
 
 
 @app.command()
@@ -372,6 +435,26 @@ _READINGS = {
     "chain_candidates": "own queries, new candidates through the chain",
     "raw_candidates": "own queries, new candidates as they are",
 }
+
+
+_READING = ["version", "canaries", "error", "cosine", "estimate", "bound", "amplification"]
+
+
+def _reading_line(reading: Reading) -> list[str]:
+    seen, known = reading.measured, reading.certificate
+    return [
+        str(reading.version),
+        str(seen.objects if seen else 0),
+        *([_number(seen.relative), _number(seen.cosine)] if seen else ["–", "–"]),
+        *(
+            _number(v)
+            for v in (
+                [known.relative, known.relative_bound, known.amplification]
+                if known
+                else [None, None, None]
+            )
+        ),
+    ]
 
 
 def _metrics_table(title: str, metrics: dict[str, dict[str, float]]) -> None:

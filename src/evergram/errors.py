@@ -5,6 +5,7 @@
     ├── RecipeError (ValueError)          a recipe's key or value
     ├── ShapeError (ValueError)           tensors that do not fit together
     ├── TrainingError (RuntimeError)      a run that cannot go on
+    ├── DegradationError (RuntimeError)   a version that loses more than it may
     └── LineageError (ValueError)         a lineage that cannot do what was asked
         ├── FormatError                   written by a later Evergram
         ├── IntegrityError                a file that is not what was published
@@ -32,6 +33,10 @@ class ShapeError(EvergramError, ValueError):
 
 class TrainingError(EvergramError, RuntimeError):
     """A run that cannot go on."""
+
+
+class DegradationError(EvergramError, RuntimeError):
+    """A version that loses more than it may."""
 
 
 class LineageError(EvergramError, ValueError):

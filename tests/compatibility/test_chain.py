@@ -22,11 +22,15 @@ def matrices(dims: list[int], seed: int = 0) -> list[torch.Tensor]:
     ]
 
 
+def linear(steps: list[torch.Tensor]) -> list[LinearTransform]:
+    return [LinearTransform.from_matrix(step) for step in steps]
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=6), st.integers(0, 10**6))
 def test_one_step_back_at_a_time_is_the_same_as_all_at_once(dims: list[int], seed: int) -> None:
     steps = matrices(dims, seed)
-    chain = Chain(steps, dims[0])
+    chain = Chain(linear(steps), dims[0])
     newest = len(steps)
     draw = torch.Generator().manual_seed(seed)
     z = torch.randn(4, dims[-1], generator=draw, dtype=torch.float64)
@@ -49,7 +53,7 @@ def test_errors_add_up_along_the_chain(newest: int, seed: int) -> None:
     """[BC] Eq. (9): δ_k^j = δ_{j+1} + Σ_{i≥j+2} W_{i-1}^j δ_i."""
     dims = list(range(2, newest + 3))
     steps = matrices(dims, seed)
-    chain = Chain(steps, dims[0])
+    chain = Chain(linear(steps), dims[0])
     draw = torch.Generator().manual_seed(seed + 1)
     z = [torch.randn(d, generator=draw, dtype=torch.float64) for d in dims]
     delta = {i: steps[i - 1] @ z[i] - z[i - 1] for i in range(1, newest + 1)}
@@ -62,7 +66,7 @@ def test_errors_add_up_along_the_chain(newest: int, seed: int) -> None:
 
 
 def test_versions_that_are_not_there_are_refused() -> None:
-    chain = Chain(matrices([2, 3]), 2)
+    chain = Chain(linear(matrices([2, 3])), 2)
     with pytest.raises(UnknownVersionError, match="versions 0 to 1"):
         chain.matrix(2, 0)
     with pytest.raises(UnknownVersionError, match="lead back only"):
@@ -71,9 +75,9 @@ def test_versions_that_are_not_there_are_refused() -> None:
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeError, match="version 2"):
-        Chain([torch.ones(2, 3), torch.ones(4, 5)], 2)
+        Chain(linear([torch.ones(2, 3), torch.ones(4, 5)]), 2)
     with pytest.raises(ShapeError, match="dim 2"):
-        Chain([torch.ones(2, 3)], 2).apply(torch.ones(1, 2), 1, 0)
+        Chain(linear([torch.ones(2, 3)]), 2).apply(torch.ones(1, 2), 1, 0)
     with pytest.raises(ShapeError, match="takes 3"):
         LinearTransform(2, 3)(torch.ones(1, 2))
 

@@ -126,6 +126,33 @@ def test_tables_for_people(evergram: Any, shop: Path) -> None:
     assert "read as version 1" in evergram("export", "lin", "o.parquet", "--side", "query").out
 
 
+def test_check_prints_and_holds_to_limits(evergram: Any, shop: Path) -> None:
+    evergram("train", "shop.toml", "--lineage", "lin")
+    evergram("upgrade", "shop.toml", "--lineage", "lin")
+    found = evergram("check", "lin", "--json", "--max-error", "1000")
+    assert found.code == 0, found.err
+    (reading,) = found.json["readings"]
+    assert 0 < reading["measured"]["relative"] < 1000
+    assert reading["certificate"]["bound"] >= reading["certificate"]["estimate"] > 0
+    assert "amplification" in evergram("check", "lin").out
+    refused = evergram("check", "lin", "--max-error", "0", "--max-amplification", "0")
+    assert refused.code == 1
+    assert refused.err.count("Version 0: its") == 2
+
+
+def test_a_version_that_loses_too_much_is_not_published(evergram: Any, shop: Path) -> None:
+    evergram("train", "shop.toml", "--lineage", "lin")
+    arguments = ("upgrade", "shop.toml", "--lineage", "lin", "--set", "upgrade.method=non-bc")
+    refused = evergram(*arguments, "--max-degradation", "0.01")
+    assert refused.code == 2
+    assert "was not published" in refused.err
+    assert Lineage.open("lin").newest == 0
+    assert list((shop / "lin" / ".work").iterdir())
+    again = evergram(*arguments, "--max-degradation", "100")
+    assert again.code == 0, again.err
+    assert Lineage.open("lin").newest == 1
+
+
 def test_seed_and_set_change_the_run(evergram: Any, shop: Path) -> None:
     evergram("train", "shop.toml", "--lineage", "a", "--seed", "3", "--set", "model.dim=5")
     manifest = Lineage.open("a").manifest(0)

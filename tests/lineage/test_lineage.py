@@ -16,6 +16,7 @@ import pytest
 import torch
 from filelock import FileLock
 
+from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
 from evergram.errors import (
     DataError,
@@ -25,7 +26,7 @@ from evergram.errors import (
     ShapeError,
     UnknownVersionError,
 )
-from evergram.lineage.lineage import Artefact, Lineage
+from evergram.lineage.lineage import Artefact, EncoderParts, Lineage
 
 
 def artefact(dim: int, before: int | None = None, seed: int = 0) -> Artefact:
@@ -33,13 +34,18 @@ def artefact(dim: int, before: int | None = None, seed: int = 0) -> Artefact:
     ids = {"query": pa.array(["a", "b", "c"]), "candidate": pa.array([10, 20])}
     vectors = {s: torch.randn(len(i), dim, generator=draw) for s, i in ids.items()}
     return Artefact(
-        encoder_kind="factorization",
-        encoder_options={"dim": dim},
-        encoder_state={f"{s}.weight": v for s, v in vectors.items()},
-        inputs={s: {"id": f"{s}.id"} for s in ids},
-        vocabularies={f"{s}.id": Vocabulary(i) for s, i in ids.items()},
+        dim=dim,
+        encoder=EncoderParts(
+            kind="factorization",
+            options={"dim": dim},
+            state={f"{s}.weight": v for s, v in vectors.items()},
+            inputs={s: {"id": f"{s}.id"} for s in ids},
+            vocabularies={f"{s}.id": Vocabulary(i) for s, i in ids.items()},
+        ),
         embeddings={s: (ids[s], vectors[s]) for s in ids},
-        transform=None if before is None else torch.randn(before, dim, generator=draw),
+        transform=None
+        if before is None
+        else LinearTransform.from_matrix(torch.randn(before, dim, generator=draw)),
         metrics={"metrics": {"model": {"recall@20": 0.5}}},
         recipe={"name": "x"},
         canaries={s: (ids[s][:1], vectors[s][:1]) for s in ids},
@@ -73,11 +79,11 @@ def test_what_was_published_is_read_back(lineage: Lineage) -> None:
     ]
     published = artefact(4, 3, seed=2)
     ids, vectors = again.embeddings("candidate")
-    assert ids.equals(published.embeddings["candidate"][0])
-    assert torch.equal(vectors, published.embeddings["candidate"][1])
+    assert ids.equals(published.block("candidate")[0])
+    assert torch.equal(vectors, published.block("candidate")[1])
     record, state, vocabularies = again.encoder_parts(1)
     assert record.kind == "factorization"
-    assert torch.equal(state["query.weight"], artefact(3, 2, seed=1).encoder_state["query.weight"])
+    assert torch.equal(state["query.weight"], artefact(3, 2, seed=1).block("query")[1])
     assert vocabularies["candidate.id"].keys.equals(pa.array([10, 20]))
     assert again.metrics(0) == {"metrics": {"model": {"recall@20": 0.5}}}
     canary = pq.read_table(again.path / "versions" / "0" / "canary.parquet")
@@ -89,10 +95,11 @@ def test_only_the_newest_embeddings_are_stored(lineage: Lineage) -> None:
 
 
 def test_a_view_is_the_product_of_the_transforms(lineage: Lineage) -> None:
-    steps = [artefact(3, 2, seed=1).transform, artefact(4, 3, seed=2).transform]
-    assert steps[0] is not None
-    assert steps[1] is not None
-    z = artefact(4, 3, seed=2).embeddings["query"][1]
+    steps = []
+    for published in (artefact(3, 2, seed=1), artefact(4, 3, seed=2)):
+        assert isinstance(published.transform, LinearTransform)
+        steps.append(published.transform.weight.detach())
+    z = artefact(4, 3, seed=2).block("query")[1]
     expected = {2: z, 1: z @ steps[1].T, 0: z @ steps[1].T @ steps[0].T}
     for version, vectors in expected.items():
         view = lineage.view(version)
@@ -181,10 +188,24 @@ def test_damaged_json_is_noticed(lineage: Lineage, name: str) -> None:
         Lineage.open(lineage.path)
 
 
+def test_format_1_is_still_read(lineage: Lineage) -> None:
+    expected = lineage.view(0).embeddings("query")[1]
+    for path in (lineage.path, *(lineage.path / "versions").iterdir()):
+        file = path / ("lineage.json" if path == lineage.path else "manifest.json")
+        found = json.loads(file.read_text())
+        if "format_version" in found:
+            found["format_version"] = 1
+        elif found["transform"]:
+            found["transform"] = found["transform"]["kind"]
+        file.write_text(json.dumps(found))
+    again = Lineage.open(lineage.path)
+    assert torch.equal(again.view(0).embeddings("query")[1], expected)
+
+
 def test_a_later_format_is_refused(lineage: Lineage) -> None:
     path = lineage.path / "lineage.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 2}))
-    with pytest.raises(FormatError, match="format_version 2"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 3}))
+    with pytest.raises(FormatError, match="format_version 3"):
         Lineage.open(lineage.path)
 
 

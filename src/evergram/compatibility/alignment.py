@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from evergram.compatibility.chain import Chain
+from evergram.compatibility.transforms import Transform
+from evergram.errors import ShapeError
 
 LambdaUnit = Literal["norm", "paper"]
 
@@ -37,20 +42,74 @@ def alignment_weight(value: float, unit: LambdaUnit, old_dim: int) -> float:
     return value if unit == "norm" else 3 * value / old_dim
 
 
-def alignment_loss(
-    transformed: Tensor, past: Tensor, weight: Tensor, metric: Tensor, versions: int
-) -> Tensor:
-    """(1/k) mean δᵀ S_{k-1} δ, the multi-step loss; with S = I and k = 1 the single-step one.
+class AlignmentLoss(nn.Module):
+    """How far B_k(z_k) is from z_{k-1}, counted at version k-1 alone or at all past versions.
+
+    single: mean ‖δ‖². multi: (1/k) mean Σ_{j<k} ‖B_{k-1}^j(z_{k-1} + δ) − B_{k-1}^j(z_{k-1})‖².
+
+    Where all past transforms are affine that is (1/k) mean δᵀ S δ = (1/k) mean ‖L W z_k + L b −
+    L z_{k-1}‖² with S = Lᵀ L. L z_{k-1} is computed once and L W once a step, so that history costs
+    D³ a step however long it is, and nothing a row. Otherwise both sides walk down the past
+    transforms, which are not trained.
 
     Args:
-        transformed: [B, D_{k-1}], B_k(z_k).
-        past: [B, D_{k-1}], z_{k-1} in evaluation mode; no gradient flows through it.
-        weight: [B], 1 where the object takes part and 0 where version k-1 cannot know it or it is
-            held out; the mean is over those that take part.
-        metric: [D_{k-1}, D_{k-1}], S_{k-1} from `history_metric`.
-        versions: k, how many past versions there are.
-    Source: [BC] Eq. (7), (10).
+        chain: of versions 0 to k-1.
+        steps: "multi" or "single".
+    Source: [BC] Eq. (7), (10); ../shared/method.md §2, "One matrix for all of history".
     """
-    delta = transformed - past.detach()
-    squared = ((delta @ metric.to(delta)) * delta).sum(-1) * weight
-    return squared.sum() / weight.sum().clamp(min=1) / versions
+
+    def __init__(self, chain: Chain, steps: Literal["multi", "single"] = "multi") -> None:
+        super().__init__()
+        past = chain.newest
+        self.versions = past + 1 if steps == "multi" else 1
+        self.root: Tensor | None
+        self.walk = nn.ModuleList()
+        root: Tensor | None = None
+        if steps == "multi" and past:
+            if chain.is_affine(past, 0):
+                back = [chain.matrix(n, n - 1) for n in range(1, past + 1)]
+                root = torch.linalg.cholesky(history_metric(back, chain.dim(0)), upper=True)
+            else:
+                past_steps = [copy.deepcopy(t) for t in reversed(chain.transforms)]
+                self.walk = nn.ModuleList(past_steps).requires_grad_(False)
+        self.register_buffer("root", root, persistent=False)
+
+    def lifted(self, embeddings: Tensor) -> Tensor:
+        """What z_{k-1} [N, D_{k-1}] is compared by, [N, M]; differentiable."""
+        if self.root is not None:
+            return embeddings @ self.root.to(embeddings).T
+        levels = [embeddings]
+        for step in self.walk:
+            levels.append(step(levels[-1]))
+        return torch.cat(levels, dim=-1) if len(levels) > 1 else embeddings
+
+    def forward(
+        self, transform: Transform, embeddings: Tensor, past: Tensor, weight: Tensor
+    ) -> Tensor:
+        """A scalar.
+
+        Args:
+            transform: B_k.
+            embeddings: [B, D_k], z_k.
+            past: [B, M], `lifted` of z_{k-1}, which is in evaluation mode; no gradient flows
+                through it.
+            weight: [B], 1 where the object takes part and 0 where version k-1 cannot know it or it
+                is held out; the mean is over those that take part.
+        Raises: ShapeError: they are not of the same objects, or not of the right dims.
+        """
+        affine = transform.affine()
+        if self.root is not None and affine is not None:
+            matrix, offset = affine
+            root = self.root.to(matrix)
+            found = embeddings @ (root @ matrix).T
+            if offset is not None:
+                found = found + root @ offset
+        else:
+            found = self.lifted(transform(embeddings))
+        if found.shape != past.shape:
+            raise ShapeError(
+                f"Transformed embeddings are {list(found.shape)}, past ones {list(past.shape)}; "
+                "they must be of the same objects and dims."
+            )
+        squared = (found - past.detach()).square().sum(-1) * weight
+        return squared.sum() / weight.sum().clamp(min=1) / self.versions

@@ -7,71 +7,128 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from evergram.compatibility.transforms import Transform
 from evergram.errors import ShapeError, UnknownVersionError
 
 
 class Chain:
-    """The linear transforms of a lineage, each composition multiplied out once. [BC] Eq. (2), (6).
+    """The transforms of a lineage. What is affine between two versions is multiplied out, once.
 
     Args:
-        matrices: W_1 … W_k, where W_i is [D_{i-1}, D_i] and takes version i to version i - 1.
-        dim: D_0, needed where there is no matrix yet.
+        transforms: B_1 … B_k, where B_i takes version i to version i - 1.
+        dim: D_0, needed where there is no transform yet.
     Raises: ShapeError: neighbours do not fit.
+    Source: [BC] Eq. (2), (6).
     """
 
-    def __init__(self, matrices: Sequence[Tensor], dim: int) -> None:
+    def __init__(self, transforms: Sequence[Transform], dim: int) -> None:
         expected = dim
-        for i, matrix in enumerate(matrices, start=1):
-            if matrix.ndim != 2 or matrix.shape[0] != expected:
+        for i, transform in enumerate(transforms, start=1):
+            if transform.old_dim != expected:
+                shape = [transform.old_dim, transform.new_dim]
                 raise ShapeError(
-                    f"The transform of version {i} is {list(matrix.shape)}; version {i - 1} has "
-                    f"dim {expected}, so it must be [{expected}, dim of version {i}]."
+                    f"The transform of version {i} is {shape}; version {i - 1} has dim {expected}, "
+                    f"so it must be [{expected}, dim of version {i}]."
                 )
-            expected = matrix.shape[1]
-        self._matrices = [m.detach().double() for m in matrices]
-        self._dim = dim
-        self._composed: dict[tuple[int, int], Tensor] = {}
+            expected = transform.new_dim
+        self.transforms = list(transforms)
+        self._dims = [dim, *(t.new_dim for t in transforms)]
+        self._steps: list[tuple[Tensor, Tensor] | None] = []
+        with torch.no_grad():
+            for transform in transforms:
+                found = transform.affine()
+                if found is None:
+                    self._steps.append(None)
+                    continue
+                weight = found[0].detach().double().cpu()
+                zero = torch.zeros(len(weight), dtype=torch.float64)
+                offset = zero if found[1] is None else found[1].detach().double().cpu()
+                self._steps.append((weight, offset))
+        self._composed: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def extended(self, transform: Transform) -> Chain:
+        """This chain with one more version."""
+        return Chain([*self.transforms, transform], self._dims[0])
 
     @property
     def newest(self) -> int:
-        return len(self._matrices)
+        return len(self.transforms)
 
     def dim(self, version: int) -> int:
         self._check(version)
-        return self._matrices[version - 1].shape[1] if version else self._dim
+        return self._dims[version]
 
-    def matrix(self, source: int, target: int) -> Tensor:
-        """W_k^j = W_{j+1} ⋯ W_k, float64 [D_j, D_k], for k = source and j = target.
+    def is_affine(self, source: int, target: int) -> bool:
+        """Whether the way from `source` to `target` is one matrix and one offset."""
+        self._check_way(source, target)
+        return all(step is not None for step in self._steps[target:source])
+
+    def affine(self, source: int, target: int) -> tuple[Tensor, Tensor]:
+        """W_k^j [D_j, D_k] and the offset [D_j], float64, for k = source and j = target.
 
         Raises: UnknownVersionError: a version that is not there, or target later than source.
+            ShapeError: a transform on the way is not affine.
         """
-        self._check(source)
-        self._check(target)
-        if target > source:
-            raise UnknownVersionError(
-                f"Version {source} cannot be read as version {target}: transforms lead back only."
-            )
+        self._check_way(source, target)
         key = source, target
         if key not in self._composed:
             if source == target:
-                composed = torch.eye(self.dim(source), dtype=torch.float64)
+                size = self._dims[source]
+                eye = torch.eye(size, dtype=torch.float64)
+                self._composed[key] = eye, torch.zeros(size, dtype=torch.float64)
             else:
-                composed = self.matrix(source - 1, target) @ self._matrices[source - 1]
-            self._composed[key] = composed
+                last = self._steps[source - 1]
+                if last is None:
+                    raise ShapeError(
+                        f"The transform of version {source} is not affine: version {source} can be "
+                        f"read as version {target}, but not by one matrix."
+                    )
+                weight, offset = self.affine(source - 1, target)
+                self._composed[key] = weight @ last[0], weight @ last[1] + offset
         return self._composed[key]
 
+    def matrix(self, source: int, target: int) -> Tensor:
+        """W_k^j alone, float64 [D_j, D_k]; raises as `affine` does."""
+        return self.affine(source, target)[0]
+
     def apply(self, embeddings: Tensor, source: int, target: int) -> Tensor:
-        """z̃_j = W_k^j z_k: embeddings [..., D_k] to [..., D_j]; the very same where j = k."""
-        matrix = self.matrix(source, target)
-        if embeddings.shape[-1] != matrix.shape[1]:
+        """z̃_j of z_k: embeddings [..., D_k] to [..., D_j]; the very same where j = k.
+
+        Raises: ShapeError: another dim was given. UnknownVersionError.
+        """
+        self._check_way(source, target)
+        if embeddings.shape[-1] != self._dims[source]:
             raise ShapeError(
                 f"Embeddings have dim {embeddings.shape[-1]}; version {source} has "
-                f"{matrix.shape[1]}."
+                f"{self._dims[source]}."
             )
-        return embeddings if source == target else embeddings @ matrix.to(embeddings).T
+        while source > target:
+            # As far as one matrix leads, and at least one step.
+            stop = source
+            while stop > target and self._steps[stop - 1] is not None:
+                stop -= 1
+            if stop < source:
+                weight, offset = (found.to(embeddings) for found in self.affine(source, stop))
+                embeddings = embeddings @ weight.T
+                if bool(offset.any()):
+                    embeddings = embeddings + offset
+            else:
+                stop -= 1
+                with torch.no_grad():
+                    embeddings = self.transforms[stop](embeddings.float()).to(embeddings)
+            source = stop
+        return embeddings
 
     def _check(self, version: int) -> None:
         if not 0 <= version <= self.newest:
             raise UnknownVersionError(
                 f"Version {version} was asked for; the lineage has versions 0 to {self.newest}."
+            )
+
+    def _check_way(self, source: int, target: int) -> None:
+        self._check(source)
+        self._check(target)
+        if target > source:
+            raise UnknownVersionError(
+                f"Version {source} cannot be read as version {target}: transforms lead back only."
             )

@@ -1,6 +1,10 @@
-"""Backward transforms: from one version's space to the one before."""
+"""Backward transforms: from one version's space to the one before. B_k: R^{D_k} → R^{D_{k-1}}."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,13 +12,50 @@ from torch import Tensor, nn
 from evergram.errors import ShapeError
 
 
-class LinearTransform(nn.Module):
+class Transform(nn.Module, ABC):
+    """What takes embeddings of version k [..., D_k] to version k-1 [..., D_{k-1}].
+
+    A subclass has a closed `kind`, and is built by (old_dim, new_dim, generator, **options).
+    """
+
+    kind: str
+
+    def __init__(self, old_dim: int, new_dim: int) -> None:
+        super().__init__()
+        self.old_dim = old_dim
+        self.new_dim = new_dim
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `build_transform` takes beside the dims, as JSON."""
+        return {}
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """[..., D_k] to [..., D_{k-1}]. Raises: ShapeError: another dim was given."""
+        if embeddings.shape[-1] != self.new_dim:
+            raise ShapeError(
+                f"Embeddings have dim {embeddings.shape[-1]}; this transform takes {self.new_dim}."
+            )
+        return self._apply_to(embeddings)
+
+    @abstractmethod
+    def _apply_to(self, embeddings: Tensor) -> Tensor:
+        """`forward`, once the dim is known to fit."""
+
+    @abstractmethod
+    def affine(self) -> tuple[Tensor, Tensor | None] | None:
+        """W [D_{k-1}, D_k] and an offset [D_{k-1}], or no offset; None where B is not affine."""
+
+    def penalty(self) -> Tensor:
+        """What training adds to the loss for the transform's own sake."""
+        return torch.zeros(())
+
+
+class LinearTransform(Transform):
     """B(z) = W z, without bias. [BC] §3.2.
 
-    Args:
-        old_dim, new_dim: D_{k-1} and D_k.
-        generator: W starts with orthonormal rows (columns, when dims shrink) drawn from it, so
-            that no coordinate of the new space is privileged and W neither shrinks nor stretches.
+    W starts with orthonormal rows (columns, when dims shrink) drawn from the generator, so that no
+    coordinate of the new space is privileged and W neither shrinks nor stretches.
     """
 
     kind = "linear"
@@ -22,10 +63,8 @@ class LinearTransform(nn.Module):
     def __init__(
         self, old_dim: int, new_dim: int, generator: torch.Generator | None = None
     ) -> None:
-        super().__init__()
-        weight = torch.empty(old_dim, new_dim)
-        nn.init.orthogonal_(weight, generator=generator)
-        self.weight = nn.Parameter(weight)
+        super().__init__(old_dim, new_dim)
+        self.weight = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
 
     @classmethod
     def from_matrix(cls, weight: Tensor) -> LinearTransform:
@@ -34,18 +73,231 @@ class LinearTransform(nn.Module):
         transform.weight = nn.Parameter(weight.clone())
         return transform
 
-    @property
-    def old_dim(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def new_dim(self) -> int:
-        return self.weight.shape[1]
-
-    def forward(self, embeddings: Tensor) -> Tensor:
-        """[..., D_k] to [..., D_{k-1}]. Raises: ShapeError: another dim was given."""
-        if embeddings.shape[-1] != self.new_dim:
-            raise ShapeError(
-                f"Embeddings have dim {embeddings.shape[-1]}; this transform takes {self.new_dim}."
-            )
+    def _apply_to(self, embeddings: Tensor) -> Tensor:
         return embeddings @ self.weight.T
+
+    def affine(self) -> tuple[Tensor, Tensor | None]:
+        return self.weight, None
+
+
+class LambdaOrthogonalTransform(LinearTransform):
+    """Linear, with strength · ‖W Wᵀ − I‖² in training, which bounds how errors are amplified.
+
+    Of W Wᵀ and Wᵀ W the smaller is taken; the two norms differ by a constant.
+    """
+
+    kind = "lambda_orthogonal"
+
+    def __init__(
+        self,
+        old_dim: int,
+        new_dim: int,
+        generator: torch.Generator | None = None,
+        strength: float = 0.1,
+    ) -> None:
+        super().__init__(old_dim, new_dim, generator)
+        self.strength = strength
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"strength": self.strength}
+
+    def penalty(self) -> Tensor:
+        wide = self.weight if self.old_dim <= self.new_dim else self.weight.T
+        off = wide @ wide.T - torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
+        return self.strength * off.square().sum()
+
+
+class AffineTransform(Transform):
+    """B(z) = W z + b."""
+
+    kind = "affine"
+
+    def __init__(
+        self, old_dim: int, new_dim: int, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__(old_dim, new_dim)
+        self.weight = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
+        self.offset = nn.Parameter(torch.zeros(old_dim))
+
+    @classmethod
+    def from_matrix(cls, weight: Tensor, offset: Tensor) -> AffineTransform:
+        """The transform of a given W [D_{k-1}, D_k] and b [D_{k-1}]."""
+        transform = cls(*weight.shape)
+        transform.weight = nn.Parameter(weight.clone())
+        transform.offset = nn.Parameter(offset.clone())
+        return transform
+
+    def _apply_to(self, embeddings: Tensor) -> Tensor:
+        return embeddings @ self.weight.T + self.offset
+
+    def affine(self) -> tuple[Tensor, Tensor | None]:
+        return self.weight, self.offset
+
+
+class TruncateTransform(Transform):
+    """The first D_{k-1} coordinates, [BC]'s NoTrans; zeros fill up where dims shrink."""
+
+    kind = "truncate"
+
+    def __init__(
+        self, old_dim: int, new_dim: int, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__(old_dim, new_dim)
+        self.weight: Tensor
+        self.register_buffer("weight", torch.eye(old_dim, new_dim), persistent=False)
+
+    def _apply_to(self, embeddings: Tensor) -> Tensor:
+        missing = self.old_dim - self.new_dim
+        return nn.functional.pad(embeddings, (0, missing)) if missing else embeddings
+
+    def affine(self) -> tuple[Tensor, Tensor | None]:
+        return self.weight, None
+
+
+class OrthogonalTransform(Transform):
+    """B(z) = Q z with orthonormal rows (columns, when dims shrink): no error is ever amplified.
+
+    Q is the orthogonal factor of a free matrix's QR decomposition, the diagonal of R positive, so
+    that a matrix which is orthonormal already is its own Q.
+    """
+
+    kind = "orthogonal"
+
+    def __init__(
+        self, old_dim: int, new_dim: int, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__(old_dim, new_dim)
+        self.free = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
+
+    @classmethod
+    def from_matrix(cls, weight: Tensor) -> OrthogonalTransform:
+        """The transform of a given orthonormal Q [D_{k-1}, D_k]."""
+        transform = cls(*weight.shape)
+        transform.free = nn.Parameter(weight.clone())
+        return transform
+
+    @property
+    def weight(self) -> Tensor:
+        """Q [D_{k-1}, D_k]."""
+        flat = self.old_dim <= self.new_dim
+        q, r = torch.linalg.qr(self.free.T if flat else self.free)
+        q = q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)
+        weight: Tensor = q.T if flat else q
+        return weight
+
+    def _apply_to(self, embeddings: Tensor) -> Tensor:
+        return embeddings @ self.weight.T
+
+    def affine(self) -> tuple[Tensor, Tensor | None]:
+        return self.weight, None
+
+
+class LowRankTransform(Transform):
+    """B(z) = L R z with L [D_{k-1}, rank] and R [rank, D_k]: rank · (D_{k-1} + D_k) numbers."""
+
+    kind = "low_rank"
+
+    def __init__(
+        self,
+        old_dim: int,
+        new_dim: int,
+        generator: torch.Generator | None = None,
+        rank: int = 32,
+    ) -> None:
+        super().__init__(old_dim, new_dim)
+        self.rank = min(rank, old_dim, new_dim)
+        self.left = nn.Parameter(_orthonormal(old_dim, self.rank, generator))
+        self.right = nn.Parameter(_orthonormal(self.rank, new_dim, generator))
+
+    @classmethod
+    def from_factors(cls, left: Tensor, right: Tensor) -> LowRankTransform:
+        """The transform of given L [D_{k-1}, rank] and R [rank, D_k]."""
+        transform = cls(left.shape[0], right.shape[1], rank=left.shape[1])
+        transform.left = nn.Parameter(left.clone())
+        transform.right = nn.Parameter(right.clone())
+        return transform
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"rank": self.rank}
+
+    def _apply_to(self, embeddings: Tensor) -> Tensor:
+        return (embeddings @ self.right.T) @ self.left.T
+
+    def affine(self) -> tuple[Tensor, Tensor | None]:
+        return self.left @ self.right, None
+
+
+class ResidualMLPTransform(Transform):
+    """B(z) = W z + V relu(U z + a) + b; V starts at zero, so it begins as a linear transform.
+
+    It cannot be moved to the query's side of a search: such chains serve fetches only.
+    """
+
+    kind = "residual_mlp"
+
+    def __init__(
+        self,
+        old_dim: int,
+        new_dim: int,
+        generator: torch.Generator | None = None,
+        hidden: int = 128,
+    ) -> None:
+        super().__init__(old_dim, new_dim)
+        self.hidden = hidden
+        self.weight = nn.Parameter(_orthonormal(old_dim, new_dim, generator))
+        self.inner = nn.Linear(new_dim, hidden)
+        nn.init.kaiming_normal_(self.inner.weight, nonlinearity="relu", generator=generator)
+        nn.init.zeros_(self.inner.bias)
+        self.outer = nn.Linear(hidden, old_dim)
+        nn.init.zeros_(self.outer.weight)
+        nn.init.zeros_(self.outer.bias)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"hidden": self.hidden}
+
+    def _apply_to(self, embeddings: Tensor) -> Tensor:
+        bent: Tensor = self.outer(torch.relu(self.inner(embeddings)))
+        return embeddings @ self.weight.T + bent
+
+    def affine(self) -> None:
+        return None
+
+
+TRANSFORMS: dict[str, type[Transform]] = {
+    t.kind: t
+    for t in (
+        LinearTransform,
+        TruncateTransform,
+        AffineTransform,
+        OrthogonalTransform,
+        LowRankTransform,
+        LambdaOrthogonalTransform,
+        ResidualMLPTransform,
+    )
+}
+
+
+def build_transform(
+    kind: str,
+    old_dim: int,
+    new_dim: int,
+    options: Mapping[str, Any] | None = None,
+    generator: torch.Generator | None = None,
+) -> Transform:
+    """A transform by its closed `kind`.
+
+    Raises: ShapeError: there is none of that kind, or it does not take these options.
+    """
+    if kind not in TRANSFORMS:
+        raise ShapeError(f"The transform {kind!r} is none of {', '.join(TRANSFORMS)}.")
+    try:
+        return TRANSFORMS[kind](old_dim, new_dim, generator=generator, **(options or {}))  # type: ignore[call-arg]
+    except TypeError as error:
+        raise ShapeError(f"The transform {kind!r} does not take {options}.") from error
+
+
+def _orthonormal(rows: int, columns: int, generator: torch.Generator | None) -> Tensor:
+    return nn.init.orthogonal_(torch.empty(rows, columns), generator=generator)

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from evergram.data.corpus import Side
 from evergram.encoders.features import Inputs, Schema
+from evergram.errors import ShapeError
 
 
 class Encoder(nn.Module, ABC):
@@ -38,6 +39,41 @@ class Encoder(nn.Module, ABC):
     @abstractmethod
     def _embed(self, side: str, inputs: Inputs) -> Tensor:
         """`embed`, before it is normalised."""
+
+    def keyed(self) -> dict[str, str]:
+        """Name of each parameter that has a row a key, and the vocabulary of its keys."""
+        return {}
+
+    def start_from(self, other: Encoder) -> None:
+        """Take over what another encoder of this architecture has learned; the rows of keys that
+        it does not know stay as they are.
+
+        Raises: ShapeError: it is of another architecture.
+        """
+        mine, theirs = self.state_dict(), other.state_dict()
+        own_tables, their_tables = self.keyed(), other.keyed()
+        if mine.keys() != theirs.keys() or own_tables != their_tables:
+            raise ShapeError(
+                f"A {self.kind} encoder cannot go on from one with other parts; use "
+                "upgrade.start = 'fresh'."
+            )
+        for name, value in mine.items():
+            known, rows = torch.arange(len(value)) if value.ndim else None, theirs[name]
+            if name in own_tables:
+                keys = self.schema.vocabularies[own_tables[name]].keys
+                found = other.schema.vocabularies[own_tables[name]].rows(keys)
+                known = torch.nonzero(found >= 0).flatten()
+                rows = rows[found[known]]
+            if rows.shape[1:] != value.shape[1:] or (known is not None and len(rows) != len(known)):
+                raise ShapeError(
+                    f"{name} is {list(value.shape)} here and {list(theirs[name].shape)} in the "
+                    "encoder to go on from; use the same dims and layers, or upgrade.start = "
+                    "'fresh'."
+                )
+            if known is None:
+                value.copy_(rows)
+            else:
+                value[known.to(value.device)] = rows.to(value)
 
     def feature_tables(self) -> list[nn.Parameter]:
         """Tables whose rows many entities share: a step of one moves them all."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.encoders.encoder import Encoder, embedding_table, look_up
-from evergram.encoders.features import Inputs, Schema
+from evergram.encoders.features import SIDES, Inputs, Schema
 
 
 class Factorization(Encoder):
@@ -35,6 +35,9 @@ class Factorization(Encoder):
     def _embed(self, side: str, inputs: Inputs) -> Tensor:
         table: nn.Embedding = self.query if side == "query" else self.candidate
         return look_up(table, inputs.ids)
+
+    def keyed(self) -> dict[str, str]:
+        return {f"{side}.weight": self.schema.inputs[side]["id"] for side in SIDES}
 
     def known(self, side: str, inputs: Inputs) -> Tensor:
         return inputs.ids >= 0

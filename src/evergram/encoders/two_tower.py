@@ -66,6 +66,9 @@ class TwoTower(Encoder):
         for side in SIDES if hidden else ():
             self.hidden[side] = _layers(width, hidden, dim, generator)
 
+    def keyed(self) -> dict[str, str]:
+        return {f"tables.{_key(name)}.weight": name for name in self.schema.vocabularies}
+
     def feature_tables(self) -> list[nn.Parameter]:
         ids = {_key(self.schema.inputs[side]["id"]) for side in SIDES}
         return [p for n, t in self.tables.items() if n not in ids for p in t.parameters()]

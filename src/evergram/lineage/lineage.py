@@ -17,12 +17,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from evergram.compatibility.certificate import StepError
 from evergram.compatibility.chain import Chain
+from evergram.compatibility.transforms import Transform, build_transform
 from evergram.data.corpus import Vocabulary
 from evergram.errors import IntegrityError, LineageError, ShapeError, UnknownVersionError
 from evergram.lineage.manifest import (
@@ -30,14 +33,37 @@ from evergram.lineage.manifest import (
     EncoderRecord,
     LineageRecord,
     Manifest,
+    TransformRecord,
     check_files,
     read_manifest,
     read_record,
     sha256,
 )
-from evergram.stores.snapshot import read_embeddings, vectors_to_arrow, write_embeddings
+from evergram.stores.snapshot import (
+    read_embeddings,
+    to_block,
+    vectors_to_arrow,
+    write_embeddings,
+)
 
-SIDES = ("query", "candidate")
+Block = tuple[pa.Array, Tensor]
+
+
+@dataclass(frozen=True)
+class EncoderParts:
+    """An encoder, taken apart.
+
+    Args:
+        kind, options: how to build it.
+        state: its tensors.
+        inputs, vocabularies: its schema.
+    """
+
+    kind: str
+    options: Mapping[str, Any]
+    state: Mapping[str, Tensor]
+    inputs: Mapping[str, Mapping[str, str]]
+    vocabularies: Mapping[str, Vocabulary]
 
 
 @dataclass(frozen=True)
@@ -45,30 +71,33 @@ class Artefact:
     """Everything that one version is.
 
     Args:
-        encoder_kind, encoder_options: how to build the encoder.
-        encoder_state: its tensors.
-        inputs, vocabularies: its schema.
-        embeddings: for each side, ids [N] and vectors [N, D].
-        transform: W [D_{k-1}, D_k]; None for version 0 alone.
+        dim: D.
+        embeddings: for each side, ids [N] and vectors [N, D]; or what gives them block by block,
+            for more than memory holds. A model has the sides "query" and "candidate".
+        transform: B_k; None for version 0 alone.
         metrics: JSON of what was measured.
         recipe: JSON of the recipe.
+        encoder: None where the embeddings came from a file.
         canaries: for each side, ids and vectors [n, D] that are kept for ever.
+        error: what B_k leaves, for the certificate.
     """
 
-    encoder_kind: str
-    encoder_options: Mapping[str, Any]
-    encoder_state: Mapping[str, Tensor]
-    inputs: Mapping[str, Mapping[str, str]]
-    vocabularies: Mapping[str, Vocabulary]
-    embeddings: Mapping[str, tuple[pa.Array, Tensor]]
-    transform: Tensor | None
+    dim: int
+    embeddings: Mapping[str, Block | Callable[[], Iterable[Block]]]
+    transform: Transform | None
     metrics: Mapping[str, Any]
     recipe: Mapping[str, Any]
-    canaries: Mapping[str, tuple[pa.Array, Tensor]] = field(default_factory=dict)
+    encoder: EncoderParts | None = None
+    canaries: Mapping[str, Block] = field(default_factory=dict)
+    error: StepError | None = None
 
-    @property
-    def dim(self) -> int:
-        return self.embeddings["query"][1].shape[1]
+    def block(self, side: str) -> Block:
+        """All ids [N] and vectors [N, D] of a side at once."""
+        found = self.embeddings[side]
+        if not callable(found):
+            return found
+        blocks = list(found())
+        return pa.concat_arrays([ids for ids, _ in blocks]), torch.cat([v for _, v in blocks])
 
 
 @dataclass(frozen=True)
@@ -85,7 +114,7 @@ class View:
     source: int
     dim: int
     _chain: Chain
-    _read: Callable[[str], tuple[pa.Array, Tensor]]
+    _read: Callable[[str], Block]
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Embeddings of version k, [..., D_k], into the space of version j, [..., D_j]."""
@@ -187,26 +216,57 @@ class Lineage:
         found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
         return found
 
+    def check(self) -> None:
+        """Compare every published file with its hash. Raises: IntegrityError: one differs."""
+        for n, manifest in self._manifests.items():
+            check_files(self._folder(n), manifest.files)
+        for side in self.manifest(self.newest).embeddings:
+            self.embeddings(side)
+
     @property
     def chain(self) -> Chain:
         """The backward transforms, read and checked once."""
         if self._chain is None:
-            matrices = []
-            for n in self._record.versions[1:]:
-                folder = self._checked(n, "transform.safetensors")
-                matrices.append(_load(folder / "transform.safetensors")["weight"])
-            try:
-                chain = Chain(matrices, self.manifest(0).dim)
-            except ShapeError as error:
-                raise IntegrityError(f"{self.path}: {error}") from error
-            for n, manifest in self._manifests.items():
-                if chain.dim(n) != manifest.dim:
-                    raise IntegrityError(
-                        f"{self._folder(n)}: the manifest says dim {manifest.dim}, the transform "
-                        f"{chain.dim(n)}."
-                    )
-            self._chain = chain
+            transforms = [self._transform(n) for n in self._record.versions[1:]]
+            self._chain = Chain(transforms, self.manifest(0).dim)
         return self._chain
+
+    def _transform(self, version: int) -> Transform:
+        record = self.manifest(version).transform
+        assert record is not None
+        old, new = self.manifest(version - 1).dim, self.manifest(version).dim
+        path = self._checked(version, "transform.safetensors") / "transform.safetensors"
+        try:
+            transform = build_transform(record.kind, old, new, record.options)
+            transform.load_state_dict(_load(path))
+        except (ShapeError, RuntimeError) as error:
+            raise IntegrityError(
+                f"{path} does not lead from version {version} (dim {new}) to version {version - 1} "
+                f"(dim {old}): {error}"
+            ) from error
+        return transform.requires_grad_(False).eval()
+
+    @property
+    def errors(self) -> dict[int, StepError]:
+        """Σ_i of every version that was published with one."""
+        found = {}
+        for n in self._record.versions[1:]:
+            if "error.safetensors" in self.manifest(n).files:
+                tensors = _load(self._checked(n, "error.safetensors") / "error.safetensors")
+                found[n] = StepError(
+                    tensors["sigma"], int(tensors["objects"]), float(tensors["power"])
+                )
+        return found
+
+    def canaries(self, version: int) -> dict[str, Block]:
+        """For each side, ids (as strings) and vectors [n, D] as they were at publication."""
+        path = self._checked(version, "canary.parquet") / "canary.parquet"
+        table = pq.read_table(path)
+        sides = table["side"].combine_chunks()
+        return {
+            side: to_block(table.filter(pc.equal(sides, side)), path)
+            for side in pc.unique(sides).to_pylist()
+        }
 
     def view(self, version: int | None = None) -> View:
         """The newest embeddings as `version` (the newest itself by default) reads them.
@@ -222,7 +282,8 @@ class Lineage:
         """Ids [N] and vectors [N, D_k] of the newest version."""
         manifest = self.manifest(self.newest)
         if side not in manifest.embeddings:
-            raise LineageError(f"There is no side {side!r}; the sides are query and candidate.")
+            sides = " and ".join(manifest.embeddings)
+            raise LineageError(f"There is no side {side!r} in {self.path}; it has {sides}.")
         folder = self.path / "embeddings" / str(manifest.version)
         name = f"{side}.parquet"
         if not folder.is_dir():
@@ -238,8 +299,16 @@ class Lineage:
     def encoder_parts(
         self, version: int
     ) -> tuple[EncoderRecord, dict[str, Tensor], dict[str, Vocabulary]]:
-        """How to build a version's encoder, its tensors, and its vocabularies."""
+        """How to build a version's encoder, its tensors, and its vocabularies.
+
+        Raises: LineageError: the version came from a file and has none.
+        """
         record = self.manifest(version).encoder
+        if record is None:
+            raise LineageError(
+                f"Version {version} of {self.path} came from a file of embeddings and has no "
+                "model; only a version that was trained can be gone on from by training."
+            )
         folder = self._checked(version, "encoder.safetensors", "vocabularies.parquet")
         table = pq.read_table(folder / "vocabularies.parquet")
         names, keys = table["vocabulary"].combine_chunks(), table["key"].combine_chunks()
@@ -263,8 +332,10 @@ class Lineage:
             with self._locked():
                 self._clear(number)
                 manifest = self._write(number, artefact)
-                record = self._record.model_copy(
-                    update={"versions": [*self._record.versions, number]}
+                record = LineageRecord(
+                    format_version=FORMAT_VERSION,
+                    name=self.name,
+                    versions=[*self._record.versions, number],
                 )
                 _write_text(self.path / "lineage.json", record.model_dump_json(indent=2))
         except (OSError, SafetensorError) as error:
@@ -284,16 +355,21 @@ class Lineage:
         """Both folders of a version, each written beside its place and renamed into it."""
         with _beside(self.path / "embeddings" / str(number)) as folder:
             embeddings = {}
-            for side in SIDES:
-                write_embeddings(folder / f"{side}.parquet", [artefact.embeddings[side]])
+            for side, found in artefact.embeddings.items():
+                blocks = found() if callable(found) else [found]
+                write_embeddings(folder / f"{side}.parquet", blocks)
                 embeddings[side] = sha256(folder / f"{side}.parquet")
         with _beside(self._folder(number)) as folder:
-            state = {k: v.detach().cpu().contiguous() for k, v in artefact.encoder_state.items()}
-            save_file(state, folder / "encoder.safetensors")
-            if artefact.transform is not None:
-                weight = artefact.transform.detach().cpu().contiguous()
-                save_file({"weight": weight}, folder / "transform.safetensors")
-            pq.write_table(_vocabulary_table(artefact), folder / "vocabularies.parquet")
+            encoder, transform, error = artefact.encoder, artefact.transform, artefact.error
+            if encoder is not None:
+                _save(encoder.state, folder / "encoder.safetensors")
+                pq.write_table(_vocabulary_table(encoder), folder / "vocabularies.parquet")
+            if transform is not None:
+                _save(transform.state_dict(), folder / "transform.safetensors")
+            if error is not None:
+                facts = {"objects": error.objects, "power": error.power}
+                tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in facts.items()}
+                _save({"sigma": error.sigma, **tensors}, folder / "error.safetensors")
             pq.write_table(_canary_table(artefact), folder / "canary.parquet")
             _write_text(
                 folder / "metrics.json", json.dumps(plain_numbers(artefact.metrics), indent=2)
@@ -304,17 +380,23 @@ class Lineage:
                 dim=artefact.dim,
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
                 evergram=package_version("evergram"),
-                encoder=EncoderRecord.model_validate(
+                encoder=None
+                if encoder is None
+                else EncoderRecord.model_validate(
                     {
-                        "kind": artefact.encoder_kind,
-                        "options": artefact.encoder_options,
-                        "inputs": artefact.inputs,
+                        "kind": encoder.kind,
+                        "options": encoder.options,
+                        "inputs": encoder.inputs,
                         "vocabularies": {
-                            name: str(v.keys.type) for name, v in artefact.vocabularies.items()
+                            name: str(v.keys.type) for name, v in encoder.vocabularies.items()
                         },
                     }
                 ),
-                transform=None if artefact.transform is None else "linear",
+                transform=None
+                if transform is None
+                else TransformRecord.model_validate(
+                    {"kind": transform.kind, "options": transform.options}
+                ),
                 recipe=dict(artefact.recipe),
                 files={path.name: sha256(path) for path in sorted(folder.iterdir())},
                 embeddings=embeddings,
@@ -327,7 +409,8 @@ class Lineage:
             raise ShapeError("Version 0 has no version before it and takes no transform.")
         if number:
             expected = (self.manifest(number - 1).dim, artefact.dim)
-            given = None if artefact.transform is None else tuple(artefact.transform.shape)
+            found = artefact.transform
+            given = None if found is None else (found.old_dim, found.new_dim)
             if given != expected:
                 raise ShapeError(
                     f"Version {number} needs a transform of shape {expected}; {given} was given."
@@ -426,10 +509,14 @@ def _load(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _vocabulary_table(artefact: Artefact) -> pa.Table:
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
+
+
+def _vocabulary_table(encoder: EncoderParts) -> pa.Table:
     names: list[pa.Array] = []
     keys: list[pa.Array] = []
-    for name, vocabulary in artefact.vocabularies.items():
+    for name, vocabulary in encoder.vocabularies.items():
         names.append(pa.repeat(name, len(vocabulary)))
         keys.append(vocabulary.keys.cast(pa.string()))
     return pa.table(

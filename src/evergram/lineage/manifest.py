@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from evergram.errors import FormatError, IntegrityError, LineageError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE = (1, 2)
 
 
 class _Frozen(BaseModel):
@@ -29,6 +30,21 @@ class EncoderRecord(_Frozen):
     vocabularies: dict[str, Literal["int64", "string"]]
 
 
+class TransformRecord(_Frozen):
+    """How to build the transform that `transform.safetensors` fills; a closed `kind`."""
+
+    kind: Literal[
+        "linear",
+        "truncate",
+        "affine",
+        "orthogonal",
+        "low_rank",
+        "lambda_orthogonal",
+        "residual_mlp",
+    ]
+    options: dict[str, Any] = {}
+
+
 class Manifest(_Frozen):
     """`versions/<n>/manifest.json`."""
 
@@ -37,14 +53,20 @@ class Manifest(_Frozen):
     dim: int = Field(gt=0)
     created: str
     evergram: str
-    encoder: EncoderRecord
-    transform: Literal["linear"] | None
+    # None for a version whose embeddings came from a file.
+    encoder: EncoderRecord | None
+    transform: TransformRecord | None
     # The whole recipe as it was run, and the seed with it.
     recipe: dict[str, Any]
     # File name to SHA-256, of every other file of the version.
     files: dict[str, str]
     # Side to SHA-256, of the embeddings that stand while this version is the newest.
     embeddings: dict[str, str]
+
+    @field_validator("transform", mode="before")
+    @classmethod
+    def _of_format_1(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
 
 
 class LineageRecord(_Frozen):
@@ -75,10 +97,10 @@ def read_record(path: Path) -> LineageRecord:
         record = LineageRecord.model_validate_json(text)
     except ValidationError as error:
         raise IntegrityError(f"{path} is damaged: {_first(error)}.") from error
-    if record.format_version != FORMAT_VERSION:
+    if record.format_version not in READABLE:
         raise FormatError(
             f"{path} has format_version {record.format_version}; this Evergram reads "
-            f"{FORMAT_VERSION}, so upgrade Evergram to read it."
+            f"{READABLE[0]} to {READABLE[-1]}, so upgrade Evergram to read it."
         )
     return record
 

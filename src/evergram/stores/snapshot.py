@@ -61,6 +61,11 @@ def read_embeddings(path: Path) -> tuple[pa.Array, Tensor]:
         table = pq.read_table(path, columns=["id", "vector"], memory_map=True)
     except (OSError, pa.ArrowException, KeyError) as error:
         raise DataError(f"{path} is not a readable file of embeddings: {error}.") from error
+    return to_block(table, path)
+
+
+def to_block(table: pa.Table, path: Path) -> tuple[pa.Array, Tensor]:
+    """Ids [N] and vectors [N, D] of a table with columns `id` and `vector` that `path` held."""
     column = table["vector"]
     if not pa.types.is_fixed_size_list(column.type):
         raise DataError(f"{path}: column 'vector' is {column.type}; a fixed-size list is needed.")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from evergram.compatibility.certificate import StepError
+from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Side, Vocabulary
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import IntegrityError
-from evergram.lineage.lineage import Artefact, Lineage
+from evergram.lineage.lineage import Artefact, Block, EncoderParts, Lineage
 from evergram.training.build import build_encoder, encoder_options
 from evergram.training.loop import Trained
 from evergram.training.recipe import Recipe
@@ -46,31 +49,53 @@ def make_artefact(
     split: Split,
     trained: Trained,
     metrics: dict[str, Any],
-    transform: Tensor | None,
+    transform: Transform | None = None,
+    error: StepError | None = None,
+    past: Mapping[str, Block] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Artefact:
-    """What `Lineage.publish` takes."""
+    """What `Lineage.publish` takes.
+
+    Args:
+        past: the canaries of the version before; those that are still there stay canaries.
+        options: of the encoder, where they are not the recipe's for this version.
+    """
     sides = dict(zip(SIDES, (split.training.queries, split.training.candidates), strict=True))
     vectors = {"query": trained.query, "candidate": trained.candidate}
     canaries: dict[str, tuple[pa.Array, Tensor]] = {}
     for side, entities in sides.items():
-        rows = torch.argsort(id_hash(entities.vocabulary), stable=True)[:CANARIES]
+        rows = _canaries(entities.vocabulary, None if past is None else past.get(side))
         canaries[side] = (
             entities.vocabulary.keys.take(pa.array(rows.numpy())),
             vectors[side][rows],
         )
     schema = trained.encoder.schema
     return Artefact(
-        encoder_kind=trained.encoder.kind,
-        encoder_options=encoder_options(recipe, version),
-        encoder_state=trained.encoder.state_dict(),
-        inputs=schema.inputs,
-        vocabularies=schema.vocabularies,
+        dim=trained.encoder.dim,
         embeddings={s: (e.vocabulary.keys, vectors[s]) for s, e in sides.items()},
         transform=transform,
         metrics=metrics,
         recipe=recipe.model_dump(mode="json"),
+        encoder=EncoderParts(
+            kind=trained.encoder.kind,
+            options=encoder_options(recipe, version) if options is None else options,
+            state=trained.encoder.state_dict(),
+            inputs=schema.inputs,
+            vocabularies=schema.vocabularies,
+        ),
         canaries=canaries,
+        error=error,
     )
+
+
+def _canaries(vocabulary: Vocabulary, past: Block | None) -> Tensor:
+    """Rows of the objects whose vectors are kept: past canaries first, then by hash."""
+    order = torch.argsort(id_hash(vocabulary), stable=True)
+    if past is None:
+        return order[:CANARIES]
+    still = Vocabulary(vocabulary.keys.cast(pa.string())).rows(past[0])
+    still = still[still >= 0]
+    return torch.cat([still, order[~torch.isin(order, still)]])[:CANARIES]
 
 
 def held_out(entities: Side, share: float) -> Tensor:

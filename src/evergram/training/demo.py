@@ -124,7 +124,7 @@ def rated_above_median(corpus: Corpus, minimum: int = 5) -> tuple[pa.Array, Tens
 
 
 def _of(artefact: Artefact, ids: pa.Array) -> Tensor:
-    known, vectors = artefact.embeddings["candidate"]
+    known, vectors = artefact.block("candidate")
     return vectors[Vocabulary(known).rows(ids)]
 
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -58,9 +58,9 @@ class Trained:
     query: Tensor
     candidate: Tensor
     metrics: dict[str, dict[str, float]]
-    history: list[dict[str, float]]
-    best_epoch: int
-    seconds: float
+    history: list[dict[str, float]] = field(default_factory=list)
+    best_epoch: int = 0
+    seconds: float = 0.0
     watched: list[dict[str, float]] = field(default_factory=list)
     reached: float | None = None
     state_bytes: int = 0
@@ -75,6 +75,7 @@ def train_encoder(
     *,
     joint: Joint | None = None,
     past: Mapping[str, Tensor] | None = None,
+    start: Encoder | None = None,
     title: str = "train",
     folder: Path | None = None,
     callbacks: Sequence[Callback] = (),
@@ -85,6 +86,7 @@ def train_encoder(
         joint: what is trained together with it, in place.
         past: the embeddings of the version before, [N, D′] of each side, for `prior.kind`
             "version".
+        start: an encoder of the same architecture to go on from.
         folder: where an interrupted run of the same is gone on with; None keeps nothing.
         callbacks: what looks on.
     Raises: TrainingError: the loss is no longer finite.
@@ -96,13 +98,15 @@ def train_encoder(
         recipe, corpus, version, device, joint=joint, past=past, folder=folder
     )
     encoder, inputs = step.encoder, step.inputs
+    if start is not None:
+        encoder.start_from(start)
     learned: dict[str, nn.Module] = {"encoder": encoder}
     if joint is not None:
         learned["joint"] = joint
     everything = {**learned, "objective": step.objective} | {
         f"{side}{r}": e for side in SIDES for r, e in enumerate(step.estimators[side])
     }
-    resume = Resume(folder, title, run_key(recipe, version, corpus, joint) if folder else "")
+    resume = Resume(folder, title, run_key(recipe, version, corpus, joint, start) if folder else "")
     watch = Watch.of(recipe, split)
     lookers = [*callbacks, *([] if watch is None else [watch])]
     relevance = relevance_of(corpus, split.selection)
@@ -156,7 +160,8 @@ def train_encoder(
                     bar.describe(f"epoch {epoch} loss {mean:.4f} {name} {found:.4f}")
                     for looker in lookers:
                         looker.on_evaluation(Point(point.step, epoch, seconds, step), record)
-                if resume.due():
+                # The last state is kept whenever one may come back to it.
+                if last or resume.due():
                     state = gather(everything, step.optimizers)
                     state |= {f"kept|{k}": v for k, v in kept.items()}
                     facts = {"epoch": epoch, "seconds": seconds, "history": history}
@@ -167,6 +172,20 @@ def train_encoder(
     scatter(kept, learned, [])
     for module in learned.values():
         module.cpu().eval()
+    return replace(
+        judge(recipe, split, encoder),
+        history=history,
+        best_epoch=best_epoch,
+        seconds=seconds,
+        watched=[] if watch is None else watch.found,
+        reached=time_to_reach(history, recipe.training.metric, recipe.training.reach),
+        state_bytes=sum(e.state_bytes for found in step.estimators.values() for e in found),
+    )
+
+
+def judge(recipe: Recipe, split: Split, encoder: Encoder) -> Trained:
+    """What an encoder, trained or not, is worth on a version's data."""
+    corpus = split.training
     query = encoder.encode_query(corpus.queries)
     candidate = encoder.encode_candidate(corpus.candidates)
     test = relevance_of(corpus, split.test)
@@ -174,18 +193,7 @@ def train_encoder(
         "model": rank_metrics(query, candidate, test, recipe.metrics),
         "popularity": popularity_metrics(corpus.counts("candidate"), test, recipe.metrics),
     }
-    return Trained(
-        encoder,
-        query,
-        candidate,
-        metrics,
-        history,
-        best_epoch,
-        seconds,
-        [] if watch is None else watch.found,
-        time_to_reach(history, recipe.training.metric, recipe.training.reach),
-        sum(e.state_bytes for found in step.estimators.values() for e in found),
-    )
+    return Trained(encoder, query, candidate, metrics)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from evergram.errors import RecipeError
+from evergram.training.methods import METHODS
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -103,6 +104,10 @@ class ModelRecipe(_Strict):
 
     def dim_of(self, version: int) -> int:
         return self.dim[min(version, len(self.dim) - 1)]
+
+    def as_of(self, version: int) -> ModelRecipe:
+        """The same model at every version, that of `version`."""
+        return self.model_copy(update={"dim": [self.dim_of(version)]})
 
 
 # One measure of a side, or a list of them: a power γ, or a file of weights.
@@ -221,18 +226,61 @@ class TrainingRecipe(_Strict):
 
 
 class UpgradeRecipe(_Strict):
-    """Joint training with the backward transform. [BC] Eq. (3)."""
+    """How the next version comes to be, and its way back. [BC] §3, Table 1.
 
+    `method` names four settings at once; each of them that is given beside it wins.
+    """
+
+    method: str | None = None
+    # The transform is trained together with the model, afterwards, or not at all.
+    fit: Literal["joint", "posthoc", "none"] = "joint"
+    transform: Literal[
+        "linear",
+        "truncate",
+        "affine",
+        "orthogonal",
+        "low_rank",
+        "lambda_orthogonal",
+        "residual_mlp",
+    ] = "linear"
+    # Errors are counted at all past versions (BC-Aligner) or at the one before alone.
+    steps: Literal["multi", "single"] = "multi"
+    # The model is new, goes on from the version before, or is the version before.
+    start: Literal["fresh", "previous", "frozen"] = "fresh"
     # λ, on mean ‖δ‖² ("norm") or in the unit of [BC]'s code ("paper").
     weight: Weight = 16.0
     unit: Literal["norm", "paper"] = "paper"
-    # Multi-step loss over all past versions (BC-Aligner) or single-step.
-    steps: Literal["multi", "single"] = "multi"
     transform_rate: Rate = 3e-3
+    # low_rank, lambda_orthogonal and residual_mlp only.
+    rank: Positive = 32
+    orthogonality: Weight = 0.1
+    transform_hidden: Positive = 128
+    # posthoc by gradient: passes over the objects.
+    fit_epochs: Positive = 100
     # Share of known objects that alignment never sees; its error is measured on them.
     held_out: Share = 0.05
     # Also train the same model without alignment, to say what compatibility cost.
     alone: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, values: Any) -> Any:
+        name = values.get("method") if isinstance(values, dict) else None
+        if name is None:
+            return values
+        if name not in METHODS:
+            raise ValueError(f"upgrade.method is {name!r}; it must be one of {', '.join(METHODS)}")
+        return {**METHODS[name], **values}
+
+    @property
+    def transform_options(self) -> dict[str, Any]:
+        """What `build_transform` takes beside the dims."""
+        own: dict[str, dict[str, Any]] = {
+            "low_rank": {"rank": self.rank},
+            "lambda_orthogonal": {"strength": self.orthogonality},
+            "residual_mlp": {"hidden": self.transform_hidden},
+        }
+        return own.get(self.transform, {})
 
 
 class Recipe(_Strict):

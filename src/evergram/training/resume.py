@@ -65,8 +65,15 @@ class Resume:
         return tensors, json.loads(metadata["facts"])
 
 
-def run_key(recipe: Recipe, version: int, corpus: Corpus, joint: nn.Module | None) -> str:
-    """What a run is a function of: its recipe, version, data, and what it is aligned to."""
+def run_key(
+    recipe: Recipe,
+    version: int,
+    corpus: Corpus,
+    joint: nn.Module | None,
+    start: nn.Module | None = None,
+) -> str:
+    """What a run is a function of: its recipe, version, data, what it is aligned to, and what it
+    goes on from."""
     digest = hashlib.sha256(recipe.model_dump_json().encode())
     digest.update(f"{version} {torch.__version__} {corpus.interactions.schema}".encode())
     for name in ("query", "candidate"):
@@ -75,6 +82,8 @@ def run_key(recipe: Recipe, version: int, corpus: Corpus, joint: nn.Module | Non
         digest.update("\n".join(map(str, side.vocabulary.keys.to_pylist())).encode())
     for name, buffer in () if joint is None else joint.named_buffers():
         digest.update(name.encode() + buffer.detach().cpu().numpy().tobytes())
+    for name, value in () if start is None else start.state_dict().items():
+        digest.update(name.encode() + value.detach().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -2,77 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from evergram.compatibility.alignment import alignment_loss, alignment_weight, history_metric
-from evergram.compatibility.chain import Chain
-from evergram.compatibility.transforms import LinearTransform
+from evergram.compatibility.alignment import AlignmentLoss, alignment_weight
+from evergram.compatibility.certificate import StepError, certify
+from evergram.compatibility.fitting import fit_by_gradient
+from evergram.compatibility.transforms import Transform, build_transform
 from evergram.data.corpus import Corpus, Vocabulary
-from evergram.data.sampling import Batch
-from evergram.data.split import Pairs, Split
+from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
-from evergram.evaluation.compatibility import as_dim, drift, overlap
-from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
+from evergram.errors import DegradationError, RecipeError
+from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.lineage.lineage import Artefact, Lineage
 from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback
-from evergram.training.checkpoint import held_out, load_encoder, make_artefact
+from evergram.training.checkpoint import load_encoder, make_artefact
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import Trained, relevance_of, train_encoder
+from evergram.training.joint import Alignment
+from evergram.training.loop import Trained, judge, relevance_of, train_encoder
 from evergram.training.progress import Progress
+from evergram.training.reading import held_out_rows, known_vectors, reading_report
 from evergram.training.recipe import Recipe
-from evergram.training.step import Joint
 
 QUIET = Progress(quiet=True)
-
-
-class Alignment(Joint):
-    """λ times the multi-step loss of B_k, over the objects of a batch that version k-1 knows.
-
-    Args:
-        transform: B_k, trained here.
-        past: for each side, z_{k-1} [N, D_{k-1}] of the training corpus's entities, computed once:
-            M_{k-1} is frozen.
-        weight: for each side, float [N], 1 for an object that takes part.
-        metric: S_{k-1}.
-        versions: k.
-        strength: λ on mean ‖δ‖².
-    """
-
-    def __init__(
-        self,
-        transform: LinearTransform,
-        past: dict[str, Tensor],
-        weight: dict[str, Tensor],
-        metric: Tensor,
-        versions: int,
-        strength: float,
-        rate: float,
-    ) -> None:
-        super().__init__()
-        self.transform = transform
-        self.versions = versions
-        self.strength = strength
-        self.rate = rate
-        self.metric: Tensor
-        self.register_buffer("metric", metric.float(), persistent=False)
-        for side in SIDES:
-            self.register_buffer(f"past_{side}", past[side], persistent=False)
-            self.register_buffer(f"weight_{side}", weight[side], persistent=False)
-
-    def forward(self, query: Tensor, candidate: Tensor, batch: Batch) -> Tensor:
-        rows = {"query": batch.query, "candidate": batch.candidate}
-        past = torch.cat([self.get_buffer(f"past_{s}")[rows[s]] for s in SIDES])
-        weight = torch.cat([self.get_buffer(f"weight_{s}")[rows[s]] for s in SIDES])
-        transformed = self.transform(torch.cat([query, candidate]))
-        loss = alignment_loss(transformed, past, weight, self.metric, self.versions)
-        return self.strength * loss
 
 
 def train(
@@ -108,7 +67,7 @@ def train(
         folder=folder,
         callbacks=[*callbacks, *_board(board, 0, split)],
     )
-    return make_artefact(recipe, 0, split, trained, _report(recipe, 0, split, trained), None)
+    return make_artefact(recipe, 0, split, trained, _report(recipe, 0, split, trained))
 
 
 def upgrade(
@@ -116,20 +75,23 @@ def upgrade(
     lineage: Lineage,
     corpus: Corpus | None = None,
     *,
+    encoder: Encoder | None = None,
     device: str = "auto",
     progress: Progress = QUIET,
     folder: Path | None = None,
     callbacks: Sequence[Callback] = (),
     board: Path | None = None,
 ) -> Artefact:
-    """The version after the newest, trained with its backward transform (BC-Aligner).
+    """The version after the newest and its backward transform, by the method of `recipe.upgrade`.
 
     The metrics hold, beside the model's own, those of the same model trained alone, and for every
-    past version what reading it through the chain keeps.
+    past version what reading it through the chain keeps, and the certificate.
 
+    Args:
+        encoder: a model of this version that has been trained alone already.
     Raises: UnknownVersionError: the lineage has no version to start from. DataError, RecipeError,
         TrainingError.
-    Source: [BC] Eq. (3), (10).
+    Source: [BC] Eq. (3), (10), Table 1.
     """
     past_version = lineage.newest
     version = past_version + 1
@@ -137,58 +99,157 @@ def upgrade(
     split = split_for(recipe, corpus, version)
     chosen = pick_device(device)
     settings = recipe.upgrade
-    encoder = load_encoder(lineage, past_version)
+    if encoder is not None and (settings.fit == "joint" or settings.start != "fresh"):
+        raise RecipeError(
+            "A model that has been trained alone was given, and the recipe asks for another: "
+            "it serves upgrade.fit = 'posthoc' or 'none' with upgrade.start = 'fresh'."
+        )
+    before = load_encoder(lineage, past_version)
+    if settings.start == "previous":
+        # Fine-tuning cannot change the architecture.
+        recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
     chain = lineage.chain
-    steps = [chain.matrix(n, n - 1) for n in range(1, version)]
-    multi = settings.steps == "multi"
-    metric = history_metric(steps, chain.dim(0)) if multi else torch.eye(encoder.dim)
-    past, known = _past(encoder, split.training)
-    aside = _aside(split.training, settings.held_out)
+    past, known = known_vectors(before, split.training)
+    aside = held_out_rows(split.training, settings.held_out)
+    used = {side: known[side] & ~aside[side] for side in SIDES}
+    loss = AlignmentLoss(chain, settings.steps)
     generator = torch.Generator().manual_seed(recipe.seed + version)
-    joint = Alignment(
-        LinearTransform(encoder.dim, recipe.model.dim_of(version), generator),
-        past,
-        {side: (known[side] & ~aside[side]).float() for side in SIDES},
-        metric,
-        version if multi else 1,
-        alignment_weight(settings.weight, settings.unit, encoder.dim),
-        settings.transform_rate,
+    new_dim = before.dim if settings.start == "frozen" else recipe.model.dim_of(version)
+    transform = build_transform(
+        settings.transform, before.dim, new_dim, settings.transform_options, generator
     )
+    joint: Alignment | None = None
+    if settings.fit == "joint":
+        strength = alignment_weight(settings.weight, settings.unit, before.dim)
+        weight = {side: used[side].float() for side in SIDES}
+        joint = Alignment(transform, loss, past, weight, strength, settings.transform_rate)
     title = f"version {version}"
-    trained = train_encoder(
-        recipe,
-        split,
-        version,
-        chosen,
-        progress,
-        joint=joint,
-        past=past,
-        title=title,
-        folder=folder,
-        callbacks=[*callbacks, *_board(board, version, split)],
-    )
-    report = _report(recipe, version, split, trained)
-    if settings.alone:
-        alone = train_encoder(
+    common: dict[str, Any] = {"past": past, "folder": folder}
+    if settings.start == "frozen":
+        trained = judge(recipe, split, before)
+    elif encoder is not None:
+        trained = judge(recipe, split, encoder)
+    else:
+        trained = train_encoder(
             recipe,
             split,
             version,
             chosen,
             progress,
-            past=past,
-            title=f"{title} alone",
-            folder=folder,
+            joint=joint,
+            start=before if settings.start == "previous" else None,
+            title=title,
+            callbacks=[*callbacks, *_board(board, version, split)],
+            **common,
         )
-        report["metrics"]["alone"] = alone.metrics["model"]
-    weight = joint.transform.weight.detach()
-    longer = Chain([*steps, weight], chain.dim(0))
+    new = {"query": trained.query, "candidate": trained.candidate}
+    if settings.fit == "posthoc":
+        fit_by_gradient(
+            transform,
+            torch.cat([new[s][used[s]] for s in SIDES]),
+            torch.cat([past[s][used[s]] for s in SIDES]),
+            loss,
+            rate=settings.transform_rate,
+            epochs=settings.fit_epochs,
+            seed=recipe.seed + version,
+        )
+    transform.requires_grad_(False).eval()
+    report = _report(recipe, version, split, trained)
+    if settings.alone:
+        report["metrics"]["alone"] = trained.metrics["model"]
+        if joint is not None or settings.start != "fresh":
+            alone = train_encoder(
+                recipe, split, version, chosen, progress, title=f"{title} alone", **common
+            )
+            report["metrics"]["alone"] = alone.metrics["model"]
+    longer = chain.extended(transform)
+    with torch.no_grad():
+        error = _step_error(transform, new, past, known, aside)
+    errors = {**lineage.errors, version: error}
     report["compatibility"] = {
-        str(j): _compatibility(
-            recipe, split, trained, longer, j, load_encoder(lineage, j), settings.held_out
+        str(j): reading_report(
+            recipe, split, new, longer, j, load_encoder(lineage, j), settings.held_out
         )
         for j in range(version)
     }
-    return make_artefact(recipe, version, split, trained, report, weight)
+    report["certificate"] = {
+        str(j): asdict(found)
+        for j in range(version)
+        if (found := certify(longer, errors, version, j)) is not None
+    }
+    options = None
+    if settings.start == "frozen":
+        record = lineage.manifest(past_version).encoder
+        assert record is not None
+        options = record.options
+    return make_artefact(
+        recipe,
+        version,
+        split,
+        trained,
+        report,
+        transform,
+        error,
+        lineage.canaries(past_version),
+        options,
+    )
+
+
+def degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
+    """What a version loses in percent of `metric`, by what: "alone" is what the same model has
+    without alignment, and "0", "1", … what each past version had on what it knew."""
+    found = report["metrics"]
+    pairs = {}
+    if "alone" in found:
+        pairs["alone"] = found["model"].get(metric), found["alone"].get(metric)
+    for j, reading in report.get("compatibility", {}).items():
+        ranking = reading["ranking"]
+        pairs[j] = ranking["chain"].get(metric), ranking["past"].get(metric)
+    return {
+        name: 100 * (was - now) / was
+        for name, (now, was) in pairs.items()
+        if now is not None and was is not None and was > 0
+    }
+
+
+def refuse_degradation(artefact: Artefact, metric: str, limit: float) -> None:
+    """Raises: DegradationError: the model, or what a past version is read as, loses more than
+    `limit` percent of `metric`."""
+    found = degradation(artefact.metrics, metric)
+    if not found:
+        raise DegradationError(
+            f"The new version was not published: {metric} was not measured, so nothing is known of "
+            "what it loses; add it to `metrics` in the recipe."
+        )
+    worst = {k: v for k, v in found.items() if v > limit}
+    if not worst:
+        return
+    losses = ", ".join(
+        f"{value:.2f} % {'to the model trained alone' if name == 'alone' else f'as version {name}'}"
+        for name, value in worst.items()
+    )
+    raise DegradationError(
+        f"The new version was not published: it loses {losses} of {metric}, and at most {limit:g} "
+        "% is allowed. Its training is kept: the same command with another --max-degradation "
+        "goes on from there; or change the recipe."
+    )
+
+
+def _step_error(
+    transform: Transform,
+    new: Mapping[str, Tensor],
+    past: Mapping[str, Tensor],
+    known: Mapping[str, Tensor],
+    aside: Mapping[str, Tensor],
+) -> StepError:
+    """On the objects that alignment never saw; on all that are known where those are none."""
+    rows = {side: known[side] & aside[side] for side in SIDES}
+    if not any(bool(r.any()) for r in rows.values()):
+        rows = dict(known)
+    return StepError.of(
+        transform(torch.cat([new[s][rows[s]] for s in SIDES])),
+        torch.cat([past[s][rows[s]] for s in SIDES]),
+    )
 
 
 def evaluate(
@@ -266,81 +327,3 @@ def _report(recipe: Recipe, version: int, split: Split, trained: Trained) -> dic
             "unknown_queries": split.unknown_queries,
         },
     }
-
-
-def _compatibility(
-    recipe: Recipe,
-    split: Split,
-    trained: Trained,
-    chain: Chain,
-    target: int,
-    encoder: Encoder,
-    held_share: float,
-) -> dict[str, Any]:
-    """The new version read as `target`, against what `target` was, over what `target` knew."""
-    past, known = _past(encoder, split.training)
-    aside = _aside(split.training, held_share)
-    new = {"query": trained.query, "candidate": trained.candidate}
-    back = {side: chain.apply(new[side], chain.newest, target) for side in SIDES}
-    raw = {side: as_dim(new[side], encoder.dim) for side in SIDES}
-    held = {side: known[side] & aside[side] for side in SIDES}
-    distance: dict[str, Any] = {}
-    for name, chosen in (("held_out", held), ("known", known)):
-        objects = [torch.cat([vectors[s][chosen[s]] for s in SIDES]) for vectors in (back, past)]
-        distance[name] = {**drift(objects[0], objects[1]), "objects": len(objects[0])}
-    catalogue = known["candidate"]
-    relevance = _known_relevance(split.training, split.test, known)
-    readings = {
-        # The past version itself, and the new one in its place on both sides.
-        "past": (past, past),
-        "chain": (back, back),
-        "raw": (raw, raw),
-        # A consumer who kept its own query vectors and reads the new candidates.
-        "chain_candidates": (past, back),
-        "raw_candidates": (past, raw),
-    }
-    return {
-        "drift": distance,
-        "overlap@10": overlap(
-            back["query"][held["query"]],
-            back["candidate"][catalogue],
-            past["query"][held["query"]],
-            past["candidate"][catalogue],
-        ),
-        "queries": len(relevance),
-        "ranking": {
-            name: rank_metrics(q["query"], c["candidate"][catalogue], relevance, recipe.metrics)
-            for name, (q, c) in readings.items()
-        },
-    }
-
-
-def _past(encoder: Encoder, corpus: Corpus) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """z_j [N, D_j] of a corpus's entities, and which of them version j knows, bool [N]."""
-    vectors: dict[str, Tensor] = {}
-    known: dict[str, Tensor] = {}
-    for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
-        inputs = encoder.schema.read(side, entities)
-        vectors[side] = torch.cat(list(encoder.blocks(side, inputs)))
-        known[side] = encoder.known(side, inputs)
-    return vectors, known
-
-
-def _aside(corpus: Corpus, share: float) -> dict[str, Tensor]:
-    sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
-    return {side: held_out(entities, share) for side, entities in sides}
-
-
-def _known_relevance(corpus: Corpus, pairs: Pairs, known: dict[str, Tensor]) -> Relevance:
-    """The test of a past version: queries it knew, over the catalogue it knew.
-
-    Pairs of another candidate are left out: no reading of that version could rank them.
-    """
-    place = torch.where(known["candidate"], known["candidate"].cumsum(0) - 1, -1)
-    candidate = torch.where(pairs.candidate >= 0, place[pairs.candidate], -1)
-    kept = known["query"][pairs.query] & (candidate >= 0)
-    seen = place[corpus.column("candidate")]
-    rankable = seen >= 0
-    return Relevance.of(
-        pairs.query[kept], candidate[kept], corpus.column("query")[rankable], seen[rankable]
-    )

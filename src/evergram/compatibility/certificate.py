@@ -1,0 +1,102 @@
+"""What is known of the error at every past version, without any old model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergram.compatibility.chain import Chain
+from evergram.errors import ShapeError
+
+
+@dataclass(frozen=True)
+class StepError:
+    """δ_i = B_i(z_i) − z_{i-1}, as it was measured when version i was published.
+
+    Args:
+        sigma: float64 [D_{i-1}, D_{i-1}], Σ_i = E[δ_i δ_iᵀ].
+        objects: how many objects it is the mean over.
+        power: E‖z_{i-1}‖² over the same objects, what the error is relative to.
+    """
+
+    sigma: Tensor
+    objects: int
+    power: float
+
+    @classmethod
+    def of(cls, transformed: Tensor, past: Tensor) -> StepError:
+        """From B_i(z_i) and z_{i-1}, both [N, D_{i-1}]."""
+        if transformed.shape != past.shape:
+            raise ShapeError(
+                f"Transformed embeddings are {list(transformed.shape)}, past ones "
+                f"{list(past.shape)}; they must be of the same objects and dim."
+            )
+        number = max(1, len(past))
+        delta = transformed.double() - past.double()
+        power = float(past.double().square().sum()) / number
+        return cls(delta.T @ delta / number, len(past), power)
+
+    @property
+    def rms(self) -> float:
+        """√E‖δ_i‖²."""
+        return math.sqrt(max(0.0, float(self.sigma.trace())))
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What is known of reading version k as version j.
+
+    Args:
+        version: j.
+        bound: √E‖δ_k^j‖² is at most this, on objects like those of the Σ_i.
+        estimate: what it is if the steps' errors are uncorrelated.
+        relative, relative_bound: the estimate and the bound over √E‖z_j‖².
+        amplification: the largest singular value of W_k^j.
+        terms: for each step i, √E‖W_{i-1}^j δ_i‖²: what it contributes (Eq. 9). They add up to the
+            bound, and their squares to the estimate's.
+    """
+
+    version: int
+    bound: float
+    estimate: float
+    relative: float
+    relative_bound: float
+    amplification: float
+    terms: dict[int, float]
+
+
+def certify(
+    chain: Chain, errors: Mapping[int, StepError], source: int, target: int
+) -> Guarantee | None:
+    """The certificate of reading version `source` as version `target`.
+
+    √E‖δ_k^j‖² ≤ Σ_i √tr((W_{i-1}^j)ᵀ W_{i-1}^j Σ_i) by Minkowski's inequality on Eq. (9).
+
+    Args:
+        errors: Σ_i of each version i.
+    Returns: None where a step on the way has no Σ_i or is not affine: nothing is known then.
+    Source: [BC] Eq. (9); ../shared/method.md §2, "Error accounting".
+    """
+    steps = range(target + 1, source + 1)
+    if any(i not in errors for i in steps) or not chain.is_affine(source, target):
+        return None
+    terms: dict[int, float] = {}
+    for i in steps:
+        weight = chain.matrix(i - 1, target)
+        through = ((weight @ errors[i].sigma) * weight).sum()
+        terms[i] = math.sqrt(max(0.0, float(through)))
+    estimate = math.sqrt(sum(term**2 for term in terms.values()))
+    length = math.sqrt(errors[target + 1].power) if target < source else 1.0
+    return Guarantee(
+        target,
+        sum(terms.values()),
+        estimate,
+        estimate / length if length else math.nan,
+        sum(terms.values()) / length if length else math.nan,
+        float(torch.linalg.matrix_norm(chain.matrix(source, target), 2)),
+        terms,
+    )
