@@ -1,4 +1,4 @@
-"""A backward transform of any affine kind from second moments, its ridge chosen on held-out ones."""
+"""A backward transform of any affine kind from second moments; held-out ones choose the ridge."""
 
 from __future__ import annotations
 

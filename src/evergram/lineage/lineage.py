@@ -25,9 +25,9 @@ from torch import Tensor
 
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.transforms import Transform
+from evergram.compatibility.transforms import Transform, build_transform
 from evergram.data.corpus import Vocabulary
-from evergram.errors import IntegrityError, LineageError, ShapeError
+from evergram.errors import IntegrityError, LineageError, ShapeError, UnknownVersionError
 from evergram.lineage.manifest import (
     FORMAT_VERSION,
     EncoderRecord,
@@ -35,11 +35,13 @@ from evergram.lineage.manifest import (
     Manifest,
     TransformRecord,
     check_files,
+    read_manifest,
     read_record,
     sha256,
 )
 from evergram.stores.snapshot import (
     read_embeddings,
+    to_block,
     vectors_to_arrow,
     write_embeddings,
 )
@@ -117,6 +119,164 @@ class View:
     def transform(self, embeddings: Tensor) -> Tensor:
         """Embeddings of version k, [..., D_k], into the space of version j, [..., D_j]."""
         return self._chain.apply(embeddings, self.source, self.version)
+
+    def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
+        """Ids [N] and vectors [N, D_j] of every stored object of "query" or "candidate"."""
+        ids, vectors = self._read(side)
+        return ids, self.transform(vectors)
+
+    def export(self, path: str | Path, side: str, batch: int = 65_536) -> int:
+        """Write `embeddings` as Parquet (columns `id`, `vector`). Returns: rows written."""
+        ids, vectors = self._read(side)
+
+        def blocks() -> Iterator[tuple[pa.Array, Tensor]]:
+            for start in range(0, len(ids), batch):
+                yield (
+                    ids.slice(start, batch),
+                    self.transform(vectors[start : start + batch]),
+                )
+
+        return write_embeddings(Path(path), blocks())
+
+
+class Lineage:
+    """A folder of versions. Only the newest version's embeddings are stored.
+
+    A version becomes visible by one rename of `lineage.json`; whatever a killed process left
+    before that is not part of the lineage, and the next publication clears it away.
+    """
+
+    def __init__(self, path: Path, record: LineageRecord) -> None:
+        self.path = path
+        self._record = record
+        self._manifests = {n: read_manifest(self._folder(n)) for n in record.versions}
+        self._chain: Chain | None = None
+        for n, manifest in self._manifests.items():
+            if manifest.version != n or (manifest.transform is None) != (n == 0):
+                raise IntegrityError(
+                    f"{self._folder(n)} holds the manifest of another version; "
+                    "restore it from a copy of the lineage."
+                )
+
+    @classmethod
+    def open(cls, path: str | Path) -> Lineage:
+        """Raises: LineageError: there is none, or it is damaged or of a later format."""
+        path = Path(path)
+        return cls(path, read_record(path / "lineage.json"))
+
+    @classmethod
+    def create(cls, path: str | Path, name: str = "embeddings") -> Lineage:
+        """A lineage without versions; nothing is written before the first is published.
+
+        Raises: LineageError: one is there already.
+        """
+        path = Path(path)
+        if (path / "lineage.json").exists():
+            raise LineageError(
+                f"{path} already holds a lineage; 'evergram upgrade' adds a version to it, or "
+                "choose another folder."
+            )
+        if path.exists() and not path.is_dir():
+            raise LineageError(f"{path} is a file; a lineage is a folder.")
+        return cls(path, LineageRecord(format_version=FORMAT_VERSION, name=name, versions=[]))
+
+    @property
+    def name(self) -> str:
+        return self._record.name
+
+    @property
+    def versions(self) -> list[Manifest]:
+        """The manifests of all versions, oldest first."""
+        return list(self._manifests.values())
+
+    @property
+    def work(self) -> Path:
+        """Where runs keep what they need to go on; no part of the lineage, gone once published."""
+        return self.path / ".work"
+
+    @property
+    def newest(self) -> int:
+        """Raises: UnknownVersionError: nothing is published yet."""
+        if not self._record.versions:
+            raise UnknownVersionError(f"{self.path} has no version yet; publish one first.")
+        return self._record.versions[-1]
+
+    def manifest(self, version: int) -> Manifest:
+        """Raises: UnknownVersionError."""
+        if version not in self._manifests:
+            has = ", ".join(map(str, self._manifests)) or "none"
+            raise UnknownVersionError(
+                f"{self.path} has no version {version}; its versions are: {has}."
+            )
+        return self._manifests[version]
+
+    def metrics(self, version: int) -> dict[str, Any]:
+        """What was measured when the version was published."""
+        folder = self._checked(version, "metrics.json")
+        found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+        return found
+
+    def check(self) -> None:
+        """Compare every published file with its hash. Raises: IntegrityError: one differs."""
+        for n, manifest in self._manifests.items():
+            check_files(self._folder(n), manifest.files)
+        for side in self.manifest(self.newest).embeddings:
+            self.stored(side)
+
+    @property
+    def chain(self) -> Chain:
+        """The backward transforms, read and checked once."""
+        if self._chain is None:
+            transforms = [self._transform(n) for n in self._record.versions[1:]]
+            self._chain = Chain(transforms, self.manifest(0).dim)
+        return self._chain
+
+    def _transform(self, version: int) -> Transform:
+        record = self.manifest(version).transform
+        assert record is not None
+        old, new = self.manifest(version - 1).dim, self.manifest(version).dim
+        path = self._checked(version, "transform.safetensors") / "transform.safetensors"
+        try:
+            transform = build_transform(record.kind, old, new, record.options)
+            transform.load_state_dict(_load(path))
+        except (ShapeError, RuntimeError) as error:
+            raise IntegrityError(
+                f"{path} does not lead from version {version} (dim {new}) to version {version - 1} "
+                f"(dim {old}): {error}"
+            ) from error
+        return transform.requires_grad_(False).eval()
+
+    @property
+    def errors(self) -> dict[int, StepError]:
+        """Σ_i of every version that was published with one."""
+        found = {}
+        for n in self._record.versions[1:]:
+            if "error.safetensors" in self.manifest(n).files:
+                tensors = _load(self._checked(n, "error.safetensors") / "error.safetensors")
+                found[n] = StepError(
+                    tensors["sigma"], int(tensors["objects"]), float(tensors["power"])
+                )
+        return found
+
+    def canaries(self, version: int) -> dict[str, Block]:
+        """For each side, ids (as strings) and vectors [n, D] as they were at publication."""
+        path = self._checked(version, "canary.parquet") / "canary.parquet"
+        table = pq.read_table(path)
+        sides = table["side"].combine_chunks()
+        return {
+            side: to_block(table.filter(pc.equal(sides, side)), path)
+            for side in pc.unique(sides).to_pylist()
+        }
+
+    def view(self, version: int | None = None) -> View:
+        """The newest embeddings as `version` (the newest itself by default) reads them.
+
+        Raises: UnknownVersionError. IntegrityError: a file is not what was published.
+        """
+        source = self.newest
+        target = source if version is None else version
+        dim = self.manifest(target).dim
+        return View(target, source, dim, self.chain, self.embeddings)
 
     def stored(self, side: str) -> Path:
         """The file of the newest version's vectors of a side, compared with its hash.

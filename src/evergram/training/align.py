@@ -14,25 +14,25 @@ from evergram.compatibility.alignment import history_metric
 from evergram.compatibility.certificate import StepError, certify
 from evergram.compatibility.closed_form import ClosedForm, fit_closed_form, pairs_needed
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.data.corpus import Vocabulary
-from evergram.errors import DataError, LineageError
-from evergram.evaluation.compatibility import as_dim, overlap
+from evergram.errors import LineageError
+from evergram.evaluation.mapping import Pairs, mapping_readings
 from evergram.lineage.lineage import Artefact, Lineage
 from evergram.stores.embedding_files import EmbeddingFile, open_embeddings
 from evergram.stores.pairing import Pairing
 from evergram.stores.reading_ahead import ahead
-from evergram.training.checkpoint import CANARIES, id_hash
+from evergram.training.pair_groups import (
+    Groups,
+    canary_rows,
+    id_hashes,
+    pair_groups,
+    refuse_few,
+    sampled_rows,
+)
 from evergram.training.progress import Progress
 
 QUIET = Progress(quiet=True)
 # The one side of a lineage that is made of files.
 SIDE = "object"
-# What the neighbours are looked up for, and among.
-QUERIES, CATALOGUE = 1000, 20_000
-# Fewer held-out pairs than this say nothing.
-LEAST_HELD_OUT = 20
-# Of the pairs that are not held out, the share on which the ridge is chosen.
-CHOOSING = 0.1
 # Two vectors are the same if they differ by no more than this share of their length.
 SAME = 1e-5
 
@@ -58,16 +58,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Groups:
-    """Rows of a pairing, each bool [N]: `seen` is fitted to, on `chosen` the ridge is chosen (and
-    they are then fitted to), `held` is measured on."""
-
-    seen: Tensor
-    chosen: Tensor
-    held: Tensor
-
-
-@dataclass(frozen=True)
 class Sample:
     """Vectors that are kept in memory: rows of the pairing and both vectors of each."""
 
@@ -75,10 +65,10 @@ class Sample:
     old: Tensor
     new: Tensor
 
-    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, rows: Tensor) -> Pairs:
         """Old and new vectors of some of the rows."""
         place = torch.searchsorted(self.rows, rows)
-        return self.old[place], self.new[place]
+        return Pairs(self.old[place], self.new[place])
 
 
 def align(
@@ -105,23 +95,26 @@ def align(
     if not first and not isinstance(old, int):
         _check_same(before, lineage)
     pairing = Pairing(before, new)
-    hashes = _hashes(pairing.ids)
-    groups = _groups(hashes, settings.held_out)
-    _refuse_few(groups, before.dim, new.dim, settings)
-    queries, catalogue = _sampled_rows(hashes, groups.held, settings.seed)
-    version = 0 if first else lineage.newest
-    kept = _canary_rows(pairing.ids, hashes, groups.held, None if first else lineage, version)
+    rank = min(settings.rank, before.dim, new.dim)
+    hashes = id_hashes(pairing.ids)
+    groups = pair_groups(hashes, settings.held_out)
+    refuse_few(groups, before.dim, new.dim, settings.transform, rank)
+    queries, catalogue = sampled_rows(hashes, groups.held, settings.seed)
+    past = None if first else lineage.canaries(lineage.newest).get(SIDE, (None,))[0]
+    kept = canary_rows(pairing.ids, hashes, groups.held, past)
     moments, sample = _pass(pairing, groups, torch.cat([queries, catalogue, kept]), progress)
     metric = None if first else _metric(lineage)
-    options = {"rank": settings.rank, "scaled": settings.scaled}
-    fitted = fit_closed_form(
-        settings.transform, moments["seen"], moments["chosen"], metric, **options
-    )
+
+    def fit(some: SecondMoments, choosing: SecondMoments | None) -> ClosedForm:
+        kind, scaled = settings.transform, settings.scaled
+        return fit_closed_form(kind, some, choosing, metric, rank=rank, scaled=scaled)
+
+    fitted = fit(moments["seen"], moments["chosen"])
     fitted.transform.requires_grad_(False).eval()
     whole = SecondMoments(before.dim, new.dim)
     for part in moments.values():
         whole.merge(part)
-    ideal = fit_closed_form(settings.transform, whole, None, metric, **options)
+    ideal = fit(whole, None)
     held = moments["held"]
     report = {
         "pairs": {
@@ -131,15 +124,24 @@ def align(
             "common_share": len(pairing) / min(before.rows, new.rows),
             "fitted": int((groups.seen | groups.chosen).sum()),
             "held_out": held.count,
-            "needed": _needed(settings, before.dim, new.dim),
+            "needed": pairs_needed(settings.transform, before.dim, new.dim, rank),
         },
         "dims": {"old": before.dim, "new": new.dim},
-        "transform": {"kind": settings.transform, **_said(settings), "ridge": fitted.ridge},
+        "transform": {
+            "kind": fitted.transform.kind,
+            **fitted.transform.options,
+            "ridge": fitted.ridge,
+        },
         "neighbours": {"queries": len(queries), "catalogue": len(catalogue)},
-        "held_out": _readings(fitted, ideal, held, sample, queries, catalogue),
+        "held_out": mapping_readings(
+            {"transformed": _published(fitted), "in_sample": _published(ideal)},
+            held,
+            sample.take(queries),
+            sample.take(catalogue),
+        ),
     }
     error = StepError(held.sigma(*_published(fitted)), held.count, held.power)
-    old_kept, new_kept = sample.take(kept)
+    canaries = sample.take(kept)
     ids = pairing.ids.take(pa.array(kept.numpy())).cast(pa.string())
     recipe = {"align": {**asdict(settings), "old": str(before.path), "new": str(new.path)}}
     if first:
@@ -150,7 +152,7 @@ def align(
                 transform=None,
                 metrics={"version": 0, "dim": before.dim, "metrics": {"model": {}}},
                 recipe=recipe,
-                canaries={SIDE: (ids, old_kept)},
+                canaries={SIDE: (ids, canaries.old)},
             )
         )
     number = lineage.newest + 1
@@ -166,7 +168,7 @@ def align(
             transform=fitted.transform,
             metrics=facts,
             recipe=recipe,
-            canaries={SIDE: (ids, new_kept)},
+            canaries={SIDE: (ids, canaries.new)},
             error=error,
         )
     )
@@ -213,81 +215,6 @@ def _check_same(old: EmbeddingFile, lineage: Lineage) -> None:
         start += len(ours)
 
 
-def _hashes(ids: pa.Array, size: int = 1 << 20) -> Tensor:
-    """`id_hash` of many ids, a part at a time: Python's strings are large."""
-    parts = range(0, len(ids), size)
-    return torch.cat([id_hash(Vocabulary(ids.slice(start, size))) for start in parts])
-
-
-def _groups(hashes: Tensor, share: float) -> Groups:
-    """By the hash of the id alone: the same objects in every version, on every machine."""
-    held = hashes < share * 2**32
-    chosen = ~held & (hashes < (share + (1 - share) * CHOOSING) * 2**32)
-    return Groups(~held & ~chosen, chosen, held)
-
-
-def _needed(settings: Settings, old_dim: int, new_dim: int) -> int:
-    return pairs_needed(settings.transform, old_dim, new_dim, settings.rank)
-
-
-def _said(settings: Settings) -> dict[str, Any]:
-    """The options that the kind of transform takes."""
-    return {
-        "low_rank": {"rank": settings.rank},
-        "orthogonal": {"scaled": settings.scaled},
-    }.get(settings.transform, {})
-
-
-def _refuse_few(groups: Groups, old_dim: int, new_dim: int, settings: Settings) -> None:
-    """Raises: DataError: too few pairs to fit, or to measure on; with what could be done."""
-    held, fitted = int(groups.held.sum()), int((~groups.held).sum())
-    needed = _needed(settings, old_dim, new_dim)
-    if fitted < needed:
-        ranks = [
-            r
-            for r in range(1, min(old_dim, new_dim))
-            if pairs_needed("low_rank", old_dim, new_dim, r) <= fitted
-        ]
-        turn = pairs_needed("orthogonal", old_dim, new_dim)
-        advice = [f"--transform low_rank --rank {ranks[-1]}"] if ranks else []
-        advice += ["--transform orthogonal"] if turn <= fitted else []
-        instead = f", or use {' or '.join(advice)}" if advice else ""
-        raise DataError(
-            f"{fitted} common objects are there to fit to ({held} more are held out), and a "
-            f"{settings.transform} transform from {new_dim} to {old_dim} dims needs {needed}; "
-            f"give files with more objects in common{instead}."
-        )
-    if held < LEAST_HELD_OUT or not bool(groups.chosen.any()):
-        raise DataError(
-            f"Only {held} of {held + fitted} common objects are held out to measure on, and "
-            f"{LEAST_HELD_OUT} are needed; raise --held-out."
-        )
-
-
-def _sampled_rows(hashes: Tensor, held: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Held-out rows to look up, and rows of others, held out or not, to look among."""
-    order = torch.argsort(hashes, stable=True)
-    queries = order[held[order]][:QUERIES]
-    drawn = torch.randperm(len(hashes), generator=torch.Generator().manual_seed(seed))
-    return queries, drawn[~torch.isin(drawn, queries)][:CATALOGUE]
-
-
-def _canary_rows(
-    ids: pa.Array, hashes: Tensor, held: Tensor, lineage: Lineage | None, version: int
-) -> Tensor:
-    """Held-out rows whose vectors are kept for ever: past canaries first, then by hash."""
-    order = torch.argsort(hashes, stable=True)
-    order = order[held[order]]
-    if lineage is not None:
-        past = lineage.canaries(version).get(SIDE)
-        if past is not None:
-            rows = Vocabulary(ids.cast(pa.string())).rows(past[0])
-            rows = rows[rows >= 0]
-            rows = rows[held[rows]]
-            order = torch.cat([rows, order[~torch.isin(order, rows)]])
-    return order[:CANARIES]
-
-
 def _metric(lineage: Lineage) -> Tensor | None:
     """S of the versions that are there; None where it is I, or a step is not affine."""
     chain = lineage.chain
@@ -325,44 +252,3 @@ def _published(fitted: ClosedForm) -> tuple[Tensor, Tensor | None]:
     found = fitted.transform.affine()
     assert found is not None
     return found
-
-
-def _readings(
-    fitted: ClosedForm,
-    ideal: ClosedForm,
-    held: SecondMoments,
-    sample: Sample,
-    queries: Tensor,
-    catalogue: Tensor,
-) -> dict[str, dict[str, float]]:
-    """What held-out objects keep, by who reads them."""
-    nothing = torch.eye(held.old_dim, held.new_dim), None
-    maps = {
-        "transformed": _published(fitted),
-        "as_is": nothing,
-        "in_sample": _published(ideal),
-    }
-    (query, query_new), (candidate, candidate_new) = sample.take(queries), sample.take(catalogue)
-    found = {}
-    for name, (weight, offset) in maps.items():
-        read, among = (
-            as_dim(v, held.old_dim) if name == "as_is" else _mapped(v, weight, offset)
-            for v in (query_new, candidate_new)
-        )
-        one, two, three, four = (
-            torch.nn.functional.normalize(v, dim=1) for v in (read, among, query, candidate)
-        )
-        found[name] = {
-            "cosine": float((one * three).sum(1).mean()),
-            "relative_error": (held.error(weight, offset) / held.power) ** 0.5
-            if held.power
-            else float("nan"),
-            "overlap@10": overlap(one, two, three, four),
-            "overlap@10_own_queries": overlap(three, two, three, four),
-        }
-    return found
-
-
-def _mapped(vectors: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
-    mapped = vectors @ weight.T
-    return mapped if offset is None else mapped + offset
