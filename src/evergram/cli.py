@@ -161,7 +161,7 @@ def evaluate(
 
     found = Lineage.open(lineage)
     overrides = [*(set_ or []), *([] if seed is None else [f"seed={seed}"])]
-    recipe = Recipe.of(found.manifest(found.newest).recipe, overrides)
+    recipe = Recipe.of(found.recipe(found.newest), overrides)
     metrics = evaluate_version(recipe, found, as_version, device=device)
     read_as = found.newest if as_version is None else as_version
     if as_json:
@@ -201,7 +201,7 @@ def diagnose(
         raise DataError(f"--every {every} is more than --steps {steps}; nothing would be measured.")
     found = Lineage.open(lineage)
     overrides = [*(set_ or []), *([] if seed is None else [f"seed={seed}"])]
-    recipe = Recipe.of(found.manifest(found.newest).recipe, overrides)
+    recipe = Recipe.of(found.recipe(found.newest), overrides)
     result = look(
         recipe,
         found,
@@ -396,22 +396,22 @@ def align(
         f"needed), {pairs['held_out']} held out.\n"
     )
     readings = found["held_out"]
-    header = list(next(iter(readings.values())))
-    rows = {_MAPPINGS[n]: [_number(v[h]) for h in header] for n, v in readings.items()}
-    rows["the old vectors themselves"] = ["1.0000", "0.0000", "1.0000", "1.0000"]
-    lines = [[who, *cells] for who, cells in rows.items()]
-    _table("What held-out objects keep", ["", *header], lines)
+    header = ["", "cosine", "relative error", "overlap@10", "own queries"]
+    names = list(next(iter(readings.values())))
+    lines = [[_MAPPINGS[who], *(_number(v[n]) for n in names)] for who, v in readings.items()]
+    lines.append(["the old vectors", "1.0000", "0.0000", "1.0000", "1.0000"])
+    _table("What held-out objects keep", header, lines)
     sample = found["neighbours"]
     sys.stdout.write(
         f"Neighbours: of {sample['queries']} held-out objects among {sample['catalogue']} others, "
-        "by cosine.\n"
+        "by cosine;\nown queries: of old vectors, among new ones.\n"
     )
 
 
 _MAPPINGS = {
     "transformed": "new, transformed",
     "as_is": "new, as it is",
-    "in_sample": "fitted to all, these too",
+    "in_sample": "fitted to these too",
 }
 
 

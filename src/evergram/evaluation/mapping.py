@@ -37,8 +37,8 @@ def mapping_readings(
         consumer that kept its old query vectors and meets new candidates.
     """
     readers: dict[str, Affine] = {
-        **maps,
         "as_is": (torch.eye(held.old_dim, held.new_dim), None),
+        **maps,
     }
     past, among_past = (torch.nn.functional.normalize(p.old, dim=1) for p in (queries, catalogue))
     power = held.power

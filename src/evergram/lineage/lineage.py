@@ -210,6 +210,20 @@ class Lineage:
             )
         return self._manifests[version]
 
+    def recipe(self, version: int) -> dict[str, Any]:
+        """The whole recipe as it was run.
+
+        Raises: LineageError: the version came from a file, no model was trained for it.
+        """
+        manifest = self.manifest(version)
+        if manifest.encoder is None:
+            raise LineageError(
+                f"Version {version} of {self.path} came from a file of embeddings and has no "
+                "model; only a version that was trained can be gone on from by training, or "
+                "judged on its data ('evergram check' needs neither)."
+            )
+        return manifest.recipe
+
     def metrics(self, version: int) -> dict[str, Any]:
         """What was measured when the version was published."""
         folder = self._checked(version, "metrics.json")
@@ -309,12 +323,9 @@ class Lineage:
 
         Raises: LineageError: the version came from a file and has none.
         """
+        self.recipe(version)
         record = self.manifest(version).encoder
-        if record is None:
-            raise LineageError(
-                f"Version {version} of {self.path} came from a file of embeddings and has no "
-                "model; only a version that was trained can be gone on from by training."
-            )
+        assert record is not None
         folder = self._checked(version, "encoder.safetensors", "vocabularies.parquet")
         table = pq.read_table(folder / "vocabularies.parquet")
         names, keys = table["vocabulary"].combine_chunks(), table["key"].combine_chunks()

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from evergram.compatibility.alignment import history_metric
 from evergram.compatibility.certificate import StepError, certify
-from evergram.compatibility.closed_form import ClosedForm, fit_closed_form, pairs_needed
+from evergram.compatibility.closed_form import KINDS, ClosedForm, fit_closed_form, pairs_needed
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.errors import LineageError
+from evergram.errors import DataError, LineageError
 from evergram.evaluation.mapping import Pairs, mapping_readings
 from evergram.lineage.lineage import Artefact, Lineage
 from evergram.stores.embedding_files import EmbeddingFile, open_embeddings
@@ -55,6 +55,17 @@ class Settings:
     scaled: bool = False
     held_out: float = 0.1
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.transform not in KINDS:
+            raise DataError(
+                f"The transform {self.transform!r} cannot be fitted to files; "
+                f"{', '.join(KINDS)} can."
+            )
+        if not 0 < self.held_out < 1:
+            raise DataError(f"held_out is {self.held_out}; it is a share between 0 and 1.")
+        if self.rank < 1:
+            raise DataError(f"rank is {self.rank}; it is at least 1.")
 
 
 @dataclass(frozen=True)
@@ -249,6 +260,6 @@ def _pass(
 
 def _published(fitted: ClosedForm) -> tuple[Tensor, Tensor | None]:
     """The affine map of the transform itself, in its float32."""
-    found = fitted.transform.affine()
+    found = fitted.transform.requires_grad_(False).affine()
     assert found is not None
     return found
