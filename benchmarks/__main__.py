@@ -22,7 +22,9 @@ from benchmarks import (
     measure,
     plots,
     quality,
+    rewriting,
     steps,
+    text,
     towers,
 )
 
@@ -128,6 +130,7 @@ SECTIONS = {
     "steps": Section(steps.steps_section),
     "growth": Section(growth.growth, growth.table, drawn=True),
     "crossover": Section(crossover.crossover, crossover.table, drawn=True),
+    "transform": Section(rewriting.measure, rewriting.table),
     "errors": Section(errors.errors, errors.table, drawn=True),
     "dumps": Section(dumps.section),
     "demo": Section(demo_section),
@@ -141,9 +144,11 @@ SECTIONS = {
         partial(quality.quality, "gowalla"), quality.table, drawn=True, needs_data=True
     ),
     "towers": Section(towers.section, needs_data=True),
+    "text": Section(text.measure, text.table, needs_data=True),
 }
 DOCUMENTS = [ROOT / "README.md"] + [
-    ROOT / "docs" / f"{name}.md" for name in ("results", "training", "two-tower", "wikipedia")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("align", "results", "training", "two-tower", "wikipedia")
 ]
 
 

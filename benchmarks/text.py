@@ -99,8 +99,8 @@ def table(found: Found) -> str:
     pairs = found.report["pairs"]
     lines = [
         f"{found.articles} articles, {found.tested} of them for testing alone; "
-        f"{len(next(iter(found.auc.values())))} categories; {found.report['dims']['new']} dims back "
-        f"to {found.report['dims']['old']}; {pairs['fitted']} pairs fitted to; neighbours of "
+        f"{len(next(iter(found.auc.values())))} categories; {found.report['dims']['new']} dims "
+        f"back to {found.report['dims']['old']}; {pairs['fitted']} pairs fitted to; neighbours of "
         f"{sample['queries']} test articles among {sample['catalogue']} articles.",
         "",
         "| what the consumers read | mean AUC | worst | cosine | relative error | overlap@10 |",
