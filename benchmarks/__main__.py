@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    alignment,
     crossover,
     dumps,
     errors,
@@ -128,6 +129,7 @@ class Section:
 SECTIONS = {
     "timing": Section(timing_section),
     "steps": Section(steps.steps_section),
+    "alignment": Section(alignment.section),
     "growth": Section(growth.growth, growth.table, drawn=True),
     "crossover": Section(crossover.crossover, crossover.table, drawn=True),
     "transform": Section(rewriting.measure, rewriting.table),

@@ -13,6 +13,7 @@ from benchmarks.measure import BASE, base_split
 from evergram.data.corpus import Corpus
 from evergram.training.loop import no_denormals, prepare, run_epoch
 from evergram.training.recipe import Recipe, TrainingRecipe
+from evergram.training.step import Joint
 
 ENCODERS = {
     "factorization": [],
@@ -60,12 +61,12 @@ def step_ratios(rounds: int = 25, encoders: tuple[str, ...] = tuple(ENCODERS)) -
     for encoder in encoders:
         names = [(v, c) for v in VARIANTS for c in PRECONDITIONS]
         model = ENCODERS[encoder]
-        turns = {(NONE, ""): _Turns(corpus, [*model, "task.penalty=0.0"])}
+        turns = {(NONE, ""): Turns(corpus, [*model, "task.penalty=0.0"])}
         for variant, column in names:
             settings = [*VARIANTS[variant], f"training.precondition={PRECONDITIONS[column]}"]
-            turns[variant, column] = _Turns(corpus, [*model, *settings])
+            turns[variant, column] = Turns(corpus, [*model, *settings])
         with no_denormals():
-            times = _interleaved(turns, rounds)
+            times = interleaved(turns, rounds)
         bare = times[NONE, ""]
         found.milliseconds[encoder] = 1000 * median(bare)
         found.products[encoder] = 1 + median(_products(rounds)) / median(bare)
@@ -112,13 +113,13 @@ def _products(rounds: int) -> list[float]:
     return times
 
 
-class _Turns:
+class Turns:
     """A training that goes on for some steps whenever its turn comes."""
 
-    def __init__(self, corpus: Corpus, settings: list[str]) -> None:
+    def __init__(self, corpus: Corpus, settings: list[str], joint: Joint | None = None) -> None:
         self.device = torch.device("cpu")
         self.step, self.sampler, self.draws = prepare(
-            Recipe.of(BASE, settings), corpus, 0, self.device
+            Recipe.of(BASE, settings), corpus, 0, self.device, joint=joint
         )
         self.epoch = 0
         self.running: Iterator[object] = iter(())
@@ -141,8 +142,8 @@ class _Turns:
         return (time.perf_counter() - started) / STEPS
 
 
-def _interleaved(
-    turns: dict[tuple[str, str], _Turns], rounds: int
+def interleaved(
+    turns: dict[tuple[str, str], Turns], rounds: int
 ) -> dict[tuple[str, str], list[float]]:
     times: dict[tuple[str, str], list[float]] = {name: [] for name in turns}
     names = list(turns)

@@ -25,6 +25,8 @@ class Alignment(Joint):
         weight: for each side, float [N], 1 for an object that takes part.
         strength: λ on mean ‖δ‖².
         rate: of the transform's optimiser.
+        rows: at most how many objects of each side of a batch are looked at, the first ones: a
+            batch's order is random.
     Source: [BC] Eq. (3).
     """
 
@@ -36,19 +38,22 @@ class Alignment(Joint):
         weight: Mapping[str, Tensor],
         strength: float,
         rate: float,
+        rows: int = 1024,
     ) -> None:
         super().__init__()
         self.transform = transform
         self.loss = loss
         self.strength = strength
         self.rate = rate
+        self.rows = rows
         for side in SIDES:
             self.register_buffer(f"past_{side}", loss.lifted(past[side]), persistent=False)
             self.register_buffer(f"weight_{side}", weight[side], persistent=False)
 
     def forward(self, query: Tensor, candidate: Tensor, batch: Batch) -> Tensor:
-        rows = {"query": batch.query, "candidate": batch.candidate}
+        rows = {"query": batch.query[: self.rows], "candidate": batch.candidate[: self.rows]}
+        embeddings = torch.cat([query[: self.rows], candidate[: self.rows]])
         past = torch.cat([self.get_buffer(f"past_{s}")[rows[s]] for s in SIDES])
         weight = torch.cat([self.get_buffer(f"weight_{s}")[rows[s]] for s in SIDES])
-        loss: Tensor = self.loss(self.transform, torch.cat([query, candidate]), past, weight)
+        loss: Tensor = self.loss(self.transform, embeddings, past, weight)
         return self.strength * loss + self.transform.penalty().to(loss)

@@ -251,6 +251,8 @@ class UpgradeRecipe(_Strict):
     weight: Weight = 16.0
     unit: Literal["norm", "paper"] = "paper"
     transform_rate: Rate = 3e-3
+    # At most how many objects of each side of a batch are aligned, each step.
+    rows: Positive = 1024
     # low_rank, lambda_orthogonal and residual_mlp only.
     rank: Positive = 32
     orthogonality: Weight = 0.1

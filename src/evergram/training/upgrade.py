@@ -122,7 +122,9 @@ def upgrade(
     if settings.fit == "joint":
         strength = alignment_weight(settings.weight, settings.unit, before.dim)
         weight = {side: used[side].float() for side in SIDES}
-        joint = Alignment(transform, loss, past, weight, strength, settings.transform_rate)
+        joint = Alignment(
+            transform, loss, past, weight, strength, settings.transform_rate, settings.rows
+        )
     title = f"version {version}"
     common: dict[str, Any] = {"past": past, "folder": folder}
     if settings.start == "frozen":

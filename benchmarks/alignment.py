@@ -1,0 +1,110 @@
+"""What backward compatibility adds: history to the alignment loss, the loss to a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from benchmarks.measure import BASE, base_split
+from benchmarks.steps import ENCODERS, Turns, interleaved
+from evergram.compatibility.alignment import AlignmentLoss
+from evergram.compatibility.chain import Chain
+from evergram.compatibility.transforms import LinearTransform
+from evergram.encoders.features import SIDES
+from evergram.training.joint import Alignment
+from evergram.training.loop import no_denormals
+from evergram.training.recipe import Recipe
+
+HISTORIES = (2, 32)
+DIMS = (64, 256)
+ROWS = 6144  # a query, a candidate and a negative of each of 2048 pairs
+
+
+def loss_ratios(rounds: int = 60) -> dict[int, dict[int, float]]:
+    """Time of the multi-step loss and its gradient over the single-step loss's, by dim and by the
+    number of past versions; medians over rounds of one after the other."""
+    found: dict[int, dict[int, float]] = {}
+    for dim in DIMS:
+        draw = torch.Generator().manual_seed(0)
+        embeddings = torch.randn(ROWS, dim, generator=draw).requires_grad_()
+        past, weight = torch.randn(ROWS, dim, generator=draw), torch.ones(ROWS)
+        transform = LinearTransform(dim, dim, draw)
+        found[dim] = {}
+        for versions in HISTORIES:
+            chain = Chain([LinearTransform(dim, dim, draw) for _ in range(versions - 1)], dim)
+            single, multi = (
+                _once(AlignmentLoss(chain, steps), transform, embeddings, past, weight)
+                for steps in ("single", "multi")
+            )
+            ratios = []
+            for number in range(rounds + 5):
+                pair = [(single, multi), (multi, single)][number % 2]
+                times = {action: _seconds(action) for action in pair}
+                if number >= 5:  # the first rounds warm up
+                    ratios.append(times[multi] / times[single])
+            found[dim][versions] = median(ratios)
+    return found
+
+
+def _once(
+    loss: AlignmentLoss,
+    transform: LinearTransform,
+    embeddings: torch.Tensor,
+    past: torch.Tensor,
+    weight: torch.Tensor,
+) -> Callable[[], None]:
+    # Past embeddings are lifted once a training, not once a step.
+    lifted = loss.lifted(past)
+
+    def action() -> None:
+        embeddings.grad = transform.weight.grad = None
+        loss(transform, embeddings, lifted, weight).backward()
+
+    return action
+
+
+def _seconds(action: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def step_ratios(rounds: int = 25) -> dict[str, float]:
+    """A step of joint training over the same step of training alone, by encoder."""
+    corpus = base_split().training
+    found = {}
+    dim = Recipe.of(BASE).model.dim_of(0)
+    draw = torch.Generator().manual_seed(0)
+    sizes = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
+    for encoder, settings in ENCODERS.items():
+        joint = Alignment(
+            LinearTransform(dim, dim, draw),
+            AlignmentLoss(Chain([LinearTransform(dim, dim, draw)], dim)),
+            {s: torch.randn(sizes[s], dim, generator=draw) for s in SIDES},
+            {s: torch.ones(sizes[s]) for s in SIDES},
+            1.0,
+            3e-3,
+        )
+        turns = {
+            ("alone", ""): Turns(corpus, settings),
+            ("joint", ""): Turns(corpus, settings, joint),
+        }
+        with no_denormals():
+            times = interleaved(turns, rounds)
+        pairs = zip(times["joint", ""], times["alone", ""], strict=True)
+        found[encoder] = median(a / b for a, b in pairs)
+    return found
+
+
+def section() -> str:
+    lines = ["| the loss and its gradient, over the single-step loss's | ", "|---|"]
+    lines[0] += " | ".join(f"{v} past versions" for v in HISTORIES) + " |"
+    lines[1] += "---|" * len(HISTORIES)
+    for dim, ratios in loss_ratios().items():
+        lines.append(f"| {dim} dims | " + " | ".join(f"{r:.2f}" for r in ratios.values()) + " |")
+    lines += ["", "| encoder | a joint step over a step alone |", "|---|---|"]
+    lines += [f"| {name} | {ratio:.2f} |" for name, ratio in step_ratios().items()]
+    return "\n".join(lines)
