@@ -24,7 +24,9 @@ from benchmarks import (
     measure,
     plots,
     quality,
+    rewriting,
     steps,
+    text,
     towers,
 )
 
@@ -131,6 +133,7 @@ SECTIONS = {
     "alignment": Section(alignment.section),
     "growth": Section(growth.growth, growth.table, drawn=True),
     "crossover": Section(crossover.crossover, crossover.table, drawn=True),
+    "transform": Section(rewriting.measure, rewriting.table),
     "errors": Section(errors.errors, errors.table, drawn=True),
     "dumps": Section(dumps.section),
     "demo": Section(demo_section),
@@ -146,10 +149,11 @@ SECTIONS = {
     "towers": Section(towers.section, needs_data=True),
     "graph-steps": Section(graphs.steps_section, needs_data=True),
     "graph-quality": Section(graphs.quality_section, needs_data=True),
+    "text": Section(text.measure, text.table, needs_data=True),
 }
 DOCUMENTS = [ROOT / "README.md"] + [
     ROOT / "docs" / f"{name}.md"
-    for name in ("results", "training", "two-tower", "graph", "wikipedia")
+    for name in ("align", "results", "training", "two-tower", "graph", "wikipedia")
 ]
 
 
