@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.alignment import AlignmentLoss
-from evergram.compatibility.transforms import LinearTransform, Transform
+from evergram.compatibility.transforms import Transform
 from evergram.data.sampling import Batch
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
@@ -24,10 +24,6 @@ class AlignmentSettings:
     objects: "batch": the loss is over a batch's own objects; "uniform": over objects drawn
         uniformly among all that take part, whatever the batch. A graph encoder has them at hand.
     rows: at most how many of each side are looked at in a step.
-    solved: W is not trained: it is the least-squares solution by running second moments of
-        (z_{k-1}, z_k), so that only what no W can mend is left to the encoder.
-    memory: how much of those moments a step replaces.
-    ridge: added to their diagonal, over its mean.
     seed: of the draws.
     """
 
@@ -35,9 +31,6 @@ class AlignmentSettings:
     rate: float = 3e-3
     objects: str = "batch"
     rows: int = 1024
-    solved: bool = False
-    memory: float = 0.1
-    ridge: float = 1e-4
     seed: int = 0
 
 
@@ -50,8 +43,7 @@ class Alignment(Joint):
         past: for each side, z_{k-1} [N, D_{k-1}] of the training corpus's entities, computed once:
             M_{k-1} is frozen.
         weight: for each side, float [N], 1 for an object that takes part.
-    Source: [BC] Eq. (3). Solving for what is linear while the rest is trained is variable
-        projection (Golub and Pereyra 1973).
+    Source: [BC] Eq. (3); its authors' code has the objects of the batch.
     """
 
     def __init__(
@@ -68,21 +60,12 @@ class Alignment(Joint):
         self.settings = settings
         self.rate = settings.rate
         for side in SIDES:
-            self.register_buffer(f"past_{side}", past[side], persistent=False)
             self.register_buffer(f"lifted_{side}", loss.lifted(past[side]), persistent=False)
             self.register_buffer(f"weight_{side}", weight[side], persistent=False)
             known = torch.nonzero(weight[side]).flatten()
             self.register_buffer(f"known_{side}", known, persistent=False)
         self.steps: Tensor
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        self.new: Tensor
-        self.cross: Tensor
-        if settings.solved:
-            assert isinstance(transform, LinearTransform)
-            transform.requires_grad_(False)
-            old, new = transform.weight.shape
-            self.register_buffer("new", torch.zeros(new, new, dtype=torch.float64))
-            self.register_buffer("cross", torch.zeros(old, new, dtype=torch.float64))
 
     def forward(
         self, query: Tensor, candidate: Tensor, batch: Batch, embeddings: Embeddings
@@ -95,8 +78,6 @@ class Alignment(Joint):
             rows = {side: self._draw(side) for side in SIDES}
             found = torch.cat([embeddings.rows(side, rows[side]) for side in SIDES])
         weight = self._cat("weight", rows)
-        if self.settings.solved:
-            self._solve(found.detach(), self._cat("past", rows), weight)
         self.steps += 1
         loss: Tensor = self.loss(self.transform, found, self._cat("lifted", rows), weight)
         return self.settings.strength * loss + self.transform.penalty().to(loss)
@@ -112,19 +93,3 @@ class Alignment(Joint):
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(len(known), (self.settings.rows,), generator=generator)
         return known[drawn.to(known.device)]
-
-    @torch.no_grad()
-    def _solve(self, new: Tensor, past: Tensor, weight: Tensor) -> None:
-        """Fold a batch into the moments and put their solution in the transform's place."""
-        total = weight.sum().clamp(min=1)
-        weighted = new * (weight / total)[:, None]
-        moment, cross = (weighted.T @ new).double(), (past.T @ weighted).double()
-        share = max(self.settings.memory, 1 / (int(self.steps) + 1))
-        self.new.lerp_(moment, share)
-        self.cross.lerp_(cross, share)
-        size = len(self.new)
-        ridge = self.settings.ridge * self.new.trace() / size
-        eye = torch.eye(size, dtype=self.new.dtype, device=self.new.device)
-        solved = torch.linalg.solve(self.new + (ridge + 1e-12) * eye, self.cross.T).T
-        assert isinstance(self.transform, LinearTransform)
-        self.transform.weight.copy_(solved)

@@ -242,6 +242,9 @@ class TrainingRecipe(_Strict):
     reach: Rate | None = None
 
 
+CLOSED = ("linear", "affine", "orthogonal", "low_rank")
+
+
 class UpgradeRecipe(_Strict):
     """How the next version comes to be, and its way back. [BC] §3, Table 1.
 
@@ -268,12 +271,12 @@ class UpgradeRecipe(_Strict):
     weight: Weight = 16.0
     unit: Literal["norm", "paper"] = "paper"
     transform_rate: Rate = 3e-3
-    # At most how many objects of each side of a batch are aligned, each step.
-    rows: Positive = 1024
+    # joint: a step aligns its batch's objects, or some drawn uniformly among all that are known;
+    # at most so many of each side.
     objects: Literal["batch", "uniform"] = "batch"
-    solved: bool = False
-    memory: Share = 0.1
-    polish: bool = False
+    rows: Positive = 1024
+    # The transform is Adam's, or in the end replaced by the closed form on all objects.
+    solver: Literal["gradient", "closed"] = "gradient"
     # low_rank, lambda_orthogonal and residual_mlp only.
     rank: Positive = 32
     orthogonality: Weight = 0.1
@@ -296,6 +299,15 @@ class UpgradeRecipe(_Strict):
         if name not in METHODS:
             raise ValueError(f"upgrade.method is {name!r}; it must be one of {', '.join(METHODS)}")
         return {**METHODS[name], **values}
+
+    @model_validator(mode="after")
+    def _closed_where_there_is_one(self) -> UpgradeRecipe:
+        if self.solver == "closed" and self.fit != "none" and self.transform not in CLOSED:
+            raise ValueError(
+                f"upgrade.transform = {self.transform!r} has no closed form, {', '.join(CLOSED)} "
+                "have one; set upgrade.solver = 'gradient'"
+            )
+        return self
 
     @property
     def transform_options(self) -> dict[str, Any]:

@@ -11,10 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergram.compatibility.alignment import AlignmentLoss, alignment_weight
-from evergram.compatibility.certificate import StepError, certify
-from evergram.compatibility.fitting import fit_by_gradient
-from evergram.compatibility.transforms import Transform, build_transform
+from evergram.compatibility.certificate import certify
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
@@ -26,11 +23,11 @@ from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import load_encoder, make_artefact
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.joint import Alignment, AlignmentSettings
 from evergram.training.loop import Trained, judge, relevance_of, train_encoder
 from evergram.training.progress import Progress
-from evergram.training.reading import held_out_rows, known_vectors, reading_report
+from evergram.training.reading import reading_report
 from evergram.training.recipe import Recipe
+from evergram.training.way_back import WayBack
 
 QUIET = Progress(quiet=True)
 
@@ -111,37 +108,11 @@ def upgrade(
     if settings.start == "previous":
         # Fine-tuning cannot change the architecture.
         recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
-    chain = lineage.chain
-    past, known = known_vectors(before, split.training)
-    aside = held_out_rows(split.training, settings.held_out)
-    used = {side: known[side] & ~aside[side] for side in SIDES}
-    loss = AlignmentLoss(chain, settings.steps)
-    generator = torch.Generator().manual_seed(recipe.seed + version)
     new_dim = before.dim if settings.start == "frozen" else recipe.model.dim_of(version)
-    transform = build_transform(
-        settings.transform, before.dim, new_dim, settings.transform_options, generator
-    )
-    joint: Alignment | None = None
-    if settings.fit == "joint":
-        strength = alignment_weight(settings.weight, settings.unit, before.dim)
-        weight = {side: used[side].float() for side in SIDES}
-        joint = Alignment(
-            transform,
-            loss,
-            past,
-            weight,
-            AlignmentSettings(
-                strength=strength,
-                rate=settings.transform_rate,
-                objects=settings.objects,
-                rows=settings.rows,
-                solved=settings.solved,
-                memory=settings.memory,
-                seed=recipe.seed + 1_000_003 * version,
-            ),
-        )
+    back = WayBack(recipe, lineage.chain, before, split.training, version, new_dim)
+    joint = back.joint()
     title = f"version {version}"
-    common: dict[str, Any] = {"past": past, "folder": folder}
+    common: dict[str, Any] = {"past": back.past, "folder": folder}
     if settings.start == "frozen":
         trained = judge(recipe, split, before)
     elif encoder is not None:
@@ -160,25 +131,9 @@ def upgrade(
             **common,
         )
     new = {"query": trained.query, "candidate": trained.candidate}
-    if settings.fit == "posthoc":
-        started = time.perf_counter()
-        fit_by_gradient(
-            transform,
-            torch.cat([new[s][used[s]] for s in SIDES]),
-            torch.cat([past[s][used[s]] for s in SIDES]),
-            loss,
-            rate=settings.transform_rate,
-            epochs=settings.fit_epochs,
-            seed=recipe.seed + version,
-        )
-        trained.seconds += time.perf_counter() - started
-    transform.requires_grad_(False).eval()
-    if settings.polish:
-        with torch.no_grad():
-            a, b = (torch.cat([v[s][used[s]] for s in SIDES]).double() for v in (new, past))
-            C = a.T @ a
-            C += 1e-6 * C.trace() / len(C) * torch.eye(len(C), dtype=C.dtype)
-            transform.weight.copy_(torch.linalg.solve(C, a.T @ b).T)
+    started = time.perf_counter()
+    back.finish(new)
+    trained.seconds += time.perf_counter() - started
     report = _report(recipe, version, split, trained)
     if settings.alone:
         report["metrics"]["alone"] = trained.metrics["model"]
@@ -187,10 +142,8 @@ def upgrade(
                 recipe, split, version, chosen, progress, title=f"{title} alone", **common
             )
             report["metrics"]["alone"] = alone.metrics["model"]
-    longer = chain.extended(transform)
-    with torch.no_grad():
-        error = _step_error(transform, new, past, known, aside)
-    errors = {**lineage.errors, version: error}
+    longer = lineage.chain.extended(back.transform)
+    errors = {**lineage.errors, version: back.error(new)}
     report["compatibility"] = {
         str(j): reading_report(
             recipe, split, new, longer, j, load_encoder(lineage, j), settings.held_out
@@ -213,8 +166,8 @@ def upgrade(
         split,
         trained,
         report,
-        transform,
-        error,
+        back.transform,
+        errors[version],
         lineage.canaries(past_version),
         options,
     )
@@ -257,23 +210,6 @@ def refuse_degradation(artefact: Artefact, metric: str, limit: float) -> None:
         f"The new version was not published: it loses {losses} of {metric}, and at most {limit:g} "
         "% is allowed. Its training is kept: the same command with another --max-degradation "
         "goes on from there; or change the recipe."
-    )
-
-
-def _step_error(
-    transform: Transform,
-    new: Mapping[str, Tensor],
-    past: Mapping[str, Tensor],
-    known: Mapping[str, Tensor],
-    aside: Mapping[str, Tensor],
-) -> StepError:
-    """On the objects that alignment never saw; on all that are known where those are none."""
-    rows = {side: known[side] & aside[side] for side in SIDES}
-    if not any(bool(r.any()) for r in rows.values()):
-        rows = dict(known)
-    return StepError.of(
-        transform(torch.cat([new[s][rows[s]] for s in SIDES])),
-        torch.cat([past[s][rows[s]] for s in SIDES]),
     )
 
 
