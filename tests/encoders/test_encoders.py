@@ -100,6 +100,17 @@ class TestEncoder:
             assert torch.isfinite(vector).all()
             assert torch.equal(vector, again.embed_all(stranger)[side])
 
+    def test_it_goes_on_from_another_by_key(self, kind: type[Encoder]) -> None:
+        data, grown = corpus(), corpus("new z y x")
+        old, new = build(kind, data), build(kind, grown, seed=1)
+        fresh = new.embed_all(grown)["candidate"]
+        new.start_from(old)
+        for side in SIDES:
+            torch.testing.assert_close(new.embed_all(data)[side], old.embed_all(data)[side])
+        assert not torch.equal(new.embed_all(grown)["candidate"][1:], fresh[1:])
+        # What the other does not know is told by what it was given at the start.
+        assert new.embed_all(grown)["candidate"][0].abs().sum() > 0
+
     def test_gradients_are_sparse_and_right(self, kind: type[Encoder]) -> None:
         data = corpus()
         encoder = build(kind, data).double()

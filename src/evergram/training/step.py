@@ -136,9 +136,10 @@ class Step:
         # Normalisation by batch keeps running statistics, which a step alone should move.
         kept = [(b, b.clone()) for b in self.encoder.buffers()]
         with torch.no_grad():
-            yield self.encoder(self.scene)
+            embeddings: Embeddings = self.encoder(self.scene)
             for buffer, value in kept:
                 buffer.copy_(value)
+            yield embeddings
 
     def population(self, embeddings: Embeddings, side: str, r: int = 0) -> Population:
         """Every entity's embedding with its share of measure r."""
