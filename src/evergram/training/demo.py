@@ -94,7 +94,7 @@ def tell(
         vectors = _of(artefact, ids)
         if consumers is None:
             seeds = range(recipe.seed, recipe.seed + CONSUMERS)
-            used, held = _a_fifth_aside(label[learn])
+            used, held = _a_third_aside(label[learn])
             parts = [(Inputs.of(vectors[learn[r]]), label[learn[r]]) for r in (used, held)]
             consumers, _ = fit_consumers(parts[0], parts[1], seeds=seeds)
         view = lineage.view(0)
@@ -130,11 +130,11 @@ def _of(artefact: Artefact, ids: pa.Array) -> Tensor:
     return vectors[Vocabulary(known).rows(ids)]
 
 
-def _a_fifth_aside(label: Tensor) -> tuple[Tensor, Tensor]:
-    """Places to learn from and places that stop it early; each class gives a fifth."""
+def _a_third_aside(label: Tensor) -> tuple[Tensor, Tensor]:
+    """Places to learn from and places that stop it early; each class gives a third."""
     held = torch.zeros(len(label), dtype=torch.bool)
     for kind in (label, ~label):
-        held[torch.nonzero(kind).flatten()[::5]] = True
+        held[torch.nonzero(kind).flatten()[::3]] = True
     return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
 
 
