@@ -295,7 +295,7 @@ def check(
 def export(
     lineage: LineageFolder,
     out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="File to write.")],
-    side: Annotated[str, typer.Option(help="query or candidate.")],
+    side: Annotated[str, typer.Option(help="query or candidate; object, of a lineage of files.")],
     as_version: As = None,
     as_json: Json = False,
     seed: Seed = None,
