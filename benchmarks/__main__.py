@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import (
     alignment,
+    candidates,
     crossover,
     dumps,
     errors,
@@ -131,6 +132,7 @@ SECTIONS = {
     "timing": Section(timing_section),
     "steps": Section(steps.steps_section),
     "alignment": Section(alignment.section),
+    "candidates": Section(candidates.section, needs_data=True),
     "growth": Section(growth.growth, growth.table, drawn=True),
     "crossover": Section(crossover.crossover, crossover.table, drawn=True),
     "transform": Section(rewriting.measure, rewriting.table),
