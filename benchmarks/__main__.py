@@ -155,7 +155,16 @@ SECTIONS = {
 }
 DOCUMENTS = [ROOT / "README.md"] + [
     ROOT / "docs" / f"{name}.md"
-    for name in ("align", "results", "training", "two-tower", "graph", "wikipedia")
+    for name in (
+        "align",
+        "results",
+        "training",
+        "two-tower",
+        "graph",
+        "upgrading",
+        "compare",
+        "wikipedia",
+    )
 ]
 
 
