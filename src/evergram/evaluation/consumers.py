@@ -74,8 +74,8 @@ class Consumers(nn.Module):
     """M classifiers with one hidden layer of H, side by side; one batched product a layer.
 
     Each has a start, an order of examples and dropout of its own seed, so that what it becomes
-    does not depend on who is trained beside it. Inputs are centred and scaled by what was fitted on,
-    one scale a table.
+    does not depend on who is trained beside it. Inputs are centred and scaled, one scale a table,
+    by what was fitted on.
 
     Args:
         dim: D. dropout: M ratios. seeds: M of them.
