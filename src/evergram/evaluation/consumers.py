@@ -59,12 +59,14 @@ class Inputs:
         return torch.cat([table[rows[index]] for table, rows in pairs], dim=-1)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation [D] over the inputs."""
+        """Mean [D] over the inputs, and their deviation [D]: one number a table, root of the mean
+        variance, so that no direction weighs more than another does in distances."""
         means, scales = [], []
         for table, rows in zip(self.tables, self.rows, strict=True):
             share = torch.bincount(rows, minlength=len(table)).to(table) / max(1, len(rows))
             means.append(share @ table)
-            scales.append((share @ (table - means[-1]) ** 2).sqrt())
+            spread = (share @ (table - means[-1]) ** 2).mean().sqrt()
+            scales.append(spread.expand(table.shape[1]))
         return torch.cat(means), torch.cat(scales).clamp(min=1e-6)
 
 
@@ -72,7 +74,8 @@ class Consumers(nn.Module):
     """M classifiers with one hidden layer of H, side by side; one batched product a layer.
 
     Each has a start, an order of examples and dropout of its own seed, so that what it becomes
-    does not depend on who is trained beside it. Inputs are standardised by what was fitted on.
+    does not depend on who is trained beside it. Inputs are centred and scaled, one scale a table,
+    by what was fitted on.
 
     Args:
         dim: D. dropout: M ratios. seeds: M of them.
