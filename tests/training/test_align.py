@@ -94,8 +94,8 @@ def test_held_out_objects_change_nothing_of_the_transform(tmp_path: Path, kind: 
 
 def test_from_version_2_on_the_error_counts_at_all_past_versions(tmp_path: Path) -> None:
     """S W C + ρ W = S C', ρ chosen under S: by the library's parts, from the vectors by hand."""
-    versions = [randn(0, ROWS, 6)]
-    versions.append(versions[0] @ randn(1, 6, 20) + 3 * randn(2, ROWS, 20))
+    versions = [100 * randn(0, ROWS, 6)]
+    versions.append(versions[0] @ randn(1, 6, 20) / 100 + 3 * randn(2, ROWS, 20))
     versions.append(versions[1] @ randn(3, 20, 25) + 9 * randn(4, ROWS, 25))
     files = [file_of(tmp_path / f"{i}.parquet", v) for i, v in enumerate(versions)]
     lineage = Lineage.create(tmp_path / "l")
