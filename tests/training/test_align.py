@@ -103,9 +103,10 @@ def test_from_version_2_on_the_error_counts_at_all_past_versions(tmp_path: Path)
     first = lineage.chain.matrix(1, 0)
     align(files[1], files[2], lineage)
     groups = pair_groups(id_hashes(IDS), 0.1)
-    parts = [moments_of(versions[1], versions[2], g) for g in (groups.seen, groups.chosen)]
-    multi = fit_closed_form("linear", *parts, history_metric([first], 6))
-    single = fit_closed_form("linear", *parts)
+    seen = moments_of(versions[1], versions[2], groups.seen)
+    chosen = moments_of(versions[1], versions[2], groups.chosen)
+    multi = fit_closed_form("linear", seen, chosen, history_metric([first], 6))
+    single = fit_closed_form("linear", seen, chosen)
     assert multi.ridge > 0
     found = lineage.chain.matrix(2, 1)
     torch.testing.assert_close(found, multi.weight, rtol=1e-5, atol=1e-5)
