@@ -89,3 +89,10 @@ def test_the_readmes_numbers_are_filled_in() -> None:
     for name in ("demo", "movielens", "gowalla"):
         section = README.split(f"<!-- {name} -->")[1].split(f"<!-- end {name} -->")[0]
         assert re.search(r"\d\.\d{4}", section), f"run: python -m benchmarks {name} --write"
+
+
+def test_the_numbers_of_align_are_filled_in() -> None:
+    text = (ROOT / "docs" / "align.md").read_text()
+    for name in ("text", "transform"):
+        section = text.split(f"<!-- {name} -->")[1].split(f"<!-- end {name} -->")[0]
+        assert re.search(r"\d\.\d", section), f"run: python -m benchmarks {name} --write"

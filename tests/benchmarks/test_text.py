@@ -57,3 +57,13 @@ def test_tf_idf_is_of_the_training_texts_alone(monkeypatch: pytest.MonkeyPatch) 
     again = text.tf_idf(changed, training)
     assert found.shape == (len(texts), 3)
     assert np.array_equal(found, again)  # words that no training text has count for nothing
+
+
+def test_the_encoder_is_at_hand_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the network was asked for")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    owl, bird, dam = text.sentence_vectors(["The owl.", "A bird of the night.", "Hoover Dam."])
+    assert owl.shape == (384,)
+    assert owl @ bird > owl @ dam

@@ -121,8 +121,8 @@ class View:
         return self._chain.apply(embeddings, self.source, self.version)
 
     def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
-        """Ids [N] and vectors [N, D_j] of every stored object of a side: "query" or "candidate",
-        or "object" where the versions came from files."""
+        """Ids [N] and vectors [N, D_j] of every stored object of "query" or "candidate"; where the
+        versions came from files, of "object"."""
         ids, vectors = self._read(side)
         return ids, self.transform(vectors)
 
