@@ -43,8 +43,7 @@ def degrees(matrix: Tensor) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """A x for a symmetric A, whose gradient is A g: no transpose is made, of a matrix that would
-    else be sorted anew at each step."""
+    """A x for a symmetric A, whose gradient is A g: no transpose is ever made."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, nodes: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def _convolution() -> nn.Module:
     """PyG's LGConv over a symmetric matrix of ones."""
 
     class BalancedConvolution(geometric(LightGCN.kind).LGConv):  # type: ignore[misc]
-        """Its own product sorts the matrix anew in every backward pass."""
+        """With our product, whose gradient is as quick as itself."""
 
         def message_and_aggregate(self, adj_t: Tensor, x: Any) -> Tensor:
             return neighbour_balanced(adj_t, x)
