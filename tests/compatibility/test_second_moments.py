@@ -114,6 +114,25 @@ def test_floats_of_any_size_are_summed_in_float64() -> None:
     assert float(found.second()[0]) * 2 - 1 == 2.0**-30
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_long_file_loses_nothing_beside_its_means(merged: bool) -> None:
+    """Two thousand blocks; what is added to a large sum is rounded, always the same way here."""
+    draw = torch.Generator().manual_seed(0)
+    found, spread = SecondMoments(1, 2), []
+    for _ in range(2000):
+        new = torch.full((50, 2), 1000.1, dtype=torch.float64)
+        spread.append(1e-3 * torch.randn(50, generator=draw, dtype=torch.float64))
+        new[:, 0] += spread[-1]
+        if merged:
+            found.merge(moments_of(new[:, :1], new))
+        else:
+            found.add(new[:, :1], new)
+    covariance = found.second(centred=True)[0]
+    expected = float(torch.cat(spread).var(correction=0))  # 1e-6, where the squares are 1e6
+    assert float(covariance[0, 0]) == pytest.approx(expected, rel=1e-3)
+    assert abs(float(covariance[1, 1])) < 1e-8
+
+
 def test_swapped_they_are_those_of_the_way_forward() -> None:
     old, new = pairs(3, 8, 2, 5)
     same(moments_of(old, new).swapped(), moments_of(new, old))

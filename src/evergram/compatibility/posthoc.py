@@ -50,9 +50,9 @@ class Spectrum:
         """
         new, cross, _ = moments.second(centred=centred)
         values, vectors = torch.linalg.eigh(new)
-        # Sums of squares are right up to eps of what was summed, the means included.
+        # Sums of squares are right up to thousands of eps of what was summed, the means included.
         largest = float(values[-1]) + (float(moments.mean_new.square().sum()) if centred else 0.0)
-        noise = torch.finfo(torch.float64).eps * len(values) * largest
+        noise = torch.finfo(torch.float64).eps * 10_000 * largest
         values = torch.where(values > noise, values, 0.0)
         if metric is None:
             s, v = torch.ones(moments.old_dim, dtype=torch.float64), None

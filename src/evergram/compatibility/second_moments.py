@@ -34,8 +34,10 @@ class SecondMoments:
         self.old_dim = old_dim
         self.new_dim = new_dim
         size = 1 + new_dim + old_dim
-        # Right on and above the diagonal of panels only.
+        # Right on and above the diagonal of panels only; and what rounding has added to it, without
+        # which a long file would lose what is small beside its means.
         self._sum = torch.zeros(size, size, dtype=torch.float64)
+        self._excess = torch.zeros(size, size, dtype=torch.float64)
 
     def add(self, old: Tensor, new: Tensor) -> None:
         """Fold in a block of pairs, old [b, D_{k-1}] and new [b, D_k].
@@ -63,7 +65,7 @@ class SecondMoments:
                 f"Moments of dims {other.old_dim} and {other.new_dim} cannot be merged into those "
                 f"of dims {self.old_dim} and {self.new_dim}."
             )
-        self._sum += other._sum
+        _compensated(self._sum, self._excess, other._sum - other._excess)
 
     def swapped(self) -> SecondMoments:
         """The same pairs with the roles of old and new exchanged, for the map forward."""
@@ -188,8 +190,8 @@ class SecondMoments:
         rows[:, 1 + self.new_dim :] = old.detach()
         for start in range(0, len(self._sum), PANEL):
             panel = slice(start, start + PANEL)
-            # In place: no second matrix of this size is made.
-            self._sum[panel, start:].addmm_(rows[:, panel].T, rows[:, start:], alpha=sign)
+            part = sign * (rows[:, panel].T @ rows[:, start:])
+            _compensated(self._sum[panel, start:], self._excess[panel, start:], part)
 
     def _symmetric(self) -> Tensor:
         upper = self._sum.triu()
@@ -199,3 +201,11 @@ class SecondMoments:
         if self.count < 1:
             raise DataError("There are no pairs to take a mean of; add some first.")
         return self._sum[0] / self._sum[0, 0]
+
+
+def _compensated(total: Tensor, excess: Tensor, part: Tensor) -> None:
+    """total += part, in place, with `excess` the rounding so far. Source: Kahan, 1965."""
+    part = part - excess
+    after = total + part
+    excess.copy_((after - total) - part)
+    total.copy_(after)
