@@ -27,6 +27,7 @@ from benchmarks import (
     quality,
     rewriting,
     steps,
+    table3,
     text,
     towers,
 )
@@ -126,6 +127,8 @@ class Section:
     table: Callable[[Any], str] = str
     drawn: bool = False
     needs_data: bool = False
+    # Pictures for docs/, by name.
+    pictures: Callable[[], dict[str, bytes]] = dict
 
 
 SECTIONS = {
@@ -151,6 +154,16 @@ SECTIONS = {
     "towers": Section(towers.section, needs_data=True),
     "graph-steps": Section(graphs.steps_section, needs_data=True),
     "graph-quality": Section(graphs.quality_section, needs_data=True),
+    "table3": Section(
+        partial(table3.section, "table3-movielens"),
+        needs_data=True,
+        pictures=partial(table3.figures, "table3-movielens"),
+    ),
+    "table3-factorization": Section(
+        partial(table3.section, "table3-factorization", "compare.lambdas=[1, 2, 4, 8, 16, 32]"),
+        needs_data=True,
+        pictures=partial(table3.figures, "table3-factorization"),
+    ),
     "text": Section(text.measure, text.table, needs_data=True),
 }
 DOCUMENTS = [ROOT / "README.md"] + [
@@ -199,6 +212,8 @@ def main() -> None:
             put(name, text)
             if section.drawn:
                 plots.draw([found], ROOT / "docs")
+            for name, picture in section.pictures().items():
+                (ROOT / "docs" / name).write_bytes(picture)
 
 
 if __name__ == "__main__":
