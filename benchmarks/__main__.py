@@ -15,15 +15,20 @@ from typing import Any
 
 from benchmarks import (
     alignment,
+    candidates,
     crossover,
     dumps,
     errors,
     gowalla,
+    graphs,
     growth,
     measure,
     plots,
     quality,
+    rewriting,
     steps,
+    table3,
+    text,
     towers,
 )
 
@@ -122,14 +127,18 @@ class Section:
     table: Callable[[Any], str] = str
     drawn: bool = False
     needs_data: bool = False
+    # Pictures for docs/, by name.
+    pictures: Callable[[], dict[str, bytes]] = dict
 
 
 SECTIONS = {
     "timing": Section(timing_section),
     "steps": Section(steps.steps_section),
     "alignment": Section(alignment.section),
+    "candidates": Section(candidates.section, needs_data=True),
     "growth": Section(growth.growth, growth.table, drawn=True),
     "crossover": Section(crossover.crossover, crossover.table, drawn=True),
+    "transform": Section(rewriting.measure, rewriting.table),
     "errors": Section(errors.errors, errors.table, drawn=True),
     "dumps": Section(dumps.section),
     "demo": Section(demo_section),
@@ -143,9 +152,32 @@ SECTIONS = {
         partial(quality.quality, "gowalla"), quality.table, drawn=True, needs_data=True
     ),
     "towers": Section(towers.section, needs_data=True),
+    "graph-steps": Section(graphs.steps_section, needs_data=True),
+    "graph-quality": Section(graphs.quality_section, needs_data=True),
+    "table3": Section(
+        partial(table3.section, "table3-movielens"),
+        needs_data=True,
+        pictures=partial(table3.figures, "table3-movielens"),
+    ),
+    "table3-factorization": Section(
+        partial(table3.section, "table3-factorization", "compare.lambdas=[1, 2, 4, 8, 16, 32]"),
+        needs_data=True,
+        pictures=partial(table3.figures, "table3-factorization"),
+    ),
+    "text": Section(text.measure, text.table, needs_data=True),
 }
 DOCUMENTS = [ROOT / "README.md"] + [
-    ROOT / "docs" / f"{name}.md" for name in ("results", "training", "two-tower", "wikipedia")
+    ROOT / "docs" / f"{name}.md"
+    for name in (
+        "align",
+        "results",
+        "training",
+        "two-tower",
+        "graph",
+        "upgrading",
+        "compare",
+        "wikipedia",
+    )
 ]
 
 
@@ -180,6 +212,8 @@ def main() -> None:
             put(name, text)
             if section.drawn:
                 plots.draw([found], ROOT / "docs")
+            for name, picture in section.pictures().items():
+                (ROOT / "docs" / name).write_bytes(picture)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from evergram.compatibility.alignment import AlignmentLoss
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.encoders.features import SIDES
-from evergram.training.joint import Alignment
+from evergram.training.joint import Alignment, AlignmentSettings
 from evergram.training.loop import no_denormals
 from evergram.training.recipe import Recipe
 
@@ -85,8 +85,7 @@ def step_ratios(rounds: int = 25) -> dict[str, float]:
             AlignmentLoss(Chain([LinearTransform(dim, dim, draw)], dim)),
             {s: torch.randn(sizes[s], dim, generator=draw) for s in SIDES},
             {s: torch.ones(sizes[s]) for s in SIDES},
-            1.0,
-            3e-3,
+            AlignmentSettings(strength=1.0),
         )
         turns = {
             ("alone", ""): Turns(corpus, settings),

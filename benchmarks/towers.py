@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from benchmarks import gowalla
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
-from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES, Inputs
+from evergram.encoders.rows import RowEncoder
 from evergram.encoders.two_tower import TwoTower
 from evergram.evaluation.ranking import rank_metrics
 from evergram.training.callbacks import Callback, Point
@@ -70,7 +70,7 @@ def rows(
         first = next(iter(recipes.values()))
         split = split_for(first, load_corpus(first), 0)
         for name, chosen in recipes.items():
-            clock = _Clock()
+            clock = Clock()
             kind = _Plain if PLAIN in variants[name] else TwoTower
             with patch("evergram.training.build.TwoTower", kind):
                 trained = train_encoder(
@@ -88,6 +88,7 @@ def rows(
             if type(trained.encoder) is TwoTower:
                 row |= shares(trained.encoder, split.training)
             if isinstance(trained.encoder, TwoTower) and split.training.candidates.features:
+                assert isinstance(trained.encoder, RowEncoder)
                 strangers = _without_ids(trained.encoder, split.training)
                 relevance = relevance_of(split.training, split.test)
                 row["features_alone"] = rank_metrics(trained.query, strangers, relevance, [metric])[
@@ -96,7 +97,7 @@ def rows(
             yield row
 
 
-class _Clock(Callback):
+class Clock(Callback):
     """CPU seconds of training at each evaluation, which is not counted: on one thread they are
     what an idle machine takes, whoever else is at work on this one."""
 
@@ -160,7 +161,7 @@ class _Zero(nn.Module):
         return torch.zeros(())
 
 
-def _without_ids(encoder: Encoder, corpus: Corpus) -> Tensor:
+def _without_ids(encoder: RowEncoder, corpus: Corpus) -> Tensor:
     """[N, D] of all candidates by their features alone."""
     inputs = encoder.schema.read("candidate", corpus.candidates)
     unknown = replace(inputs, ids=torch.full_like(inputs.ids, -1))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from pydantic import BaseModel
 
 from evergram.cli import app
+from evergram.compatibility.second_moments import SecondMoments
 from evergram.training.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +53,32 @@ def test_the_python_of_the_readme_runs(
     assert "recall@20" in capsys.readouterr().out
 
 
+def test_the_python_of_align_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a planted map, its blocks, another shard, and records that are taken out again."""
+    text = (ROOT / "docs" / "align.md").read_text()
+    block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    draw = torch.Generator().manual_seed(0)
+    new = torch.randn(900, 384, generator=draw)
+    old = new @ torch.randn(384, 300, generator=draw)
+    parts = {}
+    for name, part in (("shard", slice(300, 600)), ("held", slice(600, 900))):
+        parts[name] = SecondMoments(300, 384)
+        parts[name].add(old[part], new[part])
+    monkeypatch.chdir(tmp_path)
+    parts["shard"].save(tmp_path / "other-shard.safetensors")
+    wrong = torch.randn(5, 300, generator=draw), torch.randn(5, 384, generator=draw)
+    space: dict[str, Any] = {
+        "blocks": [(old[:300], new[:300]), wrong],
+        "held": parts["held"],
+        "forgotten_old": wrong[0],
+        "forgotten_new": wrong[1],
+    }
+    exec(compile(block[1], "align.md", "exec"), space)
+    torch.testing.assert_close(space["back"](new), old, rtol=1e-3, atol=1e-2)
+    assert space["forward"](old).shape == new.shape
+
+
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
@@ -60,3 +89,10 @@ def test_the_readmes_numbers_are_filled_in() -> None:
     for name in ("demo", "movielens", "gowalla"):
         section = README.split(f"<!-- {name} -->")[1].split(f"<!-- end {name} -->")[0]
         assert re.search(r"\d\.\d{4}", section), f"run: python -m benchmarks {name} --write"
+
+
+def test_the_numbers_of_align_are_filled_in() -> None:
+    text = (ROOT / "docs" / "align.md").read_text()
+    for name in ("text", "transform"):
+        section = text.split(f"<!-- {name} -->")[1].split(f"<!-- end {name} -->")[0]
+        assert re.search(r"\d\.\d", section), f"run: python -m benchmarks {name} --write"

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from evergram.data.corpus import Corpus
     from evergram.errors import EvergramError
     from evergram.lineage.lineage import Artefact, Lineage, View
+    from evergram.training.compare import compare
     from evergram.training.corpora import load_corpus
     from evergram.training.recipe import Recipe
     from evergram.training.upgrade import evaluate, train, upgrade
@@ -20,6 +21,7 @@ __all__ = [
     "Lineage",
     "Recipe",
     "View",
+    "compare",
     "evaluate",
     "load_corpus",
     "train",
@@ -34,6 +36,7 @@ _HOME = {
     "Lineage": "evergram.lineage.lineage",
     "Recipe": "evergram.training.recipe",
     "View": "evergram.lineage.lineage",
+    "compare": "evergram.training.compare",
     "evaluate": "evergram.training.upgrade",
     "load_corpus": "evergram.training.corpora",
     "train": "evergram.training.upgrade",

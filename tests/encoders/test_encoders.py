@@ -11,19 +11,28 @@ import torch
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factorization import Factorization
-from evergram.encoders.features import Schema
+from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.graphsage import GraphSage
+from evergram.encoders.lightgcn import LightGCN
 from evergram.encoders.two_tower import TwoTower
 
-KINDS = Encoder.__subclasses__()
+
+def kinds(base: type[Encoder] = Encoder) -> list[type[Encoder]]:
+    """Every encoder that a recipe can name."""
+    found = [k for k in base.__subclasses__() if "kind" in vars(k)]
+    return found + [k for one in base.__subclasses__() for k in kinds(one)]
 
 
-def corpus(candidates: tuple[str, ...] = ("x", "y", "z")) -> Corpus:
-    n = len(candidates)
+KINDS = kinds()
+TAGS = {"x": ["a", "b"], "y": ["b"], "z": [], "new": ["c"]}
+
+
+def corpus(candidates: str = "x y z") -> Corpus:
+    """Each candidate has a query of its own, that met nothing else."""
+    names = candidates.split()
     return Corpus.from_tables(
-        pa.table({"query": [f"u{i}" for i in range(n)], "candidate": candidates}),
-        candidate_features=pa.table(
-            {"id": candidates, "tags": [["a", "b"], ["b"], []][:n] + [["c"]] * max(0, n - 3)}
-        ),
+        pa.table({"query": [f"of {name}" for name in names], "candidate": names}),
+        candidate_features=pa.table({"id": names, "tags": [TAGS[name] for name in names]}),
     )
 
 
@@ -32,8 +41,9 @@ def build(kind: type[Encoder], data: Corpus, seed: int = 0) -> Encoder:
     return kind(schema, 4, generator=torch.Generator().manual_seed(seed))  # type: ignore[call-arg]
 
 
-def test_both_encoders_enrolled() -> None:
-    assert {k.kind for k in KINDS} == {"factorization", "two_tower"}
+def test_all_encoders_are_enrolled() -> None:
+    assert set(KINDS) == {Factorization, TwoTower, GraphSage, LightGCN}
+    assert len({k.kind for k in KINDS}) == len(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -41,63 +51,77 @@ class TestEncoder:
     def test_shapes_and_seed(self, kind: type[Encoder]) -> None:
         data = corpus()
         one, two, other = build(kind, data), build(kind, data), build(kind, data, seed=1)
-        vectors = one.encode_candidate(data.candidates)
-        assert vectors.shape == (3, 4)
-        assert torch.equal(vectors, two.encode_candidate(data.candidates))
-        assert not torch.equal(vectors, other.encode_candidate(data.candidates))
+        vectors = one.embed_all(data)
+        for side in SIDES:
+            assert vectors[side].shape == (3, 4)
+            assert torch.equal(vectors[side], two.embed_all(data)[side])
+            assert not torch.equal(vectors[side], other.embed_all(data)[side])
 
-    def test_blocks_give_the_same_as_one(self, kind: type[Encoder]) -> None:
+    def test_rows_and_blocks_are_those_of_all(self, kind: type[Encoder]) -> None:
+        data = corpus()
+        encoder = build(kind, data).eval()
+        scene = encoder.read(data)
+        whole, embeddings = encoder.embed_all(scene), encoder(scene)
+        ids = torch.tensor([2, 0, 2])
+        for side in SIDES:
+            blocks = list(embeddings.blocks(side, 2))
+            assert [len(b) for b in blocks] == [2, 1]
+            assert not blocks[0].requires_grad
+            torch.testing.assert_close(torch.cat(blocks), whole[side])
+            rows = embeddings.rows(side, ids)
+            assert rows.requires_grad
+            torch.testing.assert_close(rows, whole[side][ids])
+
+    def test_embedding_all_leaves_no_trace(self, kind: type[Encoder]) -> None:
         data = corpus()
         encoder = build(kind, data)
-        torch.testing.assert_close(
-            encoder.encode_candidate(data.candidates, batch_size=2),
-            encoder.encode_candidate(data.candidates),
-        )
+        before = {name: value.clone() for name, value in encoder.state_dict().items()}
+        encoder.embed_all(data)
+        assert encoder.training
+        for name, value in encoder.state_dict().items():
+            assert torch.equal(value, before[name]), name
 
     def test_a_known_row_keeps_its_vector_in_another_corpus(self, kind: type[Encoder]) -> None:
-        data, grown = corpus(), corpus(("new", "z", "y", "x"))
-        grown = Corpus(
-            grown.queries,
-            # The same features for the same entities, in the grown corpus's order.
-            type(grown.candidates)(
-                grown.candidates.vocabulary,
-                {
-                    name: f.take(
-                        data.candidates.vocabulary.rows(grown.candidates.vocabulary.keys).clamp(
-                            min=0
-                        )
-                    )
-                    for name, f in data.candidates.features.items()
-                },
-            ),
-            grown.interactions,
-        )
+        data, grown = corpus(), corpus("new z y x")
         encoder = build(kind, data)
-        old = encoder.encode_candidate(data.candidates)
-        new = encoder.encode_candidate(grown.candidates)
-        torch.testing.assert_close(new[1:], old.flip(0))
+        old, new = encoder.embed_all(data), encoder.embed_all(grown)
+        for side in SIDES:
+            torch.testing.assert_close(new[side][1:], old[side].flip(0))
 
     def test_an_unknown_id_is_defined_and_known_is_told(self, kind: type[Encoder]) -> None:
         data = corpus()
         encoder = build(kind, data)
         stranger = Corpus.from_tables(pa.table({"query": ["?"], "candidate": ["?"]}))
-        inputs = encoder.schema.read("candidate", stranger.candidates)
-        assert encoder.known("candidate", inputs).tolist() == [False]
-        vector = encoder.encode_candidate(stranger.candidates)
-        assert torch.isfinite(vector).all()
         again = build(kind, data)
-        assert torch.equal(vector, again.encode_candidate(stranger.candidates))
+        for side in SIDES:
+            assert encoder.known(side, encoder.read(data)).tolist() == [True] * 3
+            assert encoder.known(side, encoder.read(stranger)).tolist() == [False]
+            vector = encoder.embed_all(stranger)[side]
+            assert torch.isfinite(vector).all()
+            assert torch.equal(vector, again.embed_all(stranger)[side])
+
+    def test_it_goes_on_from_another_by_key(self, kind: type[Encoder]) -> None:
+        data, grown = corpus(), corpus("new z y x")
+        old, new = build(kind, data), build(kind, grown, seed=1)
+        fresh = new.embed_all(grown)["candidate"]
+        new.start_from(old)
+        for side in SIDES:
+            torch.testing.assert_close(new.embed_all(data)[side], old.embed_all(data)[side])
+        assert not torch.equal(new.embed_all(grown)["candidate"][1:], fresh[1:])
+        # What the other does not know is told by what it was given at the start.
+        assert new.embed_all(grown)["candidate"][0].abs().sum() > 0
 
     def test_gradients_are_sparse_and_right(self, kind: type[Encoder]) -> None:
         data = corpus()
         encoder = build(kind, data).double()
         rows = torch.tensor([2, 0, 2])
-        inputs = encoder.schema.read("candidate", data.candidates).take(rows)
+        scene = encoder.read(data)
         for name, parameter in encoder.named_parameters():
             target = torch.randn(3, 4, dtype=torch.float64)
 
             def loss(target: torch.Tensor = target) -> torch.Tensor:
-                return (encoder.embed("candidate", inputs) * target).sum()
+                found: torch.Tensor = (encoder(scene).rows("candidate", rows) * target).sum()
+                return found
 
             encoder.zero_grad()
             loss().backward()  # type: ignore[no-untyped-call]
@@ -117,7 +141,9 @@ class TestEncoder:
                 flat[place] = value - 1e-6
                 below = float(loss())
                 flat[place] = value
-            assert (above - below) / 2e-6 == pytest.approx(float(dense.view(-1)[place]), rel=1e-4)
+            assert (above - below) / 2e-6 == pytest.approx(
+                float(dense.view(-1)[place]), rel=1e-4, abs=1e-8
+            )
 
 
 def tower(data: Corpus, seed: int = 0, **options: Any) -> TwoTower:
@@ -203,8 +229,9 @@ def test_features_alone_place_an_unknown_id() -> None:
     def place(tags: list[str]) -> torch.Tensor:
         return encoder.encode_candidate(stranger(tags).candidates)
 
-    inputs = encoder.schema.read("candidate", stranger(["b", "unheard of"]).candidates)
-    assert encoder.known("candidate", inputs).tolist() == [True]
+    scene = encoder.read(stranger(["b", "unheard of"]))
+    inputs = scene.inputs["candidate"]
+    assert encoder.known("candidate", scene).tolist() == [True]
     assert inputs.bags["tags"][1].tolist() == [0, 1]
     torch.testing.assert_close(place(["b", "unheard of"]), place(["b"]))
     assert not torch.allclose(place(["a"]), place(["b"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.gramian.estimator import Moment, exact_moment
+from evergram.tasks.bpr import BPR
 from evergram.tasks.objective import Objective
 from evergram.tasks.pointwise import Pointwise
 from evergram.tasks.task import Encoded
@@ -79,6 +81,19 @@ def test_without_a_penalty_the_gramians_do_not_matter() -> None:
     # ½(0 − 1)² + 0.5 · (0 + 3)
     assert float(loss.total) == 0.5 + 1.5
     assert float(loss.objective) == 0.5 + 1.5
+
+
+@pytest.mark.parametrize(("measure", "norms"), [("examples", 0 + 3 + 12), ("penalty", 0 + 6)])
+def test_norms_are_of_negatives_too(measure: str, norms: float) -> None:
+    """[BC] App. A: ½ (‖u‖² + ‖i⁺‖² + ‖i⁻‖²); a negative has no weight in a measure."""
+    ones = torch.ones(2)
+    weight = 2 * ones[:, None]
+    batch = Batch(torch.arange(2), torch.arange(2), ones, weight, weight)
+    objective = Objective(BPR(), [0.0], l2=0.01, l2_measure=measure)
+    encoded = Encoded(torch.zeros(2, 3), torch.ones(2, 3), 2 * torch.ones(2, 3))
+    loss = objective(encoded, batch, {"query": [], "candidate": []})
+    # log(1 + e⁰) + 0.01 · norms
+    assert float(loss.total) == pytest.approx(math.log(2) + 0.01 * norms)
 
 
 @pytest.mark.parametrize("width", [0, 2])

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from evergram.compatibility.alignment import AlignmentLoss
+from evergram.compatibility.chain import Chain
+from evergram.compatibility.transforms import LinearTransform
+from evergram.encoders.features import SIDES
 from evergram.errors import DegradationError, RecipeError, ShapeError
 from evergram.lineage.lineage import Artefact, Lineage
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus
+from evergram.training.joint import Alignment, AlignmentSettings
 from evergram.training.methods import METHODS
 from evergram.training.recipe import Recipe
 from evergram.training.upgrade import degradation, refuse_degradation, train, upgrade
@@ -51,7 +56,7 @@ def test_every_method_does_what_its_name_says(
         return dict(found.state)
 
     alone = model("keep-all")
-    for name in ("non-bc", "post-lin-sloss", "post-lin-mloss"):
+    for name in ("non-bc", "post-lin-sloss", "post-lin-mloss", "post-closed"):
         assert all(torch.equal(v, alone[k]) for k, v in model(name).items()), name
     for name in ("joint-notrans", "joint-lin-sloss", "bc-aligner"):
         assert not torch.equal(model(name)["query.weight"], alone["query.weight"]), name
@@ -70,12 +75,16 @@ def test_every_method_does_what_its_name_says(
         "post-lin-mloss",
         "joint-lin-sloss",
         "bc-aligner",
+        "post-closed",
+        "evergram",
     }
     # Nothing ties Non-BC to the past; the others come nearer, joint training nearest.
     errors = {name: error_of(found) for name, found in done.items()}
     for name in ("post-lin-sloss", "joint-notrans", "bc-aligner"):
         assert errors[name] < 0.8 * errors["non-bc"], errors
     assert errors["bc-aligner"] < errors["post-lin-sloss"], errors
+    # Gradient comes near the closed form, which it cannot pass on what both were fitted to.
+    assert errors["post-closed"] < 1.02 * errors["post-lin-sloss"], errors
 
 
 def test_every_method_can_be_published_and_read(
@@ -142,6 +151,53 @@ def test_a_model_that_was_trained_alone_is_not_trained_again(
     assert torch.equal(found.block("query")[1], alone.block("query")[1])
     with pytest.raises(RecipeError, match="trained alone was given"):
         upgrade(by(small, "bc-aligner"), lineage, corpus, encoder=encoder)
+
+
+@pytest.mark.parametrize("steps", ["single", "multi"])
+def test_gradient_approaches_the_closed_form(small: Recipe, lineage: Lineage, steps: str) -> None:
+    """And single- and multi-step closed forms agree where there is next to no ridge."""
+    corpus = load_corpus(small)
+    recipe = by(small, "post-closed", "model.dim=8")
+    lineage.publish(upgrade(recipe, lineage, corpus))
+    closed = upgrade(
+        by(small, "post-closed", "model.dim=8", f"upgrade.steps={steps}"), lineage, corpus
+    )
+    single = upgrade(recipe, lineage, corpus)
+    more = ["model.dim=8", f"upgrade.steps={steps}", "upgrade.transform_rate=0.02"]
+    trained = upgrade(by(small, "post-lin-sloss", *more, "upgrade.fit_epochs=600"), lineage, corpus)
+    assert error_of(closed) == pytest.approx(error_of(single), rel=0.02)
+    assert error_of(trained) == pytest.approx(error_of(closed), rel=0.05)
+
+
+def test_uniform_objects_are_drawn_anew_each_step_and_resume(small: Recipe) -> None:
+    """Every known object comes up as often as any other, and draws are a function of the step."""
+    known = torch.ones(50)
+    known[10:] = 0
+    joint = Alignment(
+        LinearTransform(2, 2),
+        AlignmentLoss(Chain([], 2)),
+        {s: torch.zeros(50, 2) for s in SIDES},
+        dict.fromkeys(SIDES, known),
+        AlignmentSettings(1.0, objects="uniform", rows=5),
+    )
+    counts = torch.zeros(50)
+    draws = []
+    for _ in range(400):
+        rows = joint._draw("query")
+        counts += torch.bincount(rows, minlength=50)
+        draws.append(rows)
+        joint.steps += 1
+    assert float(counts[10:].sum()) == 0
+    # 2,000 draws over ten objects: five standard deviations of 200 ± 13.4.
+    assert float((counts[:10] - 200).abs().max()) < 67
+    joint.steps.fill_(7)
+    assert torch.equal(joint._draw("query"), draws[7])
+    assert not torch.equal(joint._draw("candidate"), draws[7])
+
+
+def test_no_closed_form_is_said(small: Recipe) -> None:
+    with pytest.raises(RecipeError, match="has no closed form"):
+        by(small, "evergram", "upgrade.transform=residual_mlp")
 
 
 def test_settings_win_over_the_method(small: Recipe) -> None:

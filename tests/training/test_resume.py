@@ -46,6 +46,10 @@ def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     [
         "model.kind=factorization",
         "model.kind=two_tower",
+        "model.kind=graphsage training.layer_rate=0.01",
+        "model.kind=graphsage task.kind=bpr task.penalty=0",
+        "model.kind=graphsage gramian.kind=exact training.batch_size=1000 model.layers=3",
+        "model.kind=lightgcn gramian.kind=storm",
         "gramian.kind=storm gramian.rate=auto",
         "gramian.kind=storm gramian.batch=independent gramian.decay=0.2",
         "gramian.rate=auto",

@@ -55,10 +55,10 @@ def test_an_upgrade_changes_nothing_of_the_past(recipe: Recipe, tmp_path: Path) 
     found.publish(train(recipe, corpus))
     folder = tmp_path / "lineage" / "versions" / "0"
     before, encoder = hashes(folder), load_encoder(found, 0)
-    vectors = encoder.encode_query(corpus.queries)
+    vectors = encoder.embed_all(corpus)["query"]
     found.publish(upgrade(recipe, found, corpus))
     assert hashes(folder) == before
-    assert torch.equal(load_encoder(found, 0).encode_query(corpus.queries), vectors)
+    assert torch.equal(load_encoder(found, 0).embed_all(corpus)["query"], vectors)
 
 
 def test_dims_may_grow_and_shrink(lineage: Lineage) -> None:
@@ -68,11 +68,11 @@ def test_dims_may_grow_and_shrink(lineage: Lineage) -> None:
 
 def test_stored_vectors_are_what_the_encoder_gives(lineage: Lineage, recipe: Recipe) -> None:
     corpus = load_corpus(recipe)
-    encoder = load_encoder(lineage, 2)
+    vectors = load_encoder(lineage, 2).embed_all(corpus)
     for side, entities in (("query", corpus.queries), ("candidate", corpus.candidates)):
         ids, stored = lineage.embeddings(side)
         rows = entities.vocabulary.rows(ids)
-        torch.testing.assert_close(stored, encoder.encode(side, entities)[rows])
+        torch.testing.assert_close(stored, vectors[side][rows])
 
 
 def test_evaluation_of_the_newest_gives_the_published_numbers(
@@ -127,3 +127,25 @@ def test_other_settings_of_the_same_trainer(
     found.publish(upgrade(recipe, found))
     assert "alone" not in found.metrics(1)["metrics"]
     assert found.view(0).embeddings("candidate")[1].shape[1] == 8
+
+
+def test_a_joint_run_is_selected_after_some_epochs_only(small: Recipe, tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path / "lineage")
+    corpus = load_corpus(small)
+    lineage.publish(train(small, corpus))
+
+    # A list of the whole catalogue finds all that there is: every epoch is as good as the first.
+    def best(*overrides: str) -> int:
+        recipe = Recipe.of(
+            small.model_dump(exclude_unset=True),
+            ["training.epochs=6", "training.metric=recall@500", "upgrade.alone=false", *overrides],
+        )
+        found: int = upgrade(recipe, lineage, corpus).metrics["training"]["best_epoch"]
+        return found
+
+    assert best() == 1
+    assert best("upgrade.select_after=4") == 5
+    # What is trained alone may be selected at once.
+    assert best("upgrade.select_after=4", "upgrade.method=non-bc") == 1
+    # A run that ends before then has its last epoch.
+    assert best("upgrade.select_after=4", "training.budget=0.000001") == 1

@@ -42,9 +42,8 @@ def test_it_ranks_the_fixed_candidates_and_the_targets(small: Recipe, size: int)
     step, _, _ = prepare(small, split.training, 0, CPU)
     watch._look(Point(1, 1, 60.0, step))
     watch.on_end(Point(1, 1, 60.0, step))
-    query, candidate = (
-        torch.cat(list(step.encoder.blocks(s, step.inputs[s]))) for s in ("query", "candidate")
-    )
+    vectors = step.encoder.embed_all(step.scene)
+    query, candidate = vectors["query"], vectors["candidate"]
     corpus, pairs = split.training, split.selection
     fixed = watch.candidates
     assert len(fixed) <= len(corpus.candidates)

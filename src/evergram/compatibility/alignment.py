@@ -55,6 +55,8 @@ class AlignmentLoss(nn.Module):
     Args:
         chain: of versions 0 to k-1.
         steps: "multi" or "single".
+    Attributes:
+        metric: S, float64 [D_{k-1}, D_{k-1}]; None where it is I, or where there is no matrix.
     Source: [BC] Eq. (7), (10); ../shared/method.md §2, "One matrix for all of history".
     """
 
@@ -62,13 +64,15 @@ class AlignmentLoss(nn.Module):
         super().__init__()
         past = chain.newest
         self.versions = past + 1 if steps == "multi" else 1
+        self.metric: Tensor | None = None
         self.root: Tensor | None
         self.walk = nn.ModuleList()
         root: Tensor | None = None
         if steps == "multi" and past:
             if chain.is_affine(past, 0):
                 back = [chain.matrix(n, n - 1) for n in range(1, past + 1)]
-                root = torch.linalg.cholesky(history_metric(back, chain.dim(0)), upper=True)
+                self.metric = history_metric(back, chain.dim(0))
+                root = torch.linalg.cholesky(self.metric, upper=True)
             else:
                 past_steps = [copy.deepcopy(t) for t in reversed(chain.transforms)]
                 self.walk = nn.ModuleList(past_steps).requires_grad_(False)

@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evergram.data.corpus import Side
-from evergram.encoders.features import Inputs, Schema
+from evergram.data.corpus import Corpus
+from evergram.encoders.features import SIDES, Inputs, Schema
 from evergram.errors import ShapeError
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A corpus as an encoder sees it.
+
+    Args:
+        inputs: of each side, every entity's, N of them.
+        graph: who met whom, see `evergram.encoders.adjacency`; None where the encoder has no use
+            for it.
+    """
+
+    inputs: Mapping[str, Inputs]
+    graph: Tensor | None = None
+
+    def to(self, device: torch.device) -> Scene:
+        inputs = {side: found.to(device) for side, found in self.inputs.items()}
+        return Scene(inputs, None if self.graph is None else self.graph.to(device))
+
+
+class Embeddings(ABC):
+    """Embeddings of a scene at the parameters that its encoder has now."""
+
+    @abstractmethod
+    def rows(self, side: str, ids: Tensor) -> Tensor:
+        """[B, D] of rows of a side, "query" or "candidate"; differentiable."""
+
+    @abstractmethod
+    def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
+        """All of a side in blocks [b, D], without gradient."""
+
+    def whole(self, side: str) -> Tensor | None:
+        """All of a side, [N, D], differentiable, where that costs nothing more; else None."""
+        return None
 
 
 class Encoder(nn.Module, ABC):
@@ -31,14 +67,13 @@ class Encoder(nn.Module, ABC):
         self.dim = dim
         self.normalize = normalize
 
-    def embed(self, side: str, inputs: Inputs) -> Tensor:
-        """[B, D] of B inputs of a side, "query" or "candidate"; differentiable."""
-        rows = self._embed(side, inputs)
-        return functional.normalize(rows, dim=-1) if self.normalize else rows
+    @abstractmethod
+    def forward(self, scene: Scene) -> Embeddings:
+        """Embeddings of a scene; what entities share is computed here, once for all of them."""
 
     @abstractmethod
-    def _embed(self, side: str, inputs: Inputs) -> Tensor:
-        """`embed`, before it is normalised."""
+    def known(self, side: str, scene: Scene) -> Tensor:
+        """bool [N]: whether the encoder has learned anything to tell each entity by."""
 
     def keyed(self) -> dict[str, str]:
         """Name of each parameter that has a row a key, and the vocabulary of its keys."""
@@ -79,39 +114,43 @@ class Encoder(nn.Module, ABC):
         """Tables whose rows many entities share: a step of one moves them all."""
         return []
 
-    def known(self, side: str, inputs: Inputs) -> Tensor:
-        """bool [B]: whether the encoder has learned anything to tell this entity by."""
-        known = inputs.ids >= 0
-        for _, offsets in inputs.bags.values():
-            known = known | (offsets[1:] > offsets[:-1])
-        return known
+    def read(self, corpus: Corpus) -> Scene:
+        """Any corpus, in its row order, on the CPU."""
+        sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
+        return Scene({side: self.schema.read(side, entities) for side, entities in sides})
 
-    def blocks(self, side: str, inputs: Inputs, batch_size: int = 65_536) -> Iterator[Tensor]:
-        """Embeddings of all `inputs` in blocks [b, D], without gradient, in evaluation mode."""
+    def embed_all(self, what: Corpus | Scene) -> dict[str, Tensor]:
+        """Every entity's embedding in evaluation mode, [N, D] of each side, without gradient.
+
+        Of a corpus on the CPU, in its row order; of a scene where that is.
+        """
+        scene = what if isinstance(what, Scene) else self.read(what).to(self.device)
+        found: dict[str, Tensor] = {}
+        with self.evaluating():
+            embeddings: Embeddings = self(scene)
+            for side in SIDES:
+                blocks = list(embeddings.blocks(side))
+                found[side] = torch.cat(blocks) if blocks else torch.zeros(0, self.dim)
+        return found if isinstance(what, Scene) else {s: v.cpu() for s, v in found.items()}
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode and no gradient; after it, as it was."""
         training = self.training
         self.eval()
-        device = next(self.parameters()).device
-        with torch.no_grad():
-            for start in range(0, len(inputs), batch_size):
-                rows = torch.arange(
-                    start, min(start + batch_size, len(inputs)), device=inputs.ids.device
-                )
-                yield self.embed(side, inputs.take(rows).to(device))
-        self.train(training)
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.train(training)
 
-    def encode(self, side: str, entities: Side, batch_size: int = 65_536) -> Tensor:
-        """Embeddings [N, D] of a corpus's side, in its row order, on the CPU."""
-        inputs = self.schema.read(side, entities)
-        found = [block.cpu() for block in self.blocks(side, inputs, batch_size)]
-        return torch.cat(found) if found else torch.zeros(0, self.dim)
-
-    def encode_query(self, entities: Side, batch_size: int = 65_536) -> Tensor:
-        """[N, D] of the query side, see `encode`."""
-        return self.encode("query", entities, batch_size)
-
-    def encode_candidate(self, entities: Side, batch_size: int = 65_536) -> Tensor:
-        """[N, D] of the candidate side, see `encode`."""
-        return self.encode("candidate", entities, batch_size)
+    def normalized(self, rows: Tensor) -> Tensor:
+        """Rows of unit norm, where the encoder is to have them."""
+        return functional.normalize(rows, dim=-1) if self.normalize else rows
 
 
 def embedding_table(size: int, dim: int, scale: float, generator: torch.Generator) -> nn.Embedding:

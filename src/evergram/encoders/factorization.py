@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from evergram.encoders.encoder import Encoder, embedding_table, look_up
+from evergram.encoders.encoder import Scene, embedding_table, look_up
 from evergram.encoders.features import SIDES, Inputs, Schema
+from evergram.encoders.rows import RowEncoder
 
 
-class Factorization(Encoder):
+class Factorization(RowEncoder):
     """u_a and v_b are rows of two tables; an unknown id has the zero vector.
 
     Args:
@@ -39,5 +40,5 @@ class Factorization(Encoder):
     def keyed(self) -> dict[str, str]:
         return {f"{side}.weight": self.schema.inputs[side]["id"] for side in SIDES}
 
-    def known(self, side: str, inputs: Inputs) -> Tensor:
-        return inputs.ids >= 0
+    def known(self, side: str, scene: Scene) -> Tensor:
+        return scene.inputs[side].ids >= 0

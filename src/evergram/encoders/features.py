@@ -28,6 +28,14 @@ class Inputs:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def told(self) -> Tensor:
+        """bool [B]: whether there is anything that the vocabularies have, an id or a feature."""
+        known = self.ids >= 0
+        for _, offsets in self.bags.values():
+            known = known | (offsets[1:] > offsets[:-1])
+        return known
+
     def take(self, rows: Tensor) -> Inputs:
         bags = {name: take_ragged(*bag, rows) for name, bag in self.bags.items()}
         return Inputs(self.ids[rows], bags)

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evergram.encoders.encoder import Encoder, embedding_table, look_up
+from evergram.encoders.encoder import embedding_table, look_up
 from evergram.encoders.features import SIDES, Inputs, Schema
+from evergram.encoders.rows import RowEncoder
 
 
-class TwoTower(Encoder):
+class TwoTower(RowEncoder):
     """x + f(x): x is the sum of an entity's input embeddings, f hidden layers with ReLU.
 
     It starts as a factorization: the features' tables and the last layer of f are zero. What

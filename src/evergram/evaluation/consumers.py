@@ -1,11 +1,17 @@
-"""A team that built on version 0: a small classifier of embeddings. [BC] §5."""
+"""Teams that built on version 0: small classifiers of embeddings. [BC] §5, App. A.2."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from evergram.errors import DataError
+
+# Hidden activations held at once.
+BLOCK = 1 << 24
 
 
 def roc_auc(score: Tensor, label: Tensor) -> float:
@@ -24,61 +30,201 @@ def roc_auc(score: Tensor, label: Tensor) -> float:
     return float((total - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-class Consumer(nn.Module):
-    """An MLP with one hidden layer on [N, D]; it standardises by what it was fitted on."""
+@dataclass(frozen=True)
+class Inputs:
+    """N inputs of a consumer: each is a row of every table, one after the other.
 
-    def __init__(self, dim: int, hidden: int = 128, dropout: float = 0.25) -> None:
+    Args:
+        tables: [N_t, D_t] each; rows: int64 [N] for each table.
+    """
+
+    tables: tuple[Tensor, ...]
+    rows: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, embeddings: Tensor) -> Inputs:
+        """All rows of one table [N, D]."""
+        return cls((embeddings,), (torch.arange(len(embeddings), device=embeddings.device),))
+
+    def __len__(self) -> int:
+        return len(self.rows[0])
+
+    @property
+    def dim(self) -> int:
+        return sum(table.shape[1] for table in self.tables)
+
+    def take(self, index: Tensor) -> Tensor:
+        """Inputs [..., D] of an index of any shape."""
+        pairs = zip(self.tables, self.rows, strict=True)
+        return torch.cat([table[rows[index]] for table, rows in pairs], dim=-1)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean [D] over the inputs, and their deviation [D]: one number a table, root of the mean
+        variance, so that no direction weighs more than another does in distances."""
+        means, scales = [], []
+        for table, rows in zip(self.tables, self.rows, strict=True):
+            share = torch.bincount(rows, minlength=len(table)).to(table) / max(1, len(rows))
+            means.append(share @ table)
+            spread = (share @ (table - means[-1]) ** 2).mean().sqrt()
+            scales.append(spread.expand(table.shape[1]))
+        return torch.cat(means), torch.cat(scales).clamp(min=1e-6)
+
+
+class Consumers(nn.Module):
+    """M classifiers with one hidden layer of H, side by side; one batched product a layer.
+
+    Each has a start, an order of examples and dropout of its own seed, so that what it becomes
+    does not depend on who is trained beside it. Inputs are centred and scaled, one scale a table,
+    by what was fitted on.
+
+    Args:
+        dim: D. dropout: M ratios. seeds: M of them.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, dropout: Sequence[float], seeds: Sequence[int]
+    ) -> None:
         super().__init__()
+        self.dropout = list(dropout)
+        self.seeds = list(seeds)
         self.mean: Tensor
         self.scale: Tensor
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(dim))
-        self.layers = nn.Sequential(
-            nn.Linear(dim, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, 1)
-        )
+        draws = [torch.Generator().manual_seed(seed) for seed in seeds]
 
-    def forward(self, embeddings: Tensor) -> Tensor:
-        """[N, D] to scores [N]."""
-        scores: Tensor = self.layers((embeddings - self.mean) / self.scale)
-        return scores.squeeze(-1)
+        def start(rows: int, columns: int, inputs: int) -> nn.Parameter:
+            # As nn.Linear starts.
+            drawn = [torch.rand(rows, columns, generator=d) for d in draws]
+            return nn.Parameter((2 * torch.stack(drawn) - 1) / inputs**0.5)
+
+        self.first = start(dim, hidden, dim)
+        self.first_bias = start(1, hidden, dim)
+        self.second = start(hidden, 1, hidden)
+        self.second_bias = start(1, 1, hidden)
+
+    def forward(self, inputs: Tensor, kept: Tensor | None = None) -> Tensor:
+        """[M, B, D] or [B, D], shared by all, to scores [M, B].
+
+        Args:
+            kept: [M, B, H], what dropout multiplies the hidden layer by.
+        """
+        inputs = ((inputs - self.mean) / self.scale).expand(len(self.seeds), -1, -1)
+        hidden = torch.baddbmm(self.first_bias, inputs, self.first).relu()
+        if kept is not None:
+            hidden = hidden * kept
+        return torch.baddbmm(self.second_bias, hidden, self.second).squeeze(-1)
 
     @torch.no_grad()
-    def score(self, embeddings: Tensor) -> Tensor:
-        """Scores [N] in evaluation mode."""
-        self.eval()
-        return self(embeddings)  # type: ignore[no-any-return]
+    def score(self, inputs: Inputs) -> Tensor:
+        """Scores [M, N], without dropout."""
+        size = max(1, BLOCK // self.first_bias.numel())
+        parts = torch.split(torch.arange(len(inputs), device=self.mean.device), size)
+        return torch.cat([self(inputs.take(part)) for part in parts], dim=1)
+
+    def auc(self, inputs: Inputs, label: Tensor) -> list[float]:
+        """Of each of the M. Raises: DataError: `label` [N] has one class alone."""
+        return [roc_auc(score, label) for score in self.score(inputs)]
 
 
-def fit_consumer(embeddings: Tensor, label: Tensor, *, seed: int, epochs: int = 200) -> Consumer:
-    """Fit on embeddings [N, D] and labels bool [N]; a fifth of them stops it early."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        consumer = Consumer(embeddings.shape[-1])
-        consumer.mean = embeddings.mean(0)
-        consumer.scale = embeddings.std(0).clamp(min=1e-6)
-        order = torch.randperm(len(embeddings))
-        held, used = order[: len(order) // 5], order[len(order) // 5 :]
-        optimizer = torch.optim.Adam(consumer.parameters(), lr=1e-3, weight_decay=1e-4)
-        best, kept, patience = float("inf"), consumer.state_dict(), 0
-        for _ in range(epochs):
-            consumer.train()
-            for rows in torch.split(used[torch.randperm(len(used))], 128):
-                optimizer.zero_grad()
-                _loss(consumer, embeddings[rows], label[rows]).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-            consumer.eval()
-            with torch.no_grad():
-                loss = float(_loss(consumer, embeddings[held], label[held]))
-            if loss < best:
-                best, patience = loss, 0
-                kept = {k: v.clone() for k, v in consumer.state_dict().items()}
-            else:
-                patience += 1
-                if patience == 10:
-                    break
-        consumer.load_state_dict(kept)
-    return consumer
+def fit_consumers(
+    training: tuple[Inputs, Tensor],
+    validation: tuple[Inputs, Tensor],
+    *,
+    seeds: Sequence[int],
+    hidden: int = 128,
+    dropout: float | Sequence[float] = 0.25,
+    epochs: int = 200,
+    patience: int = 10,
+    batch_size: int | None = None,
+    rate: float = 1e-3,
+) -> tuple[Consumers, list[float]]:
+    """Fit a classifier a seed; each is kept as it was at its best AUC on `validation`.
+
+    Args:
+        training, validation: inputs and bool labels [N], on one device.
+        dropout: one ratio, or one a seed.
+        patience: epochs without a better AUC after which one stops.
+        batch_size: None for one that makes about 32 steps an epoch, from 64 to 1,024.
+    Returns: the classifiers, and the validation AUC of each.
+    Raises: DataError: a set has one class alone.
+    """
+    inputs, label = training
+    size = batch_size or min(max(len(label) // 32, 64), 1024)
+    ratios = [dropout] * len(seeds) if isinstance(dropout, int | float) else list(dropout)
+    consumers = Consumers(inputs.dim, hidden, ratios, seeds)
+    consumers.mean, consumers.scale = inputs.moments()
+    consumers = consumers.to(label.device)
+    # Of its own, and not that of the start, so that a start does not depend on the data's size.
+    draws = [torch.Generator().manual_seed(2**31 + seed) for seed in seeds]
+    optimizer = torch.optim.Adam(consumers.parameters(), lr=rate)
+    target = label.float()
+    best = [-1.0] * len(seeds)
+    waited = [0] * len(seeds)
+    kept = {name: p.detach().clone() for name, p in consumers.named_parameters()}
+    for _ in range(epochs):
+        order = torch.stack([torch.randperm(len(label), generator=d) for d in draws])
+        for rows in torch.split(order.to(label.device), size, dim=1):
+            optimizer.zero_grad()
+            mask = _masks(ratios, rows.shape[1], hidden, draws).to(target)
+            scores = consumers(inputs.take(rows), mask)
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                scores, target[rows], reduction="none"
+            )
+            # A sum over classifiers: none feels how many there are.
+            loss.mean(1).sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        for m, found in enumerate(consumers.auc(*validation)):
+            if waited[m] >= patience:
+                continue
+            waited[m] += 1
+            if found > best[m]:
+                best[m], waited[m] = found, 0
+                for name, p in consumers.named_parameters():
+                    kept[name][m] = p.detach()[m]
+        if min(waited) >= patience:
+            break
+    with torch.no_grad():
+        for name, p in consumers.named_parameters():
+            p.copy_(kept[name])
+    return consumers.requires_grad_(False).eval(), best
 
 
-def _loss(consumer: Consumer, embeddings: Tensor, label: Tensor) -> Tensor:
-    return nn.functional.binary_cross_entropy_with_logits(consumer(embeddings), label.float())
+def choose_consumer(
+    training: tuple[Inputs, Tensor],
+    validation: tuple[Inputs, Tensor],
+    *,
+    hidden: Sequence[int],
+    dropout: Sequence[float],
+    seed: int = 0,
+    epochs: int = 200,
+) -> tuple[int, float]:
+    """The width and the dropout of the best validation AUC with one seed; the first of equals."""
+    found: list[tuple[float, int, float]] = []
+    if len(hidden) == 1 and len(dropout) == 1:
+        return hidden[0], dropout[0]
+    for width in hidden:
+        _, reached = fit_consumers(
+            training,
+            validation,
+            seeds=[seed] * len(dropout),
+            hidden=width,
+            dropout=dropout,
+            epochs=epochs,
+        )
+        found += [(auc, width, ratio) for auc, ratio in zip(reached, dropout, strict=True)]
+    _, width, ratio = max(found, key=lambda choice: choice[0])
+    return width, ratio
+
+
+def _masks(
+    ratios: Sequence[float], batch: int, hidden: int, draws: Sequence[torch.Generator]
+) -> Tensor:
+    """What dropout multiplies by, [M, B, H]: 0, or 1 / (1 - ratio)."""
+    masks = [
+        (torch.rand(batch, hidden, generator=draw) >= ratio) / (1 - ratio)
+        if ratio
+        else torch.ones(batch, hidden)
+        for ratio, draw in zip(ratios, draws, strict=True)
+    ]
+    return torch.stack(masks)

@@ -105,6 +105,8 @@ class GramianEstimator(nn.Module, ABC):
 
     # Whether `Rows.before` is needed.
     wants_before = False
+    # Whether the estimate is of every entity as it is in this step.
+    exact = False
 
     def __init__(self, dim: int, factors: int = 0) -> None:
         super().__init__()

@@ -8,6 +8,8 @@ from evergram.gramian.estimator import GramianEstimator, Population, Rows, exact
 class ExactGramian(GramianEstimator):
     """One pass over every entity before each step: O(N D²), no staleness and no noise."""
 
+    exact = True
+
     def begin(self, population: Population) -> None:
         self.matrix = exact_moment(population).to(self.matrix)
 

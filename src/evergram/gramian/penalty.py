@@ -58,7 +58,7 @@ def quadratic_penalty(
     Its gradient estimates without bias that of g = Σ_ab p_a q_b (⟨u_a, v_b⟩ − ⟨q_a, r_b⟩)².
 
     Args:
-        query, candidate: [B, D], not normalised.
+        query, candidate: [B, D], not normalised; each side may have its own B.
         query_moment, candidate_moment: Ĝ [D, D] and Ĥ [D, ≥K]; no gradient flows through them.
         query_weight, candidate_weight: [B], μ and ν, the weights the moments were built with.
         query_prior, candidate_prior: [B, K], q and r; None is the zero prior.

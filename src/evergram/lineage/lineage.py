@@ -121,7 +121,8 @@ class View:
         return self._chain.apply(embeddings, self.source, self.version)
 
     def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
-        """Ids [N] and vectors [N, D_j] of every stored object of "query" or "candidate"."""
+        """Ids [N] and vectors [N, D_j] of every stored object of "query" or "candidate"; where the
+        versions came from files, of "object"."""
         ids, vectors = self._read(side)
         return ids, self.transform(vectors)
 
@@ -210,6 +211,20 @@ class Lineage:
             )
         return self._manifests[version]
 
+    def recipe(self, version: int) -> dict[str, Any]:
+        """The whole recipe as it was run.
+
+        Raises: LineageError: the version came from a file, no model was trained for it.
+        """
+        manifest = self.manifest(version)
+        if manifest.encoder is None:
+            raise LineageError(
+                f"Version {version} of {self.path} came from a file of embeddings and has no "
+                "model; only a version that was trained can be gone on from by training, or "
+                "judged on its data ('evergram check' needs neither)."
+            )
+        return manifest.recipe
+
     def metrics(self, version: int) -> dict[str, Any]:
         """What was measured when the version was published."""
         folder = self._checked(version, "metrics.json")
@@ -221,7 +236,7 @@ class Lineage:
         for n, manifest in self._manifests.items():
             check_files(self._folder(n), manifest.files)
         for side in self.manifest(self.newest).embeddings:
-            self.embeddings(side)
+            self.stored(side)
 
     @property
     def chain(self) -> Chain:
@@ -278,8 +293,11 @@ class Lineage:
         dim = self.manifest(target).dim
         return View(target, source, dim, self.chain, self.embeddings)
 
-    def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
-        """Ids [N] and vectors [N, D_k] of the newest version."""
+    def stored(self, side: str) -> Path:
+        """The file of the newest version's vectors of a side, compared with its hash.
+
+        Raises: LineageError: there is no such side. IntegrityError: it is not what was published.
+        """
         manifest = self.manifest(self.newest)
         if side not in manifest.embeddings:
             sides = " and ".join(manifest.embeddings)
@@ -289,11 +307,14 @@ class Lineage:
         if not folder.is_dir():
             self._check_current()
         check_files(folder, {name: manifest.embeddings[side]})
-        ids, vectors = read_embeddings(folder / name)
-        if vectors.shape[1] != manifest.dim:
-            raise IntegrityError(
-                f"{folder / name} has dim {vectors.shape[1]}, its manifest {manifest.dim}."
-            )
+        return folder / name
+
+    def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
+        """Ids [N] and vectors [N, D_k] of the newest version."""
+        path, dim = self.stored(side), self.manifest(self.newest).dim
+        ids, vectors = read_embeddings(path)
+        if vectors.shape[1] != dim:
+            raise IntegrityError(f"{path} has dim {vectors.shape[1]}, its manifest {dim}.")
         return ids, vectors
 
     def encoder_parts(
@@ -303,12 +324,9 @@ class Lineage:
 
         Raises: LineageError: the version came from a file and has none.
         """
+        self.recipe(version)
         record = self.manifest(version).encoder
-        if record is None:
-            raise LineageError(
-                f"Version {version} of {self.path} came from a file of embeddings and has no "
-                "model; only a version that was trained can be gone on from by training."
-            )
+        assert record is not None
         folder = self._checked(version, "encoder.safetensors", "vocabularies.parquet")
         table = pq.read_table(folder / "vocabularies.parquet")
         names, keys = table["vocabulary"].combine_chunks(), table["key"].combine_chunks()

@@ -22,7 +22,7 @@ class _Frozen(BaseModel):
 class EncoderRecord(_Frozen):
     """How to build the encoder that `encoder.safetensors` fills; `kind` is from a closed list."""
 
-    kind: Literal["factorization", "two_tower"]
+    kind: Literal["factorization", "two_tower", "graphsage", "lightgcn"]
     options: dict[str, Any]
     # For each side, input name to vocabulary name.
     inputs: dict[str, dict[str, str]]

@@ -32,8 +32,9 @@ class Objective(nn.Module):
         penalty: λ_r, one a measure; zero leaves it out. The equal of implicit ALS with weight α₀ on
             all pairs is λ = ½ α₀ |A||B| / n, with the uniform measure.
         l2: weight of squared norms.
-        l2_measure: "examples", mean over the batch; or "penalty", under the (first) measure of the
-            penalty, which is the same as l2/λ added to the diagonal of both Gramians.
+        l2_measure: "examples", mean over the batch, negatives included where there are any; or
+            "penalty", under the (first) measure of the penalty, which is the same as l2/λ added to
+            the diagonal of both Gramians.
         orthogonal: for each side, the weight of global orthogonal regularisation.
         constant: Σ_r λ_r Σ_ab p_a q_b π_ab², what the penalty's value lacks ([G2] App. B).
     Source: [G2] §2, Eq. (7), App. B to D.
@@ -62,13 +63,16 @@ class Objective(nn.Module):
         return any(self.penalty) or bool(self.orthogonal) or self.task.wants_means
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Loss:
-        query, candidate = encoded.query, encoded.candidate
+        spread = encoded.spread(batch)
+        query, candidate = spread["query"], spread["candidate"]
         loss: Tensor = self.task(encoded, batch, moments)
         if self.l2:
-            norms = query.square().sum(-1), candidate.square().sum(-1)
             if self.l2_measure == "penalty":
-                norms = norms[0] * batch.query_weight[:, 0], norms[1] * batch.candidate_weight[:, 0]
-            loss = loss + self.l2 * (norms[0] + norms[1]).mean()
+                norms = [s.rows.square().sum(-1) * s.weight[:, 0] for s in spread.values()]
+            else:
+                drawn = (encoded.query, encoded.candidate, encoded.negative)
+                norms = [rows.square().sum(-1) for rows in drawn if rows is not None]
+            loss = loss + self.l2 * torch.stack([n.mean() for n in norms]).sum()
         if batch.pair_weight is not None:
             missed = score(encoded) - self._prior(encoded)
             loss = loss + (batch.pair_weight * missed.square()).mean()
@@ -77,26 +81,24 @@ class Objective(nn.Module):
             if not strength:
                 continue
             found = quadratic_penalty(
-                query,
-                candidate,
+                query.rows,
+                candidate.rows,
                 moments["query"][r],
                 moments["candidate"][r],
-                batch.query_weight[:, r],
-                batch.candidate_weight[:, r],
-                encoded.query_factors,
-                encoded.candidate_factors,
+                query.weight[:, r],
+                candidate.weight[:, r],
+                query.factors,
+                candidate.factors,
             )
             loss = loss + strength * found
             # ĝ estimates 2g: its half is what the objective holds.
             objective = objective + strength * 0.5 * found.detach()
         for side, strength in self.orthogonal.items():
-            rows = query if side == "query" else candidate
-            weight = batch.query_weight if side == "query" else batch.candidate_weight
-            moment = moments[side][0]
-            found = orthogonal_penalty(rows, moment, weight[:, 0])
+            moment, all_rows = moments[side][0], spread[side]
+            found = orthogonal_penalty(all_rows.rows, moment, all_rows.weight[:, 0])
             loss = loss + strength * found
-            spread = moment.gramian.square().sum().clamp(min=1 / rows.shape[1])
-            objective = objective + strength * spread
+            value = moment.gramian.square().sum().clamp(min=1 / len(moment.gramian))
+            objective = objective + strength * value
         return Loss(loss, objective)
 
     def _prior(self, encoded: Encoded) -> Tensor:

@@ -16,6 +16,8 @@ from evergram.data.tables import read_table
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.graphsage import GraphSage
+from evergram.encoders.lightgcn import LightGCN
 from evergram.encoders.two_tower import TwoTower
 from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import GramianEstimator
@@ -40,7 +42,13 @@ def build_encoder(
         return Factorization(schema, **options, generator=generator)
     if kind == "two_tower":
         return TwoTower(schema, **options, generator=generator)
-    raise RecipeError(f"The encoder {kind!r} is neither factorization nor two_tower.")
+    if kind == "graphsage":
+        return GraphSage(schema, **options, generator=generator)
+    if kind == "lightgcn":
+        return LightGCN(schema, **options, generator=generator)
+    raise RecipeError(
+        f"The encoder {kind!r} is none of factorization, two_tower, graphsage and lightgcn."
+    )
 
 
 def encoder_options(recipe: Recipe, version: int) -> dict[str, Any]:
@@ -51,6 +59,10 @@ def encoder_options(recipe: Recipe, version: int) -> dict[str, Any]:
         options["normalize"] = True
     if model.kind == "two_tower":
         options |= {"input_dim": model.input_dim, "hidden": list(model.hidden)}
+    if model.kind in ("graphsage", "lightgcn"):
+        options["layers"] = model.layers_of(version)
+    if model.kind == "graphsage":
+        options |= {"width": model.input_dim, "ids": model.ids}
     return options
 
 
@@ -163,7 +175,9 @@ def build_optimizers(
     ids = shared | {id(p) for p in tables}
     layers = [p for p in encoder.parameters() if id(p) not in ids]
     rates = recipe.training
-    optimizers: list[torch.optim.Optimizer] = [RowAdagrad(tables, rates.table_rate)]
+    optimizers: list[torch.optim.Optimizer] = []
+    if tables:
+        optimizers.append(RowAdagrad(tables, rates.table_rate))
     if features:
         optimizers.append(RowAdagrad(features, rates.feature_rate))
     groups: list[dict[str, Any]] = []

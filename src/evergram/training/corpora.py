@@ -74,11 +74,10 @@ def split_for(recipe: Recipe, corpus: Corpus, version: int) -> Split:
                 f"split.versions has {len(split.versions)} shares, so version {version} has none; "
                 "append the share of the corpus that it has seen."
             )
-        after = [*split.versions[version + 1 :], min(1.0, split.versions[version] + 0.1)]
         chosen = time_split(
             corpus,
             share=split.versions[version],
-            until=after[0],
+            until=split.ends[version + 1],
             seed=recipe.seed,
             selection=split.selection,
         )

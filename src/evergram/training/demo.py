@@ -13,7 +13,7 @@ from torch import Tensor
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.errors import DataError
 from evergram.evaluation.compatibility import as_dim
-from evergram.evaluation.consumers import Consumer, fit_consumer, roc_auc
+from evergram.evaluation.consumers import Consumers, Inputs, fit_consumers
 from evergram.lineage.lineage import Artefact, Lineage
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.progress import Progress
@@ -82,7 +82,7 @@ def tell(
     corpus = load_corpus(recipe)
     ids, label = rated_above_median(split_for(recipe, corpus, 0).training)
     chapters: list[Chapter] = []
-    consumers: list[Consumer] = []
+    consumers: Consumers | None = None
     half = torch.randperm(len(ids), generator=torch.Generator().manual_seed(recipe.seed))
     learn, test = half[: len(ids) // 2], half[len(ids) // 2 :]
     for version in range(len(recipe.split.versions)):
@@ -92,9 +92,11 @@ def tell(
             artefact = upgrade(recipe, lineage, corpus, device=device, progress=progress)
         lineage.publish(artefact)
         vectors = _of(artefact, ids)
-        if version == 0:
+        if consumers is None:
             seeds = range(recipe.seed, recipe.seed + CONSUMERS)
-            consumers = [fit_consumer(vectors[learn], label[learn], seed=s) for s in seeds]
+            used, held = _a_third_aside(label[learn])
+            parts = [(Inputs.of(vectors[learn[r]]), label[learn[r]]) for r in (used, held)]
+            consumers, _ = fit_consumers(parts[0], parts[1], seeds=seeds)
         view = lineage.view(0)
         chain = _auc(consumers, view.transform(vectors)[test], label[test])
         raw = _auc(consumers, as_dim(vectors, view.dim)[test], label[test])
@@ -128,5 +130,14 @@ def _of(artefact: Artefact, ids: pa.Array) -> Tensor:
     return vectors[Vocabulary(known).rows(ids)]
 
 
-def _auc(consumers: list[Consumer], vectors: Tensor, label: Tensor) -> float:
-    return sum(roc_auc(c.score(vectors), label) for c in consumers) / len(consumers)
+def _a_third_aside(label: Tensor) -> tuple[Tensor, Tensor]:
+    """Places to learn from and places that stop it early; each class gives a third."""
+    held = torch.zeros(len(label), dtype=torch.bool)
+    for kind in (label, ~label):
+        held[torch.nonzero(kind).flatten()[::3]] = True
+    return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
+
+
+def _auc(consumers: Consumers, vectors: Tensor, label: Tensor) -> float:
+    found = consumers.auc(Inputs.of(vectors), label)
+    return sum(found) / len(found)

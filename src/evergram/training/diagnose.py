@@ -107,9 +107,8 @@ def diagnose(
     corpus = load_corpus(recipe) if corpus is None else corpus
     split = split_for(recipe, corpus, version)
     training = split.training
-    entities = dict(zip(SIDES, (training.queries, training.candidates), strict=True))
     encoder = load_encoder(lineage, version)
-    vectors = {side: encoder.encode(side, entities[side]) for side in SIDES}
+    vectors = encoder.embed_all(training)
     pairs = (training.column("query"), training.column("candidate"))
     sides = {
         side: _side(vectors[side], build_measures(recipe.task, training, side)[:, 0])
@@ -118,8 +117,7 @@ def diagnose(
     histograms = score_histograms(vectors["query"], vectors["candidate"], pairs, seed=recipe.seed)
     past = None
     if recipe.prior.kind == "version" and version:
-        before = load_encoder(lineage, version - 1)
-        past = {side: before.encode(side, entities[side]) for side in SIDES}
+        past = load_encoder(lineage, version - 1).embed_all(training)
     chosen = pick_device(device)
     step, sampler, draws = prepare(recipe, training, version, chosen, past=past)
     if not step.objective.wants_moments:

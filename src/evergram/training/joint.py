@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,12 +11,31 @@ from torch import Tensor
 from evergram.compatibility.alignment import AlignmentLoss
 from evergram.compatibility.transforms import Transform
 from evergram.data.sampling import Batch
+from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.training.step import Joint
 
 
+@dataclass(frozen=True)
+class AlignmentSettings:
+    """Args:
+    strength: λ on mean ‖δ‖².
+    rate: of the transform's optimiser.
+    objects: "batch": the loss is over a batch's own objects; "uniform": over objects drawn
+        uniformly among all that take part, whatever the batch. A graph encoder has them at hand.
+    rows: at most how many of each side are looked at in a step.
+    seed: of the draws.
+    """
+
+    strength: float
+    rate: float = 3e-3
+    objects: str = "batch"
+    rows: int = 1024
+    seed: int = 0
+
+
 class Alignment(Joint):
-    """λ times the alignment loss of B_k, over the objects of a batch that version k-1 knows.
+    """λ times the alignment loss of B_k, over objects that version k-1 knows.
 
     Args:
         transform: B_k, trained here.
@@ -23,11 +43,7 @@ class Alignment(Joint):
         past: for each side, z_{k-1} [N, D_{k-1}] of the training corpus's entities, computed once:
             M_{k-1} is frozen.
         weight: for each side, float [N], 1 for an object that takes part.
-        strength: λ on mean ‖δ‖².
-        rate: of the transform's optimiser.
-        rows: at most how many objects of each side of a batch are looked at, the first ones: a
-            batch's order is random.
-    Source: [BC] Eq. (3).
+    Source: [BC] Eq. (3); its authors' code has the objects of the batch.
     """
 
     def __init__(
@@ -36,24 +52,44 @@ class Alignment(Joint):
         loss: AlignmentLoss,
         past: Mapping[str, Tensor],
         weight: Mapping[str, Tensor],
-        strength: float,
-        rate: float,
-        rows: int = 1024,
+        settings: AlignmentSettings,
     ) -> None:
         super().__init__()
         self.transform = transform
         self.loss = loss
-        self.strength = strength
-        self.rate = rate
-        self.rows = rows
+        self.settings = settings
+        self.rate = settings.rate
         for side in SIDES:
-            self.register_buffer(f"past_{side}", loss.lifted(past[side]), persistent=False)
+            self.register_buffer(f"lifted_{side}", loss.lifted(past[side]), persistent=False)
             self.register_buffer(f"weight_{side}", weight[side], persistent=False)
+            known = torch.nonzero(weight[side]).flatten()
+            self.register_buffer(f"known_{side}", known, persistent=False)
+        self.steps: Tensor
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, query: Tensor, candidate: Tensor, batch: Batch) -> Tensor:
-        rows = {"query": batch.query[: self.rows], "candidate": batch.candidate[: self.rows]}
-        embeddings = torch.cat([query[: self.rows], candidate[: self.rows]])
-        past = torch.cat([self.get_buffer(f"past_{s}")[rows[s]] for s in SIDES])
-        weight = torch.cat([self.get_buffer(f"weight_{s}")[rows[s]] for s in SIDES])
-        loss: Tensor = self.loss(self.transform, embeddings, past, weight)
-        return self.strength * loss + self.transform.penalty().to(loss)
+    def forward(
+        self, query: Tensor, candidate: Tensor, batch: Batch, embeddings: Embeddings
+    ) -> Tensor:
+        limit = self.settings.rows
+        if self.settings.objects == "batch":
+            rows = {"query": batch.query[:limit], "candidate": batch.candidate[:limit]}
+            found = torch.cat([query[:limit], candidate[:limit]])
+        else:
+            rows = {side: self._draw(side) for side in SIDES}
+            found = torch.cat([embeddings.rows(side, rows[side]) for side in SIDES])
+        weight = self._cat("weight", rows)
+        self.steps += 1
+        loss: Tensor = self.loss(self.transform, found, self._cat("lifted", rows), weight)
+        return self.settings.strength * loss + self.transform.penalty().to(loss)
+
+    def _cat(self, name: str, rows: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([self.get_buffer(f"{name}_{s}")[rows[s]] for s in SIDES])
+
+    def _draw(self, side: str) -> Tensor:
+        known = self.get_buffer(f"known_{side}")
+        if len(known) <= self.settings.rows:
+            return known
+        seed = self.settings.seed * 1_000_003 + int(self.steps) * 2 + SIDES.index(side)
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(len(known), (self.settings.rows,), generator=generator)
+        return known[drawn.to(known.device)]

@@ -1,23 +1,26 @@
-"""The methods of [BC] by name: each is four settings of one trainer."""
+"""The methods of [BC] by name, and ours: each is some settings of one trainer."""
 
 from __future__ import annotations
+
+ALONE = {"fit": "none", "transform": "truncate", "steps": "single", "start": "fresh"}
+POSTHOC = {"fit": "posthoc", "transform": "linear", "steps": "single", "start": "fresh"}
+JOINT = {"fit": "joint", "transform": "linear", "steps": "multi", "start": "fresh"}
 
 # fit: the transform is trained together with the model, afterwards, or not at all.
 # start: the model is new, goes on from the version before, or is the version before.
 METHODS: dict[str, dict[str, str]] = {
     # Consumers of a past version read that very model's embeddings; the trainer is Non-BC's.
-    "keep-all": {"fit": "none", "transform": "truncate", "steps": "single", "start": "fresh"},
-    "fix-m0": {"fit": "none", "transform": "truncate", "steps": "single", "start": "frozen"},
-    "finetune-m0": {"fit": "none", "transform": "truncate", "steps": "single", "start": "previous"},
-    "non-bc": {"fit": "none", "transform": "truncate", "steps": "single", "start": "fresh"},
-    "post-lin-sloss": {
-        "fit": "posthoc",
-        "transform": "linear",
-        "steps": "single",
-        "start": "fresh",
-    },
-    "post-lin-mloss": {"fit": "posthoc", "transform": "linear", "steps": "multi", "start": "fresh"},
-    "joint-notrans": {"fit": "joint", "transform": "truncate", "steps": "single", "start": "fresh"},
-    "joint-lin-sloss": {"fit": "joint", "transform": "linear", "steps": "single", "start": "fresh"},
-    "bc-aligner": {"fit": "joint", "transform": "linear", "steps": "multi", "start": "fresh"},
+    "keep-all": ALONE,
+    "fix-m0": {**ALONE, "start": "frozen"},
+    "finetune-m0": {**ALONE, "start": "previous"},
+    "non-bc": ALONE,
+    "post-lin-sloss": POSTHOC,
+    "post-lin-mloss": {**POSTHOC, "steps": "multi"},
+    "joint-notrans": {**JOINT, "transform": "truncate", "steps": "single"},
+    "joint-lin-sloss": {**JOINT, "steps": "single"},
+    "bc-aligner": JOINT,
+    # Beyond the paper: the post-hoc transform in closed form, and BC-Aligner over all objects
+    # alike, whose transform is solved for in the end.
+    "post-closed": {**POSTHOC, "solver": "closed"},
+    "evergram": {**JOINT, "objects": "uniform", "solver": "closed"},
 }

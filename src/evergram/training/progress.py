@@ -53,13 +53,20 @@ class Progress:
 
     Args:
         quiet: say nothing.
+        prefix: what every title begins with.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, prefix: str = "") -> None:
         self._quiet = quiet
+        self._prefix = prefix
+
+    def of(self, part: str) -> Progress:
+        """Progress of a part of the whole, whose tasks are named after it."""
+        return Progress(self._quiet, f"{self._prefix}{part}, ")
 
     @contextmanager
     def task(self, title: str, total: int) -> Iterator[Handle]:
+        title = self._prefix + title
         console = Console(stderr=True)
         if self._quiet or not console.is_terminal:
             yield Handle(title, total, None, self._quiet)

@@ -67,13 +67,8 @@ def reading_report(
 
 def known_vectors(encoder: Encoder, corpus: Corpus) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """z_j [N, D_j] of a corpus's entities, and which of them version j knows, bool [N]."""
-    vectors: dict[str, Tensor] = {}
-    known: dict[str, Tensor] = {}
-    for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
-        inputs = encoder.schema.read(side, entities)
-        vectors[side] = torch.cat(list(encoder.blocks(side, inputs)))
-        known[side] = encoder.known(side, inputs)
-    return vectors, known
+    scene = encoder.read(corpus)
+    return encoder.embed_all(scene), {side: encoder.known(side, scene) for side in SIDES}
 
 
 def held_out_rows(corpus: Corpus, share: float) -> dict[str, Tensor]:

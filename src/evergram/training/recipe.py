@@ -15,6 +15,7 @@ from evergram.training.methods import METHODS
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -89,25 +90,41 @@ class SplitRecipe(_Strict):
             raise ValueError("split.versions must be one or more ascending shares")
         return self
 
+    @property
+    def ends(self) -> list[float]:
+        """Where each interval of time begins, and where the last one ends."""
+        return [*self.versions, min(1.0, self.versions[-1] + 0.1)]
+
 
 class ModelRecipe(_Strict):
-    """The encoder. `dim` may be a list, one entry a version; the last holds for all later."""
+    """The encoder. `dim` and `layers` may be lists, one entry a version; the last holds for all
+    later."""
 
-    kind: Literal["factorization", "two_tower"] = "factorization"
+    kind: Literal["factorization", "two_tower", "graphsage", "lightgcn"] = "factorization"
     dim: Annotated[list[Positive], Field(min_length=1), BeforeValidator(_listed)] = [64]
     scale: Rate = 0.1
     # Rows of unit norm.
     normalize: bool = False
-    # two_tower only.
+    # two_tower and graphsage: width of the inputs, and of graphsage between layers.
     input_dim: Positive | None = None  # `dim` where it is absent
+    # two_tower only.
     hidden: list[Positive] = [64]
+    # graphsage: rows of candidates' ids beside those of their features.
+    ids: bool = False
+    # graphsage and lightgcn: how many; one entry a version, as `dim`.
+    layers: Annotated[list[Positive], Field(min_length=1), BeforeValidator(_listed)] = [2]
 
     def dim_of(self, version: int) -> int:
         return self.dim[min(version, len(self.dim) - 1)]
 
+    def layers_of(self, version: int) -> int:
+        return self.layers[min(version, len(self.layers) - 1)]
+
     def as_of(self, version: int) -> ModelRecipe:
         """The same model at every version, that of `version`."""
-        return self.model_copy(update={"dim": [self.dim_of(version)]})
+        return self.model_copy(
+            update={"dim": [self.dim_of(version)], "layers": [self.layers_of(version)]}
+        )
 
 
 # One measure of a side, or a list of them: a power γ, or a file of weights.
@@ -225,6 +242,9 @@ class TrainingRecipe(_Strict):
     reach: Rate | None = None
 
 
+CLOSED = ("linear", "affine", "orthogonal", "low_rank")
+
+
 class UpgradeRecipe(_Strict):
     """How the next version comes to be, and its way back. [BC] §3, Table 1.
 
@@ -251,8 +271,12 @@ class UpgradeRecipe(_Strict):
     weight: Weight = 16.0
     unit: Literal["norm", "paper"] = "paper"
     transform_rate: Rate = 3e-3
-    # At most how many objects of each side of a batch are aligned, each step.
+    # joint: a step aligns its batch's objects, or some drawn uniformly among all that are known;
+    # at most so many of each side.
+    objects: Literal["batch", "uniform"] = "batch"
     rows: Positive = 1024
+    # The transform is Adam's, or in the end replaced by the closed form on all objects.
+    solver: Literal["gradient", "closed"] = "gradient"
     # low_rank, lambda_orthogonal and residual_mlp only.
     rank: Positive = 32
     orthogonality: Weight = 0.1
@@ -263,6 +287,8 @@ class UpgradeRecipe(_Strict):
     held_out: Share = 0.05
     # Also train the same model without alignment, to say what compatibility cost.
     alone: bool = True
+    # joint: the best epoch is looked for after this many.
+    select_after: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="before")
     @classmethod
@@ -273,6 +299,15 @@ class UpgradeRecipe(_Strict):
         if name not in METHODS:
             raise ValueError(f"upgrade.method is {name!r}; it must be one of {', '.join(METHODS)}")
         return {**METHODS[name], **values}
+
+    @model_validator(mode="after")
+    def _closed_where_there_is_one(self) -> UpgradeRecipe:
+        if self.solver == "closed" and self.fit != "none" and self.transform not in CLOSED:
+            raise ValueError(
+                f"upgrade.transform = {self.transform!r} has no closed form, {', '.join(CLOSED)} "
+                "have one; set upgrade.solver = 'gradient'"
+            )
+        return self
 
     @property
     def transform_options(self) -> dict[str, Any]:
@@ -285,11 +320,57 @@ class UpgradeRecipe(_Strict):
         return own.get(self.transform, {})
 
 
+Ratio = Annotated[float, Field(ge=0, lt=1)]
+
+
+class CompareRecipe(_Strict):
+    """`evergram compare`: methods side by side, by the protocol of [BC] §4 and App. A."""
+
+    methods: Annotated[list[str], Field(min_length=1)] = list(METHODS)
+    # Each is a seed of the whole: M_0, methods, consumers. A number n: the recipe's and n - 1 more.
+    seeds: (
+        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] | Positive
+    ) = 1
+    # What `split.selection` is; that of the split where it is absent.
+    protocol: Literal["strict", "paper"] | None = None
+    # The sweep of λ, and whose.
+    lambdas: list[Weight] = []
+    lambda_methods: list[str] = ["joint-notrans", "joint-lin-sloss", "bc-aligner"]
+    # Consumers: widths and dropouts to choose from, classifiers a task, epochs at most.
+    hidden: Annotated[list[Positive], Field(min_length=1)] = [128, 256, 512, 1024]
+    dropout: Annotated[list[Ratio], Field(min_length=1)] = [0.0, 0.25, 0.5]
+    consumers: Positive = 10
+    epochs: Positive = 100
+    # At most so many examples of a set, drawn; all where it is absent.
+    max_examples: Positive | None = None
+    # Ratings that a candidate needs to be asked about.
+    minimum_ratings: Positive = 10
+
+    @model_validator(mode="after")
+    def _known(self) -> CompareRecipe:
+        for key in ("methods", "lambda_methods"):
+            names = getattr(self, key)
+            for name in names:
+                if name not in METHODS:
+                    allowed = ", ".join(METHODS)
+                    raise ValueError(f"compare.{key} has {name!r}; a method is one of {allowed}")
+            if len(set(names)) < len(names):
+                raise ValueError(f"compare.{key} names a method twice")
+        for name in self.lambda_methods if self.lambdas else ():
+            if METHODS[name]["fit"] != "joint":
+                raise ValueError(
+                    f"compare.lambda_methods has {name!r}, which has no λ; name joint methods"
+                )
+        if isinstance(self.seeds, list) and len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("compare.seeds names a seed twice")
+        return self
+
+
 class Recipe(_Strict):
     """One TOML file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "embeddings"
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: Seed = 0
     metrics: list[Annotated[str, Field(pattern=r"^(recall|ndcg|map)@[1-9]\d*$")]] = [
         "recall@20",
         "ndcg@20",
@@ -303,11 +384,17 @@ class Recipe(_Strict):
     gramian: GramianRecipe = GramianRecipe()
     training: TrainingRecipe = TrainingRecipe()
     upgrade: UpgradeRecipe = UpgradeRecipe()
+    compare: CompareRecipe = CompareRecipe()
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
         if (self.split.kind == "given") != (self.data.test is not None):
             raise ValueError("split.kind = 'given' and data.test need each other")
+        if self.upgrade.select_after >= self.training.epochs:
+            raise ValueError(
+                f"upgrade.select_after is {self.upgrade.select_after} and training.epochs "
+                f"{self.training.epochs}; no epoch would be left to select"
+            )
         task = self.task
         if (task.query_orthogonal or task.candidate_orthogonal) and not self.model.normalize:
             raise ValueError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from evergram.data.sampling import Batch, Draw
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES, Inputs
+from evergram.encoders.encoder import Embeddings, Encoder, Scene
+from evergram.encoders.features import SIDES
 from evergram.gramian.estimator import GramianEstimator, Population, Rows
 from evergram.gramian.preconditioner import preconditioner
 from evergram.tasks.objective import Objective
-from evergram.tasks.task import Encoded, Moments
+from evergram.tasks.task import Encoded, Moments, Spread
 
 
 class Joint(nn.Module, ABC):
@@ -28,8 +29,10 @@ class Joint(nn.Module, ABC):
     rate: float | None = None
 
     @abstractmethod
-    def forward(self, query: Tensor, candidate: Tensor, batch: Batch) -> Tensor:
-        """Scalar loss of a batch's embeddings, [B, D] each."""
+    def forward(
+        self, query: Tensor, candidate: Tensor, batch: Batch, embeddings: Embeddings
+    ) -> Tensor:
+        """Scalar loss of a batch's embeddings, [B, D] each, or of any that `embeddings` gives."""
 
 
 @dataclass
@@ -37,7 +40,7 @@ class Step:
     """What a step works on, and the step.
 
     Args:
-        inputs: of each side, every entity's.
+        scene: the training corpus, as the encoder sees it.
         estimators: of each side, one a measure; no estimators are kept where no Gramian is used.
         measures: of each side, [N, R].
         factors: of each side, [N, K]: the prior, and a last column of ones where means are wanted.
@@ -48,7 +51,7 @@ class Step:
     """
 
     encoder: Encoder
-    inputs: Mapping[str, Inputs]
+    scene: Scene
     objective: Objective
     estimators: Mapping[str, Sequence[GramianEstimator]]
     measures: Mapping[str, Tensor]
@@ -75,24 +78,27 @@ class Step:
         Returns: the objective's value, detached.
         """
         wanted = self.objective.wants_moments
+        # One pass serves all that this step asks of a graph: pairs, negatives and Gramians.
+        embeddings: Embeddings = self.encoder(self.scene)
         if wanted:
             for side in SIDES:
                 for r, estimator in enumerate(self.estimators[side]):
-                    estimator.begin(self.population(side, r))
+                    estimator.begin(self.population(embeddings, side, r))
             if draws is not None:
                 with torch.no_grad():
-                    fresh = {s: self.encode(s, draws[s].ids) for s in SIDES}
+                    fresh = {s: embeddings.rows(s, draws[s].ids) for s in SIDES}
                 self._update({s: (draws[s].ids, draws[s].weights, fresh[s]) for s in SIDES})
         query, candidate = (
-            self.encode("query", batch.query),
-            self.encode("candidate", batch.candidate),
+            embeddings.rows("query", batch.query),
+            embeddings.rows("candidate", batch.candidate),
         )
         encoded = Encoded(
             query,
             candidate,
-            None if batch.negative is None else self.encode("candidate", batch.negative),
+            None if batch.negative is None else embeddings.rows("candidate", batch.negative),
             self.factors["query"][batch.query, : self.prior] if self.prior else None,
             self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
+            self._everyone(embeddings) if wanted else None,
         )
         moments = {s: [e.moment() for e in self.estimators[s]] if wanted else [] for s in SIDES}
         if wanted and self.precondition:
@@ -100,7 +106,7 @@ class Step:
         loss = self.objective(encoded, batch, moments)
         total = loss.total
         if self.joint is not None:
-            total = total + self.joint(query, candidate, batch)
+            total = total + self.joint(query, candidate, batch, embeddings)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         total.backward()
@@ -108,7 +114,7 @@ class Step:
         self.before = {}
         if wanted and upcoming is not None and self.wants_before:
             with torch.no_grad():
-                self.before = {s: self.encode(s, upcoming[s]) for s in SIDES}
+                self.before = {s: embeddings.rows(s, upcoming[s]) for s in SIDES}
         for optimizer in self.optimizers:
             optimizer.step()
         if wanted and not self.independent:
@@ -124,16 +130,23 @@ class Step:
     def wants_before(self) -> bool:
         return any(e.wants_before for found in self.estimators.values() for e in found)
 
-    def encode(self, side: str, ids: Tensor) -> Tensor:
-        """[B, D] of rows of a side."""
-        return self.encoder.embed(side, self.inputs[side].take(ids))
+    @contextmanager
+    def look(self) -> Iterator[Embeddings]:
+        """Embeddings as the next step will see them, for who looks on: nothing is left behind."""
+        # Normalisation by batch keeps running statistics, which a step alone should move.
+        kept = [(b, b.clone()) for b in self.encoder.buffers()]
+        with torch.no_grad():
+            embeddings: Embeddings = self.encoder(self.scene)
+            for buffer, value in kept:
+                buffer.copy_(value)
+            yield embeddings
 
-    def population(self, side: str, r: int = 0) -> Population:
-        """Every entity's embedding with its share of measure r, computed anew when asked."""
+    def population(self, embeddings: Embeddings, side: str, r: int = 0) -> Population:
+        """Every entity's embedding with its share of measure r."""
 
         def blocks() -> Iterable[tuple[Tensor, Tensor, Tensor]]:
             start = 0
-            for block in self.encoder.blocks(side, self.inputs[side]):
+            for block in embeddings.blocks(side):
                 part = slice(start, start + len(block))
                 share = self.measures[side][part, r].to(block.device)
                 yield block, share, self.factors[side][part]
@@ -141,15 +154,34 @@ class Step:
 
         return blocks
 
+    def _everyone(self, embeddings: Embeddings) -> dict[str, Spread] | None:
+        """All entities, where the Gramians are exact and a pass has embedded them all: then the
+        penalty's gradient is without noise, whatever the batch."""
+        if not all(e.exact for found in self.estimators.values() for e in found):
+            return None
+        found: dict[str, Spread] = {}
+        for side in SIDES:
+            rows = embeddings.whole(side)
+            if rows is None:
+                return None
+            weight = (self.measures[side] * len(rows)).to(rows)
+            factors = self.factors[side][:, : self.prior] if self.prior else None
+            found[side] = Spread(rows, weight, factors)
+        return found
+
     def _turn(self, encoded: Encoded, moments: Moments) -> None:
         """Multiply the gradients of embeddings by the other side's preconditioner."""
         penalty = self.objective.penalty
         other = {s: preconditioner(moments[s], penalty, self.precondition) for s in SIDES}
-        for rows, matrix in (
+        pairs = [
             (encoded.query, other["candidate"]),
             (encoded.candidate, other["query"]),
             (encoded.negative, other["query"]),
-        ):
+        ]
+        if encoded.everyone is not None:  # the pairs' rows are taken from these
+            query, candidate = (encoded.everyone[side].rows for side in SIDES)
+            pairs = [(query, other["candidate"]), (candidate, other["query"])]
+        for rows, matrix in pairs:
             if rows is not None:
                 rows.register_hook(partial(torch.matmul, other=matrix))  # type: ignore[no-untyped-call]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from evergram.data.sampling import Batch
@@ -64,9 +63,8 @@ class TensorBoard(Callback):
             if name not in ("epoch", "seconds", "objective"):
                 self._scalar(name, value, at.step)
         run = at.training
-        query, candidate = (
-            torch.cat([b.cpu() for b in run.encoder.blocks(s, run.inputs[s])]) for s in SIDES
-        )
+        now = run.encoder.embed_all(run.scene)
+        query, candidate = (now[side].cpu() for side in SIDES)
         figure = draw_histograms(score_histograms(query, candidate, self.pairs))
         self.writer.add_figure("scores", figure, at.step)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.sampling import Batch, Draw, EntitySampler
+from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.evaluation.gramian_error import Truth, gradient_error, gramian_error
 from evergram.gramian.estimator import GramianEstimator, Rows
@@ -66,20 +67,23 @@ class Tracking(Callback):
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         run = at.training
-        with torch.no_grad():
+        measured = at.step % self.every == 0
+        if not self.rivals and not measured:
+            return
+        with run.look() as now:
             if not self._shadows:
-                self._shadows = {n: self._shadow(run, s) for n, s in self.rivals.items()}
+                self._shadows = {n: self._shadow(run, now, s) for n, s in self.rivals.items()}
             for shadows in self._shadows.values():
                 for side, shadow in shadows.items():
-                    self._follow(run, side, shadow, at.device)
-        if at.step % self.every == 0:
-            self._measure(run, at.step)
+                    self._follow(run, now, side, shadow, at.device)
+            if measured:
+                self._measure(run, now, at.step)
 
     def mean(self, errors: Mapping[str, list[float]]) -> dict[str, float]:
         """Over the second half of the measures, the start left out."""
         return {name: fmean(found[len(found) // 2 :]) for name, found in errors.items() if found}
 
-    def _shadow(self, run: Step, settings: GramianRecipe) -> dict[str, _Shadow]:
+    def _shadow(self, run: Step, now: Embeddings, settings: GramianRecipe) -> dict[str, _Shadow]:
         found: dict[str, _Shadow] = {}
         for i, side in enumerate(SIDES):
             measures = run.measures[side][:, :1]
@@ -87,7 +91,7 @@ class Tracking(Callback):
             estimator = build_estimator(
                 settings, run.encoder.dim, measures[:, 0], factors.cpu()
             ).to(factors.device)
-            estimator.begin(run.population(side))
+            estimator.begin(run.population(now, side))
             draws = EntitySampler(
                 self.counts[side],
                 measures,
@@ -98,23 +102,25 @@ class Tracking(Callback):
             found[side] = _Shadow(estimator, draws.epoch(0, 1 << 40))
         return found
 
-    def _follow(self, run: Step, side: str, shadow: _Shadow, device: torch.device) -> None:
+    def _follow(
+        self, run: Step, now: Embeddings, side: str, shadow: _Shadow, device: torch.device
+    ) -> None:
         draw = shadow.upcoming or next(shadow.draws).to(device)
         rows = Rows(
             draw.ids,
             draw.weights[:, 0],
-            run.encode(side, draw.ids),
+            now.rows(side, draw.ids),
             run.factors[side][draw.ids],
             shadow.before,
         )
-        shadow.estimator.begin(run.population(side))
+        shadow.estimator.begin(run.population(now, side))
         shadow.estimator.update(rows)
         if shadow.estimator.wants_before:
             shadow.upcoming = next(shadow.draws).to(device)
-            shadow.before = run.encode(side, shadow.upcoming.ids)
+            shadow.before = now.rows(side, shadow.upcoming.ids)
 
-    def _measure(self, run: Step, step: int) -> None:
-        truths = {side: Truth.of(run.population(side)) for side in SIDES}
+    def _measure(self, run: Step, now: Embeddings, step: int) -> None:
+        truths = {side: Truth.of(run.population(now, side)) for side in SIDES}
         found: dict[str, Mapping[str, GramianEstimator]] = {
             name: {side: shadow.estimator for side, shadow in shadows.items()}
             for name, shadows in self._shadows.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,10 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergram.compatibility.alignment import AlignmentLoss, alignment_weight
-from evergram.compatibility.certificate import StepError, certify
-from evergram.compatibility.fitting import fit_by_gradient
-from evergram.compatibility.transforms import Transform, build_transform
+from evergram.compatibility.certificate import certify
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
@@ -25,11 +23,11 @@ from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import load_encoder, make_artefact
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.joint import Alignment
 from evergram.training.loop import Trained, judge, relevance_of, train_encoder
 from evergram.training.progress import Progress
-from evergram.training.reading import held_out_rows, known_vectors, reading_report
+from evergram.training.reading import reading_report
 from evergram.training.recipe import Recipe
+from evergram.training.way_back import WayBack
 
 QUIET = Progress(quiet=True)
 
@@ -81,6 +79,7 @@ def upgrade(
     folder: Path | None = None,
     callbacks: Sequence[Callback] = (),
     board: Path | None = None,
+    readings: bool = True,
 ) -> Artefact:
     """The version after the newest and its backward transform, by the method of `recipe.upgrade`.
 
@@ -89,6 +88,7 @@ def upgrade(
 
     Args:
         encoder: a model of this version that has been trained alone already.
+        readings: whether to measure what reading it as each past version keeps.
     Raises: UnknownVersionError: the lineage has no version to start from. DataError, RecipeError,
         TrainingError.
     Source: [BC] Eq. (3), (10), Table 1.
@@ -108,25 +108,11 @@ def upgrade(
     if settings.start == "previous":
         # Fine-tuning cannot change the architecture.
         recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
-    chain = lineage.chain
-    past, known = known_vectors(before, split.training)
-    aside = held_out_rows(split.training, settings.held_out)
-    used = {side: known[side] & ~aside[side] for side in SIDES}
-    loss = AlignmentLoss(chain, settings.steps)
-    generator = torch.Generator().manual_seed(recipe.seed + version)
     new_dim = before.dim if settings.start == "frozen" else recipe.model.dim_of(version)
-    transform = build_transform(
-        settings.transform, before.dim, new_dim, settings.transform_options, generator
-    )
-    joint: Alignment | None = None
-    if settings.fit == "joint":
-        strength = alignment_weight(settings.weight, settings.unit, before.dim)
-        weight = {side: used[side].float() for side in SIDES}
-        joint = Alignment(
-            transform, loss, past, weight, strength, settings.transform_rate, settings.rows
-        )
+    back = WayBack(recipe, lineage.chain, before, split.training, version, new_dim)
+    joint = back.joint()
     title = f"version {version}"
-    common: dict[str, Any] = {"past": past, "folder": folder}
+    common: dict[str, Any] = {"past": back.past, "folder": folder}
     if settings.start == "frozen":
         trained = judge(recipe, split, before)
     elif encoder is not None:
@@ -145,17 +131,9 @@ def upgrade(
             **common,
         )
     new = {"query": trained.query, "candidate": trained.candidate}
-    if settings.fit == "posthoc":
-        fit_by_gradient(
-            transform,
-            torch.cat([new[s][used[s]] for s in SIDES]),
-            torch.cat([past[s][used[s]] for s in SIDES]),
-            loss,
-            rate=settings.transform_rate,
-            epochs=settings.fit_epochs,
-            seed=recipe.seed + version,
-        )
-    transform.requires_grad_(False).eval()
+    started = time.perf_counter()
+    back.finish(new)
+    trained.seconds += time.perf_counter() - started
     report = _report(recipe, version, split, trained)
     if settings.alone:
         report["metrics"]["alone"] = trained.metrics["model"]
@@ -164,15 +142,13 @@ def upgrade(
                 recipe, split, version, chosen, progress, title=f"{title} alone", **common
             )
             report["metrics"]["alone"] = alone.metrics["model"]
-    longer = chain.extended(transform)
-    with torch.no_grad():
-        error = _step_error(transform, new, past, known, aside)
-    errors = {**lineage.errors, version: error}
+    longer = lineage.chain.extended(back.transform)
+    errors = {**lineage.errors, version: back.error(new)}
     report["compatibility"] = {
         str(j): reading_report(
             recipe, split, new, longer, j, load_encoder(lineage, j), settings.held_out
         )
-        for j in range(version)
+        for j in (range(version) if readings else ())
     }
     report["certificate"] = {
         str(j): asdict(found)
@@ -190,8 +166,8 @@ def upgrade(
         split,
         trained,
         report,
-        transform,
-        error,
+        back.transform,
+        errors[version],
         lineage.canaries(past_version),
         options,
     )
@@ -234,23 +210,6 @@ def refuse_degradation(artefact: Artefact, metric: str, limit: float) -> None:
         f"The new version was not published: it loses {losses} of {metric}, and at most {limit:g} "
         "% is allowed. Its training is kept: the same command with another --max-degradation "
         "goes on from there; or change the recipe."
-    )
-
-
-def _step_error(
-    transform: Transform,
-    new: Mapping[str, Tensor],
-    past: Mapping[str, Tensor],
-    known: Mapping[str, Tensor],
-    aside: Mapping[str, Tensor],
-) -> StepError:
-    """On the objects that alignment never saw; on all that are known where those are none."""
-    rows = {side: known[side] & aside[side] for side in SIDES}
-    if not any(bool(r.any()) for r in rows.values()):
-        rows = dict(known)
-    return StepError.of(
-        transform(torch.cat([new[s][rows[s]] for s in SIDES])),
-        torch.cat([past[s][rows[s]] for s in SIDES]),
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.data.split import Pairs, Split
+from evergram.encoders.encoder import Embeddings
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.training.callbacks import Callback, Point
 from evergram.training.recipe import Recipe
@@ -87,14 +88,11 @@ class Watch(Callback):
             self._thread.join()
 
     def _look(self, at: Point) -> None:
-        encoder = at.training.encoder
+        run = at.training
         rows = {"query": self.queries, "candidate": self.candidates}
-        copies = {
-            side: torch.cat(
-                list(encoder.blocks(side, at.training.inputs[side].take(ids.to(at.device))))
-            )
-            for side, ids in rows.items()
-        }
+        with run.encoder.evaluating():
+            embeddings: Embeddings = run.encoder(run.scene)
+            copies = {s: embeddings.rows(s, ids.to(at.device)) for s, ids in rows.items()}
         self._thread = threading.Thread(target=self._judge, args=(at.epoch, at.seconds, copies))
         self._thread.start()
 

@@ -1,0 +1,195 @@
+"""Backward transforms in closed form, from second moments alone.
+
+All of them minimise E[δᵀ S δ] + ρ‖W‖² for δ = W z_k − z_{k-1}, within what their kind allows. S = I
+is the single-step loss; S_{k-1} of `history_metric` is the multi-step one, times k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergram.compatibility.second_moments import SecondMoments
+from evergram.errors import ShapeError
+
+# Ridges tried, as shares of the mean eigenvalue of C_kk, tr(C_kk) / D_k.
+RIDGES = (0.0, *(10.0 ** (i / 2) for i in range(-16, 5)))
+# A fitted map: W [D_{k-1}, D_k] and an offset [D_{k-1}].
+Affine = tuple[Tensor, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The eigendecompositions of C_kk and S, made once; each ridge is then one division.
+
+    Args:
+        values, vectors: of C_kk, [D_k] and [D_k, D_k]; a value that is zero up to rounding is zero.
+        metric_values, metric_vectors: of S, [D_{k-1}] and [D_{k-1}, D_{k-1}].
+        cross: C_{k-1,k} in both bases, [D_{k-1}, D_k].
+        unit: tr(C_kk) / D_k, what a relative ridge is multiplied by.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    metric_values: Tensor
+    metric_vectors: Tensor
+    cross: Tensor
+    unit: float
+
+    @classmethod
+    def of(
+        cls, moments: SecondMoments, metric: Tensor | None = None, *, centred: bool = False
+    ) -> Spectrum:
+        """Args:
+            metric: S [D_{k-1}, D_{k-1}], positive definite; I where it is None.
+            centred: take the moments about the means, for an affine map.
+        Raises: ShapeError: S has another dim. DataError: there are no pairs.
+        """
+        new, cross, _ = moments.second(centred=centred)
+        values, vectors = torch.linalg.eigh(new)
+        # Sums of squares are right up to thousands of eps of what was summed, the means included.
+        largest = float(values[-1]) + (float(moments.mean_new.square().sum()) if centred else 0.0)
+        noise = torch.finfo(torch.float64).eps * 10_000 * largest
+        values = torch.where(values > noise, values, 0.0)
+        if metric is None:
+            s, v = torch.ones(moments.old_dim, dtype=torch.float64), None
+        else:
+            if metric.shape != (moments.old_dim, moments.old_dim):
+                raise ShapeError(
+                    f"The metric is {list(metric.shape)}; the old dim is {moments.old_dim}."
+                )
+            s, v = torch.linalg.eigh(metric.double())
+        basis = torch.eye(moments.old_dim, dtype=torch.float64) if v is None else v
+        turned = cross @ vectors if v is None else v.T @ cross @ vectors
+        return cls(values, vectors, s, basis, turned, float(new.trace()) / len(new))
+
+    def inverse(self, ridge: float) -> Tensor:
+        """1 / (e_j + ridge), [D_k]; 0 where no vector of the sample reaches."""
+        return torch.where(self.values > 0, 1 / (self.values + ridge), 0.0)
+
+
+def ridge(spectrum: Spectrum, rho: float = 0.0) -> Tensor:
+    """W [D_{k-1}, D_k] with S W C_kk + ρ W = S C_{k-1,k}.
+
+    With S = I it is C_{k-1,k} (C_kk + ρ I)^{-1}; and with ρ = 0 that for every S, as S drops out.
+    Where C_kk is singular, W is the one of least norm.
+    """
+    s = spectrum.metric_values[:, None]
+    e = spectrum.values
+    turned = torch.where(e > 0, s * spectrum.cross / (s * e + rho), 0.0)
+    return spectrum.metric_vectors @ turned @ spectrum.vectors.T
+
+
+def reduced_rank(spectrum: Spectrum, rank: int, rho: float = 0.0) -> tuple[Tensor, Tensor]:
+    """L [D_{k-1}, r] and R [r, D_k] of the best W = L R of rank r.
+
+    The ridge is ρ tr(S W Wᵀ) here, measured as the error is: then both are one norm, and W is the
+    truncation of the full solution in the basis S^{1/2} · C_kk^{1/2}.
+    Raises: ShapeError: a rank below 1 or above both dims.
+    Source: Izenman, "Reduced-rank regression for the multivariate linear model", 1975.
+    """
+    most = min(spectrum.cross.shape)
+    if not 1 <= rank <= most:
+        raise ShapeError(f"Rank {rank} was asked for; between these dims it is 1 to {most}.")
+    root = spectrum.metric_values.sqrt()[:, None]
+    inverse = spectrum.inverse(rho)
+    weighted = root * spectrum.cross
+    left = torch.linalg.svd(weighted * inverse.sqrt(), full_matrices=False)[0][:, :rank]
+    return (
+        spectrum.metric_vectors @ (left / root),
+        left.T @ (weighted * inverse) @ spectrum.vectors.T,
+    )
+
+
+def affine(moments: SecondMoments, weight: Tensor) -> Affine:
+    """The best offset to a W: b = m_{k-1} − W m_k. With W from centred moments both are best."""
+    return weight, moments.mean_old - weight @ moments.mean_new
+
+
+def procrustes(
+    moments: SecondMoments,
+    metric: Tensor | None = None,
+    *,
+    scaled: bool = False,
+    rounds: int = 100,
+    tolerance: float = 1e-6,
+) -> tuple[Tensor, float]:
+    """Q [D_{k-1}, D_k] with orthonormal rows (columns, when dims shrink) and a scale c; W = c Q.
+
+    Where ‖Q z‖ cannot change (D_k ≤ D_{k-1}, S = I) the polar factor of C_{k-1,k} is the best.
+    Elsewhere none is known in closed form: from there, each round solves the Procrustes problem
+    that lies above the loss and touches it at the Q before, so no round can make it worse.
+
+    Args:
+        scaled: whether c is free; otherwise it is 1.
+        rounds, tolerance: when to stop, the latter as a share of E‖z_{k-1}‖².
+    Source: Schönemann 1966; the rounds are Kiers's majorisation, 1990 (Green and Gower's is its
+        case of equal dims).
+    """
+    new, cross, _ = moments.second()
+    pull = cross if metric is None else metric.double() @ cross
+
+    def weigh(matrix: Tensor) -> Tensor:
+        """S Q C_kk."""
+        return matrix @ new if metric is None else metric.double() @ matrix @ new
+
+    def best_scale(matrix: Tensor) -> float:
+        if not scaled:
+            return 1.0
+        power = float((matrix * weigh(matrix)).sum())
+        return float((matrix * pull).sum()) / power if power > 0 else 1.0
+
+    found = polar(pull)
+    scale = best_scale(found)
+    if metric is None and moments.new_dim <= moments.old_dim:
+        return found, scale
+    steepest = float(torch.linalg.matrix_norm(new, 2))
+    if metric is not None:
+        steepest *= float(torch.linalg.matrix_norm(metric.double(), 2))
+    error = moments.error(scale * found, metric=metric)
+    for _ in range(rounds):
+        better = polar(pull + scale * (steepest * found - weigh(found)))
+        free = best_scale(better)
+        reached = moments.error(free * better, metric=metric)
+        if reached >= error:
+            break
+        gained, found, scale, error = error - reached, better, free, reached
+        if gained < tolerance * moments.power:
+            break
+    return found, scale
+
+
+def polar(matrix: Tensor) -> Tensor:
+    """The orthonormal [m, n] nearest to a matrix [m, n], U Vᵀ of its singular value decomposition.
+
+    Directions that the matrix does not determine are filled up to orthonormal ones.
+    """
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    nearest: Tensor = left @ right
+    return nearest
+
+
+def choose_ridge(
+    fit: Callable[[float], Affine],
+    unit: float,
+    held: SecondMoments,
+    metric: Tensor | None = None,
+    ridges: tuple[float, ...] = RIDGES,
+) -> float:
+    """The ρ whose fit errs least on pairs that it was not fitted to; no pair is read again.
+
+    Of those that differ by no more than rounding it is the smallest.
+
+    Args:
+        fit: ρ to a map.
+        unit: what the relative `ridges` are multiplied by.
+        held: moments of the held-out pairs.
+        metric: S, where the error at all past versions counts.
+    """
+    tried = {rho * unit: held.error(*fit(rho * unit), metric) for rho in sorted(ridges)}
+    nothing = torch.zeros(held.old_dim, held.new_dim, dtype=torch.float64)
+    enough = min(tried.values()) + 1e-12 * held.error(nothing, None, metric)
+    return next(rho for rho, error in tried.items() if error <= enough)

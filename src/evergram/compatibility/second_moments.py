@@ -1,0 +1,211 @@
+"""All that closed-form alignment needs to know of pairs (z_{k-1}, z_k): their second moments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from evergram.errors import DataError, ShapeError
+
+# Columns multiplied at once; what is below the diagonal of these blocks is never computed.
+PANEL = 256
+
+
+class SecondMoments:
+    """Counts, sums and second moments of pairs of vectors, from one pass, in float64.
+
+    With x = (1, z_k, z_{k-1}) everything is one matrix, Σ x xᵀ. It is additive: shards and machines
+    are merged by adding, and a record is taken out by subtracting it, up to rounding.
+
+    C_{k-1,k} is the H of section 1 of ../shared/method.md, with the old vectors as prior factors:
+    `evergram.gramian.estimator.Moment` holds the same object, Gramian beside cross moment, for
+    embeddings that move while it is estimated.
+
+    Args:
+        old_dim, new_dim: D_{k-1} and D_k.
+    Source: ../shared/method.md §2, "Closed-form post-hoc".
+    """
+
+    def __init__(self, old_dim: int, new_dim: int) -> None:
+        self.old_dim = old_dim
+        self.new_dim = new_dim
+        size = 1 + new_dim + old_dim
+        # Right on and above the diagonal of panels only; and what rounding has added to it, without
+        # which a long file would lose what is small beside its means.
+        self._sum = torch.zeros(size, size, dtype=torch.float64)
+        self._excess = torch.zeros(size, size, dtype=torch.float64)
+
+    def add(self, old: Tensor, new: Tensor) -> None:
+        """Fold in a block of pairs, old [b, D_{k-1}] and new [b, D_k].
+
+        Raises: ShapeError: they do not fit each other or the dims.
+        """
+        self._accumulate(old, new, 1.0)
+
+    def remove(self, old: Tensor, new: Tensor) -> None:
+        """Take out pairs that were added before, as if they had never been there.
+
+        Raises: ShapeError. DataError: more pairs than there are.
+        """
+        if len(new) > self.count:
+            raise DataError(
+                f"{len(new)} pairs are to be removed, and only {self.count} were ever added; "
+                "remove what was added."
+            )
+        self._accumulate(old, new, -1.0)
+
+    def merge(self, other: SecondMoments) -> None:
+        """Add what another accumulator has seen."""
+        if (other.old_dim, other.new_dim) != (self.old_dim, self.new_dim):
+            raise ShapeError(
+                f"Moments of dims {other.old_dim} and {other.new_dim} cannot be merged into those "
+                f"of dims {self.old_dim} and {self.new_dim}."
+            )
+        _compensated(self._sum, self._excess, other._sum - other._excess)
+
+    def swapped(self) -> SecondMoments:
+        """The same pairs with the roles of old and new exchanged, for the map forward."""
+        order = torch.cat(
+            [
+                torch.zeros(1, dtype=torch.int64),
+                torch.arange(1 + self.new_dim, len(self._sum)),
+                torch.arange(1, 1 + self.new_dim),
+            ]
+        )
+        found = SecondMoments(self.new_dim, self.old_dim)
+        found._sum = self._symmetric()[order][:, order]
+        return found
+
+    @property
+    def count(self) -> int:
+        """How many pairs."""
+        return round(float(self._sum[0, 0]))
+
+    @property
+    def mean_old(self) -> Tensor:
+        """float64 [D_{k-1}]."""
+        return self._mean()[1 + self.new_dim :]
+
+    @property
+    def mean_new(self) -> Tensor:
+        """float64 [D_k]."""
+        return self._mean()[1 : 1 + self.new_dim]
+
+    def second(self, *, centred: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """C_kk [D_k, D_k], C_{k-1,k} [D_{k-1}, D_k] and C_{k-1,k-1}; about the means if `centred`.
+
+        Raises: DataError: there are no pairs.
+        """
+        mean = self._mean()
+        both = self._symmetric() / self._sum[0, 0]
+        if centred:
+            both = both - mean[:, None] * mean
+        new, old = slice(1, 1 + self.new_dim), slice(1 + self.new_dim, None)
+        return both[new, new], both[old, new], both[old, old]
+
+    def sigma(self, weight: Tensor, offset: Tensor | None = None) -> Tensor:
+        """E[δ δᵀ], float64 [D_{k-1}, D_{k-1}], of δ = W z_k + b − z_{k-1}; no vector is read.
+
+        Args:
+            weight: W [D_{k-1}, D_k].
+            offset: b [D_{k-1}].
+        """
+        if weight.shape != (self.old_dim, self.new_dim):
+            raise ShapeError(
+                f"The matrix is {list(weight.shape)}; these moments need "
+                f"[{self.old_dim}, {self.new_dim}]."
+            )
+        w = weight.detach().double().cpu()
+        new, cross, old = self.second(centred=True)
+        both = w @ cross.T
+        shift = w @ self.mean_new - self.mean_old
+        if offset is not None:
+            shift = shift + offset.detach().double().cpu()
+        return w @ new @ w.T - both - both.T + old + shift[:, None] * shift
+
+    def error(
+        self, weight: Tensor, offset: Tensor | None = None, metric: Tensor | None = None
+    ) -> float:
+        """E[δᵀ S δ], with S = I the mean of ‖δ‖². Arguments as in `sigma`."""
+        sigma = self.sigma(weight, offset)
+        found = sigma.trace() if metric is None else (sigma * metric.double()).sum()
+        return max(0.0, float(found))
+
+    @property
+    def power(self) -> float:
+        """E‖z_{k-1}‖², what an error is relative to."""
+        return float(self.second()[2].trace())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What `from_state_dict` takes, and safetensors holds."""
+        return {"sum": self._symmetric(), "dims": torch.tensor([self.old_dim, self.new_dim])}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> SecondMoments:
+        """Raises: DataError: these are no moments."""
+        try:
+            found = cls(*(int(d) for d in state["dims"]))
+            if state["sum"].shape != found._sum.shape:
+                raise ShapeError(
+                    f"its matrix is {list(state['sum'].shape)}, {list(found._sum.shape)} is needed"
+                )
+            found._sum = state["sum"].double().clone()
+        except (KeyError, TypeError, ShapeError) as error:
+            raise DataError(f"These are not second moments: {error}.") from error
+        return found
+
+    def save(self, path: Path) -> None:
+        """Write them as safetensors, beside and renamed."""
+        part = path.with_name(f".{path.name}.part")
+        try:
+            save_file(self.state_dict(), part)
+            part.replace(path)
+        except OSError as error:
+            raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path) -> SecondMoments:
+        """Raises: DataError: the file cannot be read, or holds something else."""
+        try:
+            state = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{path} cannot be read as second moments: {error}.") from error
+        return cls.from_state_dict(state)
+
+    def _accumulate(self, old: Tensor, new: Tensor, sign: float) -> None:
+        if old.shape != (len(new), self.old_dim) or new.shape != (len(old), self.new_dim):
+            raise ShapeError(
+                f"Old vectors are {list(old.shape)} and new ones {list(new.shape)}; they must be "
+                f"[b, {self.old_dim}] and [b, {self.new_dim}] of the same b objects."
+            )
+        rows = torch.empty(len(new), len(self._sum), dtype=torch.float64)
+        rows[:, 0] = 1
+        rows[:, 1 : 1 + self.new_dim] = new.detach()
+        rows[:, 1 + self.new_dim :] = old.detach()
+        for start in range(0, len(self._sum), PANEL):
+            panel = slice(start, start + PANEL)
+            part = sign * (rows[:, panel].T @ rows[:, start:])
+            _compensated(self._sum[panel, start:], self._excess[panel, start:], part)
+
+    def _symmetric(self) -> Tensor:
+        upper = self._sum.triu()
+        return upper + upper.triu(1).T
+
+    def _mean(self) -> Tensor:
+        if self.count < 1:
+            raise DataError("There are no pairs to take a mean of; add some first.")
+        return self._sum[0] / self._sum[0, 0]
+
+
+def _compensated(total: Tensor, excess: Tensor, part: Tensor) -> None:
+    """total += part, in place, with `excess` the rounding so far. Source: Kahan, 1965."""
+    part = part - excess
+    after = total + part
+    excess.copy_((after - total) - part)
+    total.copy_(after)

@@ -1,0 +1,73 @@
+"""Who met whom, as the matrix that graph encoders pass messages along."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from evergram.data.corpus import Corpus
+
+
+def adjacency(corpus: Corpus) -> Tensor:
+    """Queries, then candidates, as the nodes of one graph; each pair is an edge both ways, once.
+
+    Returns: sparse CSR [N, N] of ones, N = queries + candidates. It is its own transpose, which is
+        what makes the backward pass below as cheap as the forward.
+    """
+    queries = len(corpus.queries)
+    size = queries + len(corpus.candidates)
+    pairs = torch.unique(corpus.column("query") * size + queries + corpus.column("candidate"))
+    start, end = pairs // size, pairs % size
+    keys, _ = torch.sort(torch.cat([pairs, end * size + start]))
+    offsets = torch.zeros(size + 1, dtype=torch.int32)
+    torch.cumsum(torch.bincount(keys // size, minlength=size), 0, out=offsets[1:])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+        return torch.sparse_csr_tensor(
+            # int32 is what the kernels take: they would convert int64 at each product.
+            offsets,
+            (keys % size).int(),
+            torch.ones(len(keys)),
+            (size, size),
+            check_invariants=False,
+        )
+
+
+def degrees(matrix: Tensor) -> Tensor:
+    """Neighbours of each node, int32 [N]."""
+    return matrix.crow_indices().diff()
+
+
+class _Sum(torch.autograd.Function):
+    """A x for a symmetric A, whose gradient is A g: no transpose is ever made."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, nodes: Tensor) -> Tensor:
+        ctx.matrix = matrix
+        return matrix @ nodes
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.matrix @ grad.contiguous()
+
+
+def neighbour_sum(matrix: Tensor, nodes: Tensor) -> Tensor:
+    """Σ_{j ~ i} x_j, [N, D]."""
+    found: Tensor = _Sum.apply(matrix.to(nodes.dtype), nodes)  # type: ignore[no-untyped-call]
+    return found
+
+
+def neighbour_mean(matrix: Tensor, nodes: Tensor) -> Tensor:
+    """The mean of each node's neighbours, [N, D]; zeros for a node without any."""
+    return neighbour_sum(matrix, nodes) / degrees(matrix).clamp(min=1).to(nodes)[:, None]
+
+
+def neighbour_balanced(matrix: Tensor, nodes: Tensor) -> Tensor:
+    """Σ_{j ~ i} x_j / √(deg i · deg j), [N, D]; zeros for a node without neighbours."""
+    scale = degrees(matrix).clamp(min=1).to(nodes).rsqrt()[:, None]
+    return neighbour_sum(matrix, nodes * scale) * scale

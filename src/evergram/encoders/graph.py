@@ -1,0 +1,175 @@
+"""Encoders that look at an entity among those it has met."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evergram.data.corpus import Corpus
+from evergram.encoders.adjacency import adjacency, neighbour_sum
+from evergram.encoders.encoder import Embeddings, Encoder, Scene
+from evergram.encoders.features import SIDES, Schema
+from evergram.errors import TrainingError
+
+
+class GraphEncoder(Encoder):
+    """Embeddings come from one pass over the graph of a corpus's own interactions.
+
+    Whoever it is applied to brings the graph: an entity that came after training has a vector as
+    soon as it has met a known one, and a published encoder follows a corpus that goes on growing.
+
+    Args:
+        depth: edges that a pass reaches over.
+    """
+
+    # What nodes start from; set by whoever inherits.
+    start: NodeInputs
+
+    def __init__(self, schema: Schema, dim: int, depth: int, normalize: bool = False) -> None:
+        super().__init__(schema, dim, normalize)
+        self.depth = depth
+
+    @abstractmethod
+    def propagate(self, scene: Scene, graph: Tensor) -> Tensor:
+        """[N, D] of all nodes, queries first, before they are normalised; differentiable."""
+
+    def keyed(self) -> dict[str, str]:
+        return {f"start.{name}": vocabulary for name, vocabulary in self.start.keyed().items()}
+
+    def read(self, corpus: Corpus) -> Scene:
+        return Scene(super().read(corpus).inputs, adjacency(corpus))
+
+    def forward(self, scene: Scene) -> Embeddings:
+        nodes = self.normalized(self.propagate(scene, _graph_of(scene)))
+        sizes = [len(scene.inputs[side]) for side in SIDES]
+        return _Whole(dict(zip(SIDES, torch.split(nodes, sizes), strict=True)))
+
+    def known(self, side: str, scene: Scene) -> Tensor:
+        graph = _graph_of(scene)
+        told = torch.cat([scene.inputs[s].told for s in SIDES]).float()[:, None]
+        for _ in range(self.depth):
+            told = told + neighbour_sum(graph, told).clamp(max=1)
+        queries = len(scene.inputs["query"])
+        told = told[:queries] if side == "query" else told[queries:]
+        return told[:, 0] > 0
+
+
+class _Whole(Embeddings):
+    """All of them, computed already: every row that is asked for comes from the same pass."""
+
+    def __init__(self, nodes: dict[str, Tensor]) -> None:
+        self.nodes = nodes
+
+    def rows(self, side: str, ids: Tensor) -> Tensor:
+        return self.nodes[side][ids]
+
+    def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
+        yield from torch.split(self.nodes[side].detach(), batch_size)
+
+    def whole(self, side: str) -> Tensor | None:
+        return self.nodes[side]
+
+
+class NodeInputs(nn.Module):
+    """What a node starts from, [N, width]: the sum of the mean rows of its features' bags, of its
+    id's row on the sides of `ids`, and of one vector for all on the sides of `shared`.
+
+    Tables are no `nn.Embedding`: a pass over the graph reads every row, and Adam trains them as it
+    does layers. An unknown id is zero, an empty bag too.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        width: int,
+        *,
+        ids: Collection[str],
+        shared: Collection[str] = (),
+        scale: float,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.schema = schema
+        self.ids = frozenset(ids)
+        used = {
+            vocabulary: len(schema.vocabularies[vocabulary])
+            for side in SIDES
+            for name, vocabulary in schema.inputs[side].items()
+            if name != "id" or side in self.ids
+        }
+        # A parameter's name may not hold a dot.
+        self.tables = nn.ParameterDict(
+            {
+                _key(name): nn.Parameter(
+                    torch.randn(max(size, 1), width, generator=generator) * scale
+                )
+                for name, size in used.items()
+            }
+        )
+        self.shared = nn.ParameterDict(
+            {
+                side: nn.Parameter(torch.randn(width, generator=generator) * scale)
+                for side in SIDES
+                if side in shared
+            }
+        )
+        self.width = width
+
+    def keyed(self) -> dict[str, str]:
+        """Name of each parameter that has a row a key, and the vocabulary of its keys."""
+        return {f"tables.{_key(v)}": v for v in self.schema.vocabularies if _key(v) in self.tables}
+
+    def forward(self, scene: Scene) -> Tensor:
+        return torch.cat([self._side(side, scene) for side in SIDES])
+
+    def _side(self, side: str, scene: Scene) -> Tensor:
+        inputs = scene.inputs[side]
+        found = next(self.parameters()).new_zeros(len(inputs), self.width)
+        if side in self.shared:
+            found = found + self.shared[side]
+        for name, vocabulary in self.schema.inputs[side].items():
+            if name == "id":
+                if side in self.ids:
+                    rows = functional.embedding(
+                        inputs.ids.clamp(min=0), self.tables[_key(vocabulary)]
+                    )
+                    found = found + rows * (inputs.ids >= 0)[:, None]
+                continue
+            indices, offsets = inputs.bags[name]
+            found = found + functional.embedding_bag(
+                indices, self.tables[_key(vocabulary)], offsets[:-1], mode="mean"
+            )
+        return found
+
+
+def geometric(kind: str) -> Any:
+    """`torch_geometric.nn`, where its convolutions are.
+
+    Raises: TrainingError: the extra that graph encoders stand on is not installed.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # its own use of torch
+            import torch_geometric.nn
+    except ImportError:
+        raise TrainingError(
+            f"The encoder {kind} stands on PyTorch Geometric, which is not installed; "
+            "pip install 'evergram[graph]'."
+        ) from None
+    return torch_geometric.nn
+
+
+def _graph_of(scene: Scene) -> Tensor:
+    if scene.graph is None:
+        raise ValueError("This scene has no graph; make it with the encoder's own `read`.")
+    return scene.graph
+
+
+def _key(vocabulary: str) -> str:
+    return vocabulary.replace(".", "/")

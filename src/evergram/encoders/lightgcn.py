@@ -1,0 +1,66 @@
+"""Free vectors, smoothed over the graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evergram.encoders.adjacency import neighbour_balanced
+from evergram.encoders.encoder import Scene
+from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.graph import GraphEncoder, NodeInputs, geometric
+
+
+class LightGCN(GraphEncoder):
+    """The mean of h⁰ … h^K, with h^{k+1}_i = Σ_{j ~ i} h^k_j / √(deg i · deg j).
+
+    h⁰ is an entity's own row, and the mean rows of its features beside it: a candidate that came
+    later starts from its features, a query that came later from zero, and both get what those that
+    they met bring.
+
+    Args:
+        layers: K.
+        scale: standard deviation of the tables' start.
+        generator: draws the start.
+    Raises: TrainingError: PyTorch Geometric is not installed.
+    Source: He et al. 2020, Eq. (3), (4).
+    """
+
+    kind = "lightgcn"
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int,
+        *,
+        generator: torch.Generator,
+        layers: int = 3,
+        scale: float = 0.1,
+        normalize: bool = False,
+    ) -> None:
+        super().__init__(schema, dim, layers, normalize)
+        self.start = NodeInputs(schema, dim, ids=SIDES, scale=scale, generator=generator)
+        self.convolution = _convolution()
+
+    def propagate(self, scene: Scene, graph: Tensor) -> Tensor:
+        nodes: Tensor = self.start(scene)
+        total = nodes
+        for _ in range(self.depth):
+            nodes = self.convolution(nodes, graph)
+            total = total + nodes
+        return total / (self.depth + 1)
+
+
+def _convolution() -> nn.Module:
+    """PyG's LGConv over a symmetric matrix of ones."""
+
+    class BalancedConvolution(geometric(LightGCN.kind).LGConv):  # type: ignore[misc]
+        """With our product, whose gradient is as quick as itself."""
+
+        def message_and_aggregate(self, adj_t: Tensor, x: Any) -> Tensor:
+            return neighbour_balanced(adj_t, x)
+
+    found: nn.Module = BalancedConvolution(normalize=False)
+    return found

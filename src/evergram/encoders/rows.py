@@ -1,0 +1,69 @@
+"""Encoders that look at one entity at a time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Side
+from evergram.encoders.encoder import Embeddings, Encoder, Scene
+from evergram.encoders.features import Inputs
+
+
+class RowEncoder(Encoder):
+    """An entity's embedding depends on its own id and features alone, so that any B of them can be
+    embedded without the others."""
+
+    def embed(self, side: str, inputs: Inputs) -> Tensor:
+        """[B, D] of B inputs of a side, "query" or "candidate"; differentiable."""
+        return self.normalized(self._embed(side, inputs))
+
+    @abstractmethod
+    def _embed(self, side: str, inputs: Inputs) -> Tensor:
+        """`embed`, before it is normalised."""
+
+    def forward(self, scene: Scene) -> Embeddings:
+        return _ByRow(self, scene)
+
+    def known(self, side: str, scene: Scene) -> Tensor:
+        return scene.inputs[side].told
+
+    def blocks(self, side: str, inputs: Inputs, batch_size: int = 65_536) -> Iterator[Tensor]:
+        """Embeddings of all `inputs` in blocks [b, D], without gradient, in evaluation mode."""
+        for start in range(0, len(inputs), batch_size):
+            stop = min(start + batch_size, len(inputs))
+            rows = torch.arange(start, stop, device=inputs.ids.device)
+            with self.evaluating():
+                block = self.embed(side, inputs.take(rows).to(self.device))
+            yield block
+
+    def encode(self, side: str, entities: Side, batch_size: int = 65_536) -> Tensor:
+        """Embeddings [N, D] of a corpus's side, in its row order, on the CPU."""
+        inputs = self.schema.read(side, entities)
+        found = [block.cpu() for block in self.blocks(side, inputs, batch_size)]
+        return torch.cat(found) if found else torch.zeros(0, self.dim)
+
+    def encode_query(self, entities: Side, batch_size: int = 65_536) -> Tensor:
+        """[N, D] of the query side, see `encode`."""
+        return self.encode("query", entities, batch_size)
+
+    def encode_candidate(self, entities: Side, batch_size: int = 65_536) -> Tensor:
+        """[N, D] of the candidate side, see `encode`."""
+        return self.encode("candidate", entities, batch_size)
+
+
+class _ByRow(Embeddings):
+    """Computed when they are asked for."""
+
+    def __init__(self, encoder: RowEncoder, scene: Scene) -> None:
+        self.encoder = encoder
+        self.scene = scene
+
+    def rows(self, side: str, ids: Tensor) -> Tensor:
+        return self.encoder.embed(side, self.scene.inputs[side].take(ids))
+
+    def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
+        return self.encoder.blocks(side, self.scene.inputs[side], batch_size)

@@ -1,0 +1,102 @@
+"""From what was measured of each seed and run to the numbers of [BC]'s table and figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evergram.evaluation.degradation import Degradation, degradation, mean
+
+COLUMNS = ("intended", "unintended", "total", "error", "error_after_first")
+
+
+def summarise(
+    found: Mapping[int, Mapping[str, Mapping[str, Any]]],
+    methods: Sequence[str],
+    sweep: Mapping[str, Mapping[float, str]],
+) -> dict[str, Any]:
+    """Means and deviations over seeds of the three metrics.
+
+    Args:
+        found: by seed and run ("keep-all" is among them) `intended`, by version; `auc`, by task
+            and version, of each consumer; `error` by version; `seconds`.
+        methods: the rows of the table.
+        sweep: for each method of the sweep, λ to the name of its run.
+    Returns: `keep_all` (its absolute performances), `table`, `over_time`, `by_task`, `by_lambda`.
+        A number is {"mean", "deviation", "each"}: over seeds, the deviation None for one seed,
+        and the whole None where no consumer task could be judged.
+    """
+    judged = {
+        name: [_degradation(runs[name], runs["keep-all"]) for runs in found.values()]
+        for name in next(iter(found.values()))
+    }
+    reference = [runs["keep-all"] for runs in found.values()]
+    has_tasks = bool(reference[0]["auc"])
+    return {
+        "keep_all": {
+            "intended": spread([mean(list(r["intended"].values())) for r in reference]),
+            "unintended": spread(
+                [mean([mean(list(by.values())) for by in _aucs(r).values()]) for r in reference]
+            )
+            if has_tasks
+            else None,
+        },
+        "table": [
+            {
+                "method": name,
+                **_row(judged[name]),
+                "seconds": spread([runs[name]["seconds"] for runs in found.values()]),
+            }
+            for name in methods
+        ],
+        "over_time": {
+            name: {
+                key: _by_version([getattr(d, f"{key}_at") for d in judged[name]])
+                for key in ("intended", "unintended", "error")
+            }
+            for name in methods
+        },
+        "by_task": {
+            name: {
+                task: _by_version([d.by_task[task] for d in judged[name]])
+                for task in judged[name][0].by_task
+            }
+            for name in methods
+        },
+        "by_lambda": {
+            name: [{"lambda": weight, **_row(judged[run])} for weight, run in runs.items()]
+            for name, runs in sweep.items()
+        },
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """The mean over seeds, the sample's deviation, and each."""
+    middle = mean(values)
+    squares = sum((v - middle) ** 2 for v in values)
+    deviation = math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None
+    return {"mean": middle, "deviation": deviation, "each": list(values)}
+
+
+def _degradation(run: Mapping[str, Any], reference: Mapping[str, Any]) -> Degradation:
+    return degradation(
+        run["intended"], _aucs(run), run["error"], reference["intended"], _aucs(reference)
+    )
+
+
+def _aucs(run: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """The mean over consumers, by task and version."""
+    return {task: {k: mean(each) for k, each in by.items()} for task, by in run["auc"].items()}
+
+
+def _row(found: Sequence[Degradation]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for key in COLUMNS:
+        values = [getattr(d, key) for d in found]
+        row[key] = None if None in values else spread(values)
+    return row
+
+
+def _by_version(found: Sequence[Mapping[int, float]]) -> dict[int, dict[str, Any]]:
+    return {k: spread([by[k] for by in found]) for k in found[0]}

@@ -1,0 +1,192 @@
+"""The table and the figures of `evergram compare`, after Table 3 and Figures 3 to 5 of [BC]."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HEADER = ("method", "(1) %", "(2) %", "(1)+(2) %", "(3)", "seconds")
+PANELS = (
+    ("intended", "(1) intended task, % of Keep-All"),
+    ("unintended", "(2) unintended tasks, % of Keep-All"),
+    ("error", "(3) alignment error"),
+)
+
+
+def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
+    """Lines under `HEADER`: means ± deviations over seeds."""
+    return [
+        [
+            row["method"],
+            *(_number(row[key]) for key in ("intended", "unintended", "total")),
+            _number(row["error"], 3),
+            f"{row['seconds']['mean']:.1f}",
+        ]
+        for row in results["table"]
+    ]
+
+
+def explanation(results: Mapping[str, Any]) -> list[str]:
+    """What the table is of, in sentences, and what was left out."""
+    own, seeds = results["keep_all"], len(results["seeds"])
+    task = f", ROC-AUC {_number(own['unintended'], 4)}" if own["unintended"] else ""
+    return [
+        f"{results['name']}, {seeds} {'seed' if seeds == 1 else 'seeds'}, "
+        f"{results['protocol']} selection, versions at {_listed(results['times'])}, "
+        f"λ = {results['lambda']:g} (unit {results['unit']}).",
+        f"(1) intended task, {results['metric']}, and (2) consumers of version 0, both in percent "
+        f"of Keep-All; (3) mean distance to version 0's embeddings.",
+        f"Keep-All itself: {results['metric']} {_number(own['intended'], 4)}{task}.",
+        f"Consumer tasks: {_listed(results['tasks']) or 'none'}.",
+        *results["left_out"],
+    ]
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """The table and its explanation."""
+    lines = [f"| {' | '.join(HEADER)} |", "|---" + "|---:" * (len(HEADER) - 1) + "|"]
+    lines += [f"| {' | '.join(row)} |" for row in table_rows(results)]
+    return "\n".join([*lines, "", *explanation(results), ""])
+
+
+def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:
+    """`table.md`, and the figures `over-time.png`, `by-task.png` (where a task could be judged)
+    and `by-lambda.png` (where there is a sweep)."""
+    replace_file(folder / "table.md", markdown(results).encode())
+    figures = {
+        "over-time": _over_time(results),
+        "by-task": _by_task(results),
+        "by-lambda": _by_lambda(results),
+    }
+    for name, figure in figures.items():
+        path = folder / f"{name}.png"
+        if figure is None:
+            path.unlink(missing_ok=True)
+            continue
+        target = io.BytesIO()
+        figure.savefig(target, format="png", dpi=120, bbox_inches="tight")
+        replace_file(path, target.getvalue())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write beside the place and rename: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def _over_time(results: Mapping[str, Any]) -> Figure:
+    # Keep-All is the line at 0.
+    names = [name for name in results["over_time"] if name != "keep-all"]
+    return _panels(
+        {
+            key: {name: _timed(results, results["over_time"][name][key]) for name in names}
+            for key, _ in PANELS
+        },
+        "share of interactions seen",
+    )
+
+
+def _by_task(results: Mapping[str, Any]) -> Figure | None:
+    """Of BC-Aligner; of the last method where it is not there."""
+    tasks = results["by_task"]
+    name = "bc-aligner" if "bc-aligner" in tasks else list(tasks)[-1]
+    if not tasks[name]:
+        return None
+    figure, (axes,) = _figure(1)
+    lines = {task: _timed(results, found) for task, found in tasks[name].items()}
+    _draw(axes, lines, f"{name}: each task, % of Keep-All", "share of interactions seen")
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _by_lambda(results: Mapping[str, Any]) -> Figure | None:
+    sweep = results["by_lambda"]
+    if not sweep:
+        return None
+    lines = {
+        key: {
+            name: [(r["lambda"], r[key]) for r in rows if r[key] is not None]
+            for name, rows in sweep.items()
+        }
+        for key, _ in PANELS
+    }
+    return _panels(lines, "λ", evenly=True)
+
+
+Points = Sequence[tuple[float, Mapping[str, Any]]]
+
+
+def _timed(results: Mapping[str, Any], found: Mapping[int, Any]) -> Points:
+    return [(results["times"][k], value) for k, value in found.items()]
+
+
+def _panels(
+    lines: Mapping[str, Mapping[str, Points]], label: str, *, evenly: bool = False
+) -> Figure:
+    """One panel a metric."""
+    figure, panels = _figure(len(PANELS))
+    for axes, (key, title) in zip(panels, PANELS, strict=True):
+        _draw(axes, lines[key], title, label, evenly=evenly)
+    panels[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _draw(
+    axes: Axes, lines: Mapping[str, Points], title: str, label: str, *, evenly: bool = False
+) -> None:
+    """One line a name, with its deviations.
+
+    Args:
+        evenly: values of x stand at equal distances, whatever they are.
+    """
+    values = sorted({x for points in lines.values() for x, _ in points})
+    place = {x: float(i) if evenly else x for i, x in enumerate(values)}
+    # Methods may give the very same numbers: a line under another shows by its marker.
+    for i, (name, points) in enumerate(lines.items()):
+        bars = [value["deviation"] or 0.0 for _, value in points]
+        axes.errorbar(
+            [place[x] for x, _ in points],
+            [value["mean"] for _, value in points],
+            yerr=bars if any(bars) else None,
+            marker="osD^vPX*"[i % 8],
+            markersize=8 - 0.6 * min(i, 8),
+            markerfacecolor="none",
+            linestyle=("-", "--", "-.", ":")[i % 4],
+            linewidth=1.2,
+            capsize=2,
+            label=name,
+        )
+    axes.set_xticks(list(place.values()), [f"{x:g}" for x in values])
+    axes.set(title=title, xlabel=label)
+
+
+def _figure(plots: int) -> tuple[Figure, list[Axes]]:
+    # Of its own, without pyplot: no window, no state that others share.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * plots, 3.4), layout="constrained")
+    panels = [figure.add_subplot(1, plots, i + 1) for i in range(plots)]
+    for axes in panels:
+        axes.axhline(0, color="grey", linewidth=0.8, linestyle=":")
+        axes.grid(alpha=0.3)
+    return figure, panels
+
+
+def _number(value: Mapping[str, Any] | None, digits: int = 2) -> str:
+    if value is None or math.isnan(value["mean"]):
+        return "–"
+    text = f"{value['mean']:.{digits}f}"
+    return text if value["deviation"] is None else f"{text} ± {value['deviation']:.{digits}f}"
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(str(v) for v in values)

@@ -1,0 +1,244 @@
+"""What teams that built on version 0 predict, on every later version: five tasks as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Corpus
+from evergram.errors import DataError
+
+SIDES = ("query", "candidate")
+POSITIVE = 4.0
+
+
+@dataclass(frozen=True)
+class Examples:
+    """N labelled inputs, all read at one time.
+
+    Args:
+        version: k; embeddings are those of t_k.
+        rows: for each side that the task reads, int64 [N], rows of version k's training corpus.
+        label: bool [N].
+        absent: pairs that are no examples, for the training corpus of t_k does not know one side.
+    """
+
+    version: int
+    rows: dict[str, Tensor]
+    label: Tensor
+    absent: int = 0
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    @property
+    def has_both(self) -> bool:
+        """Whether both classes are there."""
+        return bool(self.label.any()) and not bool(self.label.all())
+
+    def drawn(self, limit: int | None, seed: int) -> Examples:
+        """At most `limit` of them, drawn uniformly with `seed`."""
+        if limit is None or len(self) <= limit:
+            return self
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        kept = order[:limit].sort().values
+        rows = {side: found[kept] for side, found in self.rows.items()}
+        return Examples(self.version, rows, self.label[kept], self.absent)
+
+
+@dataclass(frozen=True)
+class ConsumerTask:
+    """One binary task: what its model learns from, is chosen by, and is judged on for ever after.
+
+    Args:
+        training: at t_0. validation: see `consumer_tasks`.
+        tests: by version k.
+    """
+
+    name: str
+    training: Examples
+    validation: Examples
+    tests: dict[int, Examples]
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """What it reads: of two sides, the concatenation of both embeddings."""
+        return tuple(self.training.rows)
+
+
+def consumer_tasks(
+    corpus: Corpus,
+    times: Sequence[float],
+    training: Sequence[Corpus],
+    *,
+    minimum: int = 10,
+    limit: int | None = None,
+    seed: int = 0,
+) -> tuple[list[ConsumerTask], list[str]]:
+    """The five tasks of [BC], as far as the corpus allows.
+
+    With E_k the first share t_k of all interactions:
+
+    | task | inputs at t_k | label |
+    |---|---|---|
+    | activity | queries of E_k | has an interaction in (t_k, t_{k+1}] |
+    | positive-activity | queries of E_k | has one of value >= 4 there |
+    | mean-rating | candidates with `minimum` in E_k | mean value until t_{k+1} above a threshold |
+    | rating-deviation | the same | standard deviation of values until t_{k+1} >= 1 |
+    | pair-rating | pairs of E_{k+1} without E_k | value >= 4 |
+
+    The first two train at t_0, validate at t_1 and are tested from t_2. The others train at t_0 on
+    what t_0 knows (labels until t_0; the pairs of E_0), validate on t_0's embeddings with labels
+    until t_1, and are tested from t_1. The threshold is the median at t_0 of the means of the
+    candidates with `minimum` ratings; the deviation is the sample's.
+
+    Args:
+        corpus: all interactions, in order of time.
+        times: t_0 … t_K and the end of the last interval, ascending shares.
+        training: for each k up to K, the corpus whose rows version k's embeddings have.
+        limit: the most examples of a set, drawn with `seed`; None for all.
+    Returns: the tasks that can be judged, and a sentence on each that cannot.
+    Raises: DataError: the corpus has no times, or there are fewer than two versions.
+    Source: [BC] App. A.2; the sample's deviation and the inclusive `minimum` are its authors' code.
+    """
+    if not corpus.has_times:
+        raise DataError("Consumer tasks look ahead in time; the corpus has no column 'time'.")
+    if len(training) < 2 or len(times) != len(training) + 1:
+        raise DataError(
+            f"Consumer tasks need two or more versions and one time more, not {len(training)} "
+            f"versions and {len(times)} times."
+        )
+    line = _Line(corpus, [round(t * len(corpus)) for t in times], training, minimum)
+    found: list[ConsumerTask] = []
+    left_out: list[str] = []
+    if not corpus.has_values:
+        left_out.append(
+            "The tasks positive-activity, mean-rating, rating-deviation and pair-rating are left "
+            "out: the corpus has no ratings (no column 'value')."
+        )
+    for task in _all_tasks(line, len(training) - 1):
+        problem = _problem(task)
+        if problem is None:
+            tests = {k: e.drawn(limit, seed) for k, e in task.tests.items()}
+            learn, check = (e.drawn(limit, seed) for e in (task.training, task.validation))
+            task = ConsumerTask(task.name, learn, check, tests)
+            problem = _problem(task)
+        if problem is None:
+            found.append(task)
+        else:
+            left_out.append(f"The task {task.name} is left out: {problem}.")
+    return found, left_out
+
+
+def _all_tasks(line: _Line, last: int) -> Iterator[ConsumerTask]:
+    """Those that the corpus has columns for, whatever their classes."""
+
+    def task(
+        name: str, first: int, at: Callable[[int], Examples], now: Examples | None = None
+    ) -> ConsumerTask:
+        # `at(k)` looks from t_k into the interval after it; that at t_0 trains, unless `now` does.
+        tests = {k: at(k) for k in range(first, last + 1)}
+        return ConsumerTask(name, at(0) if now is None else now, at(first - 1), tests)
+
+    ends = line.ends
+    yield task("activity", 2, lambda k: line.activity(k, None))
+    if not line.has_values:
+        return
+    yield task("positive-activity", 2, lambda k: line.activity(k, POSITIVE))
+    for name, kind in (("mean-rating", line.mean), ("rating-deviation", line.deviation)):
+        yield task(name, 1, partial(_ahead, kind, ends), kind(0, ends[0]))
+    yield task(
+        "pair-rating",
+        1,
+        lambda k: line.pairs(k, ends[k], ends[k + 1]),
+        line.pairs(0, 0, ends[0]),
+    )
+
+
+def _ahead(kind: Callable[[int, int], Examples], ends: Sequence[int], k: int) -> Examples:
+    return kind(k, ends[k + 1])
+
+
+def _problem(task: ConsumerTask) -> str | None:
+    """Why a task cannot be judged."""
+    if not task.tests:
+        return "it is tested from version 2 on, and there is none"
+    sets = {"training examples": task.training, "validation examples": task.validation}
+    sets |= {f"test examples at version {k}": e for k, e in task.tests.items()}
+    for name, examples in sets.items():
+        if not examples.has_both:
+            return f"its {len(examples)} {name} are not of both classes"
+    return None
+
+
+class _Line:
+    """The corpus along time."""
+
+    def __init__(
+        self, corpus: Corpus, ends: Sequence[int], training: Sequence[Corpus], minimum: int
+    ) -> None:
+        self.ends = list(ends)
+        self.minimum = minimum
+        self.column = {side: corpus.column(side) for side in SIDES}
+        self.size = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
+        self.has_values = corpus.has_values
+        self.value = corpus.column("value").double() if corpus.has_values else torch.zeros(0)
+        self.row = [
+            {
+                "query": t.queries.vocabulary.rows(corpus.queries.vocabulary.keys),
+                "candidate": t.candidates.vocabulary.rows(corpus.candidates.vocabulary.keys),
+            }
+            for t in training
+        ]
+        means = torch.zeros(0)
+        if self.has_values:
+            means = self._moments(self.ends[0])[0][self._rated(0)].sort().values
+        # The middle, or the mean of the two middle ones.
+        middle = means[(len(means) - 1) // 2 : len(means) // 2 + 1]
+        self.threshold = float(middle.mean()) if len(middle) else float("nan")
+
+    def activity(self, k: int, least: float | None) -> Examples:
+        there = self._counts("query", 0, self.ends[k]) > 0
+        active = self._counts("query", self.ends[k], self.ends[k + 1], least) > 0
+        return self._one_side(k, "query", torch.nonzero(there).flatten(), active)
+
+    def mean(self, k: int, until: int) -> Examples:
+        label = self._moments(until)[0] > self.threshold
+        return self._one_side(k, "candidate", self._rated(k), label)
+
+    def deviation(self, k: int, until: int) -> Examples:
+        return self._one_side(k, "candidate", self._rated(k), self._moments(until)[1] >= 1.0)
+
+    def pairs(self, k: int, start: int, stop: int) -> Examples:
+        rows = {side: self.row[k][side][self.column[side][start:stop]] for side in SIDES}
+        known = (rows["query"] >= 0) & (rows["candidate"] >= 0)
+        label = self.value[start:stop] >= POSITIVE
+        absent = int((~known).sum())
+        return Examples(k, {side: r[known] for side, r in rows.items()}, label[known], absent)
+
+    def _one_side(self, k: int, side: str, which: Tensor, label: Tensor) -> Examples:
+        return Examples(k, {side: self.row[k][side][which]}, label[which])
+
+    def _counts(self, side: str, start: int, stop: int, least: float | None = None) -> Tensor:
+        who = self.column[side][start:stop]
+        if least is not None:
+            who = who[self.value[start:stop] >= least]
+        return torch.bincount(who, minlength=self.size[side])
+
+    def _rated(self, k: int) -> Tensor:
+        """Candidates with enough ratings in E_k."""
+        counts = self._counts("candidate", 0, self.ends[k])
+        return torch.nonzero(counts >= self.minimum).flatten()
+
+    def _moments(self, until: int) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each candidate's values in the first `until`, float64."""
+        who, value = self.column["candidate"][:until], self.value[:until]
+        count = self._counts("candidate", 0, until).clamp(min=1).double()
+        zero = torch.zeros_like(count)
+        mean = zero.index_add(0, who, value) / count
+        square = zero.index_add(0, who, (value - mean[who]) ** 2) / (count - 1).clamp(min=1)
+        return mean, square.sqrt()

@@ -1,0 +1,307 @@
+"""`evergram align` and `evergram transform`: two files in, a lineage out, a file as the old one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from evergram.cli import main
+from evergram.lineage.lineage import Lineage
+from evergram.stores.embedding_files import open_embeddings
+from evergram.stores.embedding_writers import write_vectors
+from evergram.training.align import SIDE, Settings, align
+
+FORMATS = ("parquet", "arrow", "arrows", "npy", "safetensors")
+ROWS, OLD_DIM, NEW_DIM = 600, 6, 9
+
+
+class Ran:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command in this process."""
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr("sys.argv", ["evergram", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return Ran(code, out, err)
+
+    return run
+
+
+def planted(seed: int, dim: int, other: Tensor, noise: float = 0.0) -> Tensor:
+    """Vectors of `dim` that a linear map leads to from `other`."""
+    draw = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(other.shape[1], dim, generator=draw)
+    return other @ matrix + noise * torch.randn(len(other), dim, generator=draw)
+
+
+def new_vectors() -> Tensor:
+    return torch.randn(ROWS, NEW_DIM, generator=torch.Generator().manual_seed(1))
+
+
+def put(path: Path, vectors: Tensor, ids: list[Any] | None = None) -> Path:
+    names = [f"id{i}" for i in range(len(vectors))] if ids is None else ids
+    half = len(names) // 2
+    parts = [(pa.array(names[:half]), vectors[:half]), (pa.array(names[half:]), vectors[half:])]
+    write_vectors(path, parts)
+    return path
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_file_is_read_as_the_old_one_was(
+    tmp_path: Path, evergram: Any, suffix: str, shuffled: bool
+) -> None:
+    new = new_vectors()
+    old = planted(2, OLD_DIM, new)
+    order = torch.randperm(ROWS).tolist() if shuffled else list(range(ROWS))
+    first = put(tmp_path / f"old.{suffix}", old[order], [f"id{i}" for i in order])
+    second = put(tmp_path / f"new.{suffix}", new)
+    found = evergram("align", first, second, "--lineage", tmp_path / "l", "--json")
+    assert found.code == 0, found.err
+    report = found.json["alignment"]
+    assert report["pairs"]["common"] == ROWS
+    assert report["pairs"]["fitted"] + report["pairs"]["held_out"] == ROWS
+    kept = report["held_out"]
+    assert kept["transformed"]["cosine"] > 0.999999
+    assert kept["transformed"]["relative_error"] < 1e-5
+    assert kept["transformed"]["overlap@10"] > 0.999
+    assert kept["as_is"]["cosine"] < 0.6
+    out = tmp_path / f"back.{suffix}"
+    done = evergram(
+        "transform", second, "--lineage", tmp_path / "l", "--as", 0, "--out", out, "--json"
+    )
+    assert done.json == {"file": str(out), "rows": ROWS, "dim": OLD_DIM, "from": 1, "as": 0}
+    again = open_embeddings(out)
+    assert again.ids().to_pylist() == [f"id{i}" for i in range(ROWS)]
+    back = torch.cat([v for _, v in again.blocks()])
+    torch.testing.assert_close(back, old, rtol=0, atol=1e-4)
+    assert evergram("check", tmp_path / "l", "--max-error", 1e-4).code == 0
+
+
+@pytest.mark.parametrize("kind", ["linear", "affine", "orthogonal", "low_rank"])
+def test_what_is_measured_is_what_the_published_transform_does(tmp_path: Path, kind: str) -> None:
+    """On the held-out objects, which the canaries are, by hand."""
+    new = new_vectors()
+    old = planted(2, OLD_DIM, new, noise=1.0) + 1
+    files = [
+        open_embeddings(put(tmp_path / f"{name}.parquet", vectors))
+        for name, vectors in (("old", old), ("new", new))
+    ]
+    lineage = Lineage.create(tmp_path / "l")
+    settings = Settings(kind, rank=3, held_out=0.2)
+    facts = align(files[0], files[1], lineage, settings)
+    report = facts["alignment"]
+    assert report["transform"]["kind"] == kind
+    past, now = (lineage.canaries(v)[SIDE] for v in (0, 1))
+    assert past[0].equals(now[0])
+    assert len(past[0]) == report["pairs"]["held_out"] < 0.3 * ROWS
+    back = lineage.chain.apply(now[1], 1, 0)
+    cosine = torch.nn.functional.cosine_similarity(back, past[1]).mean()
+    relative = ((back - past[1]).square().sum() / past[1].square().sum()).sqrt()
+    kept = report["held_out"]
+    assert kept["transformed"]["cosine"] == pytest.approx(float(cosine), abs=1e-5)
+    assert kept["transformed"]["relative_error"] == pytest.approx(float(relative), rel=1e-4)
+    assert report["certificate"]["0"]["relative"] == pytest.approx(float(relative), rel=1e-4)
+    assert kept["as_is"]["relative_error"] > kept["transformed"]["relative_error"]
+    # Held-out objects were not fitted to: fitting to them too does not do worse.
+    assert kept["in_sample"]["relative_error"] <= kept["transformed"]["relative_error"] + 1e-3
+    assert lineage.metrics(1)["alignment"]["pairs"] == report["pairs"]
+
+
+def test_a_chain_of_three_files(tmp_path: Path, evergram: Any) -> None:
+    new = new_vectors()
+    middle = planted(2, 7, new)
+    old = planted(3, OLD_DIM, middle)
+    # Version 2 lost some objects and has some of its own.
+    newest = torch.cat([new[80:], torch.randn(40, NEW_DIM)])
+    files = [
+        put(tmp_path / "old.npy", old),
+        put(tmp_path / "middle.parquet", middle),
+        put(tmp_path / "new.safetensors", newest, [f"id{i}" for i in range(80, ROWS + 40)]),
+    ]
+    lineage = tmp_path / "l"
+    assert evergram("align", files[0], files[1], "--lineage", lineage, "--name", "shop").code == 0
+    second = evergram("align", 1, files[2], "--lineage", lineage, "--json")
+    assert second.code == 0, second.err
+    pairs = second.json["alignment"]["pairs"]
+    assert (pairs["common"], pairs["only_old"], pairs["only_new"]) == (ROWS - 80, 80, 40)
+    assert second.json["alignment"]["certificate"].keys() == {"0", "1"}
+    assert [m.name for m in Lineage.open(lineage).versions] == ["shop@v0", "shop@v1", "shop@v2"]
+    for version, past in ((0, old), (1, middle)):
+        out = tmp_path / f"as{version}.npy"
+        arguments = ("--lineage", lineage, "--as", version, "--out", out)
+        assert evergram("transform", files[2], *arguments).code == 0
+        np.testing.assert_allclose(np.load(out)[: ROWS - 80], past[80:].numpy(), atol=2e-3)
+    # A file of an older version, from where it is.
+    out = tmp_path / "middle-as0.arrow"
+    earlier = ("--lineage", lineage, "--from", 1, "--as", 0, "--out", out)
+    assert evergram("transform", files[1], *earlier).code == 0
+    assert evergram("check", lineage, "--max-error", 1e-3).code == 0
+    # The stored vectors are those of the newest file, block by block.
+    ids, vectors = Lineage.open(lineage).embeddings(SIDE)
+    assert torch.equal(vectors, newest)
+    assert ids[0].as_py() == "id80"
+    # Going on from the file itself needs it to be what is stored.
+    assert evergram("align", files[2], files[1], "--lineage", lineage).code == 0
+
+
+def test_the_newest_versions_vectors_are_asked_for(tmp_path: Path, evergram: Any) -> None:
+    new = new_vectors()
+    old = planted(2, OLD_DIM, new)
+    first, second = put(tmp_path / "old.npy", old), put(tmp_path / "new.npy", new)
+    changed = new.clone()
+    changed[123, 4] += 0.01
+    other = put(tmp_path / "other.npy", changed)
+    lineage = tmp_path / "l"
+    assert evergram("align", first, second, "--lineage", lineage).code == 0
+    before = sorted(p for p in lineage.rglob("*") if p.is_file())
+    for arguments, message in (
+        ((first, second), "its dim is 6, not 9; give 1 in its place"),
+        ((other, second), "the vector of id 'id123' is another"),
+        ((0, second), "vectors of version 0 are not stored"),
+        ((7, second), "vectors of version 7 are not stored"),
+    ):
+        found = evergram("align", *arguments, "--lineage", lineage)
+        assert (found.code, found.out) == (2, "")
+        assert message in found.err
+        assert found.err.count("\n") == 1
+    assert sorted(p for p in lineage.rglob("*") if p.is_file()) == before
+    found = evergram("align", 0, second, "--lineage", tmp_path / "none")
+    assert "it has none yet" in found.err
+    assert not (tmp_path / "none").exists()
+
+
+def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Any) -> None:
+    new = torch.randn(60, 30)
+    first = put(tmp_path / "old.npy", torch.randn(60, 20))
+    second = put(tmp_path / "new.npy", new)
+    common = ("align", first, second, "--lineage")
+    lineage = tmp_path / "l"
+    found = evergram(*common, lineage, "--held-out", 0.4)
+    assert found.code == 2
+    fitted = int(found.err.split("error: ")[1].split()[0])
+    assert "linear transform from 30 to 20 dims needs 90" in found.err
+    # 3 · r · (50 − r) / 20 pairs: the largest rank that they allow.
+    rank = max(r for r in range(1, 20) if 3 * r * (50 - r) / 20 <= fitted)
+    assert f"--transform low_rank --rank {rank}" in found.err
+    assert "--transform orthogonal" not in found.err  # needs 59
+    low = ("--transform", "low_rank", "--rank")
+    few = evergram(*common, lineage, "--held-out", 0.1, *low, 1)
+    assert "are held out to measure on, and 20 are needed; raise --held-out" in few.err
+    assert not lineage.exists()
+    done = evergram(*common, lineage, "--held-out", 0.4, *low, rank, "--json")
+    assert done.code == 0, done.err
+    assert done.json["alignment"]["transform"]["rank"] == rank
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Any) -> None:
+    new = new_vectors()
+    good = put(tmp_path / "good.parquet", new)
+    holed = new.clone()
+    holed[17, 2] = float("nan")
+    bad = put(tmp_path / "bad.npy", holed)
+    save_file({"a": new, "b": new + 1}, tmp_path / "two.safetensors")
+    lineage = tmp_path / "l"
+    wrong: list[tuple[tuple[object, ...], str]] = [
+        ((good, bad), "bad.npy row 18 (id 'id17'): its vector has a NaN"),
+        ((tmp_path / "no.npy", good), "no.npy is not there"),
+        ((good, tmp_path / "two.safetensors"), "no tensor 'vector' of two dims"),
+        ((good, good, "--id-column", "key"), "no column 'key'; its columns are: id, vector"),
+        ((good, good, "--transform", "mlp"), "'mlp' cannot be fitted to files; linear, affine"),
+        ((good, good, "--held-out", 0), "held_out is 0.0; it is a share between 0 and 1"),
+        ((good, good, "--new-ids", bad), "has ids of its own"),
+    ]
+    for arguments, message in wrong:
+        found = evergram("align", *arguments, "--lineage", lineage)
+        assert (found.code, found.out) == (2, ""), arguments
+        assert message in found.err
+        assert found.err.count("\n") == 1
+        assert not lineage.exists()
+    assert evergram("align", good, good, "--lineage", lineage).code == 0
+    small = put(tmp_path / "small.npy", new[:, :3])
+    wrong = [
+        ((small, "--as", 0, "--out", tmp_path / "x.npy"), "has dim 3; version 1"),
+        ((good, "--as", 5, "--out", tmp_path / "x.npy"), "Version 5 was asked for"),
+        ((good, "--as", 1, "--from", 0, "--out", tmp_path / "x.npy"), "transforms lead back only"),
+        ((good, "--as", 0, "--out", tmp_path / "x.txt"), "is of no known format"),
+        ((bad, "--as", 0, "--out", tmp_path / "x.npy"), "row 18 (id 'id17')"),
+    ]
+    for arguments, message in wrong:
+        found = evergram("transform", *arguments, "--lineage", lineage)
+        assert (found.code, found.out) == (2, ""), arguments
+        assert message in found.err
+        assert not (tmp_path / "x.npy").exists()
+    assert "came from a file" in evergram("evaluate", lineage).err
+
+
+def test_a_lineage_of_a_trained_model_is_not_gone_on_from(tmp_path: Path, evergram: Any) -> None:
+    good = put(tmp_path / "good.parquet", new_vectors())
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        '[data]\nkind = "synthetic"\nqueries = 50\ncandidates = 40\ninteractions = 500\n'
+        "[model]\ndim = 9\n[training]\nepochs = 1\n"
+    )
+    assert evergram("train", recipe, "--lineage", tmp_path / "l").code == 0
+    found = evergram("align", 0, good, "--lineage", tmp_path / "l")
+    assert "has the sides query and candidate, of a model that was trained" in found.err
+    # Its vectors can be rewritten like any file.
+    assert Lineage.open(tmp_path / "l").newest == 0
+
+
+def test_memory_is_flat(tmp_path: Path) -> None:
+    """Eight times the rows, in a process of its own, for no more than a few blocks."""
+    new = new_vectors()
+    put(tmp_path / "old.npy", planted(2, 256, new))
+    put(tmp_path / "new.npy", new)
+    align(
+        open_embeddings(tmp_path / "old.npy"),
+        open_embeddings(tmp_path / "new.npy"),
+        Lineage.create(tmp_path / "l"),
+    )
+    code = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from evergram.lineage.lineage import Lineage\n"
+        "from evergram.stores.embedding_files import open_embeddings\n"
+        "from evergram.training.rewrite import transform_file\n"
+        "file = open_embeddings(Path(sys.argv[1]))\n"
+        "transform_file(file, Lineage.open(sys.argv[2]), 0, Path(sys.argv[3]))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    peaks = {}
+    for rows in (20_000, 160_000):
+        path = tmp_path / f"{rows}.npy"
+        np.save(path, np.ones((rows, NEW_DIM), dtype=np.float32))
+        arguments: list[Any] = [sys.executable, "-c", code, path, tmp_path / "l"]
+        arguments.append(tmp_path / "out.npy")
+        done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+        peaks[rows] = int(done.stdout) / 1024
+        (tmp_path / "out.npy").unlink()
+        path.unlink()
+    # What is written has 140,000 · 256 · 4 bytes, 137 MB, more.
+    assert peaks[160_000] < peaks[20_000] + 70, peaks

@@ -1,0 +1,184 @@
+"""Labels that were counted by hand, on ten interactions and on a corpus of a few thousand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+import torch
+
+from evergram.data.corpus import Corpus
+from evergram.data.split import time_split
+from evergram.data.synthetic import generate
+from evergram.errors import DataError
+from evergram.evaluation.consumer_tasks import (
+    ConsumerTask,
+    Examples,
+    _all_tasks,
+    _Line,
+    consumer_tasks,
+)
+
+
+def corpus_of(rows: list[tuple[str, str, float]], *, values: bool = True) -> Corpus:
+    columns = {
+        "query": [r[0] for r in rows],
+        "candidate": [r[1] for r in rows],
+        "time": list(range(len(rows))),
+    }
+    if values:
+        columns["value"] = [r[2] for r in rows]
+    return Corpus.from_tables(pa.table(columns))
+
+
+# t_0 = 4, t_1 = 6, t_2 = 8 and the end at 12 of 12 interactions.
+ROWS = [
+    ("a", "x", 5.0),
+    ("b", "x", 2.0),
+    ("a", "y", 4.0),
+    ("b", "y", 4.0),
+    # (t_0, t_1]
+    ("a", "x", 4.0),
+    ("c", "y", 1.0),
+    # (t_1, t_2]
+    ("b", "z", 3.5),
+    ("c", "x", 4.5),
+    # (t_2, end]
+    ("a", "y", 2.0),
+    ("c", "z", 4.0),
+    ("d", "w", 5.0),
+    ("b", "x", 5.0),
+]
+ENDS = [4, 6, 8, 12]
+
+
+def line_of(corpus: Corpus, ends: list[int], minimum: int = 2) -> _Line:
+    # Version k's rows are those of what it has seen, and no more.
+    training = [corpus.restrict(torch.arange(n)) for n in ends[:-1]]
+    return _Line(corpus, ends, training, minimum)
+
+
+@pytest.fixture
+def tasks() -> dict[str, ConsumerTask]:
+    return {task.name: task for task in _all_tasks(line_of(corpus_of(ROWS), ENDS), 2)}
+
+
+def labels(examples: Examples) -> dict[int, bool]:
+    (rows,) = examples.rows.values()
+    return dict(zip(rows.tolist(), examples.label.tolist(), strict=True))
+
+
+def test_activity_by_hand(tasks: dict[str, ConsumerTask]) -> None:
+    found = tasks["activity"]
+    # Rows: a 0, b 1, c 2, d 3. In (t_0, t_1] a and c are active, and c is not of V_0.
+    assert (found.training.version, labels(found.training)) == (0, {0: True, 1: False})
+    # V_1 has c; in (t_1, t_2] b and c are active.
+    assert found.validation.version == 1
+    assert labels(found.validation) == {0: False, 1: True, 2: True}
+    # In the last interval a, b and c; d is new.
+    assert {k: labels(e) for k, e in found.tests.items()} == {2: {0: True, 1: True, 2: True}}
+    assert found.sides == ("query",)
+
+
+def test_positive_activity_by_hand(tasks: dict[str, ConsumerTask]) -> None:
+    found = tasks["positive-activity"]
+    assert labels(found.training) == {0: True, 1: False}
+    # b's 3.5 is not positive, c's 4.5 is.
+    assert labels(found.validation) == {0: False, 1: False, 2: True}
+    # a gives 2, b 5 and c 4.
+    assert {k: labels(e) for k, e in found.tests.items()} == {2: {0: False, 1: True, 2: True}}
+
+
+def test_mean_rating_by_hand(tasks: dict[str, ConsumerTask]) -> None:
+    found = tasks["mean-rating"]
+    # At t_0: x (row 0) has 5, 2: mean 3.5; y (row 1) has 4, 4: mean 4; the median is 3.75.
+    assert (found.training.version, labels(found.training)) == (0, {0: False, 1: True})
+    # The same two at t_0, ratings until t_1: x 5, 2, 4: 3.67; y 4, 4, 1: 3.
+    assert (found.validation.version, labels(found.validation)) == (0, {0: False, 1: False})
+    # Until t_2: x 5, 2, 4, 4.5: 3.875. z has one rating there and is too young.
+    assert labels(found.tests[1]) == {0: True, 1: False}
+    # Until the end: x 5, 2, 4, 4.5, 5: 4.1; y 4, 4, 1, 2: 2.75; z still had but one at t_2.
+    assert labels(found.tests[2]) == {0: True, 1: False}
+
+
+def test_deviation_of_ratings_by_hand(tasks: dict[str, ConsumerTask]) -> None:
+    found = tasks["rating-deviation"]
+    # x 5, 2: 2.1; y 4, 4: 0.
+    assert labels(found.training) == {0: True, 1: False}
+    # Until t_1: x 1.5; y 4, 4, 1: 1.7.
+    assert labels(found.validation) == {0: True, 1: True}
+    # Until the end: x 1.2; y 4, 4, 1, 2: 1.5.
+    assert labels(found.tests[2]) == {0: True, 1: True}
+
+
+def test_pair_rating_by_hand(tasks: dict[str, ConsumerTask]) -> None:
+    found = tasks["pair-rating"]
+    assert found.sides == ("query", "candidate")
+    assert found.training.rows["query"].tolist() == [0, 1, 0, 1]
+    assert found.training.rows["candidate"].tolist() == [0, 0, 1, 1]
+    assert found.training.label.tolist() == [True, False, True, True]
+    # Of (t_0, t_1], c is new: one pair cannot be read, and is counted.
+    assert (found.validation.version, found.validation.absent) == (0, 1)
+    assert found.validation.rows["query"].tolist() == [0]
+    assert found.validation.label.tolist() == [True]
+    # (t_1, t_2]: z is new at t_1, so (c, x) is left.
+    assert (found.tests[1].version, found.tests[1].absent) == (1, 1)
+    assert found.tests[1].rows["query"].tolist() == [2]
+    # (t_2, end]: (a, y) 2, (c, z) 4 and (b, x) 5 are left, (d, w) is not.
+    assert found.tests[2].label.tolist() == [False, True, True]
+
+
+def test_the_median_of_an_odd_number_is_its_middle_and_is_not_above_itself() -> None:
+    rows = [("a", "x", 1.0), ("a", "y", 2.0), ("a", "z", 5.0), ("b", "x", 1.0), ("b", "x", 1.0)]
+    line = line_of(corpus_of(rows), [3, 4, 5], minimum=1)
+    assert line.threshold == 2.0
+    assert labels(line.mean(0, 3)) == {0: False, 1: False, 2: True}
+
+
+def test_the_deviation_is_the_samples() -> None:
+    rows = [("a", "x", 4.0), ("b", "x", 2.5), ("a", "y", 4.0), ("b", "y", 2.75), ("a", "z", 1.0)]
+    line = line_of(corpus_of(rows), [5, 5], minimum=1)
+    # x: sqrt(2 * 0.75²) = 1.06, where the population's is 0.75; y: 0.88; z has but one.
+    assert labels(line.deviation(0, 5)) == {0: True, 1: False, 2: False}
+
+
+def test_what_cannot_be_judged_is_left_out_with_a_sentence() -> None:
+    corpus = corpus_of(ROWS)
+    times = [n / len(ROWS) for n in ENDS]
+    training = [corpus.restrict(torch.arange(n)) for n in ENDS[:-1]]
+    found, left_out = consumer_tasks(corpus, times, training, minimum=2)
+    assert [task.name for task in found] == ["positive-activity"]
+    text = " ".join(left_out)
+    assert "activity is left out: its 3 test examples at version 2 are not of both" in text
+    assert "mean-rating is left out: its 2 validation examples are not of both" in text
+    found, left_out = consumer_tasks(corpus_of(ROWS, values=False), times, training)
+    assert not found
+    assert "no ratings" in left_out[0]
+    _, left_out = consumer_tasks(corpus, [*times[:2], 1.0], training[:2], minimum=2)
+    assert "tested from version 2 on, and there is none" in " ".join(left_out)
+    with pytest.raises(DataError, match="two or more versions"):
+        consumer_tasks(corpus, times[:2], training[:1])
+
+
+def test_tasks_on_a_growing_corpus_and_a_limit() -> None:
+    corpus = generate(queries=200, candidates=100, interactions=8000).corpus
+    times = [0.5, 0.6, 0.7, 0.8]
+    training = [time_split(corpus, share=a, until=b, seed=0).training for a, b in pairwise(times)]
+    found, left_out = consumer_tasks(corpus, times, training)
+    # These ratings never deviate by 1.
+    assert "rating-deviation is left out: its 65 training examples" in " ".join(left_out)
+    assert [list(task.tests) for task in found] == [[2], [2], [1, 2], [1, 2]]
+    pair = found[-1]
+    # The rows are those of the version's own corpus: the same external ids as in the whole.
+    at = pair.tests[2]
+    assert at.version == 2
+    ids = training[2].queries.vocabulary.keys.take(pa.array(at.rows["query"].numpy()))
+    mine = corpus.column("query")[round(0.7 * 8000) : round(0.8 * 8000)]
+    whole = corpus.queries.vocabulary.keys.take(pa.array(mine.numpy()))
+    if not at.absent:
+        assert ids.equals(whole)
+    few, _ = consumer_tasks(corpus, times, training, limit=50)
+    assert {len(task.training) for task in few} == {50}
+    again, _ = consumer_tasks(corpus, times, training, limit=50)
+    assert torch.equal(few[0].training.rows["query"], again[0].training.rows["query"])
