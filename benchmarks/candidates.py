@@ -16,7 +16,8 @@ from evergram.compatibility.closed_form import fit_closed_form
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
-from evergram.lineage.lineage import Artefact, Lineage
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.reading import known_vectors

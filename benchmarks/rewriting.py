@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.transforms import LinearTransform
-from evergram.lineage.lineage import Artefact, Lineage
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
 from evergram.stores.embedding_files import BLOCK, Block, open_embeddings
 from evergram.stores.embedding_writers import write_vectors
 from evergram.training.align import align

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evergram.data.corpus import Corpus
     from evergram.errors import EvergramError
-    from evergram.lineage.lineage import Artefact, Lineage, View
+    from evergram.lineage.artefact import Artefact
+    from evergram.lineage.lineage import Lineage
+    from evergram.lineage.view import View
     from evergram.training.compare import compare
     from evergram.training.corpora import load_corpus
     from evergram.training.recipe import Recipe
@@ -30,12 +32,12 @@ __all__ = [
 
 # Imported when first used: `import evergram` does not wait for torch.
 _HOME = {
-    "Artefact": "evergram.lineage.lineage",
+    "Artefact": "evergram.lineage.artefact",
     "Corpus": "evergram.data.corpus",
     "EvergramError": "evergram.errors",
     "Lineage": "evergram.lineage.lineage",
     "Recipe": "evergram.training.recipe",
-    "View": "evergram.lineage.lineage",
+    "View": "evergram.lineage.view",
     "compare": "evergram.training.compare",
     "evaluate": "evergram.training.upgrade",
     "load_corpus": "evergram.training.corpora",

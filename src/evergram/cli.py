@@ -557,7 +557,7 @@ def _progress() -> Progress:
 
 
 def _dump(value: dict[str, Any]) -> None:
-    from evergram.lineage.lineage import plain_numbers
+    from evergram.lineage.files import plain_numbers
 
     sys.stdout.write(json.dumps(plain_numbers(value), indent=2) + "\n")
 

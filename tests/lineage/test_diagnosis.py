@@ -12,8 +12,9 @@ import torch
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import IntegrityError
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.diagnosis import Limits, diagnose_lineage, past_limits
-from evergram.lineage.lineage import Artefact, Lineage
+from evergram.lineage.lineage import Lineage
 
 DIMS = (2, 3, 4)
 

@@ -26,7 +26,8 @@ from evergram.errors import (
     ShapeError,
     UnknownVersionError,
 )
-from evergram.lineage.lineage import Artefact, EncoderParts, Lineage
+from evergram.lineage.artefact import Artefact, EncoderParts
+from evergram.lineage.lineage import Lineage
 
 
 def artefact(dim: int, before: int | None = None, seed: int = 0) -> Artefact:

@@ -13,7 +13,8 @@ from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.encoders.features import SIDES
 from evergram.errors import DegradationError, RecipeError, ShapeError
-from evergram.lineage.lineage import Artefact, Lineage
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus
 from evergram.training.joint import Alignment, AlignmentSettings

@@ -13,7 +13,8 @@ from torch import Tensor
 from evergram.compatibility.certificate import Guarantee, certify
 from evergram.compatibility.chain import Chain
 from evergram.data.corpus import Vocabulary
-from evergram.lineage.lineage import Block, Lineage
+from evergram.lineage.artefact import Block
+from evergram.lineage.lineage import Lineage
 
 
 @dataclass(frozen=True)

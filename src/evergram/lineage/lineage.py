@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evergram.compatibility.certificate import StepError
@@ -28,116 +21,24 @@ from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import Transform, build_transform
 from evergram.data.corpus import Vocabulary
 from evergram.errors import IntegrityError, LineageError, ShapeError, UnknownVersionError
+from evergram.lineage.artefact import Artefact, Block, write_version
+from evergram.lineage.files import beside, load_tensors, write_text
 from evergram.lineage.manifest import (
     FORMAT_VERSION,
     EncoderRecord,
     LineageRecord,
     Manifest,
-    TransformRecord,
     check_files,
     read_manifest,
     read_record,
     sha256,
 )
+from evergram.lineage.view import View
 from evergram.stores.snapshot import (
     read_embeddings,
     to_block,
-    vectors_to_arrow,
     write_embeddings,
 )
-
-Block = tuple[pa.Array, Tensor]
-
-
-@dataclass(frozen=True)
-class EncoderParts:
-    """An encoder, taken apart.
-
-    Args:
-        kind, options: how to build it.
-        state: its tensors.
-        inputs, vocabularies: its schema.
-    """
-
-    kind: str
-    options: Mapping[str, Any]
-    state: Mapping[str, Tensor]
-    inputs: Mapping[str, Mapping[str, str]]
-    vocabularies: Mapping[str, Vocabulary]
-
-
-@dataclass(frozen=True)
-class Artefact:
-    """Everything that one version is.
-
-    Args:
-        dim: D.
-        embeddings: for each side, ids [N] and vectors [N, D]; or what gives them block by block,
-            for more than memory holds. A model has the sides "query" and "candidate".
-        transform: B_k; None for version 0 alone.
-        metrics: JSON of what was measured.
-        recipe: JSON of the recipe.
-        encoder: None where the embeddings came from a file.
-        canaries: for each side, ids and vectors [n, D] that are kept for ever.
-        error: what B_k leaves, for the certificate.
-    """
-
-    dim: int
-    embeddings: Mapping[str, Block | Callable[[], Iterable[Block]]]
-    transform: Transform | None
-    metrics: Mapping[str, Any]
-    recipe: Mapping[str, Any]
-    encoder: EncoderParts | None = None
-    canaries: Mapping[str, Block] = field(default_factory=dict)
-    error: StepError | None = None
-
-    def block(self, side: str) -> Block:
-        """All ids [N] and vectors [N, D] of a side at once."""
-        found = self.embeddings[side]
-        if not callable(found):
-            return found
-        blocks = list(found())
-        return pa.concat_arrays([ids for ids, _ in blocks]), torch.cat([v for _, v in blocks])
-
-
-@dataclass(frozen=True)
-class View:
-    """The newest embeddings, read as a past version: z̃_j = W_k^j z_k.
-
-    Args:
-        version: j.
-        source: k, the version that is stored.
-        dim: D_j.
-    """
-
-    version: int
-    source: int
-    dim: int
-    _chain: Chain
-    _read: Callable[[str], Block]
-
-    def transform(self, embeddings: Tensor) -> Tensor:
-        """Embeddings of version k, [..., D_k], into the space of version j, [..., D_j]."""
-        return self._chain.apply(embeddings, self.source, self.version)
-
-    def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
-        """Ids [N] and vectors [N, D_j] of every stored object of "query" or "candidate"; where the
-        versions came from files, of "object"."""
-        ids, vectors = self._read(side)
-        return ids, self.transform(vectors)
-
-    def export(self, path: str | Path, side: str, batch: int = 65_536) -> int:
-        """Write `embeddings` as Parquet (columns `id`, `vector`). Returns: rows written."""
-        ids, vectors = self._read(side)
-
-        def blocks() -> Iterator[tuple[pa.Array, Tensor]]:
-            for start in range(0, len(ids), batch):
-                yield (
-                    ids.slice(start, batch),
-                    self.transform(vectors[start : start + batch]),
-                )
-
-        return write_embeddings(Path(path), blocks())
 
 
 class Lineage:
@@ -253,7 +154,7 @@ class Lineage:
         path = self._checked(version, "transform.safetensors") / "transform.safetensors"
         try:
             transform = build_transform(record.kind, old, new, record.options)
-            transform.load_state_dict(_load(path))
+            transform.load_state_dict(load_tensors(path))
         except (ShapeError, RuntimeError) as error:
             raise IntegrityError(
                 f"{path} does not lead from version {version} (dim {new}) to version {version - 1} "
@@ -267,7 +168,7 @@ class Lineage:
         found = {}
         for n in self._record.versions[1:]:
             if "error.safetensors" in self.manifest(n).files:
-                tensors = _load(self._checked(n, "error.safetensors") / "error.safetensors")
+                tensors = load_tensors(self._checked(n, "error.safetensors") / "error.safetensors")
                 found[n] = StepError(
                     tensors["sigma"], int(tensors["objects"]), float(tensors["power"])
                 )
@@ -334,7 +235,7 @@ class Lineage:
         for name, kind in record.vocabularies.items():
             mine = keys.filter(pc.equal(names, name))
             vocabularies[name] = Vocabulary(mine.cast(pa.type_for_alias(kind)))
-        return record, _load(folder / "encoder.safetensors"), vocabularies
+        return record, load_tensors(folder / "encoder.safetensors"), vocabularies
 
     def publish(self, artefact: Artefact) -> int:
         """Add a version. Returns: its number.
@@ -355,7 +256,7 @@ class Lineage:
                     name=self.name,
                     versions=[*self._record.versions, number],
                 )
-                _write_text(self.path / "lineage.json", record.model_dump_json(indent=2))
+                write_text(self.path / "lineage.json", record.model_dump_json(indent=2))
         except (OSError, SafetensorError) as error:
             raise LineageError(
                 f"{self.path} cannot be written: {getattr(error, 'strerror', None) or error}; "
@@ -371,56 +272,14 @@ class Lineage:
 
     def _write(self, number: int, artefact: Artefact) -> Manifest:
         """Both folders of a version, each written beside its place and renamed into it."""
-        with _beside(self.path / "embeddings" / str(number)) as folder:
+        with beside(self.path / "embeddings" / str(number)) as folder:
             embeddings = {}
             for side, found in artefact.embeddings.items():
                 blocks = found() if callable(found) else [found]
                 write_embeddings(folder / f"{side}.parquet", blocks)
                 embeddings[side] = sha256(folder / f"{side}.parquet")
-        with _beside(self._folder(number)) as folder:
-            encoder, transform, error = artefact.encoder, artefact.transform, artefact.error
-            if encoder is not None:
-                _save(encoder.state, folder / "encoder.safetensors")
-                pq.write_table(_vocabulary_table(encoder), folder / "vocabularies.parquet")
-            if transform is not None:
-                _save(transform.state_dict(), folder / "transform.safetensors")
-            if error is not None:
-                facts = {"objects": error.objects, "power": error.power}
-                tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in facts.items()}
-                _save({"sigma": error.sigma, **tensors}, folder / "error.safetensors")
-            pq.write_table(_canary_table(artefact), folder / "canary.parquet")
-            _write_text(
-                folder / "metrics.json", json.dumps(plain_numbers(artefact.metrics), indent=2)
-            )
-            manifest = Manifest(
-                version=number,
-                name=f"{self.name}@v{number}",
-                dim=artefact.dim,
-                created=datetime.now(UTC).isoformat(timespec="seconds"),
-                evergram=package_version("evergram"),
-                encoder=None
-                if encoder is None
-                else EncoderRecord.model_validate(
-                    {
-                        "kind": encoder.kind,
-                        "options": encoder.options,
-                        "inputs": encoder.inputs,
-                        "vocabularies": {
-                            name: str(v.keys.type) for name, v in encoder.vocabularies.items()
-                        },
-                    }
-                ),
-                transform=None
-                if transform is None
-                else TransformRecord.model_validate(
-                    {"kind": transform.kind, "options": transform.options}
-                ),
-                recipe=dict(artefact.recipe),
-                files={path.name: sha256(path) for path in sorted(folder.iterdir())},
-                embeddings=embeddings,
-            )
-            _write_text(folder / "manifest.json", manifest.model_dump_json(indent=2))
-        return manifest
+        with beside(self._folder(number)) as folder:
+            return write_version(folder, f"{self.name}@v{number}", number, artefact, embeddings)
 
     def _check_fits(self, number: int, artefact: Artefact) -> None:
         if number == 0 and artefact.transform is not None:
@@ -476,83 +335,3 @@ class Lineage:
         folder = self._folder(version)
         check_files(folder, {name: files[name] for name in names})
         return folder
-
-
-def plain_numbers(value: Any) -> Any:
-    """The same JSON with null for what could not be measured: JSON has no NaN."""
-    if isinstance(value, Mapping):
-        return {k: plain_numbers(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_numbers(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    """A folder to fill, synced and renamed into its place when all went well."""
-    part = folder.with_name(f".{folder.name}.part")
-    part.mkdir(parents=True)
-    try:
-        yield part
-        for path in part.iterdir():
-            _sync(path)
-        _sync(part)
-        part.rename(folder)
-        _sync(folder.parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _write_text(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text + "\n")
-    _sync(part)
-    part.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _load(path: Path) -> dict[str, Tensor]:
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise IntegrityError(f"{path} cannot be read: {error}.") from error
-    return tensors
-
-
-def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
-
-
-def _vocabulary_table(encoder: EncoderParts) -> pa.Table:
-    names: list[pa.Array] = []
-    keys: list[pa.Array] = []
-    for name, vocabulary in encoder.vocabularies.items():
-        names.append(pa.repeat(name, len(vocabulary)))
-        keys.append(vocabulary.keys.cast(pa.string()))
-    return pa.table(
-        {"vocabulary": pa.concat_arrays(names).dictionary_encode(), "key": pa.concat_arrays(keys)}
-    )
-
-
-def _canary_table(artefact: Artefact) -> pa.Table:
-    columns: dict[str, Iterable[Any]] = {"side": [], "id": [], "vector": []}
-    tables = []
-    for side, (ids, vectors) in artefact.canaries.items():
-        tables.append(
-            pa.table(
-                {
-                    "side": pa.repeat(side, len(ids)),
-                    "id": ids.cast(pa.string()),
-                    "vector": vectors_to_arrow(vectors),
-                }
-            )
-        )
-    return pa.concat_tables(tables) if tables else pa.table(columns)

@@ -16,7 +16,8 @@ from evergram.compatibility.closed_form import KINDS, ClosedForm, fit_closed_for
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError, LineageError
 from evergram.evaluation.mapping import Pairs, mapping_readings
-from evergram.lineage.lineage import Artefact, Lineage
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
 from evergram.stores.embedding_files import EmbeddingFile, open_embeddings
 from evergram.stores.pairing import Pairing
 from evergram.stores.reading_ahead import ahead

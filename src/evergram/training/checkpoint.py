@@ -17,7 +17,8 @@ from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import IntegrityError
-from evergram.lineage.lineage import Artefact, Block, EncoderParts, Lineage
+from evergram.lineage.artefact import Artefact, Block, EncoderParts
+from evergram.lineage.lineage import Lineage
 from evergram.training.build import build_encoder, encoder_options
 from evergram.training.loop import Trained
 from evergram.training.recipe import Recipe

@@ -16,7 +16,9 @@ from evergram.errors import RecipeError
 from evergram.evaluation.comparison import summarise
 from evergram.evaluation.comparison_report import replace_file, write_comparison
 from evergram.evaluation.consumer_tasks import ConsumerTask, consumer_tasks
-from evergram.lineage.lineage import Artefact, Lineage, plain_numbers
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.files import plain_numbers
+from evergram.lineage.lineage import Lineage
 from evergram.training.build import pick_device
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for

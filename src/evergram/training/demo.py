@@ -14,7 +14,8 @@ from evergram.data.corpus import Corpus, Vocabulary
 from evergram.errors import DataError
 from evergram.evaluation.compatibility import as_dim
 from evergram.evaluation.consumers import Consumers, Inputs, fit_consumers
-from evergram.lineage.lineage import Artefact, Lineage
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe

@@ -18,7 +18,8 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
 from evergram.errors import DegradationError, RecipeError
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
-from evergram.lineage.lineage import Artefact, Lineage
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
 from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import load_encoder, make_artefact

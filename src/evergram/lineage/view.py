@@ -1,0 +1,54 @@
+"""The newest embeddings, read as a past version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from torch import Tensor
+
+from evergram.compatibility.chain import Chain
+from evergram.lineage.artefact import Block
+from evergram.stores.snapshot import write_embeddings
+
+
+@dataclass(frozen=True)
+class View:
+    """The newest embeddings, read as a past version: z̃_j = W_k^j z_k.
+
+    Args:
+        version: j.
+        source: k, the version that is stored.
+        dim: D_j.
+    """
+
+    version: int
+    source: int
+    dim: int
+    _chain: Chain
+    _read: Callable[[str], Block]
+
+    def transform(self, embeddings: Tensor) -> Tensor:
+        """Embeddings of version k, [..., D_k], into the space of version j, [..., D_j]."""
+        return self._chain.apply(embeddings, self.source, self.version)
+
+    def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
+        """Ids [N] and vectors [N, D_j] of every stored object of "query" or "candidate"; where the
+        versions came from files, of "object"."""
+        ids, vectors = self._read(side)
+        return ids, self.transform(vectors)
+
+    def export(self, path: str | Path, side: str, batch: int = 65_536) -> int:
+        """Write `embeddings` as Parquet (columns `id`, `vector`). Returns: rows written."""
+        ids, vectors = self._read(side)
+
+        def blocks() -> Iterator[tuple[pa.Array, Tensor]]:
+            for start in range(0, len(ids), batch):
+                yield (
+                    ids.slice(start, batch),
+                    self.transform(vectors[start : start + batch]),
+                )
+
+        return write_embeddings(Path(path), blocks())
