@@ -16,9 +16,10 @@ from evergram.errors import DegradationError, RecipeError, ShapeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import load_corpus
+from evergram.training.corpora import load_corpus, split_for
 from evergram.training.joint import Alignment, AlignmentSettings
 from evergram.training.methods import METHODS
+from evergram.training.reading import held_out_rows, known_vectors
 from evergram.training.recipe import Recipe
 from evergram.training.upgrade import degradation, refuse_degradation, train, upgrade
 
@@ -194,6 +195,29 @@ def test_uniform_objects_are_drawn_anew_each_step_and_resume(small: Recipe) -> N
     joint.steps.fill_(7)
     assert torch.equal(joint._draw("query"), draws[7])
     assert not torch.equal(joint._draw("candidate"), draws[7])
+
+
+def test_the_error_is_of_objects_that_alignment_never_saw(small: Recipe, lineage: Lineage) -> None:
+    corpus = load_corpus(small)
+    recipe = by(small, "evergram", "upgrade.held_out=0.3")
+    artefact = upgrade(recipe, lineage, corpus)
+    past, known = known_vectors(load_encoder(lineage, 0), split_for(recipe, corpus, 1).training)
+    aside = held_out_rows(split_for(recipe, corpus, 1).training, 0.3)
+    assert artefact.transform is not None
+    squared = {}
+    for name in ("held out", "seen"):
+        total, objects = 0.0, 0
+        for side in SIDES:
+            rows = known[side] & (aside[side] if name == "held out" else ~aside[side])
+            delta = artefact.transform(artefact.block(side)[1][rows]) - past[side][rows]
+            total += float(delta.square().sum())
+            objects += int(rows.sum())
+        squared[name] = total / objects
+        if name == "held out":
+            assert artefact.error is not None
+            assert artefact.error.objects == objects
+    assert error_of(artefact) ** 2 == pytest.approx(squared["held out"], rel=1e-4)
+    assert squared["seen"] < 0.9 * squared["held out"]
 
 
 def test_no_closed_form_is_said(small: Recipe) -> None:
