@@ -160,7 +160,7 @@ SECTIONS = {
         pictures=partial(table3.figures, "table3-movielens"),
     ),
     "table3-factorization": Section(
-        partial(table3.section, "table3-factorization", "compare.lambdas=[1, 2, 4, 8, 16, 32]"),
+        partial(table3.section, "table3-factorization"),
         needs_data=True,
         pictures=partial(table3.figures, "table3-factorization"),
     ),
