@@ -30,7 +30,7 @@ class AlignmentSettings:
     strength: float
     rate: float = 3e-3
     objects: str = "batch"
-    rows: int = 1024
+    rows: int = 512
     seed: int = 0
 
 

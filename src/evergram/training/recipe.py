@@ -274,7 +274,7 @@ class UpgradeRecipe(_Strict):
     # joint: a step aligns its batch's objects, or some drawn uniformly among all that are known;
     # at most so many of each side.
     objects: Literal["batch", "uniform"] = "batch"
-    rows: Positive = 1024
+    rows: Positive = 512
     # The transform is Adam's, or in the end replaced by the closed form on all objects.
     solver: Literal["gradient", "closed"] = "gradient"
     # low_rank, lambda_orthogonal and residual_mlp only.
