@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from evergram.compatibility.alignment import AlignmentLoss
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.fitting import fit_by_gradient
+from evergram.compatibility.kinds import TransformKind
 from evergram.compatibility.transforms import (
     TRANSFORMS,
     AffineTransform,
@@ -48,6 +50,7 @@ def test_all_seven_are_enrolled() -> None:
         return {*kinds}.union(*(below(k.__subclasses__()) for k in kinds))
 
     assert set(TRANSFORMS.values()) == below(Transform.__subclasses__())
+    assert set(TRANSFORMS) == set(get_args(TransformKind))
     assert len(TRANSFORMS) == 7
 
 

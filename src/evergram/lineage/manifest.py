@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from evergram.compatibility.kinds import TransformKind
 from evergram.errors import FormatError, IntegrityError, LineageError
 
 FORMAT_VERSION = 2
@@ -33,15 +34,7 @@ class EncoderRecord(_Frozen):
 class TransformRecord(_Frozen):
     """How to build the transform that `transform.safetensors` fills; a closed `kind`."""
 
-    kind: Literal[
-        "linear",
-        "truncate",
-        "affine",
-        "orthogonal",
-        "low_rank",
-        "lambda_orthogonal",
-        "residual_mlp",
-    ]
+    kind: TransformKind
     options: dict[str, Any] = {}
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from evergram.compatibility.kinds import TransformKind
 from evergram.errors import RecipeError
 from evergram.training.methods import METHODS
 
@@ -254,15 +255,7 @@ class UpgradeRecipe(_Strict):
     method: str | None = None
     # The transform is trained together with the model, afterwards, or not at all.
     fit: Literal["joint", "posthoc", "none"] = "joint"
-    transform: Literal[
-        "linear",
-        "truncate",
-        "affine",
-        "orthogonal",
-        "low_rank",
-        "lambda_orthogonal",
-        "residual_mlp",
-    ] = "linear"
+    transform: TransformKind = "linear"
     # Errors are counted at all past versions (BC-Aligner) or at the one before alone.
     steps: Literal["multi", "single"] = "multi"
     # The model is new, goes on from the version before, or is the version before.
