@@ -55,7 +55,8 @@ class LinearTransform(Transform):
     """B(z) = W z, without bias. [BC] §3.2.
 
     W starts with orthonormal rows (columns, when dims shrink) drawn from the generator, so that no
-    coordinate of the new space is privileged and W neither shrinks nor stretches.
+    coordinate of the new space is privileged and W neither shrinks nor stretches; without one, as
+    the first coordinates.
     """
 
     kind = "linear"
@@ -300,4 +301,9 @@ def build_transform(
 
 
 def _orthonormal(rows: int, columns: int, generator: torch.Generator | None) -> Tensor:
+    """Drawn where there is a generator; otherwise the first coordinates, for what is filled from a
+    file: a decomposition there is waste, and in a forked process LAPACK's threads may never wake.
+    """
+    if generator is None:
+        return torch.eye(rows, columns)
     return nn.init.orthogonal_(torch.empty(rows, columns), generator=generator)
