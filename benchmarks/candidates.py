@@ -27,8 +27,8 @@ from evergram.training.upgrade import train, upgrade
 ALL = ["upgrade.method=evergram", "upgrade.rows=4096"]
 CANDIDATES: dict[str, list[str]] = {
     "trained alone, transform post hoc": ["upgrade.method=post-closed"],
-    "BC-Aligner": ["upgrade.method=bc-aligner"],
-    "… the transform solved for in the end": ["upgrade.solver=closed"],
+    "BC-Aligner": ["upgrade.method=bc-aligner", "upgrade.rows=1024"],
+    "… the transform solved for in the end": ["upgrade.solver=closed", "upgrade.rows=1024"],
     "… on objects drawn uniformly": ["upgrade.objects=uniform", "upgrade.rows=4096"],
     "both (evergram)": ALL,
     "both, affine": [*ALL, "upgrade.transform=affine"],
