@@ -1,0 +1,140 @@
+"""Commands for embeddings of models that are not ours."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evergram.cli.options import (
+    Device,
+    IdColumn,
+    Json,
+    LineageOption,
+    Seed,
+    Set,
+    VectorColumn,
+    app,
+    new_progress,
+)
+from evergram.cli.printing import dump, number, table
+
+_MAPPINGS = {
+    "transformed": "new, transformed",
+    "as_is": "new, as it is",
+    "in_sample": "fitted to these too",
+}
+
+
+@app.command()
+def align(
+    old: Annotated[
+        str, typer.Argument(metavar="OLD", help="File of old vectors, or the newest version.")
+    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="File of new vectors.")],
+    lineage: LineageOption,
+    transform: Annotated[
+        str, typer.Option(help="linear, affine, orthogonal or low_rank.")
+    ] = "linear",
+    rank: Annotated[int, typer.Option(min=1, help="Of low_rank.")] = 32,
+    scaled: Annotated[bool, typer.Option("--scaled", help="Let orthogonal stretch.")] = False,
+    held_out: Annotated[
+        float, typer.Option(help="Share of the common objects to measure on, below 1.")
+    ] = 0.1,
+    name: Annotated[str, typer.Option(help="Of a new lineage.")] = "embeddings",
+    id_column: IdColumn = "id",
+    vector_column: VectorColumn = "vector",
+    old_ids: Annotated[Path | None, typer.Option(help="Ids of OLD, one a line.")] = None,
+    new_ids: Annotated[Path | None, typer.Option(help="Ids of NEW, one a line.")] = None,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Publish a file of vectors as the next version, with its way back to an older file.
+
+    The two files (Parquet, Arrow, .npy or safetensors) have ids in common; no model and no training
+    is needed. (--seed draws the objects among which neighbours are looked up; --device and --set,
+    which every command takes, change nothing here.)
+    """
+    from evergram.lineage.lineage import Lineage
+    from evergram.stores.embedding_files import open_embeddings
+    from evergram.training.align import Settings
+    from evergram.training.align import align as align_files
+
+    columns = {"id_column": id_column, "vector_column": vector_column}
+    settings = Settings(transform, rank, scaled, held_out, 0 if seed is None else seed)
+    there = (lineage / "lineage.json").exists()
+    is_version = old.isdecimal() and not Path(old).exists()
+    facts = align_files(
+        int(old) if is_version else open_embeddings(Path(old), ids=old_ids, **columns),
+        open_embeddings(new, ids=new_ids, **columns),
+        Lineage.open(lineage) if there else Lineage.create(lineage, name),
+        settings,
+        progress=new_progress(),
+    )
+    if as_json:
+        dump({"lineage": str(lineage), **facts})
+        return
+    found = facts["alignment"]
+    pairs = found["pairs"]
+    sys.stdout.write(
+        f"Version {facts['version']} in {lineage}: {found['dims']['new']} dims, back to "
+        f"{found['dims']['old']} by a {found['transform']['kind']} transform.\n"
+        f"{pairs['common']} objects in common ({pairs['only_old']} in the old file alone, "
+        f"{pairs['only_new']} in the new one): {pairs['fitted']} fitted to ({pairs['needed']} "
+        f"needed), {pairs['held_out']} held out.\n"
+    )
+    readings = found["held_out"]
+    header = ["", "cosine", "relative error", "overlap@10", "own queries"]
+    names = list(next(iter(readings.values())))
+    lines = [[_MAPPINGS[who], *(number(v[n]) for n in names)] for who, v in readings.items()]
+    lines.append(["the old vectors", "1.0000", "0.0000", "1.0000", "1.0000"])
+    table("What held-out objects keep", header, lines)
+    sample = found["neighbours"]
+    sys.stdout.write(
+        f"Neighbours: of {sample['queries']} held-out objects among {sample['catalogue']} others, "
+        "by cosine;\nown queries: of old vectors, among new ones.\n"
+    )
+
+
+@app.command()
+def transform(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
+    lineage: LineageOption,
+    as_version: Annotated[int, typer.Option("--as", help="The version to write.")],
+    out: Annotated[Path, typer.Option(help="File to write; its suffix says the format.")],
+    from_version: Annotated[
+        int | None, typer.Option("--from", help="The version of FILE (default: newest).")
+    ] = None,
+    id_column: IdColumn = "id",
+    vector_column: VectorColumn = "vector",
+    ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Rewrite a file of one version's vectors as another version's, in flat memory.
+
+    (Nothing is drawn or trained: --seed, --device and --set, which every command takes, change
+    nothing here.)
+    """
+    from evergram.lineage.lineage import Lineage
+    from evergram.stores.embedding_files import open_embeddings
+    from evergram.training.rewrite import transform_file
+
+    found = Lineage.open(lineage)
+    source = found.newest if from_version is None else from_version
+    opened = open_embeddings(file, id_column=id_column, vector_column=vector_column, ids=ids)
+    rows = transform_file(opened, found, as_version, out, source=source, progress=new_progress())
+    dim = found.chain.dim(as_version)
+    if as_json:
+        facts = {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": as_version}
+        dump(facts)
+        return
+    sys.stdout.write(
+        f"{rows} vectors of version {source}, written as version {as_version} ({dim} dims): {out}\n"
+    )

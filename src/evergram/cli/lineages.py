@@ -1,0 +1,167 @@
+"""Commands that read a lineage."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evergram.cli.options import As, Device, Json, LineageFolder, Seed, Set, app
+from evergram.cli.printing import dump, number, table
+from evergram.errors import DataError
+
+if TYPE_CHECKING:
+    from evergram.lineage.diagnosis import Reading
+
+
+@app.command()
+def versions(
+    lineage: LineageFolder,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """List the versions of a lineage.
+
+    (Nothing is drawn or computed: --seed, --device and --set, which every command takes, change
+    nothing here.)
+    """
+    from evergram.lineage.lineage import Lineage
+
+    found = Lineage.open(lineage)
+    rows = [
+        {
+            "version": m.version,
+            "name": m.name,
+            "dim": m.dim,
+            "created": m.created,
+            "encoder": "file" if m.encoder is None else m.encoder.kind,
+            "metrics": found.metrics(m.version)["metrics"],
+        }
+        for m in found.versions
+    ]
+    if as_json:
+        dump({"lineage": str(lineage), "name": found.name, "versions": rows})
+        return
+    header = ["version", "name", "dim", "encoder", "created"]
+    names = list(rows[0]["metrics"]["model"]) if rows else []
+    lines = [
+        [str(r[h]) for h in header] + [number(r["metrics"]["model"].get(n)) for n in names]
+        for r in rows
+    ]
+    table(f"Lineage {lineage}", header + names, lines)
+
+
+@app.command()
+def check(
+    lineage: LineageFolder,
+    max_error: Annotated[
+        float | None,
+        typer.Option(min=0, help="Limit of the relative error of any past version."),
+    ] = None,
+    max_bound: Annotated[
+        float | None, typer.Option(min=0, help="Limit of the certificate's relative bound.")
+    ] = None,
+    max_amplification: Annotated[
+        float | None, typer.Option(min=0, help="Limit of the largest singular value of the way.")
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """What is known of reading the newest version as every past one; exit code 1 past a limit.
+
+    Every published file is compared with its hash first. (--seed, --device and --set, which every
+    command takes, change nothing here.)
+    """
+    from evergram.lineage.diagnosis import (
+        Limits,
+        diagnose_lineage,
+        past_limits,
+    )
+    from evergram.lineage.diagnosis import as_json as reading_json
+    from evergram.lineage.lineage import Lineage
+
+    found = Lineage.open(lineage)
+    readings = diagnose_lineage(found)
+    sentences = past_limits(readings, Limits(max_error, max_bound, max_amplification))
+    if as_json:
+        rows = [reading_json(r) for r in readings]
+        facts = {"lineage": str(lineage), "version": found.newest}
+        dump({**facts, "readings": rows, "past_limits": sentences})
+    else:
+        lines = [_reading_line(r) for r in readings]
+        table(f"Version {found.newest} of {lineage}, read as", _READING, lines)
+        sys.stdout.write(
+            "error: on the canaries, over the length of their vectors. estimate and bound: the "
+            "certificate, likewise; amplification: the largest singular value.\n"
+        )
+    for sentence in sentences:
+        sys.stderr.write(f"{sentence}\n")
+    if sentences:
+        sys.exit(1)
+
+
+@app.command()
+def export(
+    lineage: LineageFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="File to write.")],
+    side: Annotated[str, typer.Option(help="query or candidate; object, of a lineage of files.")],
+    as_version: As = None,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Write embeddings at any version: columns `id` and `vector`, a fixed-size list of float32.
+
+    (Nothing is drawn or trained: --seed, --device and --set, which every command takes, change
+    nothing here.)
+    """
+    from evergram.lineage.lineage import Lineage
+
+    found = Lineage.open(lineage)
+    view = found.view(as_version)
+    if out.is_dir():
+        raise DataError(f"{out} is a folder; give the path of a file to write.")
+    rows = view.export(out, side)
+    if as_json:
+        dump(
+            {
+                "file": str(out),
+                "rows": rows,
+                "dim": view.dim,
+                "side": side,
+                "version": view.source,
+                "as": view.version,
+            }
+        )
+        return
+    sys.stdout.write(
+        f"{rows} {side} embeddings of version {view.source}, read as version {view.version} "
+        f"({view.dim} dims): {out}\n"
+    )
+
+
+_READING = ["version", "canaries", "error", "cosine", "estimate", "bound", "amplification"]
+
+
+def _reading_line(reading: Reading) -> list[str]:
+    seen, known = reading.measured, reading.certificate
+    return [
+        str(reading.version),
+        str(seen.objects if seen else 0),
+        *([number(seen.relative), number(seen.cosine)] if seen else ["–", "–"]),
+        *(
+            number(v)
+            for v in (
+                [known.relative, known.relative_bound, known.amplification]
+                if known
+                else [None, None, None]
+            )
+        ),
+    ]

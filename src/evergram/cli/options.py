@@ -1,0 +1,49 @@
+"""The app, and the arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from evergram.training.progress import Progress
+    from evergram.training.recipe import Recipe
+
+app = typer.Typer(
+    help="Train embeddings without negative sampling; ship new versions without breaking anyone.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="What to run.")]
+LineageOption = Annotated[Path, typer.Option("--lineage", help="Folder of the lineage.")]
+LineageFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the lineage.")]
+As = Annotated[int | None, typer.Option("--as", help="Read as this version (default: newest).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Seed = Annotated[int | None, typer.Option(help="Override the recipe's seed.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Board = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write TensorBoard's files here (needs the extra)."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe."),
+]
+IdColumn = Annotated[str, typer.Option(help="The column (or tensor) of ids.")]
+VectorColumn = Annotated[str, typer.Option(help="The column (or tensor) of vectors.")]
+
+
+def load_recipe(path: Path, seed: int | None, overrides: list[str] | None) -> Recipe:
+    from evergram.training.recipe import Recipe
+
+    return Recipe.load(path, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
+
+
+def new_progress() -> Progress:
+    from evergram.training.progress import Progress
+
+    return Progress()

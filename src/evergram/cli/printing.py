@@ -1,0 +1,67 @@
+"""How results are shown: a table for people, JSON for machines, both on stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+
+def dump(value: dict[str, Any]) -> None:
+    from evergram.lineage.files import plain_numbers
+
+    sys.stdout.write(json.dumps(plain_numbers(value), indent=2) + "\n")
+
+
+def print_version(lineage: Path, metrics: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        dump({"lineage": str(lineage), **metrics})
+        return
+    metrics_table(f"Version {metrics['version']} in {lineage}", metrics["metrics"])
+    for past, found in metrics.get("compatibility", {}).items():
+        metrics_table(
+            f"Read as version {past} (by the {found['queries']} test queries that it knew)",
+            {_READINGS[name]: values for name, values in found["ranking"].items()},
+        )
+        for kind, drift in found["drift"].items():
+            sys.stdout.write(
+                f"mean distance to version {past} on {drift['objects']} {_OBJECTS[kind]}: "
+                f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)\n"
+            )
+        sys.stdout.write(f"overlap@10 with version {past}: {found['overlap@10']:.3f}\n")
+
+
+_OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects that it knew"}
+_READINGS = {
+    "past": "version itself",
+    "chain": "new, through the chain",
+    "raw": "new, as it is",
+    "chain_candidates": "own queries, new candidates through the chain",
+    "raw_candidates": "own queries, new candidates as they are",
+}
+
+
+def metrics_table(title: str, metrics: dict[str, dict[str, float]]) -> None:
+    names = list(next(iter(metrics.values())))
+    lines = [[who, *(number(v.get(n)) for n in names)] for who, v in metrics.items()]
+    table(title, ["", *names], lines)
+
+
+def table(title: str, header: list[str], lines: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in header:
+        left = name in ("", "name", "method", "created")
+        justify: Literal["left", "right"] = "left" if left else "right"
+        table.add_column(name, justify=justify, no_wrap=name == "method")
+    for line in lines:
+        table.add_row(*line)
+    Console().print(table)
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.4f}"
