@@ -6,6 +6,7 @@
     ├── ShapeError (ValueError)           tensors that do not fit together
     ├── TrainingError (RuntimeError)      a run that cannot go on
     ├── DegradationError (RuntimeError)   a version that loses more than it may
+    ├── StoreError (RuntimeError)         a store that cannot be reached, read or written
     └── LineageError (ValueError)         a lineage that cannot do what was asked
         ├── FormatError                   written by a later Evergram
         ├── IntegrityError                a file that is not what was published
@@ -37,6 +38,10 @@ class TrainingError(EvergramError, RuntimeError):
 
 class DegradationError(EvergramError, RuntimeError):
     """A version that loses more than it may."""
+
+
+class StoreError(EvergramError, RuntimeError):
+    """A store that cannot be reached, read or written."""
 
 
 class LineageError(EvergramError, ValueError):

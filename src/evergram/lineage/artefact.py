@@ -20,7 +20,7 @@ from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.files import plain_numbers, save_tensors, write_text
 from evergram.lineage.manifest import EncoderRecord, Manifest, TransformRecord, sha256
-from evergram.stores.snapshot import vectors_to_arrow
+from evergram.stores.parquet import vectors_to_arrow
 
 Block = tuple[pa.Array, Tensor]
 

@@ -34,7 +34,7 @@ from evergram.lineage.manifest import (
     sha256,
 )
 from evergram.lineage.view import View
-from evergram.stores.snapshot import (
+from evergram.stores.parquet import (
     read_embeddings,
     to_block,
     write_embeddings,

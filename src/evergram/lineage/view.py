@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evergram.compatibility.chain import Chain
 from evergram.lineage.artefact import Block
-from evergram.stores.snapshot import write_embeddings
+from evergram.stores.parquet import write_embeddings
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from evergram.stores.embedding_files import (
     Block,
     companion,
 )
-from evergram.stores.snapshot import vectors_to_arrow, write_embeddings
+from evergram.stores.parquet import vectors_to_arrow, write_embeddings
 
 NPY_HEADER = 128
 SAFETENSORS_HEADER = 512

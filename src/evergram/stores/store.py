@@ -1,0 +1,336 @@
+"""What every store of embeddings can do: rows of one side, each at the version it was made with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.errors import DataError, IntegrityError, ShapeError
+
+Floats = npt.NDArray[np.float32]
+Checks = npt.NDArray[np.uint32]
+
+# What ids may be; one store holds one of them.
+ID_TYPES = {"int64": pa.int64(), "string": pa.string()}
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where the vectors of one version live.
+
+    Args:
+        version: its number in the lineage.
+        dim: D of its vectors as they are stored.
+        fingerprint: of the version; vectors of another are never put beside these.
+    """
+
+    version: int
+    dim: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that were embedded with one version.
+
+    Args:
+        version: of their space.
+        ids: [n], int64 or string, each once.
+        vectors: float32 [n, D], finite.
+    Raises: ShapeError, DataError: they are not that.
+    """
+
+    version: int
+    ids: pa.Array
+    vectors: Floats
+
+    def __post_init__(self) -> None:
+        if self.vectors.ndim != 2 or len(self.ids) != len(self.vectors):
+            raise ShapeError(
+                f"{len(self.ids)} ids and vectors of shape {list(self.vectors.shape)} were given; "
+                "vectors must be [n, D], one an id."
+            )
+        if self.vectors.dtype != np.float32:
+            raise DataError(f"Vectors are {self.vectors.dtype}; a store holds float32.")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What one query found, best first.
+
+    Args:
+        ids: [n].
+        scores: float32 [n], descending.
+        versions: int64 [n], what each row was embedded with.
+    """
+
+    ids: pa.Array
+    scores: Floats
+    versions: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def first(self, k: int) -> Hits:
+        return Hits(self.ids.slice(0, k), self.scores[:k], self.versions[:k])
+
+
+def row_checks(rows: Rows) -> Checks:
+    """A CRC-32 of id, version and vector of each row [n]: it is stored with the row and compared
+    when the row is fetched, so that no damaged vector, and none under another id, is given out."""
+    start = crc32(str(rows.version).encode())
+    vectors = np.ascontiguousarray(rows.vectors, dtype="<f4")
+    raw = memoryview(vectors.tobytes())
+    width = vectors.shape[1] * 4
+    found = (
+        crc32(raw[i * width : (i + 1) * width], crc32(str(key).encode(), start))
+        for i, key in enumerate(rows.ids.to_pylist())
+    )
+    return np.fromiter(found, dtype=np.uint32, count=len(rows))
+
+
+class Store(ABC):
+    """Embeddings of one side. Ids are unique: a row written again replaces the one before, of
+    whatever version that was. Search is by inner product, within the space of each version.
+
+    What `upsert`, `add_space` and `delete` did is durable when they return. A store that was killed
+    in between opens again with every row as it was before or after, and may then for a moment
+    hold an id in two spaces; either row is a true one, and the later version's is given.
+
+    Raises, anywhere: StoreError: it cannot be reached, written or read. IntegrityError: a row is
+        not what was written.
+    """
+
+    kind: ClassVar[str]
+
+    # What a kind of store implements.
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where it is, without a password; `open_store` opens it."""
+
+    @property
+    @abstractmethod
+    def id_type(self) -> pa.DataType:
+        """int64 or string."""
+
+    @abstractmethod
+    def spaces(self) -> dict[int, Space]:
+        """By version, ascending; also of versions without rows."""
+
+    @abstractmethod
+    def count(self) -> dict[int, int]:
+        """Rows of each version that has any."""
+
+    @abstractmethod
+    def build_index(self) -> None:
+        """Make search in the larger spaces fast by the store's native index, where there is one;
+        it may then miss some of the best. Rows may be written before and after."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def _add_space(self, space: Space) -> None: ...
+
+    @abstractmethod
+    def _write(self, rows: Rows, checks: Checks) -> None:
+        """Put rows into their space, and take their ids out of every other one."""
+
+    @abstractmethod
+    def _delete(self, ids: pa.Array) -> None: ...
+
+    @abstractmethod
+    def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
+        """What there is of the ids, in any order, grouped by version."""
+
+    @abstractmethod
+    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]: ...
+
+    @abstractmethod
+    def _nearest(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        """For each query [Q, D] the ids [≤k] of a space with the largest inner products, best
+        first; among `ids` alone where they are given."""
+
+    # What all have.
+
+    def add_space(self, space: Space) -> None:
+        """Make room for the vectors of a version; nothing where it is there.
+
+        Raises: IntegrityError: the version is there with another fingerprint or dim.
+        """
+        there = self.spaces().get(space.version)
+        if there is None:
+            self._add_space(space)
+        elif there != space:
+            raise IntegrityError(
+                f"{self.address} holds version {space.version} with fingerprint "
+                f"{there.fingerprint} and dim {there.dim}; {space.fingerprint} and {space.dim} "
+                "were given. It belongs to another lineage; use another store."
+            )
+
+    def upsert(self, rows: Rows) -> None:
+        """Write rows, each in place of the one with its id.
+
+        Raises: DataError: an id twice, or none, or of another type; a value that is not finite;
+            a version without a space. ShapeError: another dim.
+        """
+        space = self.spaces().get(rows.version)
+        if space is None:
+            raise DataError(
+                f"{self.address} has no space for version {rows.version}; it has "
+                f"{', '.join(map(str, self.spaces())) or 'none'}."
+            )
+        if rows.vectors.shape[1] != space.dim:
+            raise ShapeError(
+                f"Vectors have dim {rows.vectors.shape[1]}; those of version {rows.version} in "
+                f"{self.address} have {space.dim}."
+            )
+        rows = Rows(rows.version, self.as_ids(rows.ids), rows.vectors)
+        if len(rows) > len(pc.unique(rows.ids)):
+            raise DataError("An id is given twice in one upsert; give each once.")
+        bad = np.flatnonzero(~np.isfinite(rows.vectors).all(axis=1))
+        if len(bad):
+            raise DataError(f"The vector of id {rows.ids[bad[0]]} is not finite.")
+        if len(rows):
+            self._write(rows, row_checks(rows))
+
+    def delete(self, ids: pa.Array | Sequence[int | str]) -> None:
+        """Remove rows; an id that is not there is no error."""
+        self._delete(self.as_ids(ids))
+
+    def fetch(self, ids: pa.Array | Sequence[int | str]) -> list[Rows]:
+        """The rows of the ids that are there, grouped by version, in any order."""
+        asked = pc.unique(self.as_ids(ids))
+        found = self._read(asked)
+        for rows, checks in found:
+            self._verify(rows, checks)
+        parts = [rows for rows, _ in found]
+        keys = _joined([rows.ids for rows in parts], self.id_type)
+        return parts if len(pc.unique(keys)) == len(keys) else _latest(parts, self.id_type)
+
+    def scan(self, version: int | None = None, size: int = 65_536) -> Iterator[Rows]:
+        """All rows (of a version), in blocks of at most `size`, in any order."""
+        for number in self.spaces() if version is None else [version]:
+            for rows, checks in self._scan(number, size):
+                self._verify(rows, checks)
+                yield rows
+
+    def search(
+        self,
+        queries: Mapping[int, Floats],
+        k: int,
+        *,
+        offsets: Mapping[int, Floats] | None = None,
+        ids: pa.Array | Sequence[int | str] | None = None,
+    ) -> list[Hits]:
+        """The k rows with the largest ⟨q_v, z⟩ + c_v, v being the version of the row.
+
+        Args:
+            queries: for each version to search in, float32 [Q, D_v]; every Q is the same.
+            k: at least 1; fewer are found where there are fewer rows.
+            offsets: for a version, c_v [Q]; 0 where it is left out.
+            ids: search among these alone.
+        Returns: one a query.
+        """
+        if k < 1:
+            raise DataError(f"k is {k}; it must be at least 1.")
+        spaces = self.spaces()
+        sizes = {len(q) for q in queries.values()}
+        for version, given in queries.items():
+            if given.ndim != 2 or version not in spaces or given.shape[1] != spaces[version].dim:
+                has = {v: s.dim for v, s in spaces.items()}
+                raise ShapeError(
+                    f"Queries for version {version} are {list(given.shape)}; they must be [Q, D] "
+                    f"with D of that version, one of {has} here."
+                )
+        if len(sizes) > 1:
+            raise ShapeError(f"There are {sorted(sizes)} queries for different versions.")
+        among = None if ids is None else pc.unique(self.as_ids(ids))
+        found: list[list[Hits]] = [[] for _ in range(max(sizes, default=0))]
+        for version, given in queries.items():
+            added = None if offsets is None else offsets.get(version)
+            given = np.ascontiguousarray(given, dtype=np.float32)
+            for i, (keys, scores) in enumerate(self._nearest(version, given, k, among)):
+                shifted = scores if added is None else scores + added[i]
+                found[i].append(Hits(keys, shifted, np.full(len(keys), version, dtype=np.int64)))
+        return [_merged(parts, k, self.id_type) for parts in found]
+
+    def as_ids(self, ids: pa.Array | Sequence[int | str]) -> pa.Array:
+        """Ids as this store's type. Raises: DataError: one cannot be, or is null."""
+        wanted = self.id_type
+        try:
+            given = ids if isinstance(ids, pa.Array) else pa.array(ids)
+            if pa.types.is_null(given.type) and not len(given):
+                given = given.cast(wanted)
+            text = pa.types.is_string(given.type) or pa.types.is_large_string(given.type)
+            if text != pa.types.is_string(wanted):
+                raise DataError(f"Ids are {given.type}; those of {self.address} are {wanted}.")
+            found = given.cast(wanted)
+        except (pa.ArrowException, OverflowError, TypeError) as error:
+            raise DataError(
+                f"Ids must all be {wanted}, as those of {self.address} are: {error}."
+            ) from None
+        if found.null_count:
+            raise DataError("An id is null; every row needs one.")
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _verify(self, rows: Rows, checks: Checks) -> None:
+        wrong = np.flatnonzero(row_checks(rows) != checks)
+        if len(wrong):
+            raise IntegrityError(
+                f"The row of id {rows.ids[wrong[0]]} in {self.address} is not what was written "
+                "(its checksum differs); write it again, or restore the store."
+            )
+
+
+def _joined(parts: list[pa.Array], kind: pa.DataType) -> pa.Array:
+    return pa.concat_arrays(parts) if parts else pa.array([], kind)
+
+
+def _latest(parts: list[Rows], kind: pa.DataType) -> list[Rows]:
+    """Each id once, at the latest version that has it."""
+    seen = pa.array([], kind)
+    kept = []
+    for rows in sorted(parts, key=lambda r: -r.version):
+        fresh = pc.invert(pc.is_in(rows.ids, value_set=seen))
+        mask = fresh.to_numpy(zero_copy_only=False)
+        seen = pa.concat_arrays([seen, rows.ids])
+        if mask.any():
+            kept.append(Rows(rows.version, rows.ids.filter(fresh), rows.vectors[mask]))
+    return kept
+
+
+def _merged(parts: list[Hits], k: int, kind: pa.DataType) -> Hits:
+    """The best k of several spaces, each id once."""
+    if len(parts) == 1:
+        return parts[0].first(k)
+    parts = sorted(parts, key=lambda h: -int(h.versions[0]) if len(h) else 0)
+    ids = _joined([h.ids for h in parts], kind)
+    scores = np.concatenate([h.scores for h in parts] or [np.zeros(0, np.float32)])
+    versions = np.concatenate([h.versions for h in parts] or [np.zeros(0, np.int64)])
+    # The first of each id is the latest version's.
+    codes = ids.dictionary_encode().indices.to_numpy()
+    first = np.unique(codes, return_index=True)[1]
+    best = first[np.argsort(-scores[first], kind="stable")][:k]
+    return Hits(ids.take(pa.array(best)), scores[best], versions[best])
