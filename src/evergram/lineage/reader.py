@@ -181,7 +181,9 @@ class Reader:
             )
         flat = found.reshape(-1)
         # The sum of squares is finite only if all are, and costs a quarter of looking at each.
-        if not np.isfinite(np.dot(flat, flat)) and not np.isfinite(found).all():
+        with np.errstate(over="ignore", invalid="ignore"):
+            quick = bool(np.isfinite(np.dot(flat, flat)))
+        if not quick and not np.isfinite(found).all():
             raise DataError("A given vector is not finite.")
         return found
 
