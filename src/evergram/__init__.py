@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from evergram.errors import EvergramError
     from evergram.lineage.artefact import Artefact
     from evergram.lineage.lineage import Lineage
+    from evergram.lineage.reader import Reader
     from evergram.lineage.view import View
     from evergram.training.compare import compare
     from evergram.training.corpora import load_corpus
@@ -21,6 +22,7 @@ __all__ = [
     "Corpus",
     "EvergramError",
     "Lineage",
+    "Reader",
     "Recipe",
     "View",
     "compare",
@@ -36,6 +38,7 @@ _HOME = {
     "Corpus": "evergram.data.corpus",
     "EvergramError": "evergram.errors",
     "Lineage": "evergram.lineage.lineage",
+    "Reader": "evergram.lineage.reader",
     "Recipe": "evergram.training.recipe",
     "View": "evergram.lineage.view",
     "compare": "evergram.training.compare",
