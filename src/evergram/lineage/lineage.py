@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import Transform, build_transform
 from evergram.data.corpus import Vocabulary
 from evergram.errors import IntegrityError, LineageError, ShapeError, UnknownVersionError
+from evergram.lineage.addresses import local_folder
 from evergram.lineage.artefact import Artefact, Block, write_version
 from evergram.lineage.files import beside, load_tensors, write_text
 from evergram.lineage.manifest import (
@@ -29,10 +30,12 @@ from evergram.lineage.manifest import (
     LineageRecord,
     Manifest,
     check_files,
+    parse_record,
     read_manifest,
     read_record,
     sha256,
 )
+from evergram.lineage.remote import Remote
 from evergram.lineage.view import View
 from evergram.stores.parquet import (
     read_embeddings,
@@ -48,8 +51,9 @@ class Lineage:
     before that is not part of the lineage, and the next publication clears it away.
     """
 
-    def __init__(self, path: Path, record: LineageRecord) -> None:
+    def __init__(self, path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
         self.path = path
+        self._remote = remote
         self._record = record
         self._manifests = {n: read_manifest(self._folder(n)) for n in record.versions}
         self._chain: Chain | None = None
@@ -62,9 +66,24 @@ class Lineage:
 
     @classmethod
     def open(cls, path: str | Path) -> Lineage:
-        """Raises: LineageError: there is none, or it is damaged or of a later format."""
-        path = Path(path)
-        return cls(path, read_record(path / "lineage.json"))
+        """Of a folder, or of an fsspec address such as `s3://bucket/shop`.
+
+        Raises: LineageError: there is none, it is damaged, of a later format or out of reach.
+        """
+        folder = local_folder(path)
+        if folder is not None:
+            return cls(folder, read_record(folder / "lineage.json"))
+        remote = Remote(str(path))
+        record = parse_record(remote.pull(), f"{remote.address}/lineage.json")
+        return cls(remote.folder, record, remote)
+
+    @staticmethod
+    def exists(path: str | Path) -> bool:
+        """Whether there is a lineage, damaged or not. Raises: LineageError: it is out of reach."""
+        folder = local_folder(path)
+        if folder is None:
+            return Remote(str(path)).pull() is not None
+        return (folder / "lineage.json").exists()
 
     @classmethod
     def create(cls, path: str | Path, name: str = "embeddings") -> Lineage:
@@ -72,15 +91,28 @@ class Lineage:
 
         Raises: LineageError: one is there already.
         """
-        path = Path(path)
-        if (path / "lineage.json").exists():
+        folder = local_folder(path)
+        remote = None if folder is not None else Remote(str(path))
+        if cls.exists(path) if remote is None else remote.pull() is not None:
             raise LineageError(
                 f"{path} already holds a lineage; 'evergram upgrade' adds a version to it, or "
                 "choose another folder."
             )
-        if path.exists() and not path.is_dir():
-            raise LineageError(f"{path} is a file; a lineage is a folder.")
-        return cls(path, LineageRecord(format_version=FORMAT_VERSION, name=name, versions=[]))
+        record = LineageRecord(format_version=FORMAT_VERSION, name=name, versions=[])
+        if folder is None:
+            assert remote is not None
+            return cls(remote.folder, record, remote)
+        if folder.exists() and not folder.is_dir():
+            raise LineageError(f"{folder} is a file; a lineage is a folder.")
+        return cls(folder, record)
+
+    @property
+    def address(self) -> str:
+        """Where it is, as it is opened: the folder, or the address that `path` is a mirror of."""
+        return str(self.path) if self._remote is None else self._remote.address
+
+    def __str__(self) -> str:
+        return self.address
 
     @property
     def name(self) -> str:
@@ -135,7 +167,7 @@ class Lineage:
     def check(self) -> None:
         """Compare every published file with its hash. Raises: IntegrityError: one differs."""
         for n, manifest in self._manifests.items():
-            check_files(self._folder(n), manifest.files)
+            self._check_files(self._folder(n), manifest.files)
         for side in self.manifest(self.newest).embeddings:
             self.stored(side)
 
@@ -205,9 +237,9 @@ class Lineage:
             raise LineageError(f"There is no side {side!r} in {self.path}; it has {sides}.")
         folder = self.path / "embeddings" / str(manifest.version)
         name = f"{side}.parquet"
-        if not folder.is_dir():
+        if self._remote is None and not folder.is_dir():
             self._check_current()
-        check_files(folder, {name: manifest.embeddings[side]})
+        self._check_files(folder, {name: manifest.embeddings[side]})
         return folder / name
 
     def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
@@ -264,9 +296,12 @@ class Lineage:
             ) from error
         self._record, self._chain = record, None
         self._manifests[number] = manifest
+        kept = {str(number)}
         for stale in (self.path / "embeddings").iterdir():
-            if stale.name != str(number):
+            if stale.name not in kept:
                 shutil.rmtree(stale, ignore_errors=True)
+        if self._remote is not None:
+            self._remote.keep_only("embeddings", kept)
         shutil.rmtree(self.work, ignore_errors=True)
         return number
 
@@ -316,13 +351,20 @@ class Lineage:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        try:
-            with FileLock(self.path / ".lock", timeout=0):
-                yield
-        except Timeout:
-            raise LineageError(
-                f"Another process is publishing to {self.path}; wait for it and try again."
-            ) from None
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(FileLock(self.path / ".lock", timeout=0))
+            except Timeout:
+                raise LineageError(
+                    f"Another process is publishing to {self}; wait for it and try again."
+                ) from None
+            if self._remote is not None:
+                stack.enter_context(self._remote.transaction())
+            yield
+
+    def _check_files(self, folder: Path, hashes: dict[str, str]) -> None:
+        """As `check_files`; of a lineage that is elsewhere, what is not here yet is brought."""
+        (check_files if self._remote is None else self._remote.check_files)(folder, hashes)
 
     def _folder(self, version: int) -> Path:
         return self.path / "versions" / str(version)
@@ -333,5 +375,5 @@ class Lineage:
         if missing:
             raise IntegrityError(f"The manifest of version {version} does not list {missing[0]}.")
         folder = self._folder(version)
-        check_files(folder, {name: files[name] for name in names})
+        self._check_files(folder, {name: files[name] for name in names})
         return folder

@@ -76,16 +76,27 @@ def sha256(path: Path) -> str:
 
 
 def read_record(path: Path) -> LineageRecord:
-    """Raises: LineageError: not a lineage. FormatError: of a later format."""
+    """Raises: as `parse_record`."""
     try:
         text = path.read_text()
     except FileNotFoundError:
-        raise LineageError(
-            f"{path.parent} is not a lineage (it has no {path.name}); "
-            "'evergram train RECIPE.toml --lineage DIR' makes one."
-        ) from None
+        text = None
     except OSError as error:
         raise LineageError(f"{path} cannot be read: {error.strerror}.") from error
+    return parse_record(text, path)
+
+
+def parse_record(text: str | None, path: Path | str) -> LineageRecord:
+    """The record in the text of `path`; None where there is no such file.
+
+    Raises: LineageError: not a lineage. FormatError: of a later format.
+    """
+    if text is None:
+        folder, _, name = str(path).rpartition("/")
+        raise LineageError(
+            f"{folder} is not a lineage (it has no {name}); "
+            "'evergram train RECIPE.toml --lineage DIR' makes one."
+        )
     try:
         record = LineageRecord.model_validate_json(text)
     except ValidationError as error:
