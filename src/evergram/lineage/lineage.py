@@ -135,6 +135,13 @@ class Lineage:
             raise UnknownVersionError(f"{self.path} has no version yet; publish one first.")
         return self._record.versions[-1]
 
+    def resolve(self, what: int | str | None) -> int:
+        """Until ops is merged."""
+        text = str(self.newest if what in (None, "newest", "stable") else what).removeprefix("v")
+        if not text.isdecimal():
+            raise UnknownVersionError(f"There is no label {what!r}.")
+        return self.manifest(int(text)).version
+
     def manifest(self, version: int) -> Manifest:
         """Raises: UnknownVersionError."""
         if version not in self._manifests:

@@ -40,6 +40,8 @@ class Remote:
         self.folder = mirror_of(self.address)
         self._files, self._path = filesystem(self.address)
         self._seen: bytes | None = None
+        # `consumers.json` as `pull` found it.
+        self.consumers: str | None = None
 
     def pull(self) -> str | None:
         """Bring all that is small. Returns: the text of `lineage.json`; None where there is none.
@@ -50,13 +52,15 @@ class Remote:
             self._files.invalidate_cache()
             top = self._cat([RECORD, CONSUMERS])
             self._seen = top.get(RECORD)
+            found = top.get(CONSUMERS)
+            self.consumers = None if found is None else found.decode(errors="replace")
             self.folder.mkdir(parents=True, exist_ok=True)
             self._pull_versions()
-        with suppress(Timeout), FileLock(self.folder / ".lock", timeout=0):
+        with suppress(Timeout), FileLock(self.folder / ".lock", timeout=0), self._said("read"):
             # Where it is held, a publication of this machine is at work on these very files.
             for name in (RECORD, CONSUMERS):
                 _put(self.folder / name, top.get(name))
-            self._forget_embeddings()
+            self._mirror_embeddings()
         return None if self._seen is None else self._seen.decode(errors="replace")
 
     def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
@@ -70,6 +74,11 @@ class Remote:
             if path.is_file() and sha256(path) == published:
                 continue
             where = path.relative_to(self.folder).as_posix()
+            if name != Path(name).name or ".." in folder.parts:
+                raise IntegrityError(
+                    f"{self.address} names the file {where!r}, which is outside of its folder; "
+                    "restore it from a copy of the lineage."
+                )
             part = path.with_name(f".{name}.{os.getpid()}.part")
             try:
                 with self._said("read"):
@@ -142,10 +151,8 @@ class Remote:
         kept = set(names)
         with suppress(Exception):
             self._files.invalidate_cache()
-            for found in self._files.ls(f"{self._path}/{folder}", detail=False):
-                name = found.rstrip("/").rsplit("/", 1)[-1]
-                if name not in kept:
-                    self._files.rm(f"{self._path}/{folder}/{name}", recursive=True)
+            for name in self._folders(folder) - kept:
+                self._files.rm(f"{self._path}/{folder}/{name}", recursive=True)
 
     def _push(self, record: bytes | None) -> None:
         if record is None or record == self._seen:
@@ -190,22 +197,30 @@ class Remote:
             except (ValueError, AttributeError):
                 # What is damaged is said by who reads it.
                 continue
-            found = [f"{folder}/{file}" for file in listed if file not in LARGE]
+            # A name with a folder in it would be written outside of the version's.
+            plain = [file for file in listed if file == Path(file).name]
+            found = [f"{folder}/{file}" for file in plain if file not in LARGE]
             missing += [file for file in found if not (self.folder / file).is_file()]
         for name, content in self._cat(missing).items():
             _put(self.folder / name, content)
 
-    def _forget_embeddings(self) -> None:
-        """Remove from the mirror what the lineage no longer keeps."""
+    def _mirror_embeddings(self) -> None:
+        """A folder for every version whose embeddings are kept, empty until they are read; what is
+        no longer kept goes from the mirror too."""
         here = self.folder / "embeddings"
-        if not here.is_dir():
-            return
-        with suppress(Exception):
-            there = self._files.ls(f"{self._path}/embeddings", detail=False)
-            names = {found.rstrip("/").rsplit("/", 1)[-1] for found in there}
-            for path in here.iterdir():
-                if path.name not in names:
-                    shutil.rmtree(path, ignore_errors=True)
+        names = self._folders("embeddings")
+        for name in names:
+            (here / name).mkdir(parents=True, exist_ok=True)
+        for path in here.glob("*"):
+            if path.name not in names:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _folders(self, folder: str) -> set[str]:
+        try:
+            found = self._files.ls(f"{self._path}/{folder}", detail=False)
+        except FileNotFoundError:
+            return set()
+        return {place.rstrip("/").rsplit("/", 1)[-1] for place in found} - {""}
 
     def _check_unchanged(self) -> None:
         if self._cat([RECORD]).get(RECORD) != self._seen:

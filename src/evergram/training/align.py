@@ -29,6 +29,7 @@ from evergram.training.pair_groups import (
     refuse_few,
     sampled_rows,
 )
+from evergram.training.probes import refuse_broken, with_probes
 from evergram.training.progress import Progress
 
 QUIET = Progress(quiet=True)
@@ -90,6 +91,7 @@ def align(
     settings: Settings = Settings(),
     *,
     progress: Progress = QUIET,
+    strict_probes: bool = False,
 ) -> dict[str, Any]:
     """Publish `new` as the next version of `lineage`, with its way back to `old`.
 
@@ -98,9 +100,11 @@ def align(
 
     Args:
         old: a file, or the number of the newest version, whose stored vectors are then read.
+        strict_probes: publish only if no consumer's probe is past its limit.
     Returns: JSON of what the mapping keeps on held-out objects, as docs/align.md says.
     Raises: DataError: the files have too few objects in common, or cannot be used. LineageError:
-        the lineage is not one of files, or its newest vectors are others.
+        the lineage is not one of files, or its newest vectors are others. DegradationError: a probe
+        is past its limit; nothing is then published.
     """
     first = not lineage.versions
     before = _past_file(old, lineage)
@@ -173,18 +177,20 @@ def align(
     certificates = {j: certify(chain, errors, number, j) for j in range(number)}
     report["certificate"] = {str(j): asdict(c) for j, c in certificates.items() if c is not None}
     facts = {"version": number, "dim": new.dim, "metrics": {"model": {}}, "alignment": report}
-    lineage.publish(
-        Artefact(
-            dim=new.dim,
-            embeddings={SIDE: lambda: new.blocks()},
-            transform=fitted.transform,
-            metrics=facts,
-            recipe=recipe,
-            canaries={SIDE: (ids, canaries.new)},
-            error=error,
-        )
+    artefact = Artefact(
+        dim=new.dim,
+        embeddings={SIDE: lambda: new.blocks()},
+        transform=fitted.transform,
+        metrics=facts,
+        recipe=recipe,
+        canaries={SIDE: (ids, canaries.new)},
+        error=error,
     )
-    return facts
+    artefact, readings = with_probes(artefact, lineage)
+    if strict_probes:
+        refuse_broken(readings)
+    lineage.publish(artefact)
+    return dict(artefact.metrics)
 
 
 def _past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
@@ -193,7 +199,7 @@ def _past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
     if not lineage.versions or old != lineage.newest:
         has = f"its newest is {lineage.newest}" if lineage.versions else "it has none yet"
         raise LineageError(
-            f"The vectors of version {old} are not stored in {lineage.path} ({has}); give the "
+            f"The vectors of version {old} are not stored in {lineage} ({has}); give the "
             "newest version's number, or the file of its vectors."
         )
     return open_embeddings(_stored(lineage))
@@ -204,7 +210,7 @@ def _stored(lineage: Lineage) -> Path:
     sides = list(lineage.manifest(lineage.newest).embeddings)
     if sides != [SIDE]:
         raise LineageError(
-            f"{lineage.path} has the sides {' and '.join(sides)}, of a model that was trained; "
+            f"{lineage} has the sides {' and '.join(sides)}, of a model that was trained; "
             "a file of vectors can follow another file only. Choose another folder."
         )
     return lineage.stored(SIDE)
@@ -213,7 +219,7 @@ def _stored(lineage: Lineage) -> Path:
 def _check_same(old: EmbeddingFile, lineage: Lineage) -> None:
     """Raises: LineageError: the newest version's vectors are not those of `old`."""
     stored = open_embeddings(_stored(lineage))
-    what = f"{old.path} is not what version {lineage.newest} of {lineage.path} is"
+    what = f"{old.path} is not what version {lineage.newest} of {lineage} is"
     advice = f"give {lineage.newest} in its place to go on from the stored vectors"
     if stored.dim != old.dim:
         raise LineageError(f"{what}: its dim is {old.dim}, not {stored.dim}; {advice}.")

@@ -37,7 +37,7 @@ def transform_file(
     chain = lineage.chain
     if chain.dim(version) != file.dim:
         raise ShapeError(
-            f"{file.path} has dim {file.dim}; version {version} of {lineage.path} has dim "
+            f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "
             f"{chain.dim(version)}. Name the version that these vectors are of with --from."
         )
     chain.is_affine(version, target)  # refuses a version that there is not
