@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,9 +210,8 @@ def test_ids_that_are_missing_or_twice(tmp_path: Path, lineage: Lineage) -> None
     for blocks in (1, 3):
         parts = list(zip(torch.arange(ROWS).chunk(blocks), OLD.chunk(blocks), strict=True))
         given = [(IDS.take(pa.array(rows.numpy())), vectors) for rows, vectors in parts]
-        new = replace(
-            artefact(OLD, torch.eye(DIM)), embeddings={"candidate": lambda given=given: given}
-        )
+        whole = artefact(OLD, torch.eye(DIM))
+        new = replace(whole, embeddings={"candidate": partial(list, given)})
         found = run_probes(lineage, new)[0]
         assert (found.objects, found.missing) == (ROWS + 3, 2)
         assert found.value == pytest.approx(expected, abs=1e-6)
@@ -281,7 +281,7 @@ def bad_probe(tmp_path: Path, what: str) -> dict[str, Any]:
         "gone": {"model": tmp_path / "gone.onnx"},
         "damaged": {"model": damaged},
         "dim": {"model": linear(tmp_path / "d.safetensors", weight=torch.ones(1, DIM + 1))},
-        "tensor": {"model": linear(tmp_path / "t.safetensors", weight=weight, what=weight)},
+        "tensor": {"model": linear(tmp_path / "t.safetensors", weight=weight, what=2 * weight)},
         "no weight": {"model": linear(tmp_path / "w.safetensors", bias=weight)},
         "nan": {"model": linear(tmp_path / "n.safetensors", weight=weight / 0)},
         "labels": {"data": evaluation(tmp_path / "l.parquet", np.arange(ROWS))},

@@ -140,7 +140,7 @@ class OnnxModel(ProbeModel):
         if isinstance(self._dim, int) and self._dim != given:
             raise _other_dim(self.path, self._dim, given)
         found: list[list[Any]] = []
-        for part in embeddings.split(BLOCK):
+        for part in torch.split(embeddings, BLOCK):
             try:
                 found.append(
                     self._session.run(None, {self._input: part.numpy().astype(self._dtype)})
