@@ -15,6 +15,7 @@ from evergram.cli.options import (
     Json,
     LineageFolder,
     LineageOption,
+    Promote,
     RecipeFile,
     Seed,
     Set,
@@ -68,6 +69,7 @@ def upgrade(
         ),
     ] = None,
     strict_probes: StrictProbes = False,
+    promote: Promote = True,
 ) -> None:
     """Train the next version together with its way back, and publish it."""
     from evergram.lineage.lineage import Lineage
@@ -90,7 +92,7 @@ def upgrade(
     artefact, readings = with_probes(artefact, existing)
     if strict_probes:
         refuse_broken(readings)
-    existing.publish(artefact)
+    existing.publish(artefact, promote=promote)
     warn_of_probes(artefact.metrics["probes"])
     print_version(lineage, dict(artefact.metrics), as_json)
 
@@ -115,8 +117,8 @@ def evaluate(
     found = Lineage.open(lineage)
     overrides = [*(set_ or []), *([] if seed is None else [f"seed={seed}"])]
     recipe = Recipe.of(found.recipe(found.newest), overrides)
-    metrics = evaluate_version(recipe, found, as_version, device=device)
-    read_as = found.newest if as_version is None else as_version
+    read_as = found.newest if as_version is None else found.resolve(as_version)
+    metrics = evaluate_version(recipe, found, read_as, device=device)
     if as_json:
         dump({"version": found.newest, "as": read_as, "metrics": metrics})
         return

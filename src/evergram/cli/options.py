@@ -28,7 +28,18 @@ StrictProbes = Annotated[
     bool,
     typer.Option("--strict-probes", help="Publish only if no consumer's probe is past its limit."),
 ]
-As = Annotated[int | None, typer.Option("--as", help="Read as this version (default: newest).")]
+As = Annotated[
+    str | None,
+    typer.Option(
+        "--as", metavar="VERSION", help="Read as this version or label (default: newest)."
+    ),
+]
+Promote = Annotated[
+    bool,
+    typer.Option(
+        " /--no-promote", help="Publish beside the version in production, which stays stable."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Seed = Annotated[int | None, typer.Option(help="Override the recipe's seed.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]

@@ -56,11 +56,12 @@ class Remote:
             self.consumers = None if found is None else found.decode(errors="replace")
             self.folder.mkdir(parents=True, exist_ok=True)
             self._pull_versions()
+            self._mirror_embeddings(remove=False)
         with suppress(Timeout), FileLock(self.folder / ".lock", timeout=0), self._said("read"):
             # Where it is held, a publication of this machine is at work on these very files.
             for name in (RECORD, CONSUMERS):
                 _put(self.folder / name, top.get(name))
-            self._mirror_embeddings()
+            self._mirror_embeddings(remove=True)
         return None if self._seen is None else self._seen.decode(errors="replace")
 
     def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
@@ -100,23 +101,31 @@ class Remote:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is published to the mirror meanwhile is uploaded at the end; all of it, or none.
+        """Hold the lock there, with `lineage.json` here as it is there now; `commit` changes it.
 
-        Raises: LineageError: another has published since `pull`, or is publishing, or it cannot be
-            reached: the lineage is then as it was, and so is the mirror.
+        Raises: LineageError: another process is publishing, or it cannot be reached: the lineage is
+            then as it was, and so is `lineage.json` in the mirror.
         """
         with self._locked():
             with self._said("read"):
-                self._check_unchanged()
-            record = self.folder / RECORD
+                self._seen = self._cat([RECORD]).get(RECORD)
+                self._mirror_embeddings(remove=True)
             # What a killed publication left here was never seen by anybody.
-            _put(record, self._seen)
+            _put(self.folder / RECORD, self._seen)
             try:
                 yield
-                self._push(record.read_bytes() if record.exists() else None)
             except BaseException:
-                _put(record, self._seen)
+                _put(self.folder / RECORD, self._seen)
                 raise
+
+    def commit(self) -> None:
+        """Upload the versions that `lineage.json` of the mirror has more, and then itself."""
+        record = (self.folder / RECORD).read_bytes()
+        for n in sorted(_versions(record) - _versions(self._seen)):
+            self.upload(f"embeddings/{n}")
+            self.upload(f"versions/{n}")
+        self._replace(RECORD, record)
+        self._seen = record
 
     @contextmanager
     def editing(self) -> Iterator[None]:
@@ -153,16 +162,6 @@ class Remote:
             self._files.invalidate_cache()
             for name in self._folders(folder) - kept:
                 self._files.rm(f"{self._path}/{folder}/{name}", recursive=True)
-
-    def _push(self, record: bytes | None) -> None:
-        if record is None or record == self._seen:
-            return
-        for n in sorted(_versions(record) - _versions(self._seen)):
-            for folder in (f"embeddings/{n}", f"versions/{n}"):
-                if (self.folder / folder).is_dir():
-                    self.upload(folder)
-        self._replace(RECORD, record)
-        self._seen = record
 
     def _replace(self, name: str, content: bytes) -> None:
         """Upload a file by which others see what has changed.
@@ -204,15 +203,15 @@ class Remote:
         for name, content in self._cat(missing).items():
             _put(self.folder / name, content)
 
-    def _mirror_embeddings(self) -> None:
-        """A folder for every version whose embeddings are kept, empty until they are read; what is
-        no longer kept goes from the mirror too."""
+    def _mirror_embeddings(self, *, remove: bool) -> None:
+        """A folder for every version whose embeddings are kept, empty until they are read; with
+        `remove`, what is no longer kept goes from the mirror too."""
         here = self.folder / "embeddings"
         names = self._folders("embeddings")
         for name in names:
             (here / name).mkdir(parents=True, exist_ok=True)
         for path in here.glob("*"):
-            if path.name not in names:
+            if remove and path.name not in names:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _folders(self, folder: str) -> set[str]:
