@@ -61,12 +61,11 @@ def test_what_is_written_is_read(tmp_path: Path, probe: Probe) -> None:
     assert pinned_to(tmp_path / "l", resolve) == {"ads": 1, "search": 0}
 
 
-def test_a_label_that_is_no_more_is_read_by_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_label_that_is_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Consumers.open(tmp_path).add("ads", "stable", resolve, allowed=["v0"])
     monkeypatch.delitem(LABELS, "stable")
-    assert pinned_to(tmp_path, resolve) == {}
+    with pytest.raises(UnknownVersionError):
+        pinned_to(tmp_path, resolve)
     assert Consumers.open(tmp_path).get("ads").may_read(resolve) == {0}
 
 

@@ -151,11 +151,12 @@ def test_a_file_is_brought_when_it_is_read_and_once(
     elsewhere()
     fetched: list[str] = []
     real = MemoryFileSystem.get_file
-    monkeypatch.setattr(
-        MemoryFileSystem,
-        "get_file",
-        lambda files, place, to, **k: (fetched.append(place), real(files, place, to, **k))[1],
-    )
+
+    def fetch(files: Any, place: str, *args: Any, **options: Any) -> None:
+        fetched.append(place)
+        real(files, place, *args, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", fetch)
     found = Lineage.open(PLACE)
     assert found.newest == lineage.newest
     assert found.metrics(1)["metrics"]
