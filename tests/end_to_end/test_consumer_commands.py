@@ -176,3 +176,44 @@ def test_a_lineage_elsewhere_is_written_as_an_address(
     assert other.code == 2
     assert "memory://bucket/other is not a lineage" in other.err
     assert not (files / "memory:").exists()
+
+
+RECIPE = """
+name = "shop"
+[data]
+kind = "synthetic"
+queries = 150
+candidates = 100
+interactions = 4000
+[split]
+kind = "time"
+versions = [0.5, 0.7]
+[model]
+dim = [4, 6]
+[training]
+epochs = 2
+batch_size = 256
+"""
+
+
+def test_an_upgrade_is_refused_by_a_probe(evergram: Any, files: Path) -> None:
+    Path("r.toml").write_text(RECIPE)
+    assert evergram("train", "r.toml", "--lineage", "l").code == 0
+    ids, vectors = Lineage.open("l").embeddings("candidate")
+    save_file({"weight": vectors[:1].clone()}, "m.safetensors")
+    scores = vectors @ vectors[0]
+    pq.write_table(pa.table({"id": ids, "label": (scores > scores.median()).tolist()}), "d.parquet")
+    probe = ("--probe", "m.safetensors", "--data", "d.parquet", "--min", 1.0)
+    added = evergram("consumer-add", "l", "ads", "--pin", "v0", *probe, "--json")
+    assert added.json["probe"]["baseline"]["value"] == 1.0
+    upgrade = ("upgrade", "r.toml", "--lineage", "l", "--set", "upgrade.method=non-bc")
+    refused = evergram(*upgrade, "--strict-probes")
+    assert refused.code == 2
+    assert "The new version was not published: The probe of ads (v0) has auc 0." in refused.err
+    assert Lineage.open("l").newest == 0
+    warned = evergram(*upgrade, "--json")
+    assert warned.code == 0
+    assert "warning: The probe of ads (v0) has auc 0." in warned.err
+    found = warned.json["probes"]
+    assert (found[0]["consumer"], found[0]["broken"], found[0]["source"]) == ("ads", True, 1)
+    assert Lineage.open("l").metrics(1)["probes"] == found

@@ -75,7 +75,7 @@ class Remote:
             if path.is_file() and sha256(path) == published:
                 continue
             where = path.relative_to(self.folder).as_posix()
-            if name != Path(name).name or ".." in folder.parts:
+            if name != Path(name).name or ".." in Path(where).parts:
                 raise IntegrityError(
                     f"{self.address} names the file {where!r}, which is outside of its folder; "
                     "restore it from a copy of the lineage."
@@ -207,7 +207,7 @@ class Remote:
         """A folder for every version whose embeddings are kept, empty until they are read; with
         `remove`, what is no longer kept goes from the mirror too."""
         here = self.folder / "embeddings"
-        names = self._folders("embeddings")
+        names = {name for name in self._folders("embeddings") if name.isdecimal()}
         for name in names:
             (here / name).mkdir(parents=True, exist_ok=True)
         for path in here.glob("*"):
