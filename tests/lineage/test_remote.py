@@ -288,6 +288,50 @@ def _publish_and_die(place: str, uploads: int) -> None:
     Lineage.open(place).publish(artefact(3, 2))
 
 
+@pytest.mark.parametrize("error", [FileExistsError(), OSError(22, "precondition failed")])
+def test_the_lock_of_another_is_never_taken(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """Not where it is there, not where it comes in between, whatever a driver calls that."""
+    place = "/bucket/shop/publishing.lock"
+    other = json.dumps({"owner": "eve", "host": "h", "process": 1, "since": "now"}).encode()
+    real = MemoryFileSystem.pipe_file
+
+    def between(files: Any, path: str, value: bytes, **options: Any) -> None:
+        if path == place:
+            real(files, place, other)
+            raise error
+        real(files, path, value, **options)
+
+    message = r"publishing to memory://bucket/shop: eve on h \(process 1\) since now\. Wait"
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "pipe_file", between)
+        with pytest.raises(LineageError, match=message):
+            lineage.publish(artefact(4, 3))
+    assert there()["publishing.lock"] == other
+    with pytest.raises(LineageError, match=message):
+        Consumers.open(PLACE).add("a", "v0", lineage.resolve)
+    assert there()["publishing.lock"] == other
+    fsspec.filesystem("memory").rm(place)
+    assert lineage.publish(artefact(4, 3)) == 2
+
+
+def test_a_lock_that_cannot_be_removed_is_said(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MemoryFileSystem.rm_file
+
+    def refuse(files: Any, path: str) -> None:
+        if path.endswith("publishing.lock"):
+            raise PermissionError("no deleting here")
+        real(files, path)
+
+    monkeypatch.setattr(MemoryFileSystem, "rm_file", refuse)
+    with pytest.warns(RuntimeWarning, match="publishing.lock could not be removed"):
+        assert lineage.publish(artefact(4, 3)) == 2
+    assert Lineage.open(PLACE).newest == 2
+
+
 def test_who_has_published_meanwhile_wins(
     lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

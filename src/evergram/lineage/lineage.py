@@ -240,7 +240,9 @@ class Lineage(Register):
             for stale in (self.path / "embeddings").iterdir():
                 if stale.name not in map(str, kept):
                     shutil.rmtree(stale, ignore_errors=True)
-        self._tidy_remote()
+        if self._remote is not None:
+            self._remote.keep_only("embeddings", map(str, kept))
+            self._remote.keep_only("versions", map(str, record.versions))
         shutil.rmtree(self.work, ignore_errors=True)
         return number
 

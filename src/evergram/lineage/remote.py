@@ -49,7 +49,6 @@ class Remote:
         Raises: LineageError: it cannot be reached.
         """
         with self._said("read"):
-            self._files.invalidate_cache()
             top = self._cat([RECORD, CONSUMERS])
             self._seen = top.get(RECORD)
             found = top.get(CONSUMERS)
@@ -149,7 +148,8 @@ class Remote:
     def upload(self, folder: str) -> None:
         """All files of a folder of the mirror, in place of what a killed upload may have left."""
         with self._said("written"):
-            self._remove(folder)
+            with suppress(FileNotFoundError):
+                self._files.rm(f"{self._path}/{folder}", recursive=True)
             for path in sorted((self.folder / folder).iterdir()):
                 there = f"{self._path}/{folder}/{path.name}"
                 self._make_folder(there)
@@ -159,9 +159,13 @@ class Remote:
         """Remove every other folder in `folder`; one that cannot be removed is left."""
         kept = set(names)
         with suppress(Exception):
-            self._files.invalidate_cache()
             for name in self._folders(folder) - kept:
-                self._files.rm(f"{self._path}/{folder}/{name}", recursive=True)
+                self.remove(f"{folder}/{name}")
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder there; one that cannot be removed is left, and is no part of anything."""
+        with suppress(Exception):
+            self._files.rm(f"{self._path}/{folder}", recursive=True)
 
     def _replace(self, name: str, content: bytes) -> None:
         """Upload a file by which others see what has changed.
@@ -215,6 +219,8 @@ class Remote:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _folders(self, folder: str) -> set[str]:
+        # What another machine has added since is not in the driver's list.
+        self._files.invalidate_cache()
         try:
             found = self._files.ls(f"{self._path}/{folder}", detail=False)
         except FileNotFoundError:
@@ -252,10 +258,6 @@ class Remote:
             return False
         sync(to)
         return True
-
-    def _remove(self, folder: str) -> None:
-        with suppress(FileNotFoundError):
-            self._files.rm(f"{self._path}/{folder}", recursive=True)
 
     def _make_folder(self, place: str) -> None:
         """Of a file, where the filesystem knows folders; object stores do not."""
