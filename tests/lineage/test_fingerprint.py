@@ -64,7 +64,8 @@ def test_what_makes_no_other_vectors_makes_no_other_identity(
     values: dict[str, Any], other: dict[str, Any]
 ) -> None:
     before = identity(values)
-    assert len(before) == 71 and before.startswith("sha256:")
+    assert len(before) == 71
+    assert before.startswith("sha256:")
     for key in ("version", "name", "created", "evergram", "transform", "embeddings"):
         values[key] = other[key]
     values["files"]["metrics.json"] = other["files"]["metrics.json"]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from evergram.compatibility.transforms import LinearTransform
-from evergram.errors import IntegrityError
+from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.diagnosis import diagnose_lineage
 from evergram.lineage.lineage import Lineage
@@ -119,8 +119,8 @@ def test_what_operations_left_is_read() -> None:
 @pytest.mark.parametrize("path", LINEAGES, ids=NAMES)
 def test_a_flipped_bit_in_any_file_is_noticed(path: Path, tmp_path: Path) -> None:
     for number, file in enumerate(sorted(p for p in path.rglob("*") if p.is_file())):
-        if file.suffix == ".json" and file.name != "metrics.json":
-            continue  # Of these it is noticed where it changes what they mean.
+        if file.name in ("manifest.json", "lineage.json"):
+            continue  # See the next test.
         copy = tmp_path / str(number)
         shutil.copytree(path, copy)
         damaged = copy / file.relative_to(path)
@@ -129,3 +129,34 @@ def test_a_flipped_bit_in_any_file_is_noticed(path: Path, tmp_path: Path) -> Non
         damaged.write_bytes(content)
         with pytest.raises(IntegrityError, match=file.name):
             Lineage.open(copy).check()
+
+
+def test_a_flipped_bit_in_json_is_noticed_or_changes_nothing_that_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "lineage"
+    shutil.copytree(GOLDEN / "format-3" / "operated", path)
+    lineage = Lineage.open(path)
+    expected = lineage.labels, lineage.readable, lineage.withdrawn.keys()
+    manifests = {m.version: m.model_dump(exclude=NAMES_ONLY) for m in lineage.versions}
+    for file in (path / "lineage.json", path / "versions" / "1" / "manifest.json"):
+        content = file.read_bytes()
+        noticed = 0
+        for place in range(len(content)):
+            flipped = bytearray(content)
+            flipped[place] ^= 1
+            file.write_bytes(flipped)
+            try:
+                found = Lineage.open(path)
+                found.check()
+                read = {m.version: m.model_dump(exclude=NAMES_ONLY) for m in found.versions}
+                _ = found.chain
+            except LineageError:
+                noticed += 1
+                continue
+            assert (found.labels, found.readable, found.withdrawn.keys()) == expected
+            assert read == manifests, (file.name, place)
+        file.write_bytes(content)
+        assert noticed > len(content) / 2
+
+
+# What a manifest says for people alone.
+NAMES_ONLY = {"created", "evergram", "name"}

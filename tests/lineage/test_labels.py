@@ -39,7 +39,7 @@ def test_a_version_that_is_no_more_is_told_apart() -> None:
     record = versions(2, withdrawn={2: WHY}, retired=[0])
     with pytest.raises(UnknownVersionError, match=r"Version 2 .* withdrawn \(a fault\)"):
         labels.resolve(record, 2)
-    with pytest.raises(LineageError, match="Version 0 .* is retired") as caught:
+    with pytest.raises(LineageError, match=r"Version 0 .* is retired") as caught:
         labels.resolve(record, "v0")
     assert not isinstance(caught.value, UnknownVersionError)
     with pytest.raises(UnknownVersionError, match="no version yet"):
@@ -57,7 +57,7 @@ def test_a_label_is_a_plain_word(name: str) -> None:
 
 def test_production_is_only_what_has_embeddings() -> None:
     record = versions(3)
-    with pytest.raises(LineageError, match="Version 0 .* cannot be stable"):
+    with pytest.raises(LineageError, match=r"Version 0 .* cannot be stable"):
         labels.with_label(record, "stable", 0, [1, 2])
     assert labels.with_label(record, "stable", 1, [1, 2]).labels == {"stable": 1}
     # To be read through the chain, any will do.
@@ -78,7 +78,7 @@ def test_who_is_on_a_version_keeps_it() -> None:
         labels.without_newest(versions(3), WHY, {}, [2])
     with pytest.raises(LineageError, match="the only one"):
         labels.without_newest(versions(1), WHY, {}, [0])
-    with pytest.raises(LineageError, match="newest .* cannot be retired"):
+    with pytest.raises(LineageError, match=r"newest .* cannot be retired"):
         labels.with_retired(record, "newest", {})
     with pytest.raises(LineageError, match="is retired"):
         labels.with_retired(versions(3, retired=[1]), 1, {})

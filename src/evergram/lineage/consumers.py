@@ -8,13 +8,13 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from evergram.errors import IntegrityError, LineageError
+from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.addresses import local_folder
 from evergram.lineage.consumer_record import (
     FORMAT_VERSION,
@@ -258,14 +258,17 @@ class Consumers:
 
 
 def pinned_to(path: str | Path, resolve: Resolve) -> dict[str, int]:
-    """Of every consumer, the version that it is pinned to now.
+    """Of every consumer, the version that it is pinned to; one whose label is no more has none.
 
     Args:
         path: of the lineage, or its address.
         resolve: `Lineage.resolve`.
-    Raises: UnknownVersionError: one is pinned to a label that is no more.
     """
-    return {c.name: resolve(c.pinned) for c in Consumers.open(path).list()}
+    found = {}
+    for consumer in Consumers.open(path).list():
+        with suppress(UnknownVersionError):
+            found[consumer.name] = resolve(consumer.pinned)
+    return found
 
 
 def said(what: str, resolve: Resolve) -> str:
