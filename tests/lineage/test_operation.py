@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 from pathlib import Path
@@ -18,6 +17,7 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
+from evergram.lineage.consumers import Consumers
 from evergram.lineage.diagnosis import diagnose_lineage
 from evergram.lineage.lineage import Lineage
 
@@ -70,9 +70,11 @@ def stored(lineage: Lineage) -> list[int]:
 
 
 def pin(lineage: Lineage, **consumers: str) -> None:
-    rows = [{"name": name, "pinned": to} for name, to in consumers.items()]
-    text = json.dumps({"format_version": 1, "consumers": rows})
-    (lineage.path / "consumers.json").write_text(text)
+    kept = Consumers.open(lineage.path)
+    for consumer in kept.list():
+        kept.remove(consumer.name)
+    for name, to in consumers.items():
+        kept.add(name, to, lineage.resolve)
 
 
 def reads(lineage: Lineage, version: int | str, source: int | None = None) -> Tensor:
