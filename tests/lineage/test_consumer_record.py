@@ -224,3 +224,19 @@ def test_a_damaged_probe_is_noticed(tmp_path: Path, probe: Probe) -> None:
 def test_the_limit_fits_the_metric(probe: Probe) -> None:
     with pytest.raises(ValueError, match="rmse takes max as its limit"):
         Probe.model_validate({**probe.model_dump(), "metric": "rmse"})
+
+
+def test_format_1_is_read_as_it_was_written() -> None:
+    """The file and its probe are kept as the first Evergram that had them wrote them."""
+    found = Consumers.open(Path(__file__).parents[1] / "golden" / "consumers-1")
+    ads, search = found.list()
+    assert (ads.name, ads.pinned, ads.allowed) == ("ads", "v0", ("v0", "stable"))
+    assert (ads.since, ads.contact) == ("2026-11-21", "ads@example.org")
+    assert (search.name, search.pinned, search.probe) == ("search", "stable", None)
+    known = found.authenticate("ExiE_CAlEKq0QSOi88cTbz4UiRS0PYzcoCQbmhqeQFQ")
+    assert known is ads
+    probe = ads.probe
+    assert probe is not None
+    assert (probe.side, probe.metric, probe.min, probe.max) == ("object", "auc", 0.75, None)
+    assert probe.baseline == Baseline(version=1, value=0.8125, objects=2)
+    assert [path.suffix for path in found.probe_files(probe)] == [".safetensors", ".parquet"]

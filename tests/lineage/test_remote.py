@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -460,3 +461,9 @@ def test_a_file_address_is_a_folder(tmp_path: Path) -> None:
     # What is no address is a folder, whatever is in its name.
     assert local_folder("C:/x") == Path("C:/x")
     assert mirror_of("s3://a") != mirror_of("s3://b")
+
+
+def test_without_fsspec_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(LineageError, match=r"pip install 'evergram\[remote\]'"):
+        Lineage.open(PLACE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
@@ -114,6 +115,15 @@ class ConsumersRecord(Checked):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         return self.checked()
+
+
+def said(what: str, resolve: Resolve) -> str:
+    """A version as it is written down: "v0" for a number, or the label.
+
+    Raises: UnknownVersionError: it is neither.
+    """
+    number = resolve(what)
+    return f"v{number}" if re.fullmatch(r"v?\d+", what) else what
 
 
 def parse_consumers(text: str | None, where: str) -> ConsumersRecord:

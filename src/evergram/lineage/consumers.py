@@ -24,6 +24,7 @@ from evergram.lineage.consumer_record import (
     Probe,
     Resolve,
     parse_consumers,
+    said,
 )
 from evergram.lineage.files import beside, write_text
 from evergram.lineage.manifest import check_files, sha256
@@ -269,15 +270,6 @@ def pinned_to(path: str | Path, resolve: Resolve) -> dict[str, int]:
         with suppress(UnknownVersionError):
             found[consumer.name] = resolve(consumer.pinned)
     return found
-
-
-def said(what: str, resolve: Resolve) -> str:
-    """A version as it is written down: "v0" for a number, or the label.
-
-    Raises: UnknownVersionError: it is neither.
-    """
-    number = resolve(what)
-    return f"v{number}" if re.fullmatch(r"v?\d+", what) else what
 
 
 def _digest(token: str) -> str:

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from evergram.errors import EvergramError, IntegrityError, LineageError
 from evergram.lineage.addresses import filesystem, mirror_of
-from evergram.lineage.files import sync
+from evergram.lineage.files import put, sync
 from evergram.lineage.manifest import sha256
 from evergram.lineage.remote_lock import remote_lock
 
@@ -59,7 +59,7 @@ class Remote:
         with suppress(Timeout), FileLock(self.folder / ".lock", timeout=0), self._said("read"):
             # Where it is held, a publication of this machine is at work on these very files.
             for name in (RECORD, CONSUMERS):
-                _put(self.folder / name, top.get(name))
+                put(self.folder / name, top.get(name))
             self._mirror_embeddings(remove=True)
         return None if self._seen is None else self._seen.decode(errors="replace")
 
@@ -110,11 +110,11 @@ class Remote:
                 self._seen = self._cat([RECORD]).get(RECORD)
                 self._mirror_embeddings(remove=True)
             # What a killed publication left here was never seen by anybody.
-            _put(self.folder / RECORD, self._seen)
+            put(self.folder / RECORD, self._seen)
             try:
                 yield
             except BaseException:
-                _put(self.folder / RECORD, self._seen)
+                put(self.folder / RECORD, self._seen)
                 raise
 
     def commit(self) -> None:
@@ -135,14 +135,14 @@ class Remote:
         with self._locked():
             with self._said("read"):
                 before = self._cat([CONSUMERS]).get(CONSUMERS)
-            _put(self.folder / CONSUMERS, before)
+            put(self.folder / CONSUMERS, before)
             try:
                 yield
                 after = (self.folder / CONSUMERS).read_bytes()
                 if after != before:
                     self._replace(CONSUMERS, after)
             except BaseException:
-                _put(self.folder / CONSUMERS, before)
+                put(self.folder / CONSUMERS, before)
                 raise
 
     def upload(self, folder: str) -> None:
@@ -194,7 +194,7 @@ class Remote:
         manifests = self._cat(list(folders))
         missing = []
         for name, folder in folders.items():
-            _put(self.folder / name, manifests.get(name))
+            put(self.folder / name, manifests.get(name))
             try:
                 listed = list(json.loads(manifests.get(name, b"{}")).get("files", {}))
             except (ValueError, AttributeError):
@@ -205,7 +205,7 @@ class Remote:
             found = [f"{folder}/{file}" for file in plain if file not in LARGE]
             missing += [file for file in found if not (self.folder / file).is_file()]
         for name, content in self._cat(missing).items():
-            _put(self.folder / name, content)
+            put(self.folder / name, content)
 
     def _mirror_embeddings(self, *, remove: bool) -> None:
         """A folder for every version whose embeddings are kept, empty until they are read; with
@@ -283,20 +283,6 @@ def _versions(record: bytes | None) -> set[int]:
         return {n for n in found if isinstance(n, int)}
     except (ValueError, AttributeError, TypeError):
         return set()
-
-
-def _put(path: Path, content: bytes | None) -> None:
-    """Make a file what it is elsewhere, at once and only if it differs; None removes it."""
-    if content is None:
-        path.unlink(missing_ok=True)
-        return
-    if path.is_file() and path.read_bytes() == content:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_bytes(content)
-    sync(part)
-    part.replace(path)
 
 
 def _sentence(error: Exception) -> str:
