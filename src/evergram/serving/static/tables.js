@@ -1,0 +1,123 @@
+// Everything that is a table, and the facts at the top.
+
+import { below, states } from "./chain.js";
+import { UNKNOWN, at, count, date, html, number, plural, table } from "./elements.js";
+
+export function drawFacts(data, rate) {
+  const errors = data.versions.filter((v) => v.past)
+    .map((v) => v.past.error ?? v.past.estimate).filter((v) => v !== null);
+  const failing = data.consumers.filter((c) => below(c, data.newest)).length;
+  const past = data.versions.some((v) => v.past);
+  const facts = [
+    ["Production", `v${data.production}`, data.production === data.newest ? "the newest" : `newest is v${data.newest}`],
+    ["Consumers", count(data.consumers.length), failing ? `▼ ${count(failing)} below the minimum` : "none below a minimum"],
+    ["Largest error", past ? (errors.length ? number(Math.max(...errors)) : UNKNOWN) : "none", past ? "of any past version" : "no past version yet"],
+    ["Requests a minute", rate === null ? UNKNOWN : number(rate), "over the last minute"],
+  ];
+  at("facts").replaceChildren(...facts.map(([name, value, note]) =>
+    html("div", {}, html("dt", {}, name), html("dd", {},
+      html("span", { class: value === UNKNOWN ? "big unknown" : "big" }, value),
+      html("span", { class: note.startsWith("▼") ? "bad" : "muted" }, note)))));
+}
+
+export function drawVersions(data) {
+  const pinned = (version) => data.consumers.filter((c) => c.version === version).length;
+  table(at("versions"), "Versions, newest first",
+    ["version", "state", "labels", "created", "dims", "encoder", "way back", "error, canaries", "error, estimate", "amplification", "consumers", "fingerprint"],
+    data.versions.toReversed().map((v) => [
+      `v${v.version}`,
+      [...states(v, data), ...(v.withdrawn ? [`(${v.withdrawn})`] : [])].join(" "),
+      v.labels.join(", "),
+      date(v.created),
+      count(v.dim),
+      v.encoder,
+      v.step ? v.step.kind.replaceAll("_", " ") : "–",
+      v.step ? number(v.step.error) : "–",
+      v.step ? number(v.step.estimate) : "–",
+      v.step ? number(v.step.amplification) : "–",
+      count(pinned(v.version)),
+      v.fingerprint === null ? UNKNOWN : html("code", {}, v.fingerprint),
+    ]), { numeric: [4, 7, 8, 9, 10] });
+}
+
+const WHO = ["model", "popularity", "alone"];
+
+export function drawQualities(data, metric) {
+  table(at("qualities"), metric ? `${metric} by version, newest first` : "Quality by version",
+    ["version", "the version", "popularity", "without alignment"],
+    metric
+      ? data.versions.filter((v) => v.withdrawn === null).toReversed().map((v) =>
+        [`v${v.version}`, ...WHO.map((who) => number(v.quality[who]?.[metric]))])
+      : [], { numeric: [1, 2, 3], empty: "Quality was not measured." });
+}
+
+export function drawAlignment(data) {
+  const past = data.versions.filter((v) => v.past).toReversed();
+  table(at("alignment"), `Version ${data.newest} read as each past version`,
+    ["version", "measured", "estimate", "bound"],
+    past.map(({ version, past: p }) => [`v${version}`, number(p.error), number(p.estimate), number(p.bound)]),
+    { numeric: [1, 2, 3], empty: "There is no past version yet." });
+  table(at("certificate"), `Version ${data.newest} read as each past version: what is certified, what is seen`,
+    ["version", "canaries", "error", "cosine", "estimate", "bound", "amplification", "error since"],
+    past.map(({ version, past: p }) => [
+      `v${version}`, count(p.canaries), number(p.error), number(p.cosine),
+      number(p.estimate), number(p.bound), number(p.amplification),
+      Object.entries(p.history).filter(([k]) => Number(k) > version).slice(-4)
+        .map(([k, error]) => `v${k}: ${number(error)}`).join(", ") || "–",
+    ]), { numeric: [1, 2, 3, 4, 5, 6], empty: "There is no past version yet." });
+}
+
+function probed(consumer, newest) {
+  const probe = consumer.probe;
+  if (!probe) return ["no probe", "–", "–", "–"];
+  const last = probe.values[newest];
+  const verdict = last === undefined
+    ? "not run on the newest"
+    : probe.minimum === null ? "no minimum set"
+      : below(consumer, newest)
+        ? html("span", { class: "bad" }, "▼ below the minimum") : "✓ holds";
+  return [
+    probe.metric, number(last), probe.minimum === null ? "none" : number(probe.minimum), verdict,
+  ];
+}
+
+export function drawConsumers(data) {
+  table(at("consumers"), "Consumers and their probes",
+    ["consumer", "pinned to", "since", "probe", "last value", "minimum", "verdict"],
+    data.consumers.map((c) => [c.name, `v${c.version}`, date(c.since), ...probed(c, data.newest)]),
+    { numeric: [4, 5], empty: "Nobody is pinned to a version yet." });
+}
+
+export function drawTraffic(live) {
+  const latency = live.latency_ms;
+  at("latency").textContent = latency
+    ? `Time to answer: ${number(latency.p50)} ms in the middle (p50), ${number(latency.p99)} ms for the slowest hundredth (p99).`
+    : "Time to answer: not known.";
+  table(at("traffic"), live.started ? ["Since the service started, ", date(live.started)].reduce((a, b) => html("span", {}, a, b)) : "Since the service started",
+    ["consumer", "version", "requests", "errors", "a minute"],
+    (live.traffic ?? []).map((t) => [
+      t.consumer, t.version === null ? UNKNOWN : `v${t.version}`, count(t.requests),
+      t.errors ? html("span", { class: "bad" }, `▲ ${count(t.errors)}`) : "0", number(t.per_minute),
+    ]), { numeric: [2, 3, 4], empty: live.traffic ? "Nobody has asked for anything yet." : "Not known." });
+}
+
+export function drawStore(live) {
+  table(at("drift"), "Drift by side", ["side", "relative", "limit", "vectors served", "verdict"],
+    (live.drift ?? []).map((d) => {
+      const past = d.limit !== null && d.relative !== null && d.relative > d.limit;
+      return [d.side, number(d.relative), d.limit === null ? "none" : number(d.limit), count(d.vectors),
+        d.relative === null ? UNKNOWN : d.limit === null ? "no limit set"
+          : past ? html("span", { class: "bad" }, "▲ past the limit") : "✓ within the limit"];
+    }), { numeric: [1, 2, 3], empty: live.drift ? "Nothing was served yet." : "Not known." });
+  const rows = Object.entries(live.rows ?? {}).flatMap(([side, versions]) =>
+    Object.entries(versions).map(([version, n]) => [side, `v${version}`, count(n)]));
+  table(at("rows"), "Rows by side and version", ["side", "version", "rows"], rows,
+    { numeric: [2], empty: live.rows ? "The store is empty." : "Not known." });
+  table(at("backfill"), "Backfill", ["side", "to version", "state", "rows done"],
+    (live.backfill ?? []).map((b) => [b.side, `v${b.version}`, b.state,
+      `${count(b.done)} of ${count(b.total)}`]),
+    { numeric: [3], empty: live.backfill ? "None is under way." : "Not known." });
+}
+
+export const summary = (data) =>
+  `${plural(data.versions.length, "version")}, ${plural(data.consumers.length, "consumer")}`;
