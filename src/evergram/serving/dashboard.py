@@ -4,8 +4,7 @@ The page holds no data, so everybody may load it; the data is behind what the se
 request. It asks for a token where the service answers 401.
 """
 
-from __future__ import annotations
-
+# No postponed annotations here: FastAPI reads them, and one of them names an argument.
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Annotated

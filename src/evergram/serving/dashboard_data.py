@@ -79,22 +79,36 @@ class VersionFacts(_Facts):
 
 
 class ProbeFacts(_Facts):
-    """A consumer's probe. None is a value that was not measured.
+    """A consumer's own model, on what it would read.
 
     Args:
-        values: by version.
+        limit: the least that is good enough; the most, where `less_is_better`.
+        values: by the version that was read as the consumer's.
+        last: of the newest version; None where it was not measured.
+        holds: whether that is good enough; None where there is no limit, or nothing was measured.
+        problem: why it could not be run on the newest.
     """
 
     metric: str
-    minimum: float | None
+    limit: float | None
+    less_is_better: bool
     values: dict[int, float]
+    last: float | None
+    holds: bool | None
+    problem: str | None = None
 
 
 class ConsumerFacts(_Facts):
-    """Who is pinned to which version, since when."""
+    """Who reads which version, since when.
+
+    Args:
+        pinned: "v0", or a label.
+        version: that this is now; None where the label is no more.
+    """
 
     name: str
-    version: int
+    pinned: str
+    version: int | None
     since: str
     probe: ProbeFacts | None = None
 
@@ -224,7 +238,7 @@ def dashboard_data(
         newest=lineage.newest,
         production=lineage.newest,
         versions=[_version(lineage, m.version, found) for m in lineage.versions],
-        consumers=sorted(consumers, key=lambda c: (c.version, c.name)),
+        consumers=sorted(consumers, key=lambda c: c.name),
         live=live,
     )
 

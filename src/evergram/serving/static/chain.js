@@ -16,11 +16,7 @@ function places(data) {
   return by;
 }
 
-export function below(consumer, newest) {
-  const probe = consumer.probe;
-  const last = probe?.values[newest];
-  return probe?.minimum != null && last !== undefined && last < probe.minimum;
-}
+export const broken = (consumer) => consumer.probe?.holds === false;
 
 export const states = (version, data) => [
   ...(version.version === data.newest ? ["newest"] : []),
@@ -42,13 +38,13 @@ function flag(x, y, label, i) {
     text(x + 8, top + 14.5, short(label), "flag-text", "start"));
 }
 
-function hanging(x, y, consumers, newest) {
+function hanging(x, y, consumers) {
   const shown = consumers.slice(0, SHOWN);
   const more = consumers.length - shown.length;
   const parts = [];
   shown.forEach((consumer, i) => {
-    const bad = below(consumer, newest);
-    const name = short(consumer.name) + (bad ? " ▼" : "");
+    const bad = broken(consumer);
+    const name = short(consumer.name) + (bad ? " ✕" : "");
     const width = textWidth(name);
     const top = y + 12 + i * PILL;
     parts.push(
@@ -72,11 +68,11 @@ function arrow(from, to, y, step) {
     text(middle, y + 18, step.kind.replaceAll("_", " "), "small"));
 }
 
-export function drawChain(node, data, room) {
+export function drawChain(node, note, data) {
   const by = places(data);
   const flags = Math.max(0, ...data.versions.map((v) => v.labels.length));
   const deep = Math.max(0, ...[...by.values()].map((c) => Math.min(c.length, SHOWN + 1)));
-  const column = Math.max(196, Math.min(260, room / data.versions.length));
+  const column = Math.max(224, Math.min(280, node.clientWidth / data.versions.length));
   const top = 12 + flags * FLAG;
   const middle = top + NODE.height / 2;
   const under = top + NODE.height;
@@ -87,7 +83,7 @@ export function drawChain(node, data, room) {
   data.versions.forEach((version, i) => {
     const here = states(version, data);
     const left = x(i) - NODE.width / 2;
-    version.labels.forEach((label, j) => parts.push(flag(x(i) - NODE.width / 2 + 12, top, label, j)));
+    version.labels.forEach((label, j) => parts.push(flag(left + 12, top, label, j)));
     const gone = version.withdrawn !== null || version.retired;
     const kind = gone ? "node gone" : here.includes("production") ? "node production" : "node";
     parts.push(
@@ -98,16 +94,16 @@ export function drawChain(node, data, room) {
     if (i && version.step) {
       parts.push(arrow(left - 5, x(i - 1) + NODE.width / 2 + 2, middle, version.step));
     }
-    parts.push(...hanging(x(i), under + (here.length ? 24 : 4), by.get(version.version), data.newest));
+    parts.push(...hanging(x(i), under + (here.length ? 24 : 4), by.get(version.version)));
   });
-  const pinned = data.versions.filter((v) => by.get(v.version).length);
+  const pinned = data.versions.filter((v) => by.get(v.version).length)
+    .map((v) => `v${v.version} by ${count(by.get(v.version).length)}`);
+  const who = pinned.length ? `Pinned: ${pinned.join(", ")}.` : "Nobody is pinned to a version yet.";
   const description = [
     `${plural(data.versions.length, "version")}. Newest ${data.newest}, production ${data.production}.`,
     ...data.versions.filter((v) => v.labels.length)
       .map((v) => `Version ${v.version} is labelled ${v.labels.join(" and ")}.`),
-    pinned.length
-      ? `Consumers: ${pinned.map((v) => `${count(by.get(v.version).length)} on version ${v.version}`).join(", ")}.`
-      : "No consumers.",
+    who,
     "The table below has the error of every step.",
   ].join(" ");
   // A refresh leaves the reader where they are; the first picture shows the newest.
@@ -115,4 +111,5 @@ export function drawChain(node, data, room) {
   node.replaceChildren(
     picture(width, height, `Chain of versions of ${data.lineage}`, description, ...parts));
   node.scrollLeft = before;
+  note.textContent = who;
 }

@@ -34,7 +34,7 @@ function frame(width, top, columns, below) {
     HEIGHT - MARGIN.bottom - (value / highest) * (HEIGHT - MARGIN.top - MARGIN.bottom);
   const x = (i) => MARGIN.left + (inner * (i + 0.5)) / columns.length;
   const every = Math.ceil((columns.length * 34) / inner);
-  const digits = Math.max(0, -Math.floor(Math.log10(marks[1])) + (`${marks[1] / 10 ** Math.floor(Math.log10(marks[1]))}`.startsWith("2.5") ? 1 : 0));
+  const digits = Math.min(6, (`${Number(marks[1].toPrecision(3))}`.split(".")[1] ?? "").length);
   const parts = marks.flatMap((value) => [
     svg("path", { d: `M${MARGIN.left} ${y(value)} H${width - MARGIN.right}`, class: "grid" }),
     svg("text", { x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end", class: "tick" },
@@ -53,11 +53,11 @@ function frame(width, top, columns, below) {
   return { x, y, parts };
 }
 
-function legend(entries) {
+function legend(entries, lined) {
   return html("ul", { class: "legend" }, ...entries.map(([shape, name, label]) =>
     html("li", {},
       svg("svg", { width: 26, height: 14, "aria-hidden": "true" },
-        ...(shape === "bar" || name === "estimate" || name === "measured" ? [] : [svg("path", { d: "M0 7 H26", class: `line ${name}` })]),
+        lined ? svg("path", { d: "M0 7 H26", class: `line ${name}` }) : null,
         svg("path", { d: SHAPES[shape](13, 7), class: `mark ${name}` })),
       label)));
 }
@@ -110,7 +110,7 @@ export function drawQuality(node, versions, metric) {
   const said = series.map(([, , label, values]) => `${label} ${number(values.at(-1))}`).join(", ");
   node.replaceChildren(
     picture(width, HEIGHT, `${metric} by version`, `At version ${last.version}: ${said}.`, ...parts),
-    legend(series.toReversed()),
+    legend(series.toReversed().map(([name, shape, label]) => [shape, name, label]), true),
   );
 }
 
@@ -154,7 +154,7 @@ export function drawErrors(node, versions, newest) {
       ["disc", "measured", "measured on canaries"],
       ["diamond", "estimate", "estimate"],
       ["bar", "bound", "bound"],
-    ]),
+    ], false),
   );
 }
 

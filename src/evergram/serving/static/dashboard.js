@@ -69,7 +69,7 @@ function offerMetrics() {
 }
 
 function drawPictures() {
-  drawChain(at("chain"), data, at("chain").clientWidth);
+  drawChain(at("chain"), at("pinned"), data);
   drawMetric();
   drawErrors(at("errors"), data.versions, data.newest);
 }
@@ -172,8 +172,8 @@ async function refresh() {
     again = await ask();
   } finally {
     asking = false;
+    if (again) timer = setTimeout(refresh, EVERY);
   }
-  if (again) timer = setTimeout(refresh, EVERY);
 }
 
 at("form").addEventListener("submit", (event) => {

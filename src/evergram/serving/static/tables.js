@@ -1,23 +1,23 @@
 // Everything that is a table, and the facts at the top.
 
-import { below, states } from "./chain.js";
+import { broken, states } from "./chain.js";
 import { UNKNOWN, at, count, date, html, number, plural, table } from "./elements.js";
 
 export function drawFacts(data, rate) {
   const errors = data.versions.filter((v) => v.past)
     .map((v) => v.past.error ?? v.past.estimate).filter((v) => v !== null);
-  const failing = data.consumers.filter((c) => below(c, data.newest)).length;
+  const failing = data.consumers.filter(broken).length;
   const past = data.versions.some((v) => v.past);
   const facts = [
     ["Production", `v${data.production}`, data.production === data.newest ? "the newest" : `newest is v${data.newest}`],
-    ["Consumers", count(data.consumers.length), failing ? `▼ ${count(failing)} below the minimum` : "none below a minimum"],
+    ["Consumers", count(data.consumers.length), failing ? `✕ ${plural(failing, "probe")} past the limit` : "no probe past its limit"],
     ["Largest error", past ? (errors.length ? number(Math.max(...errors)) : UNKNOWN) : "none", past ? "of any past version" : "no past version yet"],
     ["Requests a minute", rate === null ? UNKNOWN : number(rate), "over the last minute"],
   ];
   at("facts").replaceChildren(...facts.map(([name, value, note]) =>
     html("div", {}, html("dt", {}, name), html("dd", {},
       html("span", { class: value === UNKNOWN ? "big unknown" : "big" }, value),
-      html("span", { class: note.startsWith("▼") ? "bad" : "muted" }, note)))));
+      html("span", { class: note.startsWith("✕") ? "bad" : "muted" }, note)))));
 }
 
 export function drawVersions(data) {
@@ -67,25 +67,32 @@ export function drawAlignment(data) {
     ]), { numeric: [1, 2, 3, 4, 5, 6], empty: "There is no past version yet." });
 }
 
-function probed(consumer, newest) {
-  const probe = consumer.probe;
-  if (!probe) return ["no probe", "–", "–", "–"];
-  const last = probe.values[newest];
-  const verdict = last === undefined
-    ? "not run on the newest"
-    : probe.minimum === null ? "no minimum set"
-      : below(consumer, newest)
-        ? html("span", { class: "bad" }, "▼ below the minimum") : "✓ holds";
+function verdict({ holds, last, limit, problem }) {
+  if (problem) return html("span", { class: "bad" }, `✕ could not be run: ${problem}`);
+  if (holds === false) return html("span", { class: "bad" }, "✕ past the limit");
+  if (holds) return "✓ holds";
+  return last === null ? "not run on the newest" : limit === null ? "no limit set" : UNKNOWN;
+}
+
+function probed(probe) {
+  if (!probe) return ["none", "–", "–", "–", "–"];
+  const values = Object.entries(probe.values).slice(-4);
   return [
-    probe.metric, number(last), probe.minimum === null ? "none" : number(probe.minimum), verdict,
+    probe.metric,
+    number(probe.last),
+    probe.limit === null ? "none" : `${probe.less_is_better ? "at most" : "at least"} ${number(probe.limit)}`,
+    verdict(probe),
+    values.map(([k, value]) => `v${k}: ${number(value)}`).join(", ") || "–",
   ];
 }
 
 export function drawConsumers(data) {
   table(at("consumers"), "Consumers and their probes",
-    ["consumer", "pinned to", "since", "probe", "last value", "minimum", "verdict"],
-    data.consumers.map((c) => [c.name, `v${c.version}`, date(c.since), ...probed(c, data.newest)]),
-    { numeric: [4, 5], empty: "Nobody is pinned to a version yet." });
+    ["consumer", "pinned to", "reads", "since", "probe", "last value", "limit", "verdict", "values by version"],
+    data.consumers.map((c) => [
+      c.name, c.pinned, c.version === null ? "nothing: the label is no more" : `v${c.version}`,
+      date(c.since), ...probed(c.probe),
+    ]), { numeric: [5, 6], empty: "Nobody is pinned to a version yet." });
 }
 
 export function drawTraffic(live) {
@@ -93,7 +100,7 @@ export function drawTraffic(live) {
   at("latency").textContent = latency
     ? `Time to answer: ${number(latency.p50)} ms in the middle (p50), ${number(latency.p99)} ms for the slowest hundredth (p99).`
     : "Time to answer: not known.";
-  table(at("traffic"), live.started ? ["Since the service started, ", date(live.started)].reduce((a, b) => html("span", {}, a, b)) : "Since the service started",
+  table(at("traffic"), live.started ? html("span", {}, "Since the service started, ", date(live.started)) : "Since the service started",
     ["consumer", "version", "requests", "errors", "a minute"],
     (live.traffic ?? []).map((t) => [
       t.consumer, t.version === null ? UNKNOWN : `v${t.version}`, count(t.requests),
