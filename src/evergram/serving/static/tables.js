@@ -62,7 +62,7 @@ export function drawAlignment(data) {
     past.map(({ version, past: p }) => [
       `v${version}`, count(p.canaries), number(p.error), number(p.cosine),
       number(p.estimate), number(p.bound), number(p.amplification),
-      Object.entries(p.history).filter(([k]) => Number(k) > version).slice(-4)
+      Object.entries(p.history).filter(([k]) => Number(k) > version).slice(-3)
         .map(([k, error]) => `v${k}: ${number(error)}`).join(", ") || "–",
     ]), { numeric: [1, 2, 3, 4, 5, 6], empty: "There is no past version yet." });
 }
@@ -75,24 +75,28 @@ function verdict({ holds, last, limit, problem }) {
 }
 
 function probed(probe) {
-  if (!probe) return ["none", "–", "–", "–", "–"];
-  const values = Object.entries(probe.values).slice(-4);
+  if (!probe) return ["–", "none", "–", "–", "–"];
+  const values = Object.entries(probe.values).slice(-3);
+  const limit = `${probe.less_is_better ? "at most" : "at least"} ${number(probe.limit)}`;
   return [
+    verdict(probe),
     probe.metric,
     number(probe.last),
-    probe.limit === null ? "none" : `${probe.less_is_better ? "at most" : "at least"} ${number(probe.limit)}`,
-    verdict(probe),
+    probe.limit === null ? "none" : limit,
     values.map(([k, value]) => `v${k}: ${number(value)}`).join(", ") || "–",
   ];
 }
 
+function reads({ pinned, version }) {
+  if (version === null) return `${pinned}, which is no more`;
+  return pinned === `v${version}` ? pinned : `${pinned} (v${version})`;
+}
+
 export function drawConsumers(data) {
   table(at("consumers"), "Consumers and their probes",
-    ["consumer", "pinned to", "reads", "since", "probe", "last value", "limit", "verdict", "values by version"],
-    data.consumers.map((c) => [
-      c.name, c.pinned, c.version === null ? "nothing: the label is no more" : `v${c.version}`,
-      date(c.since), ...probed(c.probe),
-    ]), { numeric: [5, 6], empty: "Nobody is pinned to a version yet." });
+    ["consumer", "pinned to", "verdict", "probe", "last value", "limit", "values by version", "since"],
+    data.consumers.map((c) => [c.name, reads(c), ...probed(c.probe), date(c.since)]),
+    { numeric: [4, 5], empty: "Nobody is pinned to a version yet." });
 }
 
 export function drawTraffic(live) {
