@@ -475,8 +475,9 @@ def test_names_are_shown_as_text(browser: Browser, service: Service, data: Dashb
 @pytest.mark.long
 def test_it_asks_every_five_seconds_while_it_is_seen(browser: Browser, service: Service) -> None:
     show(browser, service)
-    browser.wait(lambda: len(service.asked) == 2, 8)
-    assert 4.5 < service.asked[1] - service.asked[0] < 8
+    first, number = service.asked[-1], len(service.asked)
+    browser.wait(lambda: len(service.asked) > number, 8)
+    assert 4.5 < service.asked[number] - first < 8
     browser.run("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
     time.sleep(6)
     before = len(service.asked)
