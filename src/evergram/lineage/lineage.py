@@ -59,7 +59,7 @@ class Lineage(Register):
         manifest = self.manifest(version)
         if manifest.encoder is None:
             raise LineageError(
-                f"Version {version} of {self.path} came from a file of embeddings and has no "
+                f"Version {version} of {self} came from a file of embeddings and has no "
                 "model; only a version that was trained can be gone on from by training, or "
                 "judged on its data ('evergram check' needs neither)."
             )
@@ -191,15 +191,15 @@ class Lineage(Register):
         manifest = self.manifest(self.newest if version is None else self.resolve(version))
         if side not in manifest.embeddings:
             sides = " and ".join(manifest.embeddings)
-            raise LineageError(f"There is no side {side!r} in {self.path}; it has {sides}.")
+            raise LineageError(f"There is no side {side!r} in {self}; it has {sides}.")
         folder = self.path / "embeddings" / str(manifest.version)
         name = f"{side}.parquet"
         if not folder.is_dir():
-            unchanged(self.path, self._record, labels=True)
+            unchanged(self.path, self._record, str(self), labels=True)
             if manifest.version != self.newest:
                 has = ", ".join(map(str, self.held))
                 raise LineageError(
-                    f"The embeddings of version {manifest.version} of {self.path} are not stored, "
+                    f"The embeddings of version {manifest.version} of {self} are not stored, "
                     f"those of {has} are; read them as that version, through the chain."
                 )
         self._check_files(folder, {name: manifest.embeddings[side]})
@@ -229,7 +229,7 @@ class Lineage(Register):
         number = self.following
         self._check_fits(number, artefact)
         with writing(self.path, self._remote):
-            present = unchanged(self.path, self._record, labels=False)
+            present = unchanged(self.path, self._record, str(self), labels=False)
             clear_left(self.path, present)
             manifest = self._write(number, artefact)
             record = rules.with_version(present, promote=promote)

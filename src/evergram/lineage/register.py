@@ -163,7 +163,7 @@ class Register:
         number = self.version_of(fingerprint)
         whose = "of no version of it" if number is None else f"of its version {number}"
         raise LineageError(
-            f"{what} is not of version {version} of {self.path}, but {whose}: its fingerprint is "
+            f"{what} is not of version {version} of {self}, but {whose}: its fingerprint is "
             f"{fingerprint}; give vectors of version {version}, or name the right version."
         )
 
@@ -230,7 +230,7 @@ class Register:
 
     def _change(self, change: Callable[[LineageRecord], LineageRecord]) -> None:
         with writing(self.path, self._remote):
-            record = change(unchanged(self.path, self._record, labels=True))
+            record = change(unchanged(self.path, self._record, str(self), labels=True))
             write_record(self.path, record, self._remote)
         self._record = record
 

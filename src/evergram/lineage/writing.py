@@ -22,6 +22,7 @@ def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
 
     Raises: LineageError: another process holds it, or something cannot be written.
     """
+    where = path if remote is None else remote.address
     try:
         path.mkdir(parents=True, exist_ok=True)
         with (
@@ -31,11 +32,11 @@ def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
             yield
     except Timeout:
         raise LineageError(
-            f"Another process is publishing to {path} or changing it; wait for it and try again."
+            f"Another process is publishing to {where} or changing it; wait for it and try again."
         ) from None
     except (OSError, SafetensorError) as error:
         raise LineageError(
-            f"{path} cannot be written: {getattr(error, 'strerror', None) or error}; "
+            f"{where} cannot be written: {getattr(error, 'strerror', None) or error}; "
             "the lineage is as it was."
         ) from error
 
@@ -47,10 +48,11 @@ def write_record(path: Path, record: LineageRecord, remote: Remote | None = None
         remote.commit()
 
 
-def unchanged(path: Path, opened: LineageRecord, *, labels: bool) -> LineageRecord:
+def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) -> LineageRecord:
     """The record as it is on disk.
 
     Args:
+        where: what to call the lineage.
         opened: as it was when the lineage was opened.
         labels: whether labels and retired versions must still be the same, too.
     Raises: LineageError: another process has changed it meanwhile.
@@ -63,7 +65,7 @@ def unchanged(path: Path, opened: LineageRecord, *, labels: bool) -> LineageReco
     if not same:
         newest = found.versions[-1] if found.versions else "none"
         raise LineageError(
-            f"{path} has changed since it was opened (its newest version is {newest}); open it "
+            f"{where} has changed since it was opened (its newest version is {newest}); open it "
             "again."
         )
     return found

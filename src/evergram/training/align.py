@@ -206,7 +206,7 @@ def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
     known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
     if known is not None:
         raise LineageError(
-            f"{new.path} holds vectors of version {known} of {lineage.path}, as its fingerprint "
+            f"{new.path} holds vectors of version {known} of {lineage}, as its fingerprint "
             "says, and cannot be a new version; give the new model's vectors."
         )
 
