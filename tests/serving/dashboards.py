@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +20,20 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.serving.dashboard import router
-from evergram.serving.dashboard_data import DashboardData
+from evergram.serving.dashboard_facts import DashboardData
 
 
-def publish(lineage: Lineage, dim: int, metrics: dict[str, Any], *, known: bool = True) -> None:
+def publish(
+    lineage: Lineage,
+    dim: int,
+    metrics: dict[str, Any],
+    *,
+    known: bool = True,
+    probes: Sequence[dict[str, Any]] = (),
+    promote: bool = True,
+) -> None:
     """One more version of twenty objects; with `known`, with canaries and a certificate."""
-    number = len(lineage.versions)
+    number = lineage.following
     ids = pa.array([f"object {i}" for i in range(20)])
     vectors = torch.randn(20, dim, generator=torch.Generator().manual_seed(number))
     transform, error = None, None
@@ -40,11 +48,12 @@ def publish(lineage: Lineage, dim: int, metrics: dict[str, Any], *, known: bool 
             dim=dim,
             embeddings={"object": (ids, vectors)},
             transform=transform,
-            metrics={"metrics": metrics},
+            metrics={"metrics": metrics, "probes": list(probes)},
             recipe={},
             canaries={"object": (ids, vectors)} if known else {},
             error=error,
-        )
+        ),
+        promote=promote,
     )
 
 

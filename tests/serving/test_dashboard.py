@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import torch
-from tests.serving.dashboards import make_lineage, publish, serve
+from tests.serving.dashboards import make_lineage, publish, quality, serve
 
 from evergram.errors import IntegrityError, UnknownVersionError
+from evergram.lineage.consumer_record import Baseline, Consumer, Probe
 from evergram.lineage.diagnosis import diagnose_lineage
 from evergram.lineage.lineage import Lineage
-from evergram.serving.dashboard_data import Live, dashboard_data, diagnose
+from evergram.serving.dashboard_data import dashboard_data, diagnose
+from evergram.serving.dashboard_facts import Live
 
 
 @pytest.fixture
@@ -56,6 +59,91 @@ def test_a_step_is_measured_on_its_own(lineage: Lineage) -> None:
     error = ((now @ weight.T - past).square().sum() / past.square().sum()).sqrt()
     assert step.error == pytest.approx(float(error), rel=1e-5)
     assert step.estimate == pytest.approx(float(error), rel=1e-5)
+
+
+def test_labels_retired_and_withdrawn(lineage: Lineage) -> None:
+    lineage.label("stable", 3)
+    lineage.retire(1)
+    publish(lineage, 16, quality(4), promote=False)
+    lineage.withdraw(4, "trained on the wrong day")
+    publish(lineage, 11, quality(5), promote=False)
+    data = dashboard_data(lineage, [], Live())
+    assert (data.newest, data.production) == (5, 3)
+    assert [v.labels for v in data.versions] == [[], [], [], ["stable"], [], []]
+    assert [v.retired for v in data.versions] == [False, True, False, False, False, False]
+    assert [v.past is not None for v in data.versions] == [True, False, True, True, False, False]
+    gone = data.versions[4]
+    assert gone.withdrawn == "trained on the wrong day"
+    assert gone.fingerprint == lineage.withdrawn[4].fingerprint[7:19]
+    assert (gone.dim, gone.encoder, gone.quality) == (15, None, {})
+    assert gone.step is not None
+    assert gone.step.model_dump() == {
+        "kind": "identity", "error": None, "estimate": None, "amplification": None,
+    }  # fmt: skip
+    # Version 5 leads to version 3, and version 2 to the retired one: both are measured.
+    for n, before in ((5, 3), (2, 1)):
+        step = data.versions[n].step
+        assert step is not None
+        past, now = (lineage.canaries(k)["object"][1].double() for k in (before, n))
+        back = lineage.chain.apply(now, n, before)
+        error = ((back - past).square().sum() / past.square().sum()).sqrt()
+        assert step.error == pytest.approx(float(error), rel=1e-5)
+        assert step.estimate == pytest.approx(float(error), rel=1e-5)
+    for version in data.versions:
+        if version.withdrawn is None:
+            whole = lineage.manifest(version.version).fingerprint
+            assert whole.startswith(f"sha256:{version.fingerprint}")
+
+
+def reading(consumer: str, value: float | None, **other: str) -> dict[str, Any]:
+    """As an upgrade writes it."""
+    said = {"consumer": consumer, "pinned": "v0", "metric": "auc", "value": value}
+    return {**said, "problem": None if value is not None else "/home/somebody/x: damaged", **other}
+
+
+def consumer(name: str, pinned: str, **probe: Any) -> Consumer:
+    found = Probe(model="m", data="d", side="object", **probe) if probe else None
+    return Consumer(name=name, pinned=pinned, allowed=(pinned,), since="2026-02-01", probe=found)
+
+
+def test_consumers_and_their_probes(lineage: Lineage) -> None:
+    said = [
+        reading("good", 0.75),
+        reading("bad", 0.75),
+        reading("failed", None),
+        reading("far", 0.75, metric="rmse"),
+        reading("moved", 0.75, pinned="v1"),
+    ]
+    publish(lineage, 11, quality(4), probes=said)
+    lineage.label("stable", 4)
+    baseline = Baseline(version=3, value=0.5, objects=9)
+    data = dashboard_data(
+        lineage,
+        [
+            consumer("stays", "stable"),
+            consumer("lost", "canary"),
+            consumer("good", "v0", metric="auc", min=0.75, baseline=baseline),
+            consumer("bad", "v0", metric="auc", min=0.76),
+            consumer("failed", "v0", metric="auc"),
+            consumer("far", "v0", metric="rmse", max=0.7),
+            consumer("moved", "v0", metric="auc", min=0.1),
+        ],
+        Live(),
+    )
+    found = {c.name: c for c in data.consumers}
+    assert list(found) == ["bad", "failed", "far", "good", "lost", "moved", "stays"]
+    assert (found["stays"].version, found["stays"].probe) == (4, None)
+    assert (found["lost"].pinned, found["lost"].version) == ("canary", None)
+    probes = {name: c.probe for name, c in found.items() if c.probe is not None}
+    assert {name: p.holds for name, p in probes.items()} == {
+        "bad": False, "failed": False, "far": False, "good": True, "moved": None,
+    }  # fmt: skip
+    assert probes["good"].values == {3: 0.5, 4: 0.75}
+    assert (probes["failed"].failed, probes["failed"].last) == (True, None)
+    assert (probes["far"].less_is_better, probes["far"].limit) == (True, 0.7)
+    # What was said of another pin is not of this one.
+    assert probes["moved"].values == {}
+    assert "somebody" not in data.model_dump_json()
 
 
 def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:

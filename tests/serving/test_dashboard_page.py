@@ -12,7 +12,8 @@ import pytest
 from tests.serving.browser import ENTER, TAB, Browser, missing, open_browser
 from tests.serving.dashboards import Service, make_lineage, serve
 
-from evergram.serving.dashboard_data import (
+from evergram.serving.dashboard_data import dashboard_data
+from evergram.serving.dashboard_facts import (
     Backfill,
     ConsumerFacts,
     DashboardData,
@@ -20,7 +21,6 @@ from evergram.serving.dashboard_data import (
     Live,
     ProbeFacts,
     Traffic,
-    dashboard_data,
 )
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
@@ -56,7 +56,7 @@ CONSUMERS = [
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> DashboardData:
     lineage = make_lineage(tmp_path_factory.mktemp("page") / "lineage")
-    return dashboard_data(lineage, CONSUMERS, LIVE)
+    return dashboard_data(lineage, [], LIVE).model_copy(update={"consumers": CONSUMERS})
 
 
 @pytest.fixture(scope="module")
@@ -434,7 +434,7 @@ def test_names_are_shown_as_text(browser: Browser, service: Service, data: Dashb
     evil = "<img src=x onerror=\"document.title='owned'\">"
     probe = ProbeFacts(
         metric=evil, limit=None, less_is_better=False, values={}, last=None, holds=False,
-        problem=evil,
+        failed=True,
     )  # fmt: skip
     consumer = ConsumerFacts(name=evil, pinned=evil, version=0, since=evil, probe=probe)
     traffic = Traffic(consumer=evil, version=0, requests=1, errors=0)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Response
 
-from evergram.serving.dashboard_data import DashboardData
+from evergram.serving.dashboard_facts import DashboardData
 
 # Nothing is loaded from elsewhere, nothing inline is run, nobody may frame the page.
 POLICY = "; ".join(

@@ -64,7 +64,9 @@ function arrow(from, to, y, step) {
   return svg("g", {},
     svg("path", { d: `M${from} ${y} H${to + 9}`, class: "arrow" }),
     svg("path", { d: `M${to + 3} ${y} l9 -5 v10 z`, class: "arrow-head" }),
-    text(middle, y - 9, number(error), error === null ? "small" : "value"),
+    // A withdrawn version left no step: the next one leads to the version before it.
+    step.kind === "identity"
+      ? null : text(middle, y - 9, number(error), error === null ? "small" : "value"),
     text(middle, y + 18, step.kind.replaceAll("_", " "), "small"));
 }
 

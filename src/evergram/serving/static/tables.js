@@ -30,13 +30,13 @@ export function drawVersions(data) {
       v.labels.join(", "),
       date(v.created),
       count(v.dim),
-      v.encoder,
+      v.encoder ?? "–",
       v.step ? v.step.kind.replaceAll("_", " ") : "–",
       v.step ? number(v.step.error) : "–",
       v.step ? number(v.step.estimate) : "–",
       v.step ? number(v.step.amplification) : "–",
       count(pinned(v.version)),
-      v.fingerprint === null ? UNKNOWN : html("code", {}, v.fingerprint),
+      html("code", {}, v.fingerprint),
     ]), { numeric: [4, 7, 8, 9, 10] });
 }
 
@@ -67,11 +67,11 @@ export function drawAlignment(data) {
     ]), { numeric: [1, 2, 3, 4, 5, 6], empty: "There is no past version yet." });
 }
 
-function verdict({ holds, last, limit, problem }) {
-  if (problem) return html("span", { class: "bad" }, `✕ could not be run: ${problem}`);
+function verdict({ holds, last, limit, failed }) {
+  if (failed) return html("span", { class: "bad" }, "✕ could not be run");
   if (holds === false) return html("span", { class: "bad" }, "✕ past the limit");
   if (holds) return "✓ holds";
-  return last === null ? "not run on the newest" : limit === null ? "no limit set" : UNKNOWN;
+  return last === null ? "not run on the newest" : "no limit set";
 }
 
 function probed(probe) {
