@@ -64,7 +64,7 @@ def test_nothing_comes_from_elsewhere() -> None:
     assert arguments("ARG") == ['TORCH_INDEX=""']
     [base] = arguments("FROM")
     assert base == "python:3.11-slim"
-    assert project()["requires-python"] == ">=3.11"
+    assert str(project()["requires-python"]) == ">=3.11"
 
 
 def test_what_is_installed_is_pinned_and_known() -> None:

@@ -20,6 +20,7 @@ from evergram.serving.dashboard_facts import (
     Drift,
     Live,
     ProbeFacts,
+    StepFacts,
     Traffic,
 )
 
@@ -29,11 +30,11 @@ LIVE = Live(
     started="2026-11-21T08:00:00+00:00",
     traffic=[
         Traffic(consumer="ads", version=0, requests=1200, errors=0, per_minute=90.0),
-        Traffic(consumer="feed", version=3, requests=345, errors=7),
+        Traffic(consumer="", version=None, requests=345, errors=7),
     ],
     latency_ms={"p50": 2.25, "p99": 9.5},
     drift=[
-        Drift(side="object", relative=0.25, vectors=5000, limit=0.1),
+        Drift(side="object", version=3, relative=0.25, vectors=5000, limit=0.1),
     ],
     rows={"object": {2: 11, 3: 20}},
     backfill=[Backfill(side="object", version=3, done=9, total=20, state="running")],
@@ -154,10 +155,12 @@ def test_it_shows_what_the_service_says(
     assert feed[:2] == ["feed", "stable (v3)"]
     assert rows(browser, "traffic") == [
         ["ads", "v0", "1,200", "0", "90.0"],
-        ["feed", "v3", "345", "▲ 7", "not known"],
+        ["(no token)", "not known", "345", "▲ 7", "not known"],
     ]
     assert "2.25 ms" in text(browser, "#latency")
-    assert rows(browser, "drift") == [["object", "0.250", "0.100", "5,000", "▲ past the limit"]]
+    assert rows(browser, "drift") == [
+        ["object", "v3", "0.250", "0.100", "5,000", "▲ past the limit"]
+    ]
     assert rows(browser, "rows") == [["object", "v2", "11"], ["object", "v3", "20"]]
     assert rows(browser, "backfill") == [["object", "v3", "running", "9 of 20"]]
 
@@ -207,6 +210,30 @@ def test_one_version_and_nobody(browser: Browser, service: Service, data: Dashbo
         assert rows(browser, name) == [["Not known."]]
     browser.listen()
     assert browser.console == []
+
+
+def test_retired_withdrawn_and_labelled(
+    browser: Browser, service: Service, data: DashboardData
+) -> None:
+    changes: list[dict[str, Any]] = [
+        {"retired": True, "past": None},
+        {"labels": ["stable"]},
+        {},
+        {"withdrawn": "the wrong day", "encoder": None, "step": StepFacts(kind="identity")},
+    ]
+    versions = [v.model_copy(update=c) for v, c in zip(data.versions, changes, strict=True)]
+    service.data = data.model_copy(update={"versions": versions, "newest": 2, "production": 1})
+    show(browser, service)
+    states = [r[1] for r in reversed(rows(browser, "versions"))]
+    assert states == ["retired", "production", "newest", "withdrawn (the wrong day)"]
+    picture = browser.run(
+        "return [...document.querySelectorAll('#chain svg text')].map((t) => t.textContent)"
+    )
+    for word in ("retired", "production", "newest", "withdrawn", "stable", "identity"):
+        assert picture.count(word) == 1, word
+    assert "not known" not in picture
+    assert "labelled stable" in text(browser, "#chain desc")
+    assert [r[0] for r in rows(browser, "certificate")] == ["v2", "v1"]
 
 
 def test_the_metric_can_be_chosen(browser: Browser, service: Service) -> None:

@@ -105,7 +105,13 @@ class ConsumerFacts(_Facts):
 
 
 class Traffic(_Facts):
-    """Requests of one consumer to one version, since the service started."""
+    """Requests of one consumer to one version, since the service started.
+
+    Args:
+        consumer: its name; "" of who needs none.
+        errors: how many of the requests were not answered as asked.
+        per_minute: of late, where the service counts that.
+    """
 
     consumer: str
     version: int | None
@@ -128,12 +134,14 @@ class Drift(_Facts):
     """How far the second moments of what was served are from those of what is stored.
 
     Args:
+        version: whose vectors are compared.
         relative: ‖served − stored‖ over ‖stored‖; 0 where both are the same.
         vectors: how many were served.
         limit: past which it is worth a look.
     """
 
     side: str
+    version: int | None = None
     relative: float | None
     vectors: int | None = None
     limit: float | None = None

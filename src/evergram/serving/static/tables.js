@@ -3,6 +3,8 @@
 import { broken, states } from "./chain.js";
 import { UNKNOWN, at, count, date, html, number, plural, table } from "./elements.js";
 
+const version = (n) => (n === null ? UNKNOWN : `v${n}`);
+
 export function drawFacts(data, rate) {
   const errors = data.versions.filter((v) => v.past)
     .map((v) => v.past.error ?? v.past.estimate).filter((v) => v !== null);
@@ -107,19 +109,19 @@ export function drawTraffic(live) {
   table(at("traffic"), live.started ? html("span", {}, "Since the service started, ", date(live.started)) : "Since the service started",
     ["consumer", "version", "requests", "errors", "a minute"],
     (live.traffic ?? []).map((t) => [
-      t.consumer, t.version === null ? UNKNOWN : `v${t.version}`, count(t.requests),
+      t.consumer || "(no token)", version(t.version), count(t.requests),
       t.errors ? html("span", { class: "bad" }, `▲ ${count(t.errors)}`) : "0", number(t.per_minute),
     ]), { numeric: [2, 3, 4], empty: live.traffic ? "Nobody has asked for anything yet." : "Not known." });
 }
 
 export function drawStore(live) {
-  table(at("drift"), "Drift by side", ["side", "relative", "limit", "vectors served", "verdict"],
+  table(at("drift"), "Drift by side", ["side", "version", "relative", "limit", "vectors served", "verdict"],
     (live.drift ?? []).map((d) => {
       const past = d.limit !== null && d.relative !== null && d.relative > d.limit;
-      return [d.side, number(d.relative), d.limit === null ? "none" : number(d.limit), count(d.vectors),
+      return [d.side, version(d.version), number(d.relative), d.limit === null ? "none" : number(d.limit), count(d.vectors),
         d.relative === null ? UNKNOWN : d.limit === null ? "no limit set"
           : past ? html("span", { class: "bad" }, "▲ past the limit") : "✓ within the limit"];
-    }), { numeric: [1, 2, 3], empty: live.drift ? "Nothing was served yet." : "Not known." });
+    }), { numeric: [2, 3, 4], empty: live.drift ? "Nothing was served yet." : "Not known." });
   const rows = Object.entries(live.rows ?? {}).flatMap(([side, versions]) =>
     Object.entries(versions).map(([version, n]) => [side, `v${version}`, count(n)]));
   table(at("rows"), "Rows by side and version", ["side", "version", "rows"], rows,
