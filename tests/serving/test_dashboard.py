@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from evergram.lineage.consumer_record import Baseline, Consumer, Probe
 from evergram.lineage.diagnosis import diagnose_lineage
 from evergram.lineage.lineage import Lineage
 from evergram.serving.dashboard_data import dashboard_data, diagnose
-from evergram.serving.dashboard_facts import Live
+from evergram.serving.dashboard_facts import DashboardData, Live
 
 
 @pytest.fixture
@@ -220,3 +221,16 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
         assert "//" not in text.replace("// ", ""), path
         assert "innerHTML" not in text, path
         assert "style=" not in text, path
+
+
+def test_the_python_of_the_document_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text()
+    block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    make_lineage(tmp_path / "lineages" / "films", 2)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block[1], "dashboard.md", "exec"), {})
+    printed = DashboardData.model_validate_json(capsys.readouterr().out)
+    assert [v.version for v in printed.versions] == [0, 1]
