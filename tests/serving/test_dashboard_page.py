@@ -128,7 +128,7 @@ def test_it_shows_what_the_service_says(
     assert text(browser, "h1") == "films"
     assert text(browser, "#summary") == "4 versions, 2 consumers"
     facts = browser.run("return document.getElementById('facts').innerText")
-    assert "1 probe past the limit" in facts
+    assert "1 probe fails" in facts
     versions = rows(browser, "versions")
     assert [r[0] for r in versions] == ["v3", "v2", "v1", "v0"]
     picture = text(browser, "#chain svg")

@@ -12,7 +12,7 @@ export function drawFacts(data, rate) {
   const past = data.versions.some((v) => v.past);
   const facts = [
     ["Production", `v${data.production}`, data.production === data.newest ? "the newest" : `newest is v${data.newest}`],
-    ["Consumers", count(data.consumers.length), failing ? `✕ ${plural(failing, "probe")} past the limit` : "no probe past its limit"],
+    ["Consumers", count(data.consumers.length), failing ? `✕ ${plural(failing, "probe fails", "probes fail")}` : "no probe fails"],
     ["Largest error", past ? (errors.length ? number(Math.max(...errors)) : UNKNOWN) : "none", past ? "of any past version" : "no past version yet"],
     ["Requests a minute", rate === null ? UNKNOWN : number(rate), "over the last minute"],
   ];
@@ -21,6 +21,10 @@ export function drawFacts(data, rate) {
       html("span", { class: value === UNKNOWN ? "big unknown" : "big" }, value),
       html("span", { class: note.startsWith("✕") ? "bad" : "muted" }, note)))));
 }
+
+// A withdrawn version's step is the identity: there is nothing to know.
+const step = (s) => s && s.kind !== "identity"
+  ? [number(s.error), number(s.estimate), number(s.amplification)] : ["–", "–", "–"];
 
 export function drawVersions(data) {
   const pinned = (version) => data.consumers.filter((c) => c.version === version).length;
@@ -34,9 +38,7 @@ export function drawVersions(data) {
       count(v.dim),
       v.encoder ?? "–",
       v.step ? v.step.kind.replaceAll("_", " ") : "–",
-      v.step ? number(v.step.error) : "–",
-      v.step ? number(v.step.estimate) : "–",
-      v.step ? number(v.step.amplification) : "–",
+      ...step(v.step),
       count(pinned(v.version)),
       html("code", {}, v.fingerprint),
     ]), { numeric: [4, 7, 8, 9, 10] });
