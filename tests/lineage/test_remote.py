@@ -18,7 +18,7 @@ import torch
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from test_lineage import artefact
+from tests.lineage.test_lineage import artefact
 
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.addresses import cache_folder, local_folder, mirror_of
