@@ -103,6 +103,17 @@ class Lineage:
             raise UnknownVersionError(f"{self.path} has no version yet; publish one first.")
         return self._record.versions[-1]
 
+    @property
+    def production(self) -> int:
+        return self.newest
+
+    def resolve(self, what: int | str | None) -> int:
+        number = self.newest if what is None else int(str(what).removeprefix("v"))
+        return self.manifest(number).version
+
+    def forward(self, source: int, target: int) -> tuple[Tensor, Tensor] | None:
+        return None
+
     def manifest(self, version: int) -> Manifest:
         """Raises: UnknownVersionError."""
         if version not in self._manifests:
@@ -194,7 +205,7 @@ class Lineage:
         dim = self.manifest(target).dim
         return View(target, source, dim, self.chain, self.embeddings)
 
-    def stored(self, side: str) -> Path:
+    def stored(self, side: str, version: int | None = None) -> Path:
         """The file of the newest version's vectors of a side, compared with its hash.
 
         Raises: LineageError: there is no such side. IntegrityError: it is not what was published.

@@ -56,6 +56,10 @@ class Manifest(_Frozen):
     # Side to SHA-256, of the embeddings that stand while this version is the newest.
     embeddings: dict[str, str]
 
+    @property
+    def fingerprint(self) -> str:
+        return "sha256:" + hashlib.sha256(str((self.dim, self.files)).encode()).hexdigest()
+
     @field_validator("transform", mode="before")
     @classmethod
     def _of_format_1(cls, value: Any) -> Any:

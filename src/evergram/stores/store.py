@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 from zlib import crc32
@@ -209,6 +209,18 @@ class Store(ABC):
         if len(rows):
             self._write(rows, row_checks(rows))
 
+    def load(self, space: Space, blocks: Iterable[Rows]) -> int:
+        """Write all rows of a version, block after block. Returns: how many.
+
+        Killed in between, some are written; loading again writes the same rows.
+        """
+        self.add_space(space)
+        total = 0
+        for rows in blocks:
+            self.upsert(rows)
+            total += len(rows)
+        return total
+
     def delete(self, ids: pa.Array | Sequence[int | str]) -> None:
         """Remove rows; an id that is not there is no error."""
         self._delete(self.as_ids(ids))
@@ -268,7 +280,7 @@ class Store(ABC):
             for i, (keys, scores) in enumerate(self._nearest(version, given, k, among)):
                 shifted = scores if added is None else scores + added[i]
                 found[i].append(Hits(keys, shifted, np.full(len(keys), version, dtype=np.int64)))
-        return [_merged(parts, k, self.id_type) for parts in found]
+        return [merge_hits(parts, k) for parts in found]
 
     def as_ids(self, ids: pa.Array | Sequence[int | str]) -> pa.Array:
         """Ids as this store's type. Raises: DataError: one cannot be, or is null."""
@@ -321,15 +333,15 @@ def _latest(parts: list[Rows], kind: pa.DataType) -> list[Rows]:
     return kept
 
 
-def _merged(parts: list[Hits], k: int, kind: pa.DataType) -> Hits:
-    """The best k of several spaces, each id once."""
+def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
+    """The best k of what several spaces gave, each id once: at the latest version that has it."""
+    parts = [part for part in parts if len(part)] or list(parts[:1])
     if len(parts) == 1:
         return parts[0].first(k)
-    parts = sorted(parts, key=lambda h: -int(h.versions[0]) if len(h) else 0)
-    ids = _joined([h.ids for h in parts], kind)
-    scores = np.concatenate([h.scores for h in parts] or [np.zeros(0, np.float32)])
-    versions = np.concatenate([h.versions for h in parts] or [np.zeros(0, np.int64)])
-    # The first of each id is the latest version's.
+    parts = sorted(parts, key=lambda part: -int(part.versions[0]))
+    ids = pa.concat_arrays([part.ids for part in parts])
+    scores = np.concatenate([part.scores for part in parts])
+    versions = np.concatenate([part.versions for part in parts])
     codes = ids.dictionary_encode().indices.to_numpy()
     first = np.unique(codes, return_index=True)[1]
     best = first[np.argsort(-scores[first], kind="stable")][:k]

@@ -1,0 +1,125 @@
+"""From a published version to a store: its rows, and the folder of stores that a lineage has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from evergram.errors import IntegrityError, LineageError
+from evergram.lineage.files import write_text
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.ways import Ways
+from evergram.stores.embedding_files import open_embeddings
+from evergram.stores.store import Rows, Space, Store
+
+Progress = Callable[[int, int], None]
+
+
+def space_of(lineage: Lineage, version: int, *, norms: bool = True) -> Space:
+    """Where a store keeps a version's rows: [z], or with `norms` [z, n_0 … n_v], see `Ways`."""
+    manifest = lineage.manifest(version)
+    width = manifest.dim + (version + 1 if norms else 0)
+    return Space(version, width, manifest.fingerprint)
+
+
+def stored_rows(
+    lineage: Lineage, ways: Ways, space: Space, ids: pa.Array, vectors: np.ndarray
+) -> Rows:
+    """Vectors [n, D] of a version as its space holds them."""
+    dim = lineage.manifest(space.version).dim
+    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+    if space.dim > dim:
+        vectors = np.concatenate([vectors, ways.norms(vectors, space.version)], axis=1)
+    return Rows(space.version, ids, vectors)
+
+
+def fill(
+    lineage: Lineage,
+    store: Store,
+    side: str,
+    version: int | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Write all embeddings of a version whose file the lineage holds; production's by default.
+
+    Rows of other versions stay where this version has none of their id.
+
+    Args:
+        progress: is told rows written and rows in all.
+    Returns: rows written.
+    """
+    version = lineage.production if version is None else version
+    file = open_embeddings(lineage.stored(side, version))
+    ways = Ways(lineage)
+    there = store.spaces().get(version)
+    space = space_of(lineage, version) if there is None else there
+
+    def blocks() -> Iterator[Rows]:
+        done = 0
+        for ids, vectors in file.blocks():
+            yield stored_rows(lineage, ways, space, ids, vectors.numpy())
+            done += len(ids)
+            if progress is not None:
+                progress(done, file.rows)
+
+    return store.load(space, blocks())
+
+
+def local_stores(lineage: Lineage, progress: Progress | None = None) -> dict[str, Store]:
+    """The lineage's own snapshots, DIR/stores/<side>, brought to production's version.
+
+    Raises: StoreError: another process is filling them.
+    """
+    from evergram.stores.opening import open_store
+
+    version = lineage.production
+    stores = {}
+    for side in lineage.manifest(version).embeddings:
+        folder = lineage.path / "stores" / side
+        marker = folder.with_name(f"{side}.json")
+        fingerprint = lineage.manifest(version).fingerprint
+        loaded = _loaded(marker)
+        try:
+            store = open_store(str(folder), create=id_type(lineage, side, version))
+        except IntegrityError as error:
+            # It is made from the published file, but may hold rows that were added since.
+            raise IntegrityError(
+                f"{error} Rows that were not added by hand can be made again: remove {folder}."
+            ) from error
+        if loaded != fingerprint:
+            fill(lineage, store, side, version, progress)
+            write_text(marker, json.dumps({"fingerprint": fingerprint, "version": version}))
+        stores[side] = store
+    return stores
+
+
+def open_stores(lineage: Lineage, addresses: Mapping[str, str]) -> dict[str, Store]:
+    """Stores at addresses, by side. Raises: LineageError: no such side."""
+    from evergram.stores.opening import open_store
+
+    sides = lineage.manifest(lineage.production).embeddings
+    unknown = [side for side in addresses if side not in sides]
+    if unknown:
+        raise LineageError(
+            f"There is no side {unknown[0]!r} in {lineage.path}; it has {' and '.join(sides)}."
+        )
+    return {side: open_store(address) for side, address in addresses.items()}
+
+
+def id_type(lineage: Lineage, side: str, version: int) -> str:
+    """ "int64" or "string", of the published ids."""
+    first = next(iter(open_embeddings(lineage.stored(side, version)).blocks(1)), None)
+    kind = pa.int64() if first is None else first[0].type
+    return "int64" if pa.types.is_integer(kind) else "string"
+
+
+def _loaded(marker: Path) -> str | None:
+    try:
+        found = json.loads(marker.read_text())
+    except (OSError, ValueError):
+        return None
+    return str(found.get("fingerprint")) if isinstance(found, dict) else None

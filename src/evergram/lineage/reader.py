@@ -1,0 +1,215 @@
+"""Stored embeddings at any version: by id, by search, or as given vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
+from evergram.lineage.filling import local_stores, open_stores
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.metric_search import Field, by_cosine, by_distance, by_inner_product
+from evergram.lineage.ways import Ways
+from evergram.stores.store import Floats, Hits, Store
+
+Metric = Literal["ip", "l2", "cosine"]
+Version = int | str | None
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Embeddings in the order they were asked for.
+
+    Args:
+        version: j, the version they are read as.
+        ids: [n], as asked.
+        vectors: float32 [n, D_j]; zeros where an id is not stored.
+        sources: [n], the version that each was computed from; -1 where the id is not stored.
+    """
+
+    version: int
+    ids: pa.Array
+    vectors: Floats
+    sources: npt.NDArray[np.int64]
+
+    @property
+    def missing(self) -> pa.Array:
+        """The ids that are not stored."""
+        return self.ids.filter(pa.array(self.sources < 0))
+
+
+class Reader:
+    """A lineage and where its embeddings are stored, one store a side.
+
+    Several threads may use one. Every row is answered from the version that it was embedded with,
+    so a store that is only partly refreshed gives no wrong vector.
+
+    Raises: IntegrityError: a store holds vectors of another lineage.
+    """
+
+    def __init__(self, lineage: Lineage, stores: Mapping[str, Store]) -> None:
+        if not stores:
+            raise LineageError(f"{lineage.path} was opened without a store to read from.")
+        self.lineage = lineage
+        self._stores = dict(stores)
+        self._ways = Ways(lineage)
+        for store in self._stores.values():
+            check_spaces(lineage, store)
+
+    @classmethod
+    def open(cls, lineage: Lineage | str | Path, stores: Mapping[str, str] | None = None) -> Reader:
+        """A lineage read from stores, or from its own snapshots, which are then filled first.
+
+        Args:
+            stores: side to address, see `stores.opening`.
+        """
+        found = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
+        return cls(found, local_stores(found) if stores is None else open_stores(found, stores))
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        return tuple(self._stores)
+
+    @property
+    def default_side(self) -> str:
+        """What is meant where no side is named."""
+        return "candidate" if "candidate" in self._stores else self.sides[0]
+
+    def store(self, side: str | None = None) -> Store:
+        """Raises: LineageError: there is no such side."""
+        side = self.default_side if side is None else side
+        if side not in self._stores:
+            raise LineageError(
+                f"There is no side {side!r} here; there is {' and '.join(self._stores)}."
+            )
+        return self._stores[side]
+
+    def embed(
+        self,
+        ids: pa.Array | Sequence[int | str],
+        version: Version = None,
+        side: str | None = None,
+    ) -> Embedded:
+        """The embeddings of ids at a version.
+
+        Args:
+            version: a number, "v0" or a label; production's where it is None.
+        Raises: UnknownVersionError, DataError: ids of another type. LineageError: no such side; a
+            row of an older version, and no way forward.
+        """
+        target = self.lineage.resolve(version)
+        store = self.store(side)
+        asked = store.as_ids(ids)
+        vectors = np.zeros((len(asked), self.lineage.manifest(target).dim), dtype=np.float32)
+        sources = np.full(len(asked), -1, dtype=np.int64)
+        for rows in store.fetch(asked):
+            dim = self.lineage.manifest(rows.version).dim
+            read = self._ways.rows(
+                np.ascontiguousarray(rows.vectors[:, :dim]), rows.version, target
+            )
+            places = pc.index_in(asked, value_set=rows.ids)
+            mine = places.is_valid().to_numpy(zero_copy_only=False)
+            vectors[mine] = read[places.drop_null().to_numpy()]
+            sources[mine] = rows.version
+        return Embedded(target, asked, vectors, sources)
+
+    def search(
+        self,
+        queries: npt.ArrayLike,
+        k: int = 10,
+        version: Version = None,
+        side: str | None = None,
+        metric: Metric = "ip",
+        ids: pa.Array | Sequence[int | str] | None = None,
+    ) -> list[Hits]:
+        """The k nearest stored objects to vectors of a version, on the one index of the newest.
+
+        Args:
+            queries: [Q, D_j] or [D_j], in the space of version j.
+            metric: "ip", ⟨q, z̃⟩; "l2", −‖q − z̃‖²; "cosine". A larger score is nearer.
+            ids: search among these alone.
+        Returns: one a query.
+        Raises: LineageError: the way to version j is not affine. ShapeError, DataError.
+        Source: ../shared/method.md §2, "One index for all versions".
+        """
+        if metric not in get_args(Metric):
+            raise DataError(f"There is no metric {metric!r}; there is ip, l2 and cosine.")
+        if k < 1:
+            raise DataError(f"k is {k}; it must be at least 1.")
+        target = self.lineage.resolve(version)
+        store = self.store(side)
+        given = self._queries(queries, target)
+        fields = [
+            Field(store, self._ways, v, target, self.lineage.manifest(v).dim, rows)
+            for v, rows in store.count().items()
+        ]
+        if not fields:
+            return [_nothing(store) for _ in given]
+        return _SEARCHES[metric](fields, given, k, ids)
+
+    def transform(
+        self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
+    ) -> Floats:
+        """Vectors [n, D_source] of one version as another reads them, [n, D_target].
+
+        Raises: LineageError: `target` is later, and no forward map was published between them.
+        """
+        start, end = self.lineage.resolve(source), self.lineage.resolve(target)
+        return self._ways.rows(self._queries(vectors, start), start, end)
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+
+    def _queries(self, given: npt.ArrayLike, version: int) -> Floats:
+        try:
+            found = np.ascontiguousarray(given, dtype=np.float32)
+        except (ValueError, TypeError):
+            raise ShapeError("Vectors must be numbers, all of one length.") from None
+        found = found[None] if found.ndim == 1 else found
+        dim = self.lineage.manifest(version).dim
+        if found.ndim != 2 or found.shape[1] != dim:
+            raise ShapeError(
+                f"Vectors are {list(found.shape)}; those of version {version} have dim {dim}."
+            )
+        flat = found.reshape(-1)
+        # The sum of squares is finite only if all are, and costs a quarter of looking at each.
+        with np.errstate(over="ignore", invalid="ignore"):
+            quick = bool(np.isfinite(np.dot(flat, flat)))
+        if not quick and not np.isfinite(found).all():
+            raise DataError("A given vector is not finite.")
+        return found
+
+
+def check_spaces(lineage: Lineage, store: Store) -> None:
+    """Raises: IntegrityError: a store holds vectors of another lineage, or of no version here."""
+    held = store.count()
+    for version, space in store.spaces().items():
+        if version not in held:
+            continue
+        manifest = lineage.manifest(version)
+        if space.fingerprint != manifest.fingerprint:
+            raise IntegrityError(
+                f"{store.address} holds vectors of version {version} with fingerprint "
+                f"{space.fingerprint}; that of {lineage.path} is {manifest.fingerprint}. It was "
+                "filled from another lineage; use another store."
+            )
+        if space.dim not in (manifest.dim, manifest.dim + version + 1):
+            raise IntegrityError(
+                f"{store.address} holds vectors of version {version} with {space.dim} "
+                f"coordinates; the version has {manifest.dim}."
+            )
+
+
+_SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
+
+
+def _nothing(store: Store) -> Hits:
+    return Hits(pa.array([], store.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64))
