@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -139,8 +139,8 @@ class _Server(BaseHTTPRequestHandler):
     """Answers the questions of opening a store, and of what spaces it has; nothing else."""
 
     protocol_version = "HTTP/1.1"
-    keys: list[str | None]
-    cut: bool
+    keys: ClassVar[list[str | None]]
+    cut: ClassVar[bool]
 
     def _answer(self, result: Any) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -173,8 +173,11 @@ class _Server(BaseHTTPRequestHandler):
 def test_a_server_is_given_the_key_and_asked_again_after_a_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    handler = type("Handler", (_Server,), {"keys": [], "cut": False})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    class Handler(_Server):
+        keys: ClassVar[list[str | None]] = []
+        cut = False
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("QDRANT_API_KEY", "hush")
@@ -182,12 +185,10 @@ def test_a_server_is_given_the_key_and_asked_again_after_a_cut(
         with open_store(f"qdrant:http://127.0.0.1:{server.server_port}#emb") as store:
             assert store.id_type == pa.string()
             assert "hush" not in store.address
-            handler.cut = True
+            Handler.cut = True
             assert store.spaces() == {3: Space(3, 2, "sha256:three")}
-            assert not handler.cut
-            assert set(handler.keys) == {"hush"}
-            server.shutdown()
-            server.server_close()
+            assert not Handler.cut
+            assert set(Handler.keys) == {"hush"}
     finally:
         server.shutdown()
         server.server_close()
