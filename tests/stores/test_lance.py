@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from planted import planted, recall
-from together import work_together
+from tests.stores.planted import planted, recall
+from tests.stores.together import work_together
 
 from evergram.errors import DataError, FormatError, StoreError
 from evergram.stores.lance import COMPACTED_AFTER, LanceStore
@@ -151,6 +151,14 @@ def test_a_later_format_and_a_damaged_file_are_errors(store: LanceStore, tmp_pat
         file.write_bytes(file.read_bytes()[:-8] + b"\0" * 8)
     with pytest.raises(StoreError, match="cannot be read"):
         open_store(store.address).fetch([1])
+
+
+def test_without_lancedb_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "lancedb", None)
+    with pytest.raises(DataError, match=r"pip install 'evergram\[lance\]'"):
+        open_store(f"lance:{tmp_path}#emb", create="int64")
 
 
 def test_a_closed_store_says_so(store: LanceStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,9 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pytest
-from planted import planted, recall
-from postgres_server import PostgresServer, postgres
-from together import work_together
+from tests.stores.planted import planted, recall
+from tests.stores.postgres_server import PostgresServer, postgres
+from tests.stores.together import work_together
 
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.opening import open_store
@@ -293,6 +294,14 @@ def test_no_acknowledged_row_is_lost_when_the_server_crashes(
         # A batch is one transaction: what was not acknowledged is there whole or not at all.
         assert store.count()[0] % 200 == 0
     assert len(failed) == 3
+
+
+def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("pgvector", "postgres"):
+        monkeypatch.delitem(sys.modules, f"evergram.stores.{module}")
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(DataError, match=r"pip install 'evergram\[pgvector\]'"):
+        open_store("postgresql://ann@db/vectors#emb")
 
 
 def test_a_closed_store_says_so(server: PostgresServer) -> None:

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
-from planted import planted, recall
-from together import work_together
+from tests.stores.planted import planted, recall
+from tests.stores.together import work_together
 
 from evergram.errors import DataError, StoreError
 from evergram.stores.opening import open_store
@@ -126,6 +126,14 @@ def test_addresses(tmp_path: Path, store: QdrantStore) -> None:
         open_store(f"qdrant:{tmp_path}#a/b", create="int64")
     with pytest.raises(DataError, match="ids of type int64; string"):
         open_store(store.address, create="string")
+
+
+def test_without_qdrant_client_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "qdrant_client", None)
+    with pytest.raises(DataError, match=r"pip install 'evergram\[qdrant\]'"):
+        open_store(f"qdrant:{tmp_path}#emb", create="int64")
 
 
 def test_a_server_that_is_not_there() -> None:
