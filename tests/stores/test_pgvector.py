@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pytest
+from psycopg.sql import SQL
 from tests.stores.planted import planted, recall
 from tests.stores.postgres_server import PostgresServer, postgres
 from tests.stores.together import work_together
@@ -117,6 +118,10 @@ def test_names_and_ids_are_quoted(server: PostgresServer) -> None:
             "postgresql://ann:s%40cret@/vectors?host=/run/pg&port=5433&password=secret#emb",
             "postgresql://ann@/vectors?host=%2Frun%2Fpg&port=5433#emb",
         ),
+        (
+            "postgresql://db/v?options=-c%20work_mem%3D1GB#emb",
+            "postgresql://db/v?options=-c%20work_mem%3D1GB#emb",
+        ),
         ("postgresql://a:1,b:2/v#emb", "postgresql:///v?host=a%2Cb&port=1%2C2#emb"),
     ],
 )
@@ -142,6 +147,18 @@ def test_a_wrong_address_is_not_repeated(address: str) -> None:
     with pytest.raises(DataError, match="postgresql://USER:PASSWORD@HOST") as caught:
         open_store(address)
     assert "sec" not in str(caught.value)
+
+
+def test_what_the_address_sets_stays_set(server: PostgresServer) -> None:
+    given = "-c%20hnsw.ef_search%3D333%20-c%20statement_timeout%3D7s"
+    address = f"{server.uri}&options={given}#{next(NAMES)}"
+    asked = ("hnsw.ef_search", "statement_timeout", "hnsw.iterative_scan", "synchronous_commit")
+    query = SQL("select array[{}]").format(
+        SQL(", ").join(SQL("current_setting({})").format(name) for name in asked)
+    )
+    with PgvectorStore.open(address, "int64") as store:
+        found = store._connections.run(lambda c: c.execute(query).fetchone())
+        assert found == (["333", "7s", "relaxed_order", "on"],)
 
 
 def test_a_name_that_is_none_is_refused() -> None:
@@ -171,8 +188,6 @@ def test_without_the_right_to_make_the_extension_the_error_says_what_to_do(
 ) -> None:
     server.sql("create role visitor login")
     server.sql("create database bare owner visitor")
-    # The extension is trusted, so an owner of the database may make it; a visitor may not.
-    server.sql("alter database bare owner to postgres")
     address = server.uri.replace("postgres:@/postgres", "visitor@/bare")
     with pytest.raises(StoreError, match="create extension vector"):
         open_store(f"{address}#emb", create="int64")

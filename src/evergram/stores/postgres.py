@@ -82,7 +82,7 @@ def show_address(params: dict[str, str], name: str) -> str:
         rest.pop("port", None)
     user = quote(rest.pop("user"), safe="") + "@" if "user" in rest else ""
     database = quote(rest.pop("dbname", ""), safe="")
-    query = f"?{urlencode(rest)}" if rest else ""
+    query = f"?{urlencode(rest, quote_via=quote)}" if rest else ""
     return f"postgresql://{user}{where}/{database}{query}#{name}"
 
 
