@@ -114,7 +114,7 @@ def test_a_new_store_is_empty(pair: Pair) -> None:
     assert pair.store.fetch([pair.name(1)]) == []
     assert list(pair.store.scan()) == []
     assert str(pair.store.id_type) == pair.id_type
-    assert "@" not in pair.store.address
+    assert "secret" not in pair.store.address
 
 
 def test_spaces_without_rows(pair: Pair) -> None:
