@@ -205,8 +205,8 @@ def test_format_1_is_still_read(lineage: Lineage) -> None:
 
 def test_a_later_format_is_refused(lineage: Lineage) -> None:
     path = lineage.path / "lineage.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 3}))
-    with pytest.raises(FormatError, match="format_version 3"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 4}))
+    with pytest.raises(FormatError, match="format_version 4"):
         Lineage.open(lineage.path)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from evergram.cli import embeddings, lineages, models
+from evergram.cli import embeddings, lineages, models, operating
 from evergram.cli.options import app
 from evergram.errors import EvergramError
 
-__all__ = ["app", "embeddings", "lineages", "main", "models"]
+__all__ = ["app", "embeddings", "lineages", "main", "models", "operating"]
 
 
 def main() -> None:

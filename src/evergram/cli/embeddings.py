@@ -13,6 +13,7 @@ from evergram.cli.options import (
     IdColumn,
     Json,
     LineageOption,
+    Promote,
     Seed,
     Set,
     VectorColumn,
@@ -48,6 +49,7 @@ def align(
     vector_column: VectorColumn = "vector",
     old_ids: Annotated[Path | None, typer.Option(help="Ids of OLD, one a line.")] = None,
     new_ids: Annotated[Path | None, typer.Option(help="Ids of NEW, one a line.")] = None,
+    promote: Promote = True,
     as_json: Json = False,
     seed: Seed = None,
     device: Device = "auto",
@@ -73,6 +75,7 @@ def align(
         open_embeddings(new, ids=new_ids, **columns),
         Lineage.open(lineage) if there else Lineage.create(lineage, name),
         settings,
+        promote=promote,
         progress=new_progress(),
     )
     if as_json:
@@ -104,10 +107,15 @@ def align(
 def transform(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
     lineage: LineageOption,
-    as_version: Annotated[int, typer.Option("--as", help="The version to write.")],
+    as_version: Annotated[
+        str, typer.Option("--as", metavar="VERSION", help="The version or label to write.")
+    ],
     out: Annotated[Path, typer.Option(help="File to write; its suffix says the format.")],
     from_version: Annotated[
-        int | None, typer.Option("--from", help="The version of FILE (default: newest).")
+        str | None,
+        typer.Option(
+            "--from", metavar="VERSION", help="The version or label of FILE (default: newest)."
+        ),
     ] = None,
     id_column: IdColumn = "id",
     vector_column: VectorColumn = "vector",
@@ -127,14 +135,15 @@ def transform(
     from evergram.training.rewrite import transform_file
 
     found = Lineage.open(lineage)
-    source = found.newest if from_version is None else from_version
+    source = found.newest if from_version is None else found.resolve(from_version)
+    target = found.resolve(as_version)
     opened = open_embeddings(file, id_column=id_column, vector_column=vector_column, ids=ids)
-    rows = transform_file(opened, found, as_version, out, source=source, progress=new_progress())
-    dim = found.chain.dim(as_version)
+    rows = transform_file(opened, found, target, out, source=source, progress=new_progress())
+    dim = found.manifest(target).dim
     if as_json:
-        facts = {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": as_version}
+        facts = {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": target}
         dump(facts)
         return
     sys.stdout.write(
-        f"{rows} vectors of version {source}, written as version {as_version} ({dim} dims): {out}\n"
+        f"{rows} vectors of version {source}, written as version {target} ({dim} dims): {out}\n"
     )

@@ -39,20 +39,37 @@ def versions(
             "dim": m.dim,
             "created": m.created,
             "encoder": "file" if m.encoder is None else m.encoder.kind,
+            "fingerprint": m.fingerprint,
+            "labels": sorted(k for k, n in found.labels.items() if n == m.version),
+            "retired": m.version in found.retired,
+            "held": m.version in found.held,
             "metrics": found.metrics(m.version)["metrics"],
         }
         for m in found.versions
     ]
     if as_json:
-        dump({"lineage": str(lineage), "name": found.name, "versions": rows})
+        facts = {"lineage": str(lineage), "name": found.name, "labels": found.labels}
+        withdrawn = {str(n): w.model_dump() for n, w in found.withdrawn.items()}
+        dump({**facts, "versions": rows, "withdrawn": withdrawn})
         return
     header = ["version", "name", "dim", "encoder", "created"]
     names = list(rows[0]["metrics"]["model"]) if rows else []
     lines = [
-        [str(r[h]) for h in header] + [number(r["metrics"]["model"].get(n)) for n in names]
+        [
+            *(str(r[h]) for h in header),
+            r["fingerprint"].removeprefix("sha256:")[:_SHORT],
+            ", ".join([*r["labels"], *(["retired"] if r["retired"] else [])]),
+            *(number(r["metrics"]["model"].get(n)) for n in names),
+        ]
         for r in rows
     ]
-    table(f"Lineage {lineage}", header + names, lines)
+    table(f"Lineage {lineage}", [*header, "fingerprint", "labels", *names], lines)
+    for n, w in found.withdrawn.items():
+        sys.stdout.write(f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}\n")
+
+
+# Of a fingerprint, where it is shown to people.
+_SHORT = 12
 
 
 @app.command()

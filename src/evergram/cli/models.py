@@ -15,6 +15,7 @@ from evergram.cli.options import (
     Json,
     LineageFolder,
     LineageOption,
+    Promote,
     RecipeFile,
     Seed,
     Set,
@@ -66,6 +67,7 @@ def upgrade(
             help="Publish only if neither the model nor a past version loses more of the metric.",
         ),
     ] = None,
+    promote: Promote = True,
 ) -> None:
     """Train the next version together with its way back, and publish it."""
     from evergram.lineage.lineage import Lineage
@@ -84,7 +86,7 @@ def upgrade(
     )
     if max_degradation is not None:
         refuse_degradation(artefact, chosen.training.metric, max_degradation)
-    existing.publish(artefact)
+    existing.publish(artefact, promote=promote)
     print_version(lineage, dict(artefact.metrics), as_json)
 
 
@@ -108,8 +110,8 @@ def evaluate(
     found = Lineage.open(lineage)
     overrides = [*(set_ or []), *([] if seed is None else [f"seed={seed}"])]
     recipe = Recipe.of(found.recipe(found.newest), overrides)
-    metrics = evaluate_version(recipe, found, as_version, device=device)
-    read_as = found.newest if as_version is None else as_version
+    read_as = found.newest if as_version is None else found.resolve(as_version)
+    metrics = evaluate_version(recipe, found, read_as, device=device)
     if as_json:
         dump({"version": found.newest, "as": read_as, "metrics": metrics})
         return

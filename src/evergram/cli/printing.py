@@ -55,7 +55,7 @@ def table(title: str, header: list[str], lines: list[list[str]]) -> None:
 
     table = Table(title=title, title_justify="left")
     for name in header:
-        left = name in ("", "name", "method", "created")
+        left = name in ("", "name", "method", "created", "fingerprint", "labels")
         justify: Literal["left", "right"] = "left" if left else "right"
         table.add_column(name, justify=justify, no_wrap=name == "method")
     for line in lines:

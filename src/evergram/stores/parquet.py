@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +20,15 @@ def vectors_to_arrow(vectors: Tensor) -> pa.FixedSizeListArray:
     return pa.FixedSizeListArray.from_arrays(pa.array(flat), vectors.shape[1])
 
 
-def write_embeddings(path: Path, blocks: Iterable[tuple[pa.Array, Tensor]]) -> int:
+def write_embeddings(
+    path: Path,
+    blocks: Iterable[tuple[pa.Array, Tensor]],
+    marks: Mapping[str, str] | None = None,
+) -> int:
     """Write blocks of ids and vectors [b, D]; the file appears whole or not at all.
 
+    Args:
+        marks: metadata of the schema.
     Returns: rows written.
     Raises: DataError: the folder cannot be written.
     """
@@ -31,7 +37,8 @@ def write_embeddings(path: Path, blocks: Iterable[tuple[pa.Array, Tensor]]) -> i
     rows = 0
     try:
         for ids, vectors in blocks:
-            table = pa.table({"id": ids, "vector": vectors_to_arrow(vectors)})
+            columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
+            table = pa.table(columns, metadata=marks or None)
             if writer is None:
                 # Floats do not compress; a dictionary of them only costs time.
                 writer = pq.ParquetWriter(

@@ -1,0 +1,94 @@
+"""`lineage.json`: which versions there are, what they are called, and which are no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from evergram.errors import FormatError, IntegrityError, LineageError
+
+FORMAT_VERSION = 3
+READABLE = (1, 2, 3)
+
+
+class Frozen(BaseModel):
+    """What is read from a lineage's JSON: nothing is left out silently, nothing changed later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Withdrawal(Frozen):
+    """What stays of a version that was taken back."""
+
+    fingerprint: str
+    reason: str
+    when: str
+
+
+class LineageRecord(Frozen):
+    """`lineage.json`.
+
+    Args:
+        versions: that are published and not withdrawn, ascending; retired ones are among them.
+        labels: name to version.
+        withdrawn: by number; the number is never used again.
+        retired: versions that are no longer read, but that the chain leads through.
+    """
+
+    format_version: int
+    name: str
+    versions: list[int]
+    labels: dict[str, int] = {}
+    withdrawn: dict[int, Withdrawal] = {}
+    retired: list[int] = []
+
+    @property
+    def following(self) -> int:
+        """The number of the next version."""
+        return len(self.versions) + len(self.withdrawn)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        numbers = [*self.versions, *self.withdrawn]
+        if self.versions != sorted(self.versions) or sorted(numbers) != list(range(len(numbers))):
+            raise ValueError("its versions are not numbered one after the other")
+        if not set(self.labels.values()) | set(self.retired) <= set(self.versions):
+            raise ValueError("it names a version that there is not")
+        return self
+
+
+def read_record(path: Path) -> LineageRecord:
+    """Raises: LineageError: not a lineage. FormatError: of a later format."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise LineageError(
+            f"{path.parent} is not a lineage (it has no {path.name}); "
+            "'evergram train RECIPE.toml --lineage DIR' makes one."
+        ) from None
+    except OSError as error:
+        raise LineageError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        # Of a later format nothing but its number can be counted on.
+        found = _Format.model_validate_json(text)
+        if found.format_version not in READABLE:
+            raise FormatError(
+                f"{path} has format_version {found.format_version}; this Evergram reads "
+                f"{READABLE[0]} to {READABLE[-1]}, so upgrade Evergram to read it."
+            )
+        return LineageRecord.model_validate_json(text)
+    except ValidationError as error:
+        raise IntegrityError(f"{path} is damaged: {first_problem(error)}.") from error
+
+
+class _Format(BaseModel):
+    format_version: int
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where JSON is not what it should be, and why."""
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"]) or "its JSON"
+    return f"{where}: {problem['msg']}"
