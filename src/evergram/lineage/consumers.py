@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+from evergram.errors import UnknownVersionError
 
 
 def pinned_to(path: Path, resolve: Callable[[str], int]) -> dict[str, int]:
-    """Consumer to the version that it is pinned to, of a lineage's `consumers.json`."""
+    """Of every consumer, the version it is pinned to now; one whose label is no more reads none."""
     file = path / "consumers.json"
-    if not file.is_file():
-        return {}
-    found = json.loads(file.read_text())["consumers"]
-    return {c["name"]: resolve(c["pinned"]) for c in found}
+    found = {}
+    for consumer in json.loads(file.read_text())["consumers"] if file.is_file() else ():
+        with suppress(UnknownVersionError):
+            found[consumer["name"]] = resolve(consumer["pinned"])
+    return found

@@ -21,7 +21,9 @@ NUMBER = re.compile(r"v?([0-9]+)")
 def newest(record: LineageRecord) -> int:
     """The latest version that is not withdrawn. Raises: UnknownVersionError: there is none."""
     if not record.versions:
-        raise UnknownVersionError(f"{record.name} has no version yet; publish one first.")
+        raise UnknownVersionError(
+            f"The lineage {record.name!r} has no version yet; publish one first."
+        )
     return record.versions[-1]
 
 
@@ -52,7 +54,9 @@ def resolve(record: LineageRecord, what: int | str | None) -> int:
     digits = NUMBER.fullmatch(what) if isinstance(what, str) else None
     if isinstance(what, str) and digits is None:
         if what not in record.labels:
-            raise UnknownVersionError(f"{record.name} has no label {what!r}; {_known(record)}.")
+            raise UnknownVersionError(
+                f"The lineage {record.name!r} has no label {what!r}; {_known(record)}."
+            )
         return record.labels[what]
     number = int(what) if digits is None else int(digits[1])
     if number not in record.versions:
@@ -71,7 +75,9 @@ def unknown(record: LineageRecord, number: int) -> UnknownVersionError:
         return UnknownVersionError(
             f"Version {number} of {record.name} was withdrawn ({reason}); {_known(record)}."
         )
-    return UnknownVersionError(f"{record.name} has no version {number}; {_known(record)}.")
+    return UnknownVersionError(
+        f"The lineage {record.name!r} has no version {number}; {_known(record)}."
+    )
 
 
 def _known(record: LineageRecord) -> str:
@@ -118,7 +124,9 @@ def with_label(
 def without_label(record: LineageRecord, name: str) -> LineageRecord:
     """Raises: UnknownVersionError: there is no such label."""
     if name not in record.labels:
-        raise UnknownVersionError(f"{record.name} has no label {name!r}; {_known(record)}.")
+        raise UnknownVersionError(
+            f"The lineage {record.name!r} has no label {name!r}; {_known(record)}."
+        )
     return _changed(record, labels={k: v for k, v in record.labels.items() if k != name})
 
 
@@ -188,5 +196,5 @@ def _refuse_used(record: LineageRecord, number: int, pins: Mapping[str, int], wh
 
 def _changed(record: LineageRecord, **fields: object) -> LineageRecord:
     """Checked again as a whole, and of the present format."""
-    values = {name: getattr(record, name) for name in LineageRecord.model_fields}
+    values = {name: getattr(record, name) for name in LineageRecord.model_fields if name != "check"}
     return LineageRecord.model_validate({**values, **fields, "format_version": FORMAT_VERSION})

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from evergram.compatibility.kinds import TransformKind
 from evergram.errors import IntegrityError
-from evergram.lineage.record import Frozen, first_problem
+from evergram.lineage.record import Checked, Frozen, first_problem
 
 
 class EncoderRecord(Frozen):
@@ -33,7 +33,7 @@ class TransformRecord(Frozen):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class Manifest(Frozen):
+class Manifest(Checked):
     """`versions/<n>/manifest.json`."""
 
     version: int = Field(ge=0)
@@ -69,7 +69,7 @@ class Manifest(Frozen):
         if self.fingerprint and self.fingerprint != expected:
             raise ValueError("its fingerprint is not that of what it says")
         object.__setattr__(self, "fingerprint", expected)
-        return self
+        return self.checked()
 
 
 def fingerprint_of(manifest: Manifest) -> str:
@@ -104,11 +104,14 @@ def read_manifest(folder: Path) -> Manifest:
     """Raises: IntegrityError: it is missing or damaged."""
     path = folder / "manifest.json"
     try:
-        return Manifest.model_validate_json(path.read_text())
+        found = Manifest.model_validate_json(path.read_bytes())
     except OSError as error:
         raise IntegrityError(f"{path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:
         raise IntegrityError(f"{path} is damaged: {first_problem(error)}.") from error
+    if "fingerprint" in found.model_fields_set and "check" not in found.model_fields_set:
+        raise IntegrityError(f"{path} is damaged: it has no checksum.")
+    return found
 
 
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:

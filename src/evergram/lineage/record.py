@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +20,21 @@ class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Checked(Frozen):
+    """What holds the SHA-256 of the rest of itself, from format 3 on: a label that a flipped bit
+    has moved would otherwise give out vectors of another version."""
+
+    check: str = ""
+
+    def checked(self) -> Self:
+        """Raises: ValueError: it is not what was written."""
+        digest = sha256(self.model_dump_json(exclude={"check"}).encode()).hexdigest()
+        if self.check not in ("", digest):
+            raise ValueError("its checksum is not that of what it says")
+        object.__setattr__(self, "check", digest)
+        return self
+
+
 class Withdrawal(Frozen):
     """What stays of a version that was taken back."""
 
@@ -27,7 +43,7 @@ class Withdrawal(Frozen):
     when: str
 
 
-class LineageRecord(Frozen):
+class LineageRecord(Checked):
     """`lineage.json`.
 
     Args:
@@ -56,13 +72,13 @@ class LineageRecord(Frozen):
             raise ValueError("its versions are not numbered one after the other")
         if not set(self.labels.values()) | set(self.retired) <= set(self.versions):
             raise ValueError("it names a version that there is not")
-        return self
+        return self.checked()
 
 
 def read_record(path: Path) -> LineageRecord:
     """Raises: LineageError: not a lineage. FormatError: of a later format."""
     try:
-        text = path.read_text()
+        text = path.read_bytes()
     except FileNotFoundError:
         raise LineageError(
             f"{path.parent} is not a lineage (it has no {path.name}); "
@@ -78,9 +94,12 @@ def read_record(path: Path) -> LineageRecord:
                 f"{path} has format_version {found.format_version}; this Evergram reads "
                 f"{READABLE[0]} to {READABLE[-1]}, so upgrade Evergram to read it."
             )
-        return LineageRecord.model_validate_json(text)
+        record = LineageRecord.model_validate_json(text)
     except ValidationError as error:
         raise IntegrityError(f"{path} is damaged: {first_problem(error)}.") from error
+    if record.format_version >= 3 and not record.model_fields_set & {"check"}:
+        raise IntegrityError(f"{path} is damaged: it has no checksum.")
+    return record
 
 
 class _Format(BaseModel):

@@ -152,13 +152,13 @@ class Register:
 
         def removed(record: LineageRecord) -> LineageRecord:
             after = rules.without_label(record, name)
-            try:
-                self._pins(after)
-            except LineageError as error:
+            left = sorted(self._pins(record).keys() - self._pins(after).keys())
+            if left:
                 raise LineageError(
-                    f"The label {name!r} of {self.name} cannot be removed: a consumer is pinned to "
-                    f"it. {error}"
-                ) from error
+                    f"The label {name!r} of {self.name} cannot be removed: pinned to it "
+                    f"{'is' if len(left) == 1 else 'are'} {', '.join(left)}; they must go to "
+                    "another version first."
+                )
             return after
 
         self._change(removed)
