@@ -70,7 +70,10 @@ def stored(lineage: Lineage) -> list[int]:
 
 
 def pin(lineage: Lineage, **consumers: str) -> None:
-    rows = [{"name": name, "pinned": to} for name, to in consumers.items()]
+    rows = [
+        {"name": name, "pinned": to, "allowed": [to], "since": "2026-01-31"}
+        for name, to in consumers.items()
+    ]
     text = json.dumps({"format_version": 1, "consumers": rows})
     (lineage.path / "consumers.json").write_text(text)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from evergram.cli import embeddings, lineages, models, operating
+from evergram.cli import consuming, embeddings, lineages, models, operating
 from evergram.cli.options import app
 from evergram.errors import EvergramError
 
-__all__ = ["app", "embeddings", "lineages", "main", "models", "operating"]
+__all__ = ["app", "consuming", "embeddings", "lineages", "main", "models", "operating"]
 
 
 def main() -> None:

@@ -16,11 +16,12 @@ from evergram.cli.options import (
     Promote,
     Seed,
     Set,
+    StrictProbes,
     VectorColumn,
     app,
     new_progress,
 )
-from evergram.cli.printing import dump, number, table
+from evergram.cli.printing import dump, number, print_probes, table, warn_of_probes
 
 _MAPPINGS = {
     "transformed": "new, transformed",
@@ -49,6 +50,7 @@ def align(
     vector_column: VectorColumn = "vector",
     old_ids: Annotated[Path | None, typer.Option(help="Ids of OLD, one a line.")] = None,
     new_ids: Annotated[Path | None, typer.Option(help="Ids of NEW, one a line.")] = None,
+    strict_probes: StrictProbes = False,
     promote: Promote = True,
     as_json: Json = False,
     seed: Seed = None,
@@ -68,16 +70,17 @@ def align(
 
     columns = {"id_column": id_column, "vector_column": vector_column}
     settings = Settings(transform, rank, scaled, held_out, 0 if seed is None else seed)
-    there = (lineage / "lineage.json").exists()
     is_version = old.isdecimal() and not Path(old).exists()
     facts = align_files(
         int(old) if is_version else open_embeddings(Path(old), ids=old_ids, **columns),
         open_embeddings(new, ids=new_ids, **columns),
-        Lineage.open(lineage) if there else Lineage.create(lineage, name),
+        Lineage.open(lineage) if Lineage.exists(lineage) else Lineage.create(lineage, name),
         settings,
         promote=promote,
         progress=new_progress(),
+        strict_probes=strict_probes,
     )
+    warn_of_probes(facts["probes"])
     if as_json:
         dump({"lineage": str(lineage), **facts})
         return
@@ -101,6 +104,8 @@ def align(
         f"Neighbours: of {sample['queries']} held-out objects among {sample['catalogue']} others, "
         "by cosine;\nown queries: of old vectors, among new ones.\n"
     )
+    if facts["probes"]:
+        print_probes(facts["probes"])
 
 
 @app.command()

@@ -162,7 +162,7 @@ def _say(lineage: Lineage, as_json: bool) -> None:
     if as_json:
         dump(
             {
-                "lineage": str(lineage.path),
+                "lineage": str(lineage),
                 "newest": lineage.newest,
                 "production": lineage.production,
                 "labels": lineage.labels,

@@ -19,8 +19,15 @@ app = typer.Typer(
 )
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="What to run.")]
-LineageOption = Annotated[Path, typer.Option("--lineage", help="Folder of the lineage.")]
-LineageFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the lineage.")]
+# Text, as a Path would make s3:/ of s3://.
+LineageOption = Annotated[str, typer.Option("--lineage", help="Folder or address of the lineage.")]
+LineageFolder = Annotated[
+    str, typer.Argument(metavar="DIR", help="Folder of the lineage, or its address (s3://…).")
+]
+StrictProbes = Annotated[
+    bool,
+    typer.Option("--strict-probes", help="Publish only if no consumer's probe is past its limit."),
+]
 As = Annotated[
     str | None,
     typer.Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,22 @@ class Contents:
     Args:
         folder: `versions/<n>`.
         manifest: what it holds.
+        check_files: for files that may have to be brought from elsewhere first.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        check_files: Callable[[Path, Mapping[str, str]], None] = check_files,
+    ) -> None:
         self.folder = folder
         self.manifest = manifest
+        self._check_files = check_files
 
     def check(self) -> None:
         """Raises: IntegrityError: a file is missing or is not what was published."""
-        check_files(self.folder, self.manifest.files)
+        self._check_files(self.folder, self.manifest.files)
 
     def metrics(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._checked("metrics.json").read_text())
@@ -112,5 +120,5 @@ class Contents:
             raise IntegrityError(
                 f"The manifest of version {self.manifest.version} does not list {name}."
             )
-        check_files(self.folder, {name: files[name]})
+        self._check_files(self.folder, {name: files[name]})
         return self.folder / name

@@ -25,7 +25,7 @@ from evergram.lineage import labels as rules
 from evergram.lineage.artefact import Artefact, Block, write_version
 from evergram.lineage.contents import Contents
 from evergram.lineage.files import beside
-from evergram.lineage.manifest import EncoderRecord, Manifest, check_files, sha256
+from evergram.lineage.manifest import EncoderRecord, Manifest, sha256
 from evergram.lineage.moments import Moments, learn
 from evergram.lineage.register import Register
 from evergram.lineage.view import View
@@ -59,7 +59,7 @@ class Lineage(Register):
         manifest = self.manifest(version)
         if manifest.encoder is None:
             raise LineageError(
-                f"Version {version} of {self.path} came from a file of embeddings and has no "
+                f"Version {version} of {self} came from a file of embeddings and has no "
                 "model; only a version that was trained can be gone on from by training, or "
                 "judged on its data ('evergram check' needs neither)."
             )
@@ -191,18 +191,18 @@ class Lineage(Register):
         manifest = self.manifest(self.newest if version is None else self.resolve(version))
         if side not in manifest.embeddings:
             sides = " and ".join(manifest.embeddings)
-            raise LineageError(f"There is no side {side!r} in {self.path}; it has {sides}.")
+            raise LineageError(f"There is no side {side!r} in {self}; it has {sides}.")
         folder = self.path / "embeddings" / str(manifest.version)
         name = f"{side}.parquet"
         if not folder.is_dir():
-            unchanged(self.path, self._record, labels=True)
+            unchanged(self.path, self._record, str(self), labels=True)
             if manifest.version != self.newest:
                 has = ", ".join(map(str, self.held))
                 raise LineageError(
-                    f"The embeddings of version {manifest.version} of {self.path} are not stored, "
+                    f"The embeddings of version {manifest.version} of {self} are not stored, "
                     f"those of {has} are; read them as that version, through the chain."
                 )
-        check_files(folder, {name: manifest.embeddings[side]})
+        self._check_files(folder, {name: manifest.embeddings[side]})
         return folder / name
 
     def embeddings(self, side: str, version: int | None = None) -> tuple[pa.Array, Tensor]:
@@ -228,18 +228,19 @@ class Lineage(Register):
         """
         number = self.following
         self._check_fits(number, artefact)
-        with writing(self.path):
-            present = unchanged(self.path, self._record, labels=False)
+        with writing(self.path, self._remote):
+            present = unchanged(self.path, self._record, str(self), labels=False)
             clear_left(self.path, present)
             manifest = self._write(number, artefact)
             record = rules.with_version(present, promote=promote)
-            write_record(self.path, record)
+            write_record(self.path, record, self._remote)
             self._record = record
             self._manifests[number] = manifest
             kept = {number, *record.labels.values()}
             for stale in (self.path / "embeddings").iterdir():
                 if stale.name not in map(str, kept):
                     shutil.rmtree(stale, ignore_errors=True)
+        self._tidy_remote()
         shutil.rmtree(self.work, ignore_errors=True)
         return number
 
@@ -281,4 +282,4 @@ class Lineage(Register):
                 )
 
     def _contents(self, version: int) -> Contents:
-        return Contents(self._folder(version), self.manifest(version))
+        return Contents(self._folder(version), self.manifest(version), self._check_files)

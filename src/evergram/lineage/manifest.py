@@ -54,10 +54,6 @@ class Manifest(Checked):
     # written, and is computed from the rest, as it is when a version is made.
     fingerprint: str = ""
 
-    @property
-    def fingerprint(self) -> str:
-        return "sha256:" + hashlib.sha256(str((self.dim, self.files)).encode()).hexdigest()
-
     @field_validator("transform", mode="before")
     @classmethod
     def _of_format_1(cls, value: Any) -> Any:

@@ -76,16 +76,25 @@ class LineageRecord(Checked):
 
 
 def read_record(path: Path) -> LineageRecord:
-    """Raises: LineageError: not a lineage. FormatError: of a later format."""
+    """Raises: as `parse_record`."""
     try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        raise LineageError(
-            f"{path.parent} is not a lineage (it has no {path.name}); "
-            "'evergram train RECIPE.toml --lineage DIR' makes one."
-        ) from None
+        text = path.read_bytes() if path.exists() else None
     except OSError as error:
         raise LineageError(f"{path} cannot be read: {error.strerror}.") from error
+    return parse_record(text, str(path.parent))
+
+
+def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
+    """The record of the lineage at `where`, from its text; None where there is no file of it.
+
+    Raises: LineageError: not a lineage. FormatError: of a later format.
+    """
+    path = f"{where}/lineage.json"
+    if text is None:
+        raise LineageError(
+            f"{where} is not a lineage (it has no lineage.json); "
+            "'evergram train RECIPE.toml --lineage DIR' makes one."
+        )
     try:
         # Of a later format nothing but its number can be counted on.
         found = _Format.model_validate_json(text)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage import labels as rules
-from evergram.lineage.manifest import Manifest, read_manifest
-from evergram.lineage.record import FORMAT_VERSION, LineageRecord, Withdrawal, read_record
-from evergram.lineage.writing import RECORD, unchanged, write_record, writing
+from evergram.lineage.addresses import local_folder
+from evergram.lineage.manifest import Manifest, check_files, read_manifest
+from evergram.lineage.record import (
+    FORMAT_VERSION,
+    LineageRecord,
+    Withdrawal,
+    parse_record,
+    read_record,
+)
+from evergram.lineage.remote import RECORD, Remote
+from evergram.lineage.writing import unchanged, write_record, writing
 
 
 class Register:
@@ -22,8 +30,9 @@ class Register:
     than that on disk is refused.
     """
 
-    def __init__(self, path: Path, record: LineageRecord) -> None:
+    def __init__(self, path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
         self.path = path
+        self._remote = remote
         self._record = record
         self._manifests = {n: read_manifest(self._folder(n)) for n in record.versions}
         for n, manifest in self._manifests.items():
@@ -35,9 +44,23 @@ class Register:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Raises: LineageError: there is none, or it is damaged or of a later format."""
-        path = Path(path)
-        return cls(path, read_record(path / RECORD))
+        """Of a folder, or of an fsspec address such as `s3://bucket/shop`.
+
+        Raises: LineageError: there is none, it is damaged, of a later format or out of reach.
+        """
+        folder = local_folder(path)
+        if folder is not None:
+            return cls(folder, read_record(folder / RECORD))
+        remote = Remote(str(path))
+        return cls(remote.folder, parse_record(remote.pull(), remote.address), remote)
+
+    @staticmethod
+    def exists(path: str | Path) -> bool:
+        """Whether there is a lineage, damaged or not. Raises: LineageError: it is out of reach."""
+        folder = local_folder(path)
+        if folder is None:
+            return Remote(str(path)).pull() is not None
+        return (folder / RECORD).exists()
 
     @classmethod
     def create(cls, path: str | Path, name: str = "embeddings") -> Self:
@@ -45,15 +68,28 @@ class Register:
 
         Raises: LineageError: one is there already.
         """
-        path = Path(path)
-        if (path / RECORD).exists():
+        folder = local_folder(path)
+        if cls.exists(path):
             raise LineageError(
                 f"{path} already holds a lineage; 'evergram upgrade' adds a version to it, or "
                 "choose another folder."
             )
-        if path.exists() and not path.is_dir():
-            raise LineageError(f"{path} is a file; a lineage is a folder.")
-        return cls(path, LineageRecord(format_version=FORMAT_VERSION, name=name, versions=[]))
+        record = LineageRecord(format_version=FORMAT_VERSION, name=name, versions=[])
+        if folder is None:
+            remote = Remote(str(path))
+            remote.pull()
+            return cls(remote.folder, record, remote)
+        if folder.exists() and not folder.is_dir():
+            raise LineageError(f"{folder} is a file; a lineage is a folder.")
+        return cls(folder, record)
+
+    @property
+    def address(self) -> str:
+        """Where it is opened: the folder, or the address that `path` is a mirror of."""
+        return str(self.path) if self._remote is None else self._remote.address
+
+    def __str__(self) -> str:
+        return self.address
 
     @property
     def name(self) -> str:
@@ -127,7 +163,7 @@ class Register:
         number = self.version_of(fingerprint)
         whose = "of no version of it" if number is None else f"of its version {number}"
         raise LineageError(
-            f"{what} is not of version {version} of {self.path}, but {whose}: its fingerprint is "
+            f"{what} is not of version {version} of {self}, but {whose}: its fingerprint is "
             f"{fingerprint}; give vectors of version {version}, or name the right version."
         )
 
@@ -186,21 +222,33 @@ class Register:
         del self._manifests[number]
         shutil.rmtree(self.path / "embeddings" / str(number), ignore_errors=True)
         shutil.rmtree(self._folder(number), ignore_errors=True)
+        self._tidy_remote()
 
     def retire(self, version: int | str) -> None:
         """End the reading of a version. Raises: LineageError: it is in use, or the newest."""
         self._change(lambda record: rules.with_retired(record, version, self._pins(record)))
 
     def _change(self, change: Callable[[LineageRecord], LineageRecord]) -> None:
-        with writing(self.path):
-            record = change(unchanged(self.path, self._record, labels=True))
-            write_record(self.path, record)
+        with writing(self.path, self._remote):
+            record = change(unchanged(self.path, self._record, str(self), labels=True))
+            write_record(self.path, record, self._remote)
         self._record = record
 
     def _pins(self, record: LineageRecord) -> dict[str, int]:
         from evergram.lineage.consumers import pinned_to
 
-        return pinned_to(self.path, lambda what: rules.resolve(record, what))
+        return pinned_to(self.address, lambda what: rules.resolve(record, what))
 
     def _folder(self, version: int) -> Path:
         return self.path / "versions" / str(version)
+
+    def _check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
+        """As `check_files`; of a lineage that is elsewhere, what is not here yet is brought."""
+        (check_files if self._remote is None else self._remote.check_files)(folder, hashes)
+
+    def _tidy_remote(self) -> None:
+        """Remove there what has been removed here."""
+        if self._remote is not None:
+            for folder in ("embeddings", "versions"):
+                kept = (path.name for path in (self.path / folder).iterdir())
+                self._remote.keep_only(folder, kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -13,40 +13,46 @@ from safetensors import SafetensorError
 from evergram.errors import LineageError
 from evergram.lineage.files import write_text
 from evergram.lineage.record import LineageRecord, read_record
-
-RECORD = "lineage.json"
+from evergram.lineage.remote import RECORD, Remote
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Hold the lock of the lineage at `path`.
+def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
+    """Hold the lock of the lineage at `path`, and of the one that it is a mirror of.
 
     Raises: LineageError: another process holds it, or something cannot be written.
     """
+    where = path if remote is None else remote.address
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with FileLock(path / ".lock", timeout=0):
+        with (
+            FileLock(path / ".lock", timeout=0),
+            nullcontext() if remote is None else remote.transaction(),
+        ):
             yield
     except Timeout:
         raise LineageError(
-            f"Another process is publishing to {path} or changing it; wait for it and try again."
+            f"Another process is publishing to {where} or changing it; wait for it and try again."
         ) from None
     except (OSError, SafetensorError) as error:
         raise LineageError(
-            f"{path} cannot be written: {getattr(error, 'strerror', None) or error}; "
+            f"{where} cannot be written: {getattr(error, 'strerror', None) or error}; "
             "the lineage is as it was."
         ) from error
 
 
-def write_record(path: Path, record: LineageRecord) -> None:
-    """One rename: a reader sees the record as it was, or as it is now."""
+def write_record(path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
+    """One rename, or one upload: a reader sees the record as it was, or as it is now."""
     write_text(path / RECORD, record.model_dump_json(indent=2))
+    if remote is not None:
+        remote.commit()
 
 
-def unchanged(path: Path, opened: LineageRecord, *, labels: bool) -> LineageRecord:
+def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) -> LineageRecord:
     """The record as it is on disk.
 
     Args:
+        where: what to call the lineage.
         opened: as it was when the lineage was opened.
         labels: whether labels and retired versions must still be the same, too.
     Raises: LineageError: another process has changed it meanwhile.
@@ -59,7 +65,7 @@ def unchanged(path: Path, opened: LineageRecord, *, labels: bool) -> LineageReco
     if not same:
         newest = found.versions[-1] if found.versions else "none"
         raise LineageError(
-            f"{path} has changed since it was opened (its newest version is {newest}); open it "
+            f"{where} has changed since it was opened (its newest version is {newest}); open it "
             "again."
         )
     return found

@@ -30,6 +30,7 @@ from evergram.training.pair_groups import (
     refuse_few,
     sampled_rows,
 )
+from evergram.training.probes import refuse_broken, with_probes
 from evergram.training.progress import Progress
 
 QUIET = Progress(quiet=True)
@@ -92,6 +93,7 @@ def align(
     *,
     promote: bool = True,
     progress: Progress = QUIET,
+    strict_probes: bool = False,
 ) -> dict[str, Any]:
     """Publish `new` as the next version of `lineage`, with its way back to `old`.
 
@@ -101,10 +103,12 @@ def align(
     Args:
         old: a file, or the number of the newest version, whose stored vectors are then read.
         promote: as for `Lineage.publish`.
+        strict_probes: publish only if no consumer's probe is past its limit.
     Returns: JSON of what the mapping keeps on held-out objects, as docs/align.md says.
     Raises: DataError: the files have too few objects in common, or cannot be used. LineageError:
         the lineage is not one of files, or its newest vectors are others; or a file carries the
-        fingerprint of another version.
+        fingerprint of another version. DegradationError: a probe is past its limit; nothing is
+        then published.
     """
     first = not lineage.versions
     _refuse_known(new, lineage)
@@ -169,19 +173,20 @@ def align(
     certificates = {j: certify(chain, errors, number, j) for j in lineage.readable}
     report["certificate"] = {str(j): asdict(c) for j, c in certificates.items() if c is not None}
     facts = {"version": number, "dim": new.dim, "metrics": {"model": {}}, "alignment": report}
-    lineage.publish(
-        Artefact(
-            dim=new.dim,
-            embeddings={SIDE: lambda: new.blocks()},
-            transform=fitted.transform,
-            metrics=facts,
-            recipe=recipe,
-            canaries={SIDE: (ids, canaries.new)},
-            error=error,
-        ),
-        promote=promote,
+    artefact = Artefact(
+        dim=new.dim,
+        embeddings={SIDE: lambda: new.blocks()},
+        transform=fitted.transform,
+        metrics=facts,
+        recipe=recipe,
+        canaries={SIDE: (ids, canaries.new)},
+        error=error,
     )
-    return facts
+    artefact, readings = with_probes(artefact, lineage)
+    if strict_probes:
+        refuse_broken(readings)
+    lineage.publish(artefact, promote=promote)
+    return dict(artefact.metrics)
 
 
 def first_version(file: EmbeddingFile, canaries: Block, recipe: Mapping[str, Any]) -> Artefact:
@@ -201,7 +206,7 @@ def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
     known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
     if known is not None:
         raise LineageError(
-            f"{new.path} holds vectors of version {known} of {lineage.path}, as its fingerprint "
+            f"{new.path} holds vectors of version {known} of {lineage}, as its fingerprint "
             "says, and cannot be a new version; give the new model's vectors."
         )
 
@@ -212,7 +217,7 @@ def _past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
     if not lineage.versions or old != lineage.newest:
         has = f"its newest is {lineage.newest}" if lineage.versions else "it has none yet"
         raise LineageError(
-            f"The vectors of version {old} are not stored in {lineage.path} ({has}); give the "
+            f"The vectors of version {old} are not stored in {lineage} ({has}); give the "
             "newest version's number, or the file of its vectors."
         )
     return open_embeddings(_stored(lineage))
@@ -223,7 +228,7 @@ def _stored(lineage: Lineage) -> Path:
     sides = list(lineage.manifest(lineage.newest).embeddings)
     if sides != [SIDE]:
         raise LineageError(
-            f"{lineage.path} has the sides {' and '.join(sides)}, of a model that was trained; "
+            f"{lineage} has the sides {' and '.join(sides)}, of a model that was trained; "
             "a file of vectors can follow another file only. Choose another folder."
         )
     return lineage.stored(SIDE)
@@ -233,7 +238,7 @@ def _check_same(old: EmbeddingFile, lineage: Lineage) -> None:
     """Raises: LineageError: the newest version's vectors are not those of `old`."""
     lineage.refuse_other(old.fingerprint, lineage.newest, str(old.path))
     stored = open_embeddings(_stored(lineage))
-    what = f"{old.path} is not what version {lineage.newest} of {lineage.path} is"
+    what = f"{old.path} is not what version {lineage.newest} of {lineage} is"
     advice = f"give {lineage.newest} in its place to go on from the stored vectors"
     if stored.dim != old.dim:
         raise LineageError(f"{what}: its dim is {old.dim}, not {stored.dim}; {advice}.")

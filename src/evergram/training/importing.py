@@ -31,7 +31,7 @@ def import_embeddings(
     """
     if lineage.versions:
         raise LineageError(
-            f"{lineage.path} has versions already; 'evergram align' adds one, with its way back."
+            f"{lineage} has versions already; 'evergram align' adds one, with its way back."
         )
     ids = file.ids()
     refuse_repeats(file, ids)

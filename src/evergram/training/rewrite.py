@@ -41,7 +41,7 @@ def transform_file(
     lineage.refuse_other(file.fingerprint, version, str(file.path))
     if chain.dim(version) != file.dim:
         raise ShapeError(
-            f"{file.path} has dim {file.dim}; version {version} of {lineage.path} has dim "
+            f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "
             f"{chain.dim(version)}. Name the version that these vectors are of with --from."
         )
     chain.is_affine(version, wanted)  # refuses a version that there is not
