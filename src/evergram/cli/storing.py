@@ -1,0 +1,166 @@
+"""Commands that fill a store with embeddings, and refresh one that holds older rows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evergram.cli.options import Device, Json, LineageFolder, Seed, Set, app
+from evergram.cli.printing import dump
+from evergram.errors import DataError
+
+if TYPE_CHECKING:
+    from evergram.lineage.backfill import Backfill, Status
+
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        metavar="SIDE=ADDRESS",
+        help="Which side goes where: a folder, postgresql://…#TABLE, lance:DIR#TABLE or "
+        "qdrant:URL#COLLECTION.",
+    ),
+]
+backfill = typer.Typer(
+    help="Refresh a store's older rows to production's version, the worst first.",
+    no_args_is_help=True,
+)
+app.add_typer(backfill, name="backfill")
+
+
+@app.command()
+def fill(
+    lineage: LineageFolder,
+    store: StoreOption,
+    index: Annotated[
+        bool, typer.Option("--index", help="Build the store's native index afterwards.")
+    ] = False,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Write all embeddings of production's version to a store, which is made if it is not there.
+
+    (--seed, --device and --set, which every command takes, change nothing here.)
+    """
+    from evergram.lineage.filling import fill as fill_store
+    from evergram.lineage.filling import id_type
+    from evergram.lineage.lineage import Lineage
+    from evergram.lineage.reader import check_spaces
+    from evergram.stores.opening import open_store
+
+    side, address = _side_and_address(store)
+    found = Lineage.open(lineage)
+    version = found.production
+    found.stored(side, version)
+    with open_store(address, create=id_type(found, side, version)) as opened:
+        check_spaces(found, opened)
+        rows = fill_store(found, opened, side, version, progress=_say_rows)
+        if index:
+            opened.build_index()
+        held = opened.count()
+        facts = {"store": opened.address, "side": side, "version": version, "rows": rows}
+    if as_json:
+        dump({**facts, "held": held})
+        return
+    sys.stdout.write(f"{rows} rows of version {version}: {facts['store']}\n")
+
+
+@backfill.command("plan")
+def plan(
+    lineage: LineageFolder,
+    store: StoreOption,
+    batch: Annotated[int, typer.Option(min=1, help="Rows written at a time.")] = 10_000,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Find the rows to refresh and order them by the error that they are predicted to have."""
+    _print(_open(lineage, store).plan(batch), as_json)
+
+
+@backfill.command("apply")
+def apply(
+    lineage: LineageFolder,
+    store: StoreOption,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many (whole batches).")
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Refresh rows in the planned order; started again, it goes on where it was."""
+    _print(_open(lineage, store).apply(rows, progress=_say_rows), as_json)
+
+
+@backfill.command("status")
+def status(
+    lineage: LineageFolder,
+    store: StoreOption,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """How far it is."""
+    _print(_open(lineage, store).status(), as_json)
+
+
+@backfill.command("rollback")
+def rollback(
+    lineage: LineageFolder,
+    store: StoreOption,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Put back the rows that were refreshed, as they were."""
+    _print(_open(lineage, store).rollback(progress=_say_rows), as_json)
+
+
+def _open(lineage: Path, store: str) -> Backfill:
+    from evergram.lineage.backfill import Backfill
+    from evergram.lineage.lineage import Lineage
+    from evergram.stores.opening import open_store
+
+    side, address = _side_and_address(store)
+    found = Lineage.open(lineage)
+    found.stored(side, found.production)
+    return Backfill(found, open_store(address), side)
+
+
+def _side_and_address(given: str) -> tuple[str, str]:
+    side, equals, address = given.partition("=")
+    if not (side and equals and address):
+        raise DataError(
+            f"--store {given!r} must be SIDE=ADDRESS, as in candidate=lance:vectors#films."
+        )
+    return side, address
+
+
+def _say_rows(done: int, total: int) -> None:
+    end = "\n" if done >= total or not sys.stderr.isatty() else ""
+    sys.stderr.write(
+        f"\r{done} of {total} rows{end}" if sys.stderr.isatty() else f"{done} of {total} rows\n"
+    )
+
+
+def _print(status: Status, as_json: bool) -> None:
+    if as_json:
+        dump(status.as_json())
+        return
+    held = ", ".join(f"{rows} of version {v}" for v, rows in status.held.items()) or "none"
+    sys.stdout.write(
+        f"{status.store} ({status.side}): {status.state}. {status.refreshed} of {status.rows} rows "
+        f"refreshed to version {status.target}; {status.remaining:.1%} of the predicted error "
+        f"remains. {status.without} older rows have no embedding of it and stay. Rows held: "
+        f"{held}.\n"
+    )

@@ -1,0 +1,58 @@
+"""Small lineages of vectors that came from files, with maps that are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from evergram.compatibility.transforms import AffineTransform
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
+
+DIMS = (6, 8, 10, 12)
+
+
+def vectors_of(version: int, rows: int = 300) -> Tensor:
+    """z of ids 0 … rows - 1: the first coordinates of one draw, so that maps between are exact."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(rows, DIMS[-1], generator=draw)[:, : DIMS[version]] * (version + 1.0)
+
+
+def publish(lineage: Lineage, version: int, rows: int = 300, text: bool = False) -> Lineage:
+    """Add a version. Its way back takes the first coordinates, scales and shifts them: what it
+    gives is z of the version before plus 0.1 · version."""
+    back = None
+    if version:
+        old = DIMS[version - 1]
+        back = AffineTransform.from_matrix(
+            torch.eye(old, DIMS[version]) * version / (version + 1),
+            torch.full((old,), 0.1 * version),
+        )
+    ids = pa.array(range(rows))
+    artefact = Artefact(
+        DIMS[version],
+        {"object": (ids.cast(pa.string()) if text else ids, vectors_of(version, rows))},
+        back,
+        {"metrics": {"model": {}}, "version": version},
+        {},
+    )
+    lineage.publish(artefact)
+    return lineage
+
+
+def lineage_of(folder: Path, versions: int = 3, rows: int = 300, text: bool = False) -> Lineage:
+    lineage = Lineage.create(folder, "line")
+    for version in range(versions):
+        publish(lineage, version, rows, text)
+    return lineage
+
+
+def read_as(version: int, target: int, rows: int = 300) -> Tensor:
+    """What z of `version` reads as at `target`, step by step."""
+    found = vectors_of(version, rows)
+    for step in range(version, target, -1):
+        found = found[:, : DIMS[step - 1]] * step / (step + 1) + 0.1 * step
+    return found
