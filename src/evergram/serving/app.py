@@ -31,7 +31,9 @@ from evergram.serving.schemas import (
 from evergram.serving.service import Service
 from evergram.serving.settings import Settings
 
-_TEXT = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
+}
 
 
 def create_app(service: Service, settings: Settings | None = None) -> FastAPI:

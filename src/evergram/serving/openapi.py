@@ -42,16 +42,11 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def vectors(asked: type[BaseModel], answered: type[BaseModel], column: str) -> dict[str, Any]:
     """What `FastAPI.post` takes of a route that reads and answers vectors, in JSON or Arrow."""
-    body = {
-        JSON: {"schema": {"$ref": _REF.format(model=asked.__name__)}},
-        ARROW: {
-            **_STREAM,
-            "description": f"An uncompressed stream with one column, {column!r}; all else is JSON "
-            "under `evergram.request` in the schema's metadata.",
-        },
-    }
-    # An encoding's description is not part of OpenAPI; it stands with the body.
-    said = body[ARROW].pop("description")
+    body = {JSON: {"schema": {"$ref": _REF.format(model=asked.__name__)}}, ARROW: _STREAM}
+    said = (
+        f"JSON; or an uncompressed Arrow stream with one column, {column!r}, and all else as JSON "
+        "under `evergram.request` in its schema's metadata."
+    )
     answer = {
         "model": answered,
         "description": "The rows, and what they were computed from.",
@@ -63,9 +58,7 @@ def vectors(asked: type[BaseModel], answered: type[BaseModel], column: str) -> d
     }
     return {
         "responses": {200: answer, **errors(400, 401, 403, 404, 409, 413, 500, 503, 504)},
-        "openapi_extra": {
-            "requestBody": {"required": True, "content": body, "description": f"JSON, or {said}"}
-        },
+        "openapi_extra": {"requestBody": {"required": True, "content": body, "description": said}},
     }
 
 
