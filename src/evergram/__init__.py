@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from evergram.lineage.artefact import Artefact
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.view import View
+    from evergram.serving.client import Client
     from evergram.training.compare import compare
     from evergram.training.corpora import load_corpus
     from evergram.training.recipe import Recipe
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Artefact",
+    "Client",
     "Corpus",
     "EvergramError",
     "Lineage",
@@ -33,6 +35,7 @@ __all__ = [
 # Imported when first used: `import evergram` does not wait for torch.
 _HOME = {
     "Artefact": "evergram.lineage.artefact",
+    "Client": "evergram.serving.client",
     "Corpus": "evergram.data.corpus",
     "EvergramError": "evergram.errors",
     "Lineage": "evergram.lineage.lineage",

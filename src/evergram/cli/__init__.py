@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from evergram.cli import consuming, embeddings, lineages, models, operating
+from evergram.cli import consuming, embeddings, lineages, models, operating, serving
 from evergram.cli.options import app
 from evergram.errors import EvergramError
 
-__all__ = ["app", "consuming", "embeddings", "lineages", "main", "models", "operating"]
+__all__ = ["app", "consuming", "embeddings", "lineages", "main", "models", "operating", "serving"]
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ _ON_OUR_SIDE = {
 
 
 class RefusedError(ServiceError):
-    """A request that is not answered.
+    """A request that is not answered. Its sentence is told as it is.
 
     Args:
         status: of HTTP.
@@ -76,7 +76,7 @@ def say(error: Exception) -> Said:
     """An error's status and body. What is the service's own fault goes to the log, and is told
     without particulars."""
     if isinstance(error, RefusedError):
-        return _said(error.status, error.code, clean(str(error)), error.param)
+        return _said(error.status, error.code, str(error), error.param)
     for kind, status, code in _SAID:
         if isinstance(error, kind):
             if status >= 500:

@@ -116,13 +116,13 @@ class Service:
         from evergram.lineage.consumers import Consumers
 
         watch = Watch(place)
-        if watch.is_local:
-            place = Path(place).resolve() if isinstance(place, Path) else place
+        # Its whole path, so that it is known where an error names it.
+        where = place if watch.folder is None else watch.folder
         return cls(
-            lambda: Reader.open(place, stores),
-            lambda: Consumers.open(place),
+            lambda: Reader.open(where, stores),
+            lambda: Consumers.open(where),
             watch.look,
-            least_poll=0.0 if watch.is_local else REMOTE_POLL,
+            least_poll=REMOTE_POLL if watch.folder is None else 0.0,
         )
 
     def enter(self) -> State:
@@ -174,6 +174,11 @@ class Service:
             before.leave()
             log.info("Serving %s, version %d.", opened.reader.lineage.name, self.production)
         return changed
+
+    @property
+    def tokens(self) -> bool:
+        """Whether a consumer has a token, or had one since the service started."""
+        return self._state.tokens
 
     @property
     def production(self) -> int:

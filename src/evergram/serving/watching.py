@@ -18,12 +18,10 @@ class Watch:
     def __init__(self, place: str | Path) -> None:
         from evergram.lineage.addresses import filesystem, local_folder
 
-        self._folder = local_folder(place)
-        self._remote = None if self._folder is not None else filesystem(str(place))
-
-    @property
-    def is_local(self) -> bool:
-        return self._folder is not None
+        folder = local_folder(place)
+        # None for an address elsewhere.
+        self.folder = None if folder is None else folder.resolve()
+        self._remote = None if folder is not None else filesystem(str(place))
 
     def look(self) -> tuple[Mark, Mark]:
         """Marks of the lineage and of its consumers; another one where it has changed.
@@ -33,9 +31,9 @@ class Watch:
         return self._mark(RECORD), self._mark(CONSUMERS)
 
     def _mark(self, name: str) -> Mark:
-        if self._folder is not None:
+        if self.folder is not None:
             try:
-                found = (self._folder / name).stat()
+                found = (self.folder / name).stat()
             except FileNotFoundError:
                 return ()
             return found.st_mtime_ns, found.st_size, found.st_ino

@@ -55,7 +55,7 @@ def embeddings_json(
         "usage": {"prompt_tokens": 0, "total_tokens": 0},
         "evergram": {**origin, "computed_from": list(sources)},
     }
-    return b'{"object":"list","data":[%b],%b' % (data, json.dumps(rest).encode()[1:])
+    return b'{"object":"list","data":[%b],%b' % (data, _compact(rest)[1:])
 
 
 def transform_json(
@@ -64,7 +64,7 @@ def transform_json(
     """`schemas.TransformAnswer`."""
     rest = {"model": model, "evergram": {**origin, "computed_from": list(sources)}}
     rows = b",".join(float_rows(vectors))
-    return b'{"object":"list","vectors":[%b],%b' % (rows, json.dumps(rest).encode()[1:])
+    return b'{"object":"list","vectors":[%b],%b' % (rows, _compact(rest)[1:])
 
 
 def search_json(
@@ -95,4 +95,8 @@ def search_json(
         "model": model,
         "evergram": {**origin, "computed_from": list(sources)},
     }
-    return json.dumps(answer).encode()
+    return _compact(answer)
+
+
+def _compact(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
