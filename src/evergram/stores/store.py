@@ -189,6 +189,12 @@ class Store(ABC):
         Raises: DataError: an id twice, or none, or of another type; a value that is not finite;
             a version without a space. ShapeError: another dim.
         """
+        rows = self.checked(rows)
+        if len(rows):
+            self._write(rows, row_checks(rows))
+
+    def checked(self, rows: Rows) -> Rows:
+        """Rows as they may be written. Raises: as `upsert`."""
         space = self.spaces().get(rows.version)
         if space is None:
             raise DataError(
@@ -206,8 +212,7 @@ class Store(ABC):
         bad = np.flatnonzero(~np.isfinite(rows.vectors).all(axis=1))
         if len(bad):
             raise DataError(f"The vector of id {rows.ids[bad[0]]} is not finite.")
-        if len(rows):
-            self._write(rows, row_checks(rows))
+        return rows
 
     def load(self, space: Space, blocks: Iterable[Rows]) -> int:
         """Write all rows of a version, block after block. Returns: how many.
