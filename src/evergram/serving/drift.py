@@ -62,7 +62,7 @@ class Drift:
     """Of every side, the vectors that are served at the version of most of its rows."""
 
     def __init__(self) -> None:
-        self._noted: deque[tuple[str, int, pa.Array]] = deque(maxlen=1024)
+        self._noted: deque[tuple[str, pa.Array, npt.NDArray[np.int64]]] = deque(maxlen=128)
         self._encoded: deque[tuple[str, int, Floats]] = deque(maxlen=256)
         self._seen: dict[tuple[str, int], _Seen] = {}
         self._lock = threading.Lock()
@@ -70,15 +70,7 @@ class Drift:
 
     def note(self, side: str, ids: pa.Array, sources: npt.NDArray[np.int64]) -> None:
         """Ids that were served, and what each was computed from. Costs next to nothing."""
-        if not len(ids):
-            return
-        version = int(sources[self._draw.integers(len(sources))])
-        if version < 0:
-            return
-        rows = np.flatnonzero(sources == version)
-        if len(rows) > PER_REQUEST:
-            rows = rows[np.linspace(0, len(rows) - 1, PER_REQUEST).astype(np.int64)]
-        self._noted.append((side, version, ids.take(pa.array(rows))))
+        self._noted.append((side, ids, sources))
 
     def note_vectors(self, side: str, version: int, vectors: Floats) -> None:
         """Vectors [n, D] that were encoded on the spot, as their own version has them."""
@@ -89,7 +81,10 @@ class Drift:
         with self._lock:
             given: dict[tuple[str, int], list[pa.Array]] = {}
             while self._noted:
-                side, version, ids = self._noted.popleft()
+                side, asked, sources = self._noted.popleft()
+                version, ids = self._some(asked, sources)
+                if version < 0:
+                    continue
                 kept = given.setdefault((side, version), [])
                 if sum(map(len, kept)) < PER_LOOK:
                     kept.append(ids)
@@ -102,6 +97,14 @@ class Drift:
             while self._encoded:
                 side, version, vectors = self._encoded.popleft()
                 self._add(reader, side, version, vectors)
+
+    def _some(self, ids: pa.Array, sources: npt.NDArray[np.int64]) -> tuple[int, pa.Array]:
+        """A version that rows were computed from, drawn by its share, and some ids of it."""
+        version = int(self._draw.choice(sources)) if len(sources) else -1
+        rows = np.flatnonzero(sources == version)
+        if len(rows) > PER_REQUEST:
+            rows = np.sort(self._draw.choice(rows, PER_REQUEST, replace=False))
+        return version, ids.take(pa.array(rows))
 
     def measured(self) -> dict[str, tuple[int, float | None, int]]:
         """Of each side: the version, the relative distance, and of how many vectors."""

@@ -15,7 +15,7 @@ from evergram.errors import UnknownVersionError
 from evergram.serving.arrow_stream import MEDIA as ARROW
 from evergram.serving.auth import Access, authenticate
 from evergram.serving.metrics import Metrics
-from evergram.serving.operations import JSON, Answer, Call
+from evergram.serving.operations import JSON, Answer, Call, embeddings, is_quick
 from evergram.serving.refusals import RefusedError, log, say
 from evergram.serving.service import Service, State
 from evergram.serving.settings import Settings
@@ -94,6 +94,11 @@ class Front:
 
         call = call_of(state, access)
         try:
+            if operation is embeddings and is_quick(call):
+                try:
+                    return operation(call)
+                finally:
+                    state.leave()
             return await self.workers.run(lambda: operation(call), state.leave)
         except (UnknownVersionError, RefusedError) as error:
             if isinstance(error, RefusedError) and error.code != "taking_up":

@@ -22,6 +22,8 @@ log = logging.getLogger("evergram.serving")
 
 # Seconds after which something that could not be taken up is tried again.
 AGAIN = 10.0
+# Kinds of stores whose rows are in this machine's memory.
+_AT_HAND = ("snapshot",)
 # An address elsewhere is asked no more often than this.
 REMOTE_POLL = 10.0
 
@@ -32,6 +34,8 @@ class Opened:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.encoders = Encoders(reader.lineage)
+        # Whether rows are read without asking another process.
+        self.at_hand = all(reader.store(side).kind in _AT_HAND for side in reader.sides)
         self._users = 1  # the service itself
         self._lock = threading.Lock()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from ipaddress import ip_address
 
 from evergram.errors import ServiceError
@@ -43,7 +44,7 @@ class Settings:
     max_waiting: int = 1000
     poll: float = 1.0
 
-    @property
+    @cached_property
     def loopback(self) -> bool:
         """Whether this machine alone can reach it."""
         if self.host == "localhost":

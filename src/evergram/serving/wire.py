@@ -6,6 +6,7 @@ from __future__ import annotations
 import binascii
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -32,30 +33,44 @@ def float_rows(vectors: Floats) -> list[bytes]:
 
 
 def base64_rows(vectors: Floats) -> list[bytes]:
-    """Each row [n, D] as a JSON string: little-endian float32 in base64."""
-    raw = memoryview(np.ascontiguousarray(vectors, dtype="<f4").tobytes())
-    width = vectors.shape[1] * 4
-    encode = binascii.b2a_base64
-    return [
-        b'"%b"' % encode(raw[at : at + width], newline=False)
-        for at in range(0, len(vectors) * width, width)
-    ]
+    """Each row [n, D] in base64, as little-endian float32; all rows in one call.
+
+    A row is filled with zeros to a multiple of three bytes, and what they became is written over
+    by "=", as it stands after a row of that length.
+    """
+    rows, width = len(vectors), vectors.shape[1] * 4
+    fill = -width % 3
+    padded = np.zeros((rows, width + fill), dtype=np.uint8)
+    padded[:, :width] = np.ascontiguousarray(vectors, dtype="<f4").view(np.uint8)
+    text = np.frombuffer(binascii.b2a_base64(padded, newline=False), dtype=np.uint8)
+    text = text.reshape(rows, (width + fill) // 3 * 4).copy()
+    if fill:
+        text[:, -fill:] = ord("=")
+    whole, length = text.tobytes(), text.shape[1]
+    return [whole[at : at + length] for at in range(0, rows * length, length)]
+
+
+@lru_cache(maxsize=4096)
+def _before(index: int, quote: bytes) -> bytes:
+    """What stands before the vector of a row."""
+    comma = b"," if index else b""
+    return b'%b{"object":"embedding","index":%d,"embedding":%b' % (comma, index, quote)
 
 
 def embeddings_json(
     vectors: Floats, sources: Sequence[int], origin: dict[str, object], model: str, base64: bool
 ) -> bytes:
     """`schemas.EmbeddingsAnswer`."""
-    rows = base64_rows(vectors) if base64 else float_rows(vectors)
-    data = b",".join(
-        b'{"object":"embedding","index":%d,"embedding":%b}' % pair for pair in enumerate(rows)
-    )
     rest = {
         "model": model,
         "usage": {"prompt_tokens": 0, "total_tokens": 0},
         "evergram": {**origin, "computed_from": list(sources)},
     }
-    return b'{"object":"list","data":[%b],%b' % (data, _compact(rest)[1:])
+    quote = b'"' if base64 else b""
+    parts = [quote + b"}"] * (3 * len(vectors))
+    parts[0::3] = [_before(i, quote) for i in range(len(vectors))]
+    parts[1::3] = base64_rows(vectors) if base64 else float_rows(vectors)
+    return b'{"object":"list","data":[%b],%b' % (b"".join(parts), _compact(rest)[1:])
 
 
 def transform_json(
