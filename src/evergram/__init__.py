@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.reader import Reader
     from evergram.lineage.view import View
+    from evergram.serving.client import Client
     from evergram.training.compare import compare
     from evergram.training.corpora import load_corpus
     from evergram.training.recipe import Recipe
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Artefact",
+    "Client",
     "Corpus",
     "EvergramError",
     "Lineage",
@@ -35,6 +37,7 @@ __all__ = [
 # Imported when first used: `import evergram` does not wait for torch.
 _HOME = {
     "Artefact": "evergram.lineage.artefact",
+    "Client": "evergram.serving.client",
     "Corpus": "evergram.data.corpus",
     "EvergramError": "evergram.errors",
     "Lineage": "evergram.lineage.lineage",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
+from evergram.lineage.embedded import Embedded
 from evergram.lineage.filling import local_stores, open_stores
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.metric_search import Field, by_cosine, by_distance, by_inner_product
@@ -22,27 +22,7 @@ from evergram.stores.store import Floats, Hits, Store
 Metric = Literal["ip", "l2", "cosine"]
 Version = int | str | None
 
-
-@dataclass(frozen=True)
-class Embedded:
-    """Embeddings in the order they were asked for.
-
-    Args:
-        version: j, the version they are read as.
-        ids: [n], as asked.
-        vectors: float32 [n, D_j]; zeros where an id is not stored.
-        sources: [n], the version that each was computed from; -1 where the id is not stored.
-    """
-
-    version: int
-    ids: pa.Array
-    vectors: Floats
-    sources: npt.NDArray[np.int64]
-
-    @property
-    def missing(self) -> pa.Array:
-        """The ids that are not stored."""
-        return self.ids.filter(pa.array(self.sources < 0))
+__all__ = ["Embedded", "Metric", "Reader", "Version", "check_spaces"]
 
 
 class Reader:
@@ -114,6 +94,9 @@ class Reader:
             read = self._ways.rows(
                 np.ascontiguousarray(rows.vectors[:, :dim]), rows.version, target
             )
+            if rows.ids.equals(asked):
+                # All of them, once and in order, as it is most often.
+                return Embedded(target, asked, read, np.full(len(asked), rows.version))
             places = pc.index_in(asked, value_set=rows.ids)
             mine = places.is_valid().to_numpy(zero_copy_only=False)
             vectors[mine] = read[places.drop_null().to_numpy()]

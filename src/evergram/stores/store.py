@@ -237,6 +237,8 @@ class Store(ABC):
         for rows, checks in found:
             self._verify(rows, checks)
         parts = [rows for rows, _ in found]
+        if len(parts) == 1:
+            return parts
         keys = _joined([rows.ids for rows in parts], self.id_type)
         return parts if len(pc.unique(keys)) == len(keys) else _latest(parts, self.id_type)
 
@@ -292,6 +294,8 @@ class Store(ABC):
         wanted = self.id_type
         try:
             given = ids if isinstance(ids, pa.Array) else pa.array(ids)
+            if given.type == wanted and not given.null_count:
+                return given
             if pa.types.is_null(given.type) and not len(given):
                 given = given.cast(wanted)
             text = pa.types.is_string(given.type) or pa.types.is_large_string(given.type)
