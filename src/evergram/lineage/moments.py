@@ -90,7 +90,7 @@ class Sample:
     def moments(self) -> Moments:
         """Of the rows that were kept."""
         total, outer, count = torch.zeros(()).double(), torch.zeros(()).double(), 0
-        for part in self.vectors.split(CHUNK):
+        for part in torch.split(self.vectors, CHUNK):
             wide = part.double()
             total, outer, count = total + wide.sum(0), outer + wide.T @ wide, count + len(wide)
         return count, total / count, outer / count
@@ -127,7 +127,7 @@ def forward_map(samples: Mapping[str, Sample], old: Mapping[str, Path]) -> Forwa
         new = sample.vectors[rows]
         if not pairs:
             pairs = [SecondMoments(new.shape[1], before.shape[1]) for _ in range(2)]
-        for z, past in zip(new.split(CHUNK), before.split(CHUNK), strict=True):
+        for z, past in zip(torch.split(new, CHUNK), torch.split(before, CHUNK), strict=True):
             apart = torch.arange(len(z)) % FOR_RIDGE == 0
             for found, chosen in zip(pairs, (~apart, apart), strict=True):
                 found.add(z[chosen], past[chosen])
