@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.stores.dictionary import DictionaryStore
+
 from evergram.stores.opening import open_store
 from evergram.stores.store import Store
-from tests.stores.dictionary import DictionaryStore
 
 
 def dictionary(folder: Path, id_type: str) -> Store:

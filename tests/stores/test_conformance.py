@@ -1,4 +1,4 @@
-"""What every kind of store does, against the slow oracle. A new kind joins by a line in kinds.py."""
+"""What every kind of store does, against the slow oracle; kinds.py lists them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-
-from evergram.errors import DataError, IntegrityError, ShapeError
-from evergram.stores.store import Floats, Rows, Space, Store
 from tests.stores.agreement import Id, as_dict, same_hits, same_rows
 from tests.stores.dictionary import DictionaryStore
 from tests.stores.kinds import STORES
+
+from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.stores.store import Floats, Rows, Space, Store
 
 OLD, NEW = Space(0, 6, "sha256:old"), Space(3, 4, "sha256:new")
 DIMS = {OLD.version: OLD.dim, NEW.version: NEW.dim}

@@ -21,7 +21,6 @@ from evergram.stores.snapshot_record import (
     Opened,
     SegmentRecord,
     SnapshotRecord,
-    open_record,
     sync_folder,
     write_record,
 )
@@ -77,14 +76,14 @@ class SnapshotFolder:
     def close(self) -> None:
         with self._refreshing:
             if self._opened is not None:
-                self._opened.file.close()
+                self._opened.close()
             self._opened, self._generation, self.indexes = None, None, {}
 
     def _refresh(self) -> Generation:
         path = self.path / NAME
         with self._refreshing:
             while True:
-                opened = open_record(path)
+                opened = Opened(path)
                 try:
                     before = self._generation or Generation(opened.record, [])
                     found = before.advanced(opened.record, self._load)
@@ -92,7 +91,7 @@ class SnapshotFolder:
                     return found
                 except FileNotFoundError as error:
                     current = opened.is_current(path)
-                    opened.file.close()
+                    opened.close()
                     if current:
                         raise IntegrityError(
                             f"A file that {path} lists is not there ({error.filename or error}); "
@@ -100,7 +99,7 @@ class SnapshotFolder:
                         ) from None
                     # A writer has put another generation in its place meanwhile.
                 except BaseException:
-                    opened.file.close()
+                    opened.close()
                     raise
 
     def _load(self, record: SegmentRecord) -> Segment:
@@ -124,7 +123,7 @@ class SnapshotFolder:
         before = self._opened
         self._generation, self._opened, self.indexes = generation, opened, indexes
         if before is not None:
-            before.file.close()
+            before.close()
 
     # Writing.
 
@@ -198,7 +197,7 @@ class SnapshotFolder:
                 "write the same again."
             ) from error
         with self._refreshing:
-            self._take(open_record(self.path / NAME), after)
+            self._take(Opened(self.path / NAME), after)
         self._clear()
 
     def remove(self, records: Iterable[SegmentRecord]) -> None:
