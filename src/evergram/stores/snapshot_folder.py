@@ -64,19 +64,18 @@ class SnapshotFolder:
         """
         generation, opened = self._generation, self._opened
         try:
-            if generation is not None and opened is not None:
-                # Another thread may close the file meanwhile.
-                with suppress(ValueError):
-                    if opened.is_current(self.path / NAME):
-                        return generation
+            if (
+                generation is not None
+                and opened is not None
+                and opened.is_current(self.path / NAME)
+            ):
+                return generation
             return self._refresh()
         except OSError as error:
             raise StoreError(f"{self.address} cannot be read: {_reason(error)}.") from error
 
     def close(self) -> None:
         with self._refreshing:
-            if self._opened is not None:
-                self._opened.close()
             self._opened, self._generation, self.indexes = None, None, {}
 
     def _refresh(self) -> Generation:
@@ -90,17 +89,12 @@ class SnapshotFolder:
                     self._take(opened, found)
                     return found
                 except FileNotFoundError as error:
-                    current = opened.is_current(path)
-                    opened.close()
-                    if current:
+                    if opened.is_current(path):
                         raise IntegrityError(
                             f"A file that {path} lists is not there ({error.filename or error}); "
                             "restore the store from a copy, or fill it again."
                         ) from None
                     # A writer has put another generation in its place meanwhile.
-                except BaseException:
-                    opened.close()
-                    raise
 
     def _load(self, record: SegmentRecord) -> Segment:
         return Segment(self.segments, record)
@@ -120,10 +114,7 @@ class SnapshotFolder:
                     index = SegmentIndex(self.segments, record)
                     index.check()
                 indexes[key] = index
-        before = self._opened
         self._generation, self._opened, self.indexes = generation, opened, indexes
-        if before is not None:
-            before.close()
 
     # Writing.
 

@@ -82,18 +82,11 @@ class Opened:
     """
 
     def __init__(self, path: Path) -> None:
-        # No file object, which would warn where a store is not closed but let go of.
-        self._descriptor: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            with os.fdopen(self._descriptor, "rb", closefd=False) as file:
-                self.record = _parsed(file.read(), path)
-        except BaseException:
-            self.close()
-            raise
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with os.fdopen(self._descriptor, "rb", closefd=False) as file:
+            self.record = _parsed(file.read(), path)
 
     def is_current(self, path: Path) -> bool:
-        if self._descriptor is None:
-            return False
         mine, there = os.fstat(self._descriptor), path.stat()
         return (mine.st_ino, mine.st_dev, mine.st_size, mine.st_mtime_ns) == (
             there.st_ino,
@@ -102,14 +95,10 @@ class Opened:
             there.st_mtime_ns,
         )
 
-    def close(self) -> None:
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-
     def __del__(self) -> None:
-        if getattr(self, "_descriptor", None) is not None:
-            self.close()
+        # Not before: a thread may be comparing.
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
 
 
 def _parsed(text: bytes, path: Path) -> SnapshotRecord:
