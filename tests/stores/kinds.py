@@ -11,6 +11,8 @@ from tests.stores.postgres_server import postgres
 
 from tests.stores.dictionary import DictionaryStore
 
+from tests.stores.dictionary import DictionaryStore
+
 from evergram.stores.opening import open_store
 from evergram.stores.store import Store
 

@@ -1,4 +1,4 @@
-"""What every kind of store does, against the slow oracle. A new kind joins by a line in kinds.py."""
+"""What every kind of store does, against the slow oracle; kinds.py lists them."""
 
 from __future__ import annotations
 

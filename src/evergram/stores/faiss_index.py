@@ -99,10 +99,9 @@ def build(folder: Path, part: Part) -> IndexRecord | None:
     for batch in segment.batches:
         for start in range(0, len(batch.ids), 1 << 16):
             block = np.ascontiguousarray(batch.vectors[start : start + (1 << 16)])
+            # Both arrays must live until faiss has read them.
             _, places = near.search(block, 1)
-            index.add_core(
-                len(block), faiss.swig_ptr(block), None, faiss.swig_ptr(places[:, 0].copy())
-            )
+            index.add_core(len(block), faiss.swig_ptr(block), None, faiss.swig_ptr(places))
     measured = _enough_probes(index, part, lists)
     if measured is None:
         return None
