@@ -71,4 +71,6 @@ def same_hits(
 
 
 def close(found: npt.ArrayLike, truth: npt.ArrayLike) -> None:
-    np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        np.asarray(found, float), np.asarray(truth, float), rtol=1e-4, atol=1e-4
+    )

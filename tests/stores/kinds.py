@@ -9,10 +9,6 @@ from zlib import crc32
 from tests.stores.dictionary import DictionaryStore
 from tests.stores.postgres_server import postgres
 
-from tests.stores.dictionary import DictionaryStore
-
-from tests.stores.dictionary import DictionaryStore
-
 from evergram.stores.opening import open_store
 from evergram.stores.store import Store
 

@@ -148,7 +148,7 @@ def test_an_index_finds_nearly_all_and_no_dead_row(tmp_path: Path) -> None:
     for each in (store, oracle):
         each.delete([best])
         each.upsert(Rows(0, pa.array([17, 6001]), np.stack([base[best] * 9, base[17] * 9])))
-    queries = {0: base[:50] + 0.01}
+    queries = {0: (base[:50] + 0.01).astype(np.float32)}
     truth = oracle.search(queries, 10)
     hits = store.search(queries, 10)
     assert best not in {key for found in hits for key in found.ids.to_pylist()}

@@ -8,7 +8,17 @@ from evergram.cli import consuming, embeddings, lineages, models, operating, ser
 from evergram.cli.options import app
 from evergram.errors import EvergramError
 
-__all__ = ["app", "consuming", "embeddings", "lineages", "main", "models", "operating", "serving", "storing"]
+__all__ = [
+    "app",
+    "consuming",
+    "embeddings",
+    "lineages",
+    "main",
+    "models",
+    "operating",
+    "serving",
+    "storing",
+]
 
 
 def main() -> None:
