@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from evergram.errors import FormatError, IntegrityError, LineageError
-from evergram.lineage.record import Checked, first_problem
+from evergram.lineage.record import Checked, ChecksumError, first_problem
 
 FORMAT_VERSION = 1
 NAME = r"[a-z0-9._-]*[a-z0-9][a-z0-9._-]*"
@@ -141,11 +141,11 @@ def parse_consumers(text: str | None, where: str) -> ConsumersRecord:
                 f"{where} has format_version {version}; this Evergram reads {FORMAT_VERSION}, so "
                 "upgrade Evergram to read it."
             )
-        record = ConsumersRecord.model_validate_json(text)
+        record = ConsumersRecord.of_json(text)
         if "check" in record.model_fields_set:
             return record
         what = "it has no checksum"
-    except ValidationError as error:
+    except (ValidationError, ChecksumError) as error:
         what = first_problem(error)
     except json.JSONDecodeError as error:
         what = str(error)

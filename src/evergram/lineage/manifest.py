@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from evergram.compatibility.kinds import TransformKind
 from evergram.errors import IntegrityError
-from evergram.lineage.record import Checked, Frozen, first_problem
+from evergram.lineage.record import Checked, ChecksumError, Frozen, first_problem
 
 
 class EncoderRecord(Frozen):
@@ -100,10 +100,10 @@ def read_manifest(folder: Path) -> Manifest:
     """Raises: IntegrityError: it is missing or damaged."""
     path = folder / "manifest.json"
     try:
-        found = Manifest.model_validate_json(path.read_bytes())
+        found = Manifest.of_json(path.read_bytes())
     except OSError as error:
         raise IntegrityError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValidationError as error:
+    except (ValidationError, ChecksumError) as error:
         raise IntegrityError(f"{path} is damaged: {first_problem(error)}.") from error
     if "fingerprint" in found.model_fields_set and "check" not in found.model_fields_set:
         raise IntegrityError(f"{path} is damaged: it has no checksum.")

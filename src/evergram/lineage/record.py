@@ -21,22 +21,29 @@ class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class ChecksumError(ValueError):
+    """JSON that is not what was written; its reader says which file that is."""
+
+
 class Checked(Frozen):
     """What holds the SHA-256 of the rest of itself, from format 3 on: a label that a flipped bit
     has moved would otherwise give out vectors of another version."""
 
     check: str = ""
 
-    @model_validator(mode="before")
     @classmethod
-    def _as_written(cls, given: Any) -> Any:
-        """What was read is compared as it is, so that a field of a later Evergram, which a file
-        does not have, changes nothing."""
-        if isinstance(given, dict) and given.get("check"):
-            rest = {key: value for key, value in given.items() if key != "check"}
-            if given["check"] != _digest(rest):
-                raise ValueError("its checksum is not that of what it says")
-        return given
+    def of_json(cls, text: str | bytes) -> Self:
+        """What was read is compared as it is written there, so that a field of a later Evergram,
+        which the file does not have, changes nothing.
+
+        Raises: ValidationError, ChecksumError: it is not what was written.
+        """
+        found = cls.model_validate_json(text)
+        if "check" in found.model_fields_set:
+            written = json.loads(text)
+            if written.pop("check") != _digest(written):
+                raise ChecksumError("its checksum is not that of what it says")
+        return found
 
     def checked(self) -> Self:
         """With the checksum of what will be written."""
@@ -118,8 +125,8 @@ def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
                 f"{path} has format_version {found.format_version}; this Evergram reads "
                 f"{READABLE[0]} to {READABLE[-1]}, so upgrade Evergram to read it."
             )
-        record = LineageRecord.model_validate_json(text)
-    except ValidationError as error:
+        record = LineageRecord.of_json(text)
+    except (ValidationError, ChecksumError) as error:
         raise IntegrityError(f"{path} is damaged: {first_problem(error)}.") from error
     if record.format_version >= 3 and not record.model_fields_set & {"check"}:
         raise IntegrityError(f"{path} is damaged: it has no checksum.")
@@ -130,8 +137,10 @@ class _Format(BaseModel):
     format_version: int
 
 
-def first_problem(error: ValidationError) -> str:
+def first_problem(error: ValidationError | ChecksumError) -> str:
     """Where JSON is not what it should be, and why."""
+    if isinstance(error, ChecksumError):
+        return str(error)
     problem = error.errors()[0]
     where = ".".join(str(part) for part in problem["loc"]) or "its JSON"
     return f"{where}: {problem['msg']}"
