@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from evergram.errors import DataError, EvergramError, FormatError, StoreError
+from evergram.errors import DataError, EvergramError, FormatError, IntegrityError, StoreError
 from evergram.stores.naming import checked_name
 from evergram.stores.separate import SeparateStore
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space
 
 FORMAT = 1
 
-# So many ids stand in one condition.
+# As many ids as stand in one condition.
 LOOKED_UP = 10_000
 
 # Every write adds a version of the table, and files; after so many they are put together, and
@@ -158,6 +158,11 @@ class LanceStore(SeparateStore):
             for condition in _conditions(ids):
                 query = table.search().where(condition).limit(len(ids))
                 found = query.select(["id", "vector", "check"]).to_arrow()
+                if len(found) > len(found["id"].unique()):
+                    raise IntegrityError(
+                        f"{self.address} has an id twice in version {version}: the list of removed "
+                        "rows is damaged; restore the store."
+                    )
                 if len(found):
                     yield _block(version, found)
 
