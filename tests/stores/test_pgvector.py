@@ -325,7 +325,7 @@ def test_no_acknowledged_row_is_lost_when_the_server_crashes(
 
 
 def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("pgvector", "postgres"):
+    for module in ("pgvector", "pgvector_tables", "postgres"):
         monkeypatch.delitem(sys.modules, f"evergram.stores.{module}")
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(DataError, match=r"pip install 'evergram\[pgvector\]'"):
