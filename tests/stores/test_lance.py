@@ -119,6 +119,19 @@ def test_old_versions_of_a_table_do_not_pile_up(
     np.testing.assert_array_equal(store.fetch([0, 1])[0].vectors, COMPACTED_AFTER + 19)
 
 
+def test_more_rows_than_one_request_takes(
+    store: LanceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergram.stores.lance.LOOKED_UP", 7)
+    store.add_space(Space(1, 3, "sha256:one"))
+    store.upsert(rows(range(40)))
+    store.upsert(rows(range(10, 30), 1, 3))
+    assert store.count() == {0: 20, 1: 20}
+    assert sum(map(len, store.fetch(range(40)))) == 40
+    store.delete(range(35))
+    assert store.count() == {0: 5}
+
+
 def test_threads_work_together(store: LanceStore) -> None:
     work_together(store)
 

@@ -229,6 +229,19 @@ def test_an_id_is_in_one_space_whoever_writes_at_once(store: PgvectorStore) -> N
     assert sum(store.count().values()) == 50
 
 
+def test_more_rows_than_one_request_takes(
+    store: PgvectorStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergram.stores.pgvector.WRITTEN_AT_ONCE", 7)
+    store.add_space(Space(1, 3, "sha256:one"))
+    store.upsert(rows(range(40)))
+    store.upsert(rows(range(10, 30), 1, 3))
+    assert store.count() == {0: 20, 1: 20}
+    assert sum(map(len, store.fetch(range(40)))) == 40
+    store.delete(range(35))
+    assert store.count() == {0: 5}
+
+
 def test_threads_work_together(store: PgvectorStore) -> None:
     work_together(store)
 
@@ -312,7 +325,7 @@ def test_no_acknowledged_row_is_lost_when_the_server_crashes(
 
 
 def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("pgvector", "postgres"):
+    for module in ("pgvector", "pgvector_tables", "postgres"):
         monkeypatch.delitem(sys.modules, f"evergram.stores.{module}")
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(DataError, match=r"pip install 'evergram\[pgvector\]'"):

@@ -108,6 +108,19 @@ def test_more_than_20_000_rows_are_no_warning(
     assert "large-local-collection" in SEEN_MESSAGES
 
 
+def test_more_rows_than_one_request_takes(
+    store: QdrantStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergram.stores.qdrant.POINTS", 7)
+    store.add_space(Space(1, 3, "sha256:one"))
+    store.upsert(rows(range(40)))
+    store.upsert(rows(range(10, 30), 1, 3))
+    assert store.count() == {0: 20, 1: 20}
+    assert sum(map(len, store.fetch(range(40)))) == 40
+    store.delete(range(35))
+    assert store.count() == {0: 5}
+
+
 def test_threads_work_together(store: QdrantStore) -> None:
     work_together(store)
 

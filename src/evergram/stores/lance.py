@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,16 +12,14 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
-from filelock import FileLock, Timeout
 
-from evergram.errors import DataError, EvergramError, FormatError, StoreError
+from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.stores.lance_folder import alone, meta_file, read_meta, told, write_meta
 from evergram.stores.naming import checked_name
 from evergram.stores.separate import SeparateStore
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space
 
-FORMAT = 1
-
-# So many ids stand in one condition.
+# As many ids as stand in one condition.
 LOOKED_UP = 10_000
 
 # Every write adds a version of the table, and files; after so many they are put together, and
@@ -37,8 +33,6 @@ INDEXED_FROM = 1_000
 PROBED = 0.2
 # And lists with at least so many rows for each that is wanted.
 ROWS_A_RESULT = 20
-
-WAIT = 60.0  # seconds, for another process that writes
 
 
 class LanceStore(SeparateStore):
@@ -62,15 +56,15 @@ class LanceStore(SeparateStore):
             raise DataError(f"{address!r} was given; a LanceDB store is at lance:DIR#NAME.")
         folder, shown = Path(place), f"lance:{place}#{checked_name(name)}"
         _lancedb()
-        with _told(shown):
+        with told(shown):
             if create is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-                with _alone(folder, name, shown):
-                    if not _meta(folder, name).exists():
-                        _write_meta(folder, name, create, {})
-            if not _meta(folder, name).exists():
+                with alone(folder, name, shown):
+                    if not meta_file(folder, name).exists():
+                        write_meta(folder, name, create, {})
+            if not meta_file(folder, name).exists():
                 raise DataError(f"There is no store at {shown}; create it first.")
-            kind, _ = _read_meta(folder, name, shown)
+            kind, _ = read_meta(folder, name, shown)
             if create is not None and kind != create:
                 raise DataError(f"{shown} is there with ids of type {kind}; {create} was given.")
             return cls(folder, name, ID_TYPES[kind])
@@ -84,11 +78,11 @@ class LanceStore(SeparateStore):
         return self._id_type
 
     def spaces(self) -> dict[int, Space]:
-        with _told(self.address):
-            return _read_meta(self._folder, self._name, self.address)[1]
+        with told(self.address):
+            return read_meta(self._folder, self._name, self.address)[1]
 
     def count(self) -> dict[int, int]:
-        with _told(self.address):
+        with told(self.address):
             counts = {version: self._table(version).count_rows() for version in self.spaces()}
         return {version: count for version, count in counts.items() if count}
 
@@ -99,7 +93,7 @@ class LanceStore(SeparateStore):
         for version, count in self.count().items():
             if count < INDEXED_FROM:
                 continue
-            with self._writing(), _told(self.address):
+            with self._writing(), told(self.address):
                 config = IvfFlat(distance_type="dot", num_partitions=isqrt(count))
                 self._table(version).create_index("vector", config=config, replace=True)
                 self._table(version).optimize(cleanup_older_than=KEPT)
@@ -110,7 +104,7 @@ class LanceStore(SeparateStore):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with self._lock, _alone(self._folder, self._name, self.address):
+        with self._lock, alone(self._folder, self._name, self.address):
             yield
 
     def _add_space(self, space: Space) -> None:
@@ -118,7 +112,7 @@ class LanceStore(SeparateStore):
 
         fields = {"id": self._id_type, "vector": pa.list_(pa.float32(), space.dim)}
         schema = pa.schema({**fields, "check": pa.uint32()})
-        with self._writing(), _told(self.address):
+        with self._writing(), told(self.address):
             there = self.spaces()
             if space.version not in there:
                 # A table that the file does not name was left by one who was killed here.
@@ -126,7 +120,7 @@ class LanceStore(SeparateStore):
                 self._database.drop_table(name, ignore_missing=True)
                 self._database.create_table(name, schema=schema).create_index("id", config=BTree())
                 kind = "int64" if pa.types.is_integer(self._id_type) else "string"
-                _write_meta(self._folder, self._name, kind, {**there, space.version: space})
+                write_meta(self._folder, self._name, kind, {**there, space.version: space})
         if self.spaces()[space.version] != space:
             # Another process was quicker, with another one.
             self.add_space(space)
@@ -135,14 +129,14 @@ class LanceStore(SeparateStore):
         flat = pa.array(rows.vectors.reshape(-1))
         vectors = pa.FixedSizeListArray.from_arrays(flat, rows.vectors.shape[1])
         given = pa.table({"id": rows.ids, "vector": vectors, "check": pa.array(checks)})
-        with _told(self.address):
+        with told(self.address):
             table = self._table(rows.version)
             merge = table.merge_insert("id").when_matched_update_all()
             merge.when_not_matched_insert_all().execute(given)
             self._compact(table)
 
     def _remove(self, version: int, ids: pa.Array) -> None:
-        with _told(self.address):
+        with told(self.address):
             table = self._table(version)
             if not table.count_rows():
                 return
@@ -153,16 +147,21 @@ class LanceStore(SeparateStore):
                     self._compact(table)
 
     def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
-        with _told(self.address):
+        with told(self.address):
             table = self._table(version)
             for condition in _conditions(ids):
                 query = table.search().where(condition).limit(len(ids))
                 found = query.select(["id", "vector", "check"]).to_arrow()
+                if len(found) > len(found["id"].unique()):
+                    raise IntegrityError(
+                        f"{self.address} has an id twice in version {version}: the list of removed "
+                        "rows is damaged; restore the store."
+                    )
                 if len(found):
                     yield _block(version, found)
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
-        with _told(self.address):
+        with told(self.address):
             query = self._table(version).search().select(["id", "vector", "check"])
             for batch in query.to_batches(size):
                 for start in range(0, batch.num_rows, size):
@@ -178,7 +177,7 @@ class LanceStore(SeparateStore):
             empty = np.zeros((0, queries.shape[1]), dtype=np.float32)
             vectors = np.concatenate([empty, *(b.vectors for b in blocks)])
             return [_best(keys, vectors, query, k) for query in queries]
-        with _told(self.address):
+        with told(self.address):
             table = self._table(version)
             count = max(table.count_rows(), 1)
             lists = isqrt(count) + 1
@@ -216,60 +215,6 @@ def _lancedb() -> Any:
             "A store in LanceDB needs lancedb: pip install 'evergram[lance]'."
         ) from None
     return lancedb
-
-
-@contextmanager
-def _told(shown: str) -> Iterator[None]:
-    """Whatever LanceDB raises as StoreError."""
-    try:
-        yield
-    except (EvergramError, GeneratorExit):
-        raise
-    except BaseException as error:
-        # Damaged files also make it panic, which is not an Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        said = " ".join(str(error).split())[:200]
-        raise StoreError(f"{shown} cannot be read or written: {said}.") from error
-
-
-@contextmanager
-def _alone(folder: Path, name: str, shown: str) -> Iterator[None]:
-    """No other process writes this store meanwhile; one that is killed lets go."""
-    try:
-        with FileLock(folder / f"{name}.lock", timeout=WAIT):
-            yield
-    except Timeout:
-        raise StoreError(
-            f"Another process has been writing {shown} for {WAIT:.0f} s; try again later."
-        ) from None
-    except OSError as error:
-        raise StoreError(f"{shown} cannot be written: {error.strerror or error}.") from error
-
-
-def _meta(folder: Path, name: str) -> Path:
-    return folder / f"{name}.json"
-
-
-def _read_meta(folder: Path, name: str, shown: str) -> tuple[str, dict[int, Space]]:
-    raw = json.loads(_meta(folder, name).read_text())
-    if raw["format_version"] != FORMAT:
-        raise FormatError(
-            f"{shown} has format {raw['format_version']}; this Evergram has {FORMAT}."
-        )
-    spaces = [Space(**space) for space in raw["spaces"]]
-    return raw["id_type"], {space.version: space for space in spaces}
-
-
-def _write_meta(folder: Path, name: str, id_type: str, spaces: dict[int, Space]) -> None:
-    listed = [vars(spaces[version]) for version in sorted(spaces)]
-    raw = {"format_version": FORMAT, "id_type": id_type, "spaces": listed}
-    part = folder / f".{name}.json.part"
-    with part.open("w") as file:
-        json.dump(raw, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(_meta(folder, name))
 
 
 def _conditions(ids: pa.Array) -> Iterator[str]:

@@ -15,19 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.errors import DataError, IntegrityError
+from evergram.stores.pgvector_tables import create_tables, look, prepare
 from evergram.stores.postgres import Connection, Connections, read_address, show_address
 from evergram.stores.postgres_binary import Raw, integers, layout, vector, vectors
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store
 
 # After the import above, which says so where psycopg is missing.
-import psycopg  # isort: skip
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal  # isort: skip
 
-COLUMNS = {"int64": SQL("bigint"), "string": SQL('text collate "C"')}
 
-# pgvector's iterative scans, without which a filter or a large k loses rows.
-OLDEST = (0, 8)
 # A space smaller than this is searched exactly; and pgvector's HNSW takes no longer vectors.
 # (It would take halves of them, but those are not the vectors that were written.)
 INDEXED_FROM = 1_000
@@ -36,17 +33,6 @@ LARGEST_DIM = 2_000
 LOOKED_UP = 10_000
 
 WRITTEN_AT_ONCE = 10_000
-
-# Set where neither the address nor the server's administrator did. synchronous_commit: an answer
-# before the row is on the disk would be a promise that is not kept.
-SETTINGS = SQL("""
-    select set_config(name, value, false)
-    from (values ('statement_timeout', '60s', '{0}'::text[]),
-                 ('synchronous_commit', 'on', '{off}'),
-                 ('hnsw.ef_search', '100', '{"",40}'),
-                 ('hnsw.iterative_scan', 'relaxed_order', '{"",off}')) as s (name, value, unset)
-    where coalesce(current_setting(name, true), '') = any(unset)
-""")
 
 
 class PgvectorStore(Store):
@@ -70,11 +56,11 @@ class PgvectorStore(Store):
         """See `open_store`."""
         params, name = read_address(address)
         shown = show_address(params, name)
-        connections = Connections(params, shown, _prepare)
+        connections = Connections(params, shown, prepare)
         try:
             if create is not None:
-                connections.run(lambda c: _create(c, name, COLUMNS[create]))
-            kind, oid = connections.run(lambda c: _look(c, name, shown))
+                connections.run(lambda c: create_tables(c, name, create))
+            kind, oid = connections.run(lambda c: look(c, name, shown))
             if create is not None and kind != create:
                 raise DataError(f"{shown} is there with ids of type {kind}; {create} was given.")
         except BaseException:
@@ -235,7 +221,7 @@ class PgvectorStore(Store):
             if not connection.closed:
                 connection.execute(SQL("select pg_advisory_unlock(hashtext(%s))"), key)
                 connection.execute(SQL("reset statement_timeout"))
-                _prepare(connection)
+                prepare(connection)
 
     def _block(self, version: int, found: list[tuple[Any, ...]]) -> tuple[Rows, Checks]:
         keys, _, raw, checks = zip(*found, strict=True)
@@ -264,65 +250,6 @@ class PgvectorStore(Store):
         return self._connections.run(
             lambda connection: connection.execute(query, values, binary=True).fetchall()
         )
-
-
-def _prepare(connection: Connection) -> None:
-    connection.execute(SETTINGS)
-
-
-def _create(connection: Connection, name: str, id_type: SQL) -> None:
-    table, meta = Identifier(f"{name}_vectors"), Identifier(f"{name}_spaces")
-    with connection.transaction():
-        # One at a time: "if not exists" alone is no protection against another who creates it.
-        connection.execute(SQL("select pg_advisory_xact_lock(hashtext('evergram'))"))
-        try:
-            connection.execute(SQL("create extension if not exists vector"))
-        except psycopg.Error as error:
-            if isinstance(error, psycopg.OperationalError):
-                raise
-            raise StoreError(
-                "The database has no extension vector, and it could not be made "
-                f"({error.diag.message_primary}); install pgvector on the server and let an "
-                "administrator run: create extension vector."
-            ) from None
-        for query in (
-            SQL(
-                "create table if not exists {table} (id {id} primary key, version bigint not null,"
-                " vector vector not null, check_ bigint not null)"
-            ),
-            # For a space that is small beside the others.
-            SQL("create index if not exists {index} on {table} (version)"),
-            SQL(
-                "create table if not exists {meta} (version bigint primary key,"
-                " dim integer not null, fingerprint text not null)"
-            ),
-        ):
-            index = Identifier(f"{name}_version")
-            connection.execute(query.format(table=table, meta=meta, id=id_type, index=index))
-
-
-def _look(connection: Connection, name: str, shown: str) -> tuple[str, int]:
-    """Type of ids of a store that is there, and the oid of the type vector."""
-    extension = connection.execute(
-        SQL("select extversion from pg_extension where extname = 'vector'")
-    ).fetchone()
-    column = connection.execute(
-        SQL(
-            "select format_type(atttypid, null) from pg_attribute"
-            " where attrelid = to_regclass(%s) and attname = 'id'"
-        ),
-        [Identifier(f"{name}_vectors").as_string(connection)],
-    ).fetchone()
-    if extension is None or column is None:
-        raise DataError(f"There is no store at {shown}; create it first.")
-    if tuple(int(part) for part in extension[0].split(".")[:2]) < OLDEST:
-        raise StoreError(
-            f"{shown} has pgvector {extension[0]}; {'.'.join(map(str, OLDEST))} or later is "
-            "needed: update it and run: alter extension vector update."
-        )
-    oid = connection.execute(SQL("select 'vector'::regtype::oid")).fetchone()
-    assert oid is not None
-    return {"bigint": "int64", "text": "string"}[column[0]], oid[0]
 
 
 def _part(value: Any) -> Composable:
