@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize("kind", [kind for kind in STORES if kind != "dictionary"])
 def test_any_order(kind: str) -> None:
     machine = type(f"Machine_{kind}", (Machine,), {"kind": kind})
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=20,

@@ -82,7 +82,7 @@ def sha256(path: Path) -> str:
 def read_record(path: Path) -> LineageRecord:
     """Raises: LineageError: not a lineage. FormatError: of a later format."""
     try:
-        text = path.read_text()
+        text = path.read_bytes()
     except FileNotFoundError:
         raise LineageError(
             f"{path.parent} is not a lineage (it has no {path.name}); "
@@ -106,7 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Raises: IntegrityError: it is missing or damaged."""
     path = folder / "manifest.json"
     try:
-        return Manifest.model_validate_json(path.read_text())
+        return Manifest.model_validate_json(path.read_bytes())
     except OSError as error:
         raise IntegrityError(f"{path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:
