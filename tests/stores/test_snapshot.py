@@ -130,7 +130,8 @@ def test_an_index_finds_nearly_all_and_no_dead_row(tmp_path: Path) -> None:
     # Clusters, as embeddings have.
     draw = np.random.default_rng(0)
     centres = draw.standard_normal((60, 8)) * 3
-    base = (centres[draw.integers(0, 60, 6000)] + draw.standard_normal((6000, 8))).astype("f4")
+    drawn = centres[draw.integers(0, 60, 6000)] + draw.standard_normal((6000, 8))
+    base: Floats = drawn.astype(np.float32)
     oracle = DictionaryStore()
     with SnapshotStore.open(str(tmp_path / "store"), "int64") as made:
         for each in (made, oracle):
@@ -148,7 +149,7 @@ def test_an_index_finds_nearly_all_and_no_dead_row(tmp_path: Path) -> None:
     for each in (store, oracle):
         each.delete([best])
         each.upsert(Rows(0, pa.array([17, 6001]), np.stack([base[best] * 9, base[17] * 9])))
-    queries = {0: (base[:50] + 0.01).astype(np.float32)}
+    queries: dict[int, Floats] = {0: base[:50] + np.float32(0.01)}
     truth = oracle.search(queries, 10)
     hits = store.search(queries, 10)
     assert best not in {key for found in hits for key in found.ids.to_pylist()}

@@ -54,6 +54,7 @@ class SnapshotFolder:
                 if not (self.path / NAME).exists():
                     write_record(self.path / NAME, SnapshotRecord(id_type, 0, 0, (), ()))
                     sync_folder(self.path)
+                    sync_folder(self.path.parent)
         except OSError as error:
             raise StoreError(f"{self.path} cannot be made a store: {_reason(error)}.") from error
 
