@@ -42,7 +42,7 @@ def base64_rows(vectors: Floats) -> list[bytes]:
     fill = -width % 3
     padded = np.zeros((rows, width + fill), dtype=np.uint8)
     padded[:, :width] = np.ascontiguousarray(vectors, dtype="<f4").view(np.uint8)
-    text = np.frombuffer(binascii.b2a_base64(padded, newline=False), dtype=np.uint8)
+    text = np.frombuffer(binascii.b2a_base64(padded.data, newline=False), dtype=np.uint8)
     text = text.reshape(rows, (width + fill) // 3 * 4).copy()
     if fill:
         text[:, -fill:] = ord("=")
