@@ -51,7 +51,7 @@ def test_embeddings_are_what_each_version_reads(
         rows = [np.frombuffer(base64.b64decode(row), "<f4").tolist() for row in rows]
     expected = read_as(2, version)[[7, 299, 7]].numpy()
     assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
-    fingerprint = served.service.enter().lineage.manifest(version).fingerprint
+    fingerprint = served.service.opened.reader.lineage.manifest(version).fingerprint
     assert body["evergram"] == {
         "version": version,
         "computed_from": [2, 2, 2],
@@ -127,7 +127,7 @@ def test_embeddings_as_an_arrow_stream(served: Running) -> None:
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
 def test_search_is_that_of_the_reader(served: Running, metric: str) -> None:
     queries = vectors_of(0).numpy()[:2]
-    expected = served.service.enter().reader.search(queries, 5, 0, metric=metric)  # type: ignore[arg-type]
+    expected = served.service.opened.reader.search(queries, 5, 0, metric=metric)  # type: ignore[arg-type]
     asked = {"vectors": queries.tolist(), "k": 5, "version": "v0", "metric": metric}
     body = served.post("/v1/search", asked).json()
     for found, hits in zip(body["data"], expected, strict=True):
@@ -164,7 +164,7 @@ def test_transform_leads_from_version_to_version(served: Running) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/search", "/v1/transform"])
 def test_vectors_of_another_fingerprint_are_refused(served: Running, path: str) -> None:
-    lineage = served.service.enter().lineage
+    lineage = served.service.opened.reader.lineage
     mine, other = (lineage.manifest(v).fingerprint for v in (1, 0))
     vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 8, pa.float32()), 8)
     asked = {"version": 1} if path == "/v1/search" else {"source": 1, "target": 0}
