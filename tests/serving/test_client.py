@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from evergram.errors import (
 def client_of(served: Running) -> Client:
     """Without a network: the test client is one of httpx."""
     found = Client("http://testserver", retries=0)
-    found._http = served.http
+    found._http = served.http  # type: ignore[assignment]
     return found
 
 
@@ -45,7 +46,7 @@ def script(source: Any) -> list[Any]:
                 found += [hits.ids, hits.scores, hits.versions]
     found.append(source.search(queries[0], version=1)[0].ids)
     found.append(source.transform(queries, 1, 0))
-    for call in (
+    calls: tuple[Callable[[], Any], ...] = (
         lambda: source.embed([1], 9),
         lambda: source.embed(["a"]),
         lambda: source.embed([1], side="query"),
@@ -54,7 +55,8 @@ def script(source: Any) -> list[Any]:
         lambda: source.search([["x"]], version=1),
         lambda: source.transform(queries, 1, "nightly"),
         lambda: source.transform(queries * np.nan, 1, 0),
-    ):
+    )
+    for call in calls:
         with pytest.raises(EvergramError) as caught:
             call()
         found.append(caught.type)
@@ -88,7 +90,7 @@ def test_errors_are_those_of_the_library(served: Running) -> None:
     with pytest.raises(LineageError, match="no side"):
         client.embed([1], side="query")
     with pytest.raises(DataError):
-        client.embed([1, "a"])  # type: ignore[list-item]
+        client.embed([1, "a"])
     assert [v["version"] for v in client.versions()] == [0, 1, 2]
     assert client.consumers() == []
 

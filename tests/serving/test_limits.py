@@ -98,8 +98,11 @@ def test_who_would_wait_too_long_is_sent_away(
     settings = Settings(workers=1, max_waiting=1, timeout=20)
     with running(tmp_path / "line", settings) as served:
         go = slow(monkeypatch)
+
+        def ask() -> Any:
+            return served.post("/v1/embeddings", {"input": 1})
+
         with ThreadPoolExecutor(3) as pool:
-            ask = lambda: served.post("/v1/embeddings", {"input": 1})  # noqa: E731
             first = [pool.submit(ask) for _ in range(2)]
             front = served.http.app.state.front  # type: ignore[attr-defined]
             while front.workers.busy < 2:
