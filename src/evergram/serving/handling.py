@@ -17,7 +17,7 @@ from evergram.serving.auth import Access, authenticate
 from evergram.serving.metrics import Metrics
 from evergram.serving.operations import JSON, Answer, Call, embeddings, is_quick
 from evergram.serving.refusals import RefusedError, log, say
-from evergram.serving.service import Service, State
+from evergram.serving.service import Opened, Service, State
 from evergram.serving.settings import Settings
 from evergram.serving.working import Workers
 
@@ -103,7 +103,7 @@ class Front:
         except (UnknownVersionError, RefusedError) as error:
             if isinstance(error, RefusedError) and error.code != "taking_up":
                 raise
-            if not await self._taken_up():
+            if not await self._taken_up(call.state.opened):
                 raise
         state, access = self._enter(request, seen)
         call = call_of(state, access)
@@ -121,15 +121,17 @@ class Front:
         seen.consumer = access.name
         return state, access
 
-    async def _taken_up(self) -> bool:
-        """Whether something new was taken up, at once or within a moment."""
+    async def _taken_up(self, before: Opened) -> bool:
+        """Whether something else than `before` is served, now or within a moment."""
         if self.service.least_poll:
             return False
-        done = asyncio.wrap_future(self._refresher.submit(self.service.refresh))
-        try:
-            return await asyncio.wait_for(done, PATIENCE)
-        except TimeoutError:
-            return False
+        looked = self._refresher.submit(self.service.refresh)
+        end = time.monotonic() + PATIENCE
+        while self.service.opened is before and time.monotonic() < end:
+            if looked.done() and self.service.problem is None:
+                break
+            await asyncio.sleep(0.01)
+        return self.service.opened is not before
 
     async def watch(self) -> None:
         """Look again and again whether there is something new, and at what was served."""

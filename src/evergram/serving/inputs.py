@@ -26,7 +26,12 @@ def as_ids(store: Store, given: pa.Array | Sequence[Any]) -> pa.Array:
 
     Raises: DataError: one cannot be an id there.
     """
-    if not pa.types.is_int64(store.id_type) or isinstance(given, pa.Array):
+    numbers = pa.types.is_int64(store.id_type)
+    if isinstance(given, pa.Array):
+        if not pa.types.is_null(given.type) and numbers != pa.types.is_integer(given.type):
+            raise DataError(f"Ids are {_said(numbers)} here; {given.type} was given.")
+        return store.as_ids(given)
+    if not numbers:
         if len(given) and isinstance(given[0], int):
             raise DataError("Ids are strings here; whole numbers were given.")
         return store.as_ids(given)
@@ -34,6 +39,10 @@ def as_ids(store: Store, given: pa.Array | Sequence[Any]) -> pa.Array:
         return pa.array([_number(key) for key in given], pa.int64())
     except (OverflowError, pa.ArrowInvalid):
         raise DataError("Ids are whole numbers of 64 bits here; one is larger.") from None
+
+
+def _said(numbers: bool) -> str:
+    return "whole numbers" if numbers else "strings"
 
 
 def _number(key: int | str) -> int:

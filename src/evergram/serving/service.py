@@ -61,19 +61,18 @@ class State:
 
     Args:
         tokens: whether a consumer has a token, or had one since the service started.
+        lineage: what names and defaults are looked up in. While the stores are being brought to a
+            new version, it is still the one before: the reader knows the new rows already.
     """
 
     opened: Opened
     roll: Roll
     tokens: bool
+    lineage: Lineage
 
     @property
     def reader(self) -> Reader:
         return self.opened.reader
-
-    @property
-    def lineage(self) -> Lineage:
-        return self.opened.reader.lineage
 
     def leave(self) -> None:
         self.opened.leave()
@@ -83,9 +82,11 @@ class Service:
     """A lineage as it is now. Several threads may use one.
 
     Args:
-        open_reader: opens the lineage as it is on disk, with its stores.
+        open_reader: opens the lineage as it is on disk, with its stores, which it may first have
+            to fill.
         open_roll: reads its consumers.
         look: marks of both, see `Watch.look`.
+        read_on: opens the same, but leaves the stores of an open reader as they are.
     Raises: EvergramError: it cannot be opened.
     """
 
@@ -95,16 +96,18 @@ class Service:
         open_roll: Callable[[], Roll],
         look: Callable[[], tuple[Mark, Mark]],
         *,
+        read_on: Callable[[Reader], Reader] | None = None,
         least_poll: float = 0.0,
     ) -> None:
         self._open_reader, self._open_roll, self._look = open_reader, open_roll, look
+        self._read_on = read_on
         self.least_poll = least_poll
         self._refreshing = threading.Lock()
         self._marks = look()
         self._tried_marks: tuple[Mark, Mark] | None = None
         self._tried = 0.0
-        roll = open_roll()
-        self._state = State(Opened(open_reader()), roll, has_tokens(roll))
+        roll, opened = open_roll(), Opened(open_reader())
+        self._state = State(opened, roll, has_tokens(roll), opened.reader.lineage)
         # Why a change could not be taken up, and which store does not answer.
         self.problem: str | None = None
         self.store_problem: str | None = None
@@ -126,6 +129,7 @@ class Service:
             lambda: Reader.open(where, stores),
             lambda: Consumers.open(where),
             watch.look,
+            read_on=(lambda before: _on_own_stores(where, before)) if stores is None else None,
             least_poll=REMOTE_POLL if watch.folder is None else 0.0,
         )
 
@@ -162,27 +166,42 @@ class Service:
             return self._take_up(marks)
 
     def _take_up(self, marks: tuple[Mark, Mark]) -> bool:
-        before = self._state
-        opened = before.opened
         try:
             roll = self._open_roll()
-            if marks[0] != self._marks[0]:
-                opened = Opened(self._open_reader())
+            if marks[0] == self._marks[0]:
+                self._switch(None, roll, self._state.lineage)
+            else:
+                if self._read_on is not None:
+                    # Rows of the new version will come into the stores one block after the other.
+                    ready = Opened(self._read_on(self._state.reader))
+                    self._switch(ready, roll, self._state.lineage)
+                ready = Opened(self._open_reader())
+                self._switch(ready, roll, ready.reader.lineage)
         except (EvergramError, OSError) as error:
             return self._failed("The lineage has changed and cannot be taken up", error)
         changed = marks != self._marks
         self._marks, self.problem = marks, None
-        # Who asked for tokens once does not stop because a file is gone.
-        self._state = State(opened, roll, before.tokens or has_tokens(roll))
-        if opened is not before.opened:
-            before.leave()
-            log.info("Serving %s, version %d.", opened.reader.lineage.name, self.production)
         return changed
+
+    def _switch(self, opened: Opened | None, roll: Roll, lineage: Lineage) -> None:
+        """Serve this from now on; what was served is closed after its last request."""
+        before = self._state
+        # Who asked for tokens once does not stop because a file is gone.
+        tokens = before.tokens or has_tokens(roll)
+        self._state = State(opened or before.opened, roll, tokens, lineage)
+        if opened is not None:
+            before.leave()
+            log.info("Serving %s, version %d.", lineage.name, lineage.production)
 
     @property
     def tokens(self) -> bool:
         """Whether a consumer has a token, or had one since the service started."""
         return self._state.tokens
+
+    @property
+    def opened(self) -> Opened:
+        """What is served now, without entering it."""
+        return self._state.opened
 
     @property
     def production(self) -> int:
@@ -211,6 +230,15 @@ class Service:
             log.error("%s %s", said, error)
         self.problem = said
         return False
+
+
+def _on_own_stores(place: str | Path, before: Reader) -> Reader:
+    """The lineage as it is now, on its own snapshots as they are."""
+    from evergram.stores.opening import open_store
+
+    lineage = Lineage.open(place)
+    folder = lineage.path / "stores"
+    return Reader(lineage, {side: open_store(str(folder / side)) for side in before.sides})
 
 
 def has_tokens(roll: Roll) -> bool:
