@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,16 @@ def beside(folder: Path) -> Iterator[Path]:
         sync(folder.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def remove(folder: Path) -> None:
+    """Take a folder away at once: under a name that nobody reads, then file by file. Whatever a
+    killed process left of it is never taken for the whole."""
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    with suppress(OSError):
+        folder.rename(part)
+    shutil.rmtree(part, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -24,7 +24,7 @@ from evergram.errors import (
 from evergram.lineage import labels as rules
 from evergram.lineage.artefact import Artefact, Block, write_version
 from evergram.lineage.contents import Contents
-from evergram.lineage.files import beside
+from evergram.lineage.files import beside, remove
 from evergram.lineage.manifest import EncoderRecord, Manifest, sha256
 from evergram.lineage.moments import Moments, Sample, forward_map
 from evergram.lineage.register import Register
@@ -239,7 +239,7 @@ class Lineage(Register):
             kept = {number, *record.labels.values()}
             for stale in (self.path / "embeddings").iterdir():
                 if stale.name not in map(str, kept):
-                    shutil.rmtree(stale, ignore_errors=True)
+                    remove(stale)
         if self._remote is not None:
             self._remote.keep_only("embeddings", map(str, kept))
             self._remote.keep_only("versions", map(str, record.versions))
