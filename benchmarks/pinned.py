@@ -156,7 +156,7 @@ def _wait_for(url: str, version: int) -> None:
     for _ in range(600):
         found = httpx.get(f"{url}/v1/versions").json()
         if max(v["version"] for v in found["versions"]) >= version and (
-            httpx.get(f"{url}/readyz").json().get("computed_from") == version
+            httpx.get(f"{url}/readyz").json().get("version") == version
         ):
             return
         time.sleep(0.1)
