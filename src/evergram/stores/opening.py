@@ -5,17 +5,40 @@ from __future__ import annotations
 from evergram.errors import DataError
 from evergram.stores.store import ID_TYPES, Store
 
+# Scheme to what follows it.
+SCHEMES = {
+    "snapshot": "snapshot:DIR",
+    "postgresql": "postgresql://USER@HOST/DATABASE#TABLE",
+    "lance": "lance:DIR#TABLE",
+    "qdrant": "qdrant:URL#COLLECTION, or qdrant:DIR#COLLECTION for its local mode",
+}
+
 
 def open_store(address: str, *, create: str | None = None) -> Store:
     """The store at an address; one without a scheme is the folder of a snapshot.
 
     Args:
         create: make it where it is not there, for ids of this type, "int64" or "string".
-    Raises: DataError: a store that is not there; another type of ids.
+    Raises: DataError: no such scheme; a store that is not there; another type of ids.
         StoreError: it cannot be reached.
     """
     if create is not None and create not in ID_TYPES:
         raise DataError(f"Ids of type {create!r} were asked for; a store has int64 or string.")
+    scheme, colon, _ = address.partition(":")
+    if not colon or scheme not in SCHEMES:
+        scheme = "snapshot"
+    if scheme == "postgresql":
+        from evergram.stores.pgvector import PgvectorStore
+
+        return PgvectorStore.open(address, create)
+    if scheme == "lance":
+        from evergram.stores.lance import LanceStore
+
+        return LanceStore.open(address, create)
+    if scheme == "qdrant":
+        from evergram.stores.qdrant import QdrantStore
+
+        return QdrantStore.open(address, create)
     from evergram.stores.snapshot import SnapshotStore
 
     return SnapshotStore.open(address.removeprefix("snapshot:"), create)

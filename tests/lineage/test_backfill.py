@@ -1,0 +1,194 @@
+"""Refreshing older rows: order, resumption, and every row put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from tests.lineage.lines import lineage_of, read_as, vectors_of
+from tests.stores.dictionary import DictionaryStore
+
+from evergram.errors import IntegrityError, LineageError, StoreError
+from evergram.lineage import backfill as module
+from evergram.lineage.backfill import Backfill
+from evergram.lineage.filling import fill, space_of, stored_rows
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.reader import Reader
+from evergram.lineage.ways import Ways
+from evergram.stores.store import Rows, Space, Store
+
+
+@pytest.fixture
+def lineage(tmp_path: Path) -> Lineage:
+    return lineage_of(tmp_path / "line")
+
+
+def older(lineage: Lineage, rows: int = 300) -> DictionaryStore:
+    """A store as it was when version 1 was the newest, and 20 objects that were added by hand."""
+    store = DictionaryStore()
+    space = space_of(lineage, 1)
+    store.add_space(space)
+    ids = pa.array([*range(rows), *range(1000, 1020)])
+    vectors = np.concatenate([vectors_of(1).numpy()[:rows], np.ones((20, 8), np.float32)])
+    store.upsert(stored_rows(lineage, Ways(lineage), space, ids, vectors))
+    return store
+
+
+def test_plan_apply_and_status(lineage: Lineage) -> None:
+    store = older(lineage)
+    work = Backfill(lineage, store, "object")
+    planned = work.plan(batch=64)
+    assert (planned.state, planned.rows, planned.without) == ("planned", 300, 20)
+    assert planned.remaining == 1.0
+    part = work.apply(rows=100)
+    assert part.state == "under way"
+    assert part.refreshed == 128, "whole batches"
+    assert part.held == {1: 192, 2: 128}
+    assert 0 < part.remaining < 1
+    # Half way, every row is still what its version reads.
+    reader = Reader(lineage, {"object": store})
+    found = reader.embed(range(300), 0)
+    for version in (1, 2):
+        mine = found.sources == version
+        np.testing.assert_allclose(
+            found.vectors[mine], read_as(version, 0).numpy()[mine], rtol=1e-5, atol=1e-6
+        )
+    done = Backfill(lineage, store, "object").apply()
+    assert (done.state, done.refreshed, done.remaining) == ("applied", 300, 0.0)
+    assert done.held == {1: 20, 2: 300}
+    again = Backfill(lineage, store, "object").apply()
+    assert again == done
+
+
+def test_the_largest_predicted_error_comes_first(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward map that loses the last two coordinates: rows that are long there are worst."""
+    forward = torch.eye(10, 8, dtype=torch.float64)
+    forward[6:] = 0
+    offset = torch.zeros(10, dtype=torch.float64)
+    monkeypatch.setattr(Lineage, "forward", lambda self, source, target: (forward, offset))
+    store = older(lineage)
+    work = Backfill(lineage, store, "object")
+    work.plan(batch=50)
+    work.apply(rows=50)
+    first = {i for rows in store.scan(2) for i in rows.ids.to_pylist()}
+    vectors = vectors_of(1).numpy()
+    back = np.array([*vectors.T[:6] * 2 / 3 + 0.2, np.full(300, 0.2), np.full(300, 0.2)]).T
+    lost = np.linalg.norm(back - vectors, axis=1)
+    assert first == set(np.argsort(-lost)[:50].tolist())
+
+
+def test_rows_are_put_back_but_those_written_anew(lineage: Lineage) -> None:
+    store = older(lineage)
+    before = {i: v for rows in store.scan() for i, v in _pairs(rows)}
+    work = Backfill(lineage, store, "object")
+    work.plan(batch=64)
+    work.apply(rows=200)
+    own = space_of(lineage, 2)
+    fresh = np.full((1, 10), 7, np.float32)
+    added = next(i for rows in store.scan(2) for i in rows.ids.to_pylist())
+    store.upsert(stored_rows(lineage, Ways(lineage), own, pa.array([added]), fresh))
+    back = work.rollback()
+    assert back.state == "rolled back"
+    assert back.held == {1: 319, 2: 1}
+    after = {i: v for rows in store.scan() for i, v in _pairs(rows)}
+    np.testing.assert_array_equal(after.pop(added)[:10], fresh[0])
+    before.pop(added)
+    assert after.keys() == before.keys()
+    assert all((after[i] == before[i]).all() for i in after)
+    with pytest.raises(LineageError, match="rolled back"):
+        work.apply()
+    assert work.plan().rows == 299
+
+
+def _pairs(rows: Rows) -> list[tuple[int, np.ndarray]]:
+    return list(zip(rows.ids.to_pylist(), rows.vectors, strict=True))
+
+
+@pytest.mark.parametrize("fails", range(1, 12))
+def test_a_store_that_fails_at_any_write_loses_nothing(lineage: Lineage, fails: int) -> None:
+    """It goes away at the n-th write, and comes back."""
+    store = older(lineage)
+    before = {i: v for rows in store.scan() for i, v in _pairs(rows)}
+    work = Backfill(lineage, store, "object")
+    work.plan(batch=64)
+    with Failing(store, fails) as calls:
+        try:
+            work.apply()
+        except StoreError:
+            assert calls() == fails
+    assert work.apply().held == {1: 20, 2: 300}
+    with Failing(store, fails):
+        try:
+            work.rollback()
+        except StoreError:
+            work.status()
+    work.rollback()
+    after = {i: v for rows in store.scan() for i, v in _pairs(rows)}
+    assert all((after[i] == before[i]).all() for i in before)
+
+
+class Failing:
+    """Every second write that fails has been written before it was known to have failed."""
+
+    def __init__(self, store: Store, at: int) -> None:
+        self._store, self._at, self._calls = store, at, 0
+
+    def __enter__(self) -> Callable[[], int]:
+        write = type(self._store)._write
+
+        def failing(rows: Rows, checks: np.ndarray) -> None:
+            self._calls += 1
+            if self._calls == self._at and self._at % 2:
+                raise StoreError("the database went away")
+            write(self._store, rows, checks)
+            if self._calls == self._at:
+                raise StoreError("the database went away after it had written")
+
+        self._store._write = failing  # type: ignore[method-assign]
+        return lambda: self._calls
+
+    def __exit__(self, *_: object) -> None:
+        del self._store._write
+
+
+def test_what_cannot_be_done_is_said(lineage: Lineage) -> None:
+    store = older(lineage)
+    work = Backfill(lineage, store, "object")
+    with pytest.raises(LineageError, match="backfill plan"):
+        work.status()
+    work.plan(batch=64)
+    work.apply(rows=1)
+    with pytest.raises(LineageError, match="under way"):
+        work.plan()
+    other = DictionaryStore()
+    other.add_space(Space(1, 8, "sha256:other"))
+    other.upsert(Rows(1, pa.array([1]), np.ones((1, 8), np.float32)))
+    with pytest.raises(IntegrityError, match="another lineage"):
+        Backfill(lineage, other, "object")
+    (work.folder / "progress.json").write_text("{")
+    with pytest.raises(IntegrityError, match="plan again"):
+        work.apply()
+
+
+def test_filling_twice_changes_nothing(lineage: Lineage) -> None:
+    store = DictionaryStore()
+    assert fill(lineage, store, "object") == 300
+    before = store.count()
+    fill(lineage, store, "object")
+    assert store.count() == before == {2: 300}
+    assert store.spaces()[2].dim == 10 + 3
+
+
+@pytest.fixture(autouse=True)
+def in_memory(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """The copy of the published file, which is a snapshot, is a dictionary here."""
+    made: dict[str, DictionaryStore] = {}
+    monkeypatch.setattr(
+        module, "open_store", lambda path, create=None: made.setdefault(path, DictionaryStore())
+    )
