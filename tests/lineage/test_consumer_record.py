@@ -64,8 +64,7 @@ def test_what_is_written_is_read(tmp_path: Path, probe: Probe) -> None:
 def test_a_label_that_is_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Consumers.open(tmp_path).add("ads", "stable", resolve, allowed=["v0"])
     monkeypatch.delitem(LABELS, "stable")
-    with pytest.raises(UnknownVersionError):
-        pinned_to(tmp_path, resolve)
+    assert pinned_to(tmp_path, resolve) == {}
     assert Consumers.open(tmp_path).get("ads").may_read(resolve) == {0}
 
 
@@ -183,12 +182,11 @@ GOOD: dict[str, Any] = {
         ({"consumers": [GOOD | {"contact": 1}]}, "contact"),
         ("{", "is damaged"),
         ("[]", "is damaged"),
+        ({"consumers": [GOOD]}, "it has no checksum"),
     ],
 )
 def test_a_damaged_file_is_a_sentence(tmp_path: Path, change: Any, message: str) -> None:
     path = tmp_path / "consumers.json"
-    path.write_text(json.dumps({"format_version": 1, "consumers": [GOOD]}))
-    assert Consumers.open(tmp_path).get("a").since == "2026-01-31"
     text = change
     if isinstance(change, dict):
         text = json.dumps({"format_version": 1, "consumers": [], **change})
@@ -196,6 +194,23 @@ def test_a_damaged_file_is_a_sentence(tmp_path: Path, change: Any, message: str)
     kind = FormatError if "format_version" in message else IntegrityError
     with pytest.raises(kind, match=message):
         Consumers.open(tmp_path)
+
+
+def test_a_flipped_bit_moves_nobody(tmp_path: Path) -> None:
+    """ "v0" is one bit from "v1"."""
+    Consumers.open(tmp_path).add("a", "v0", resolve)
+    path = tmp_path / "consumers.json"
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b"v0", b"v1"))
+    with pytest.raises(IntegrityError, match="checksum"):
+        Consumers.open(tmp_path)
+    for place in range(0, len(good) - 1, 7):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        try:
+            found = Consumers.open(tmp_path)
+        except IntegrityError:
+            continue
+        assert [(c.name, c.pinned) for c in found.list()] == [("a", "v0")]
 
 
 def test_a_damaged_probe_is_noticed(tmp_path: Path, probe: Probe) -> None:
@@ -209,3 +224,19 @@ def test_a_damaged_probe_is_noticed(tmp_path: Path, probe: Probe) -> None:
 def test_the_limit_fits_the_metric(probe: Probe) -> None:
     with pytest.raises(ValueError, match="rmse takes max as its limit"):
         Probe.model_validate({**probe.model_dump(), "metric": "rmse"})
+
+
+def test_format_1_is_read_as_it_was_written() -> None:
+    """The file and its probe are kept as the first Evergram that had them wrote them."""
+    found = Consumers.open(Path(__file__).parents[1] / "golden" / "consumers-1")
+    ads, search = found.list()
+    assert (ads.name, ads.pinned, ads.allowed) == ("ads", "v0", ("v0", "stable"))
+    assert (ads.since, ads.contact) == ("2026-11-21", "ads@example.org")
+    assert (search.name, search.pinned, search.probe) == ("search", "stable", None)
+    known = found.authenticate("ExiE_CAlEKq0QSOi88cTbz4UiRS0PYzcoCQbmhqeQFQ")
+    assert known is ads
+    probe = ads.probe
+    assert probe is not None
+    assert (probe.side, probe.metric, probe.min, probe.max) == ("object", "auc", 0.75, None)
+    assert probe.baseline == Baseline(version=1, value=0.8125, objects=2)
+    assert [path.suffix for path in found.probe_files(probe)] == [".safetensors", ".parquet"]

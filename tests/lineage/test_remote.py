@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from evergram.lineage.addresses import cache_folder, local_folder, mirror_of
 from evergram.lineage.consumer_record import Probe
 from evergram.lineage.consumers import Consumers
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.manifest import Manifest
 
 PLACE = "memory://bucket/shop"
 
@@ -288,6 +290,50 @@ def _publish_and_die(place: str, uploads: int) -> None:
     Lineage.open(place).publish(artefact(3, 2))
 
 
+@pytest.mark.parametrize("error", [FileExistsError(), OSError(22, "precondition failed")])
+def test_the_lock_of_another_is_never_taken(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """Not where it is there, not where it comes in between, whatever a driver calls that."""
+    place = "/bucket/shop/publishing.lock"
+    other = json.dumps({"owner": "eve", "host": "h", "process": 1, "since": "now"}).encode()
+    real = MemoryFileSystem.pipe_file
+
+    def between(files: Any, path: str, value: bytes, **options: Any) -> None:
+        if path == place:
+            real(files, place, other)
+            raise error
+        real(files, path, value, **options)
+
+    message = r"publishing to memory://bucket/shop: eve on h \(process 1\) since now\. Wait"
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "pipe_file", between)
+        with pytest.raises(LineageError, match=message):
+            lineage.publish(artefact(4, 3))
+    assert there()["publishing.lock"] == other
+    with pytest.raises(LineageError, match=message):
+        Consumers.open(PLACE).add("a", "v0", lineage.resolve)
+    assert there()["publishing.lock"] == other
+    fsspec.filesystem("memory").rm(place)
+    assert lineage.publish(artefact(4, 3)) == 2
+
+
+def test_a_lock_that_cannot_be_removed_is_said(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MemoryFileSystem.rm_file
+
+    def refuse(files: Any, path: str) -> None:
+        if path.endswith("publishing.lock"):
+            raise PermissionError("no deleting here")
+        real(files, path)
+
+    monkeypatch.setattr(MemoryFileSystem, "rm_file", refuse)
+    with pytest.warns(RuntimeWarning, match="publishing.lock could not be removed"):
+        assert lineage.publish(artefact(4, 3)) == 2
+    assert Lineage.open(PLACE).newest == 2
+
+
 def test_who_has_published_meanwhile_wins(
     lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,7 +398,8 @@ def test_names_that_lead_out_of_the_mirror_are_refused(lineage: Lineage) -> None
     name = "/bucket/shop/versions/1/manifest.json"
     manifest = json.loads(there()["versions/1/manifest.json"])
     manifest["files"]["../../../../outside.json"] = "0" * 64
-    fsspec.filesystem("memory").pipe_file(name, json.dumps(manifest).encode())
+    text = Manifest.model_validate({**manifest, "check": ""}).model_dump_json()
+    fsspec.filesystem("memory").pipe_file(name, text.encode())
     fsspec.filesystem("memory").pipe_file("/outside.json", b"x")
     with pytest.raises(IntegrityError, match="outside of its folder"):
         Lineage.open(PLACE).check()
@@ -414,3 +461,9 @@ def test_a_file_address_is_a_folder(tmp_path: Path) -> None:
     # What is no address is a folder, whatever is in its name.
     assert local_folder("C:/x") == Path("C:/x")
     assert mirror_of("s3://a") != mirror_of("s3://b")
+
+
+def test_without_fsspec_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(LineageError, match=r"pip install 'evergram\[remote\]'"):
+        Lineage.open(PLACE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -332,3 +333,10 @@ def test_a_version_that_is_not_there(tmp_path: Path, lineage: Lineage) -> None:
 def test_a_reading_says_what_is_wrong() -> None:
     reading = ProbeReading("a", "v0", 0, 1, "auc", None, 0.7, None, 0, 0, True, "why")
     assert reading.sentence == "The probe of a (v0) could not be run: why"
+
+
+def test_without_onnxruntime_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = classifier(tmp_path / "m.onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(DataError, match=r"pip install 'evergram\[onnx\]'"):
+        load_probe_model(path)

@@ -90,7 +90,7 @@ def write_version(
 
     Args:
         embeddings: side to SHA-256.
-        moments, forward: what `learn` found in them.
+        moments, forward: what was learnt of them.
     """
     encoder, transform, error = artefact.encoder, artefact.transform, artefact.error
     if encoder is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
@@ -11,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from evergram.errors import FormatError, IntegrityError, LineageError
+from evergram.lineage.record import Checked, first_problem
 
 FORMAT_VERSION = 1
 NAME = r"[a-z0-9._-]*[a-z0-9][a-z0-9._-]*"
@@ -93,8 +95,10 @@ class Consumer(_Frozen):
         return found
 
 
-class ConsumersRecord(_Frozen):
+class ConsumersRecord(Checked):
     """`consumers.json`."""
+
+    model_config = ConfigDict(strict=True)
 
     format_version: int
     consumers: tuple[Consumer, ...]
@@ -107,6 +111,19 @@ class ConsumersRecord(_Frozen):
         if twice:
             raise ValueError(f"{min(twice)!r} is there twice")
         return value
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        return self.checked()
+
+
+def said(what: str, resolve: Resolve) -> str:
+    """A version as it is written down: "v0" for a number, or the label.
+
+    Raises: UnknownVersionError: it is neither.
+    """
+    number = resolve(what)
+    return f"v{number}" if re.fullmatch(r"v?\d+", what) else what
 
 
 def parse_consumers(text: str | None, where: str) -> ConsumersRecord:
@@ -124,11 +141,12 @@ def parse_consumers(text: str | None, where: str) -> ConsumersRecord:
                 f"{where} has format_version {version}; this Evergram reads {FORMAT_VERSION}, so "
                 "upgrade Evergram to read it."
             )
-        return ConsumersRecord.model_validate_json(text)
+        record = ConsumersRecord.model_validate_json(text)
+        if "check" in record.model_fields_set:
+            return record
+        what = "it has no checksum"
     except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"]) or "its JSON"
-        what = f"{place}: {problem['msg']}"
+        what = first_problem(error)
     except json.JSONDecodeError as error:
         what = str(error)
     raise IntegrityError(f"{where} is damaged: {what}; restore it from a copy of the lineage.")

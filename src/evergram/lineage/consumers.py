@@ -8,13 +8,13 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from evergram.errors import IntegrityError, LineageError
+from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.addresses import local_folder
 from evergram.lineage.consumer_record import (
     FORMAT_VERSION,
@@ -24,6 +24,7 @@ from evergram.lineage.consumer_record import (
     Probe,
     Resolve,
     parse_consumers,
+    said,
 )
 from evergram.lineage.files import beside, write_text
 from evergram.lineage.manifest import check_files, sha256
@@ -258,23 +259,17 @@ class Consumers:
 
 
 def pinned_to(path: str | Path, resolve: Resolve) -> dict[str, int]:
-    """Of every consumer, the version that it is pinned to now.
+    """Of every consumer, the version that it is pinned to; one whose label is no more has none.
 
     Args:
         path: of the lineage, or its address.
         resolve: `Lineage.resolve`.
-    Raises: UnknownVersionError: one is pinned to a label that is no more.
     """
-    return {c.name: resolve(c.pinned) for c in Consumers.open(path).list()}
-
-
-def said(what: str, resolve: Resolve) -> str:
-    """A version as it is written down: "v0" for a number, or the label.
-
-    Raises: UnknownVersionError: it is neither.
-    """
-    number = resolve(what)
-    return f"v{number}" if re.fullmatch(r"v?\d+", what) else what
+    found = {}
+    for consumer in Consumers.open(path).list():
+        with suppress(UnknownVersionError):
+            found[consumer.name] = resolve(consumer.pinned)
+    return found
 
 
 def _digest(token: str) -> str:

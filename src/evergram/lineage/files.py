@@ -50,6 +50,21 @@ def write_text(path: Path, text: str) -> None:
     sync(path.parent)
 
 
+def put(path: Path, content: bytes | None) -> None:
+    """Make a file what it is elsewhere, at once and only if it differs; None removes it."""
+    if content is None:
+        path.unlink(missing_ok=True)
+        return
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes may do so at once.
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_bytes(content)
+    sync(part)
+    part.replace(path)
+
+
 def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -26,7 +26,7 @@ from evergram.lineage.artefact import Artefact, Block, write_version
 from evergram.lineage.contents import Contents
 from evergram.lineage.files import beside
 from evergram.lineage.manifest import EncoderRecord, Manifest, sha256
-from evergram.lineage.moments import Moments, learn
+from evergram.lineage.moments import Moments, Sample, forward_map
 from evergram.lineage.register import Register
 from evergram.lineage.view import View
 from evergram.lineage.writing import clear_left, unchanged, write_record, writing
@@ -240,23 +240,28 @@ class Lineage(Register):
             for stale in (self.path / "embeddings").iterdir():
                 if stale.name not in map(str, kept):
                     shutil.rmtree(stale, ignore_errors=True)
-        self._tidy_remote()
+        if self._remote is not None:
+            self._remote.keep_only("embeddings", map(str, kept))
+            self._remote.keep_only("versions", map(str, record.versions))
         shutil.rmtree(self.work, ignore_errors=True)
         return number
 
     def _write(self, number: int, artefact: Artefact) -> Manifest:
         """Both folders of a version, each written beside its place and renamed into it."""
-        at = self.path / "embeddings" / str(number)
-        with beside(at) as folder:
+        old, samples = self._before(), {}
+        dims = [artefact.dim, *([self.manifest(self.newest).dim] if old else [])]
+        with beside(self.path / "embeddings" / str(number)) as folder:
             embeddings = {}
             for side, found in artefact.embeddings.items():
-                blocks = found() if callable(found) else [found]
+                samples[side] = Sample(side, *dims)
+                blocks = samples[side].through(found() if callable(found) else [found])
                 write_embeddings(folder / f"{side}.parquet", blocks)
                 embeddings[side] = sha256(folder / f"{side}.parquet")
-        learnt = learn({side: at / f"{side}.parquet" for side in embeddings}, self._before())
+        moments = {side: sample.moments() for side, sample in samples.items()}
         with beside(self._folder(number)) as folder:
             name = f"{self.name}@v{number}"
-            return write_version(folder, name, number, artefact, embeddings, *learnt)
+            forward = forward_map(samples, old)
+            return write_version(folder, name, number, artefact, embeddings, moments, forward)
 
     def _before(self) -> dict[str, Path]:
         """Files of the version before; without those there is no map forward, but a new version

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from evergram.compatibility.closed_form import fit_closed_form, pairs_needed
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.stores.embedding_files import EmbeddingFile, open_embeddings
-from evergram.stores.reading_ahead import ahead
+from evergram.errors import DataError
+from evergram.stores.embedding_files import BLOCK, Block
+from evergram.stores.parquet import vectors_from_arrow
 
 # How many vectors, their mean [D] and E[z zᵀ] [D, D], float64.
 Moments = tuple[int, Tensor, Tensor]
 
-# Rows of a side that are looked at: so many for each dim, which leaves the fitted map an excess
-# error of a few percent, and their cost, rows · D², below that of writing the vectors.
+# Rows of a side that are looked at, at most, for each dim of the old and the new space; half of
+# them at least, so that the fitted map has an excess error of a few percent. More would cost more
+# than writing the vectors does.
 ROWS_PER_DIM = 16
-LEAST_ROWS, MOST_ROWS = 20_000, 100_000
+LEAST_ROWS, MOST_ROWS = 16_384, 100_000
+# Pairs that the map forward is fitted to, at least, where there are so many.
+LEAST_PAIRS = 4096
 # One pair in so many chooses the ridge.
 FOR_RIDGE = 10
 
@@ -41,99 +46,123 @@ class ForwardMap:
     offset: Tensor
 
 
-def learn(
-    new: Mapping[str, Path], old: Mapping[str, Path]
-) -> tuple[dict[str, Moments], ForwardMap | None]:
-    """Second moments of each side of a version, and the way to it from the version before.
-
-    Memory: the ids of both files, and at most `MOST_ROWS` old vectors.
+class Sample:
+    """Every n-th row of a side, kept as its blocks go by; n doubles when there are too many.
 
     Args:
-        new: side to file of the version's embeddings.
-        old: the same of the version before; the map is fitted on the objects of both, of all sides
-            that both have.
-    Returns: the map is None where the common objects are too few to fit one.
-    Raises: DataError: a vector is not finite, or a file cannot be read.
+        side: what messages call it.
+        dims: of the new space, and of the old one where there is one.
+    Attributes:
+        ids, vectors: [S] and float32 [S, D], of what has gone by.
     """
-    moments: dict[str, Moments] = {}
+
+    def __init__(self, side: str, *dims: int) -> None:
+        self.side = side
+        self.limit = min(MOST_ROWS, max(LEAST_ROWS, ROWS_PER_DIM * sum(dims)))
+        self._step, self._rows = 1, 0
+        self._parts: list[Block] = []
+
+    def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """The same blocks. Raises: DataError: a vector has a NaN or an infinity."""
+        for ids, vectors in blocks:
+            # One sum finds what is not finite; a sum may also be too large by itself.
+            if not bool(vectors.sum().isfinite()):
+                bad = (~vectors.isfinite()).any(1).nonzero()
+                if len(bad):
+                    raise DataError(
+                        f"The {self.side} embedding of id {ids[int(bad[0])].as_py()!r} has a NaN "
+                        "or an infinity; such a version is not published."
+                    )
+            for start in range(0, len(ids), BLOCK):
+                self._add(ids.slice(start, BLOCK), vectors[start : start + BLOCK])
+            yield ids, vectors
+
+    @property
+    def ids(self) -> pa.Array:
+        return pa.concat_arrays([ids for ids, _ in self._parts])
+
+    @property
+    def vectors(self) -> Tensor:
+        return torch.cat([vectors for _, vectors in self._parts])
+
+    def moments(self) -> Moments:
+        """Of the rows that were kept."""
+        wide = self.vectors.double()
+        return len(wide), wide.mean(0), wide.T @ wide / len(wide)
+
+    def _add(self, ids: pa.Array, vectors: Tensor) -> None:
+        rows = torch.arange(-self._rows % self._step, len(ids), self._step)
+        self._rows += len(ids)
+        self._parts.append(_taken((ids, vectors), rows))
+        while sum(len(found) for found, _ in self._parts) > self.limit:
+            whole = self.ids, self.vectors
+            self._parts = [_taken(whole, torch.arange(0, len(whole[0]), 2))]
+            self._step *= 2
+
+
+def _taken(block: Block, rows: Tensor) -> Block:
+    return block[0].take(pa.array(rows.numpy())), block[1][rows].detach().float().cpu()
+
+
+def forward_map(samples: Mapping[str, Sample], old: Mapping[str, Path]) -> ForwardMap | None:
+    """The way to a version from the version before, on sampled objects that both have.
+
+    Memory: the ids of a file and the sampled vectors.
+
+    Args:
+        samples: by side, of the new version.
+        old: side to file of the version before; sides that both have are one fit.
+    Returns: None where the common objects are too few.
+    """
     pairs: list[SecondMoments] = []
-    for side, path in new.items():
-        file = open_embeddings(path)
-        common = None
-        if side in old:
-            before = open_embeddings(old[side])
-            common = _Common(before, file)
-            if not pairs:
-                pairs = [SecondMoments(file.dim, before.dim) for _ in range(2)]
-        moments[side] = _pass(file, common, pairs)
-    return moments, _fit(*pairs) if pairs else None
-
-
-def _fit(seen: SecondMoments, held: SecondMoments) -> ForwardMap | None:
-    """Here the new version is what is mapped to: "old" and "new" have changed places."""
-    if seen.count < pairs_needed("affine", seen.old_dim, seen.new_dim) or not held.count:
+    for side, sample in samples.items():
+        if side not in old:
+            continue
+        rows, before = _looked_up(sample.ids, old[side])
+        new = sample.vectors[rows]
+        if not pairs:
+            pairs = [SecondMoments(new.shape[1], before.shape[1]) for _ in range(2)]
+        apart = torch.arange(len(new)) % FOR_RIDGE == 0
+        for found, chosen in zip(pairs, (~apart, apart), strict=True):
+            found.add(new[chosen], before[chosen])
+    if not pairs:
         return None
-    found = fit_closed_form("affine", seen, held)
-    assert found.offset is not None
-    return ForwardMap(found.weight, found.offset)
+    # What is mapped to is the new version: "old" and "new" have changed places.
+    seen, held = pairs
+    if seen.count < pairs_needed("affine", seen.old_dim, seen.new_dim):
+        return None
+    fitted = fit_closed_form("affine", seen, held)
+    assert fitted.offset is not None
+    return ForwardMap(fitted.weight, fitted.offset)
 
 
-class _Common:
-    """Some objects of two files: rows of the new one, and the old vectors of them."""
+def _looked_up(ids: pa.Array, path: Path) -> tuple[Tensor, Tensor]:
+    """Of `ids`, the places [P] of some that a file has, and their vectors there [P, D].
 
-    def __init__(self, old: EmbeddingFile, new: EmbeddingFile) -> None:
-        old_ids, new_ids = old.ids(), new.ids()
-        if old_ids.type != new_ids.type:
-            old_ids, new_ids = old_ids.cast(pa.string()), new_ids.cast(pa.string())
-        place = pc.fill_null(pc.index_in(new_ids, value_set=old_ids), -1)
-        place = place.to_numpy(zero_copy_only=False)
-        self.rows = _some(np.flatnonzero(place >= 0), _size(old.dim, new.dim))
-        wanted = place[self.rows]
-        order = np.argsort(wanted, kind="stable")
-        self.vectors = torch.empty(len(wanted), old.dim)
-        start = done = 0
-        # Without a common object, nothing is read.
-        for _, block in ahead(old.blocks()) if len(wanted) else ():
-            stop = done + int(np.searchsorted(wanted[order[done:]], start + len(block)))
-            mine = order[done:stop]
-            self.vectors[mine] = block[wanted[mine] - start].float()
-            start, done = start + len(block), stop
-
-
-def _pass(file: EmbeddingFile, common: _Common | None, pairs: list[SecondMoments]) -> Moments:
-    """Moments of some rows of a file; those of pairs are added to `pairs`, seen and held out."""
-    rows = _some(np.arange(file.rows), _size(file.dim, file.dim))
-    mean = torch.zeros(file.dim, dtype=torch.float64)
-    second = torch.zeros(file.dim, file.dim, dtype=torch.float64)
-    start = 0
-    for _, block in ahead(file.blocks()):
-        stop = start + len(block)
-        wide = block[_between(rows, start, stop) - start].double()
-        mean += wide.sum(0)
-        second += wide.T @ wide
-        if common is not None:
-            first = int(np.searchsorted(common.rows, start))
-            mine = _between(common.rows, start, stop)
-            past = common.vectors[first : first + len(mine)]
-            apart = (torch.arange(first, first + len(mine)) % FOR_RIDGE) == 0
-            here = block[mine - start]
-            for found, chosen in zip(pairs, (~apart, apart), strict=True):
-                found.add(here[chosen], past[chosen])
-        start = stop
-    return len(rows), mean / len(rows), second / len(rows)
-
-
-def _size(old_dim: int, new_dim: int) -> int:
-    return min(MOST_ROWS, max(LEAST_ROWS, ROWS_PER_DIM * (old_dim + new_dim)))
-
-
-def _some(rows: np.ndarray, size: int) -> np.ndarray:
-    """At most `size` of ascending rows, evenly."""
-    if len(rows) <= size:
-        return rows
-    return rows[np.linspace(0, len(rows) - 1, size).round().astype(np.int64)]
-
-
-def _between(rows: np.ndarray, start: int, stop: int) -> np.ndarray:
-    first, last = np.searchsorted(rows, (start, stop))
-    return rows[first:last]
+    Row groups are read evenly over the file, no more than are needed.
+    """
+    with pq.ParquetFile(path) as file:
+        theirs = file.read(columns=["id"])["id"].combine_chunks()
+        if theirs.type != ids.type:
+            theirs, ids = theirs.cast(pa.string()), ids.cast(pa.string())
+        place = pc.fill_null(pc.index_in(ids, value_set=theirs), -1).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(place >= 0)
+        rows = rows[np.argsort(place[rows], kind="stable")]  # as they come in the file
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        ends = np.searchsorted(place[rows], np.cumsum(sizes))
+        starts = np.cumsum([0, *sizes])
+        dim = file.schema_arrow.field("vector").type.list_size
+        wanted = max(LEAST_PAIRS, ROWS_PER_DIM * (dim + 1))
+        # Every n-th group, then those after them, and so on.
+        stride = max(1, len(rows) // wanted)
+        found, places, count = [torch.empty(0, dim)], [rows[:0]], 0
+        for i in (i for first in range(stride) for i in range(first, len(sizes), stride)):
+            mine = rows[ends[i - 1] if i else 0 : ends[i]]
+            if count >= wanted or not len(mine):
+                continue
+            table = file.read_row_group(i, columns=["vector"])
+            kept = table.take(pa.array(place[mine] - starts[i]))
+            found.append(vectors_from_arrow(kept["vector"]))
+            places.append(mine)
+            count += len(mine)
+    return torch.from_numpy(np.concatenate(places)), torch.cat(found)

@@ -222,7 +222,9 @@ class Register:
         del self._manifests[number]
         shutil.rmtree(self.path / "embeddings" / str(number), ignore_errors=True)
         shutil.rmtree(self._folder(number), ignore_errors=True)
-        self._tidy_remote()
+        if self._remote is not None:
+            self._remote.remove(f"embeddings/{number}")
+            self._remote.remove(f"versions/{number}")
 
     def retire(self, version: int | str) -> None:
         """End the reading of a version. Raises: LineageError: it is in use, or the newest."""
@@ -245,10 +247,3 @@ class Register:
     def _check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
         """As `check_files`; of a lineage that is elsewhere, what is not here yet is brought."""
         (check_files if self._remote is None else self._remote.check_files)(folder, hashes)
-
-    def _tidy_remote(self) -> None:
-        """Remove there what has been removed here."""
-        if self._remote is not None:
-            for folder in ("embeddings", "versions"):
-                kept = (path.name for path in (self.path / folder).iterdir())
-                self._remote.keep_only(folder, kept)

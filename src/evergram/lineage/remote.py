@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from evergram.errors import EvergramError, IntegrityError, LineageError
 from evergram.lineage.addresses import filesystem, mirror_of
-from evergram.lineage.files import sync
+from evergram.lineage.files import put, sync
 from evergram.lineage.manifest import sha256
 from evergram.lineage.remote_lock import remote_lock
 
@@ -49,7 +49,6 @@ class Remote:
         Raises: LineageError: it cannot be reached.
         """
         with self._said("read"):
-            self._files.invalidate_cache()
             top = self._cat([RECORD, CONSUMERS])
             self._seen = top.get(RECORD)
             found = top.get(CONSUMERS)
@@ -60,7 +59,7 @@ class Remote:
         with suppress(Timeout), FileLock(self.folder / ".lock", timeout=0), self._said("read"):
             # Where it is held, a publication of this machine is at work on these very files.
             for name in (RECORD, CONSUMERS):
-                _put(self.folder / name, top.get(name))
+                put(self.folder / name, top.get(name))
             self._mirror_embeddings(remove=True)
         return None if self._seen is None else self._seen.decode(errors="replace")
 
@@ -111,11 +110,11 @@ class Remote:
                 self._seen = self._cat([RECORD]).get(RECORD)
                 self._mirror_embeddings(remove=True)
             # What a killed publication left here was never seen by anybody.
-            _put(self.folder / RECORD, self._seen)
+            put(self.folder / RECORD, self._seen)
             try:
                 yield
             except BaseException:
-                _put(self.folder / RECORD, self._seen)
+                put(self.folder / RECORD, self._seen)
                 raise
 
     def commit(self) -> None:
@@ -136,20 +135,21 @@ class Remote:
         with self._locked():
             with self._said("read"):
                 before = self._cat([CONSUMERS]).get(CONSUMERS)
-            _put(self.folder / CONSUMERS, before)
+            put(self.folder / CONSUMERS, before)
             try:
                 yield
                 after = (self.folder / CONSUMERS).read_bytes()
                 if after != before:
                     self._replace(CONSUMERS, after)
             except BaseException:
-                _put(self.folder / CONSUMERS, before)
+                put(self.folder / CONSUMERS, before)
                 raise
 
     def upload(self, folder: str) -> None:
         """All files of a folder of the mirror, in place of what a killed upload may have left."""
         with self._said("written"):
-            self._remove(folder)
+            with suppress(FileNotFoundError):
+                self._files.rm(f"{self._path}/{folder}", recursive=True)
             for path in sorted((self.folder / folder).iterdir()):
                 there = f"{self._path}/{folder}/{path.name}"
                 self._make_folder(there)
@@ -159,9 +159,13 @@ class Remote:
         """Remove every other folder in `folder`; one that cannot be removed is left."""
         kept = set(names)
         with suppress(Exception):
-            self._files.invalidate_cache()
             for name in self._folders(folder) - kept:
-                self._files.rm(f"{self._path}/{folder}/{name}", recursive=True)
+                self.remove(f"{folder}/{name}")
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder there; one that cannot be removed is left, and is no part of anything."""
+        with suppress(Exception):
+            self._files.rm(f"{self._path}/{folder}", recursive=True)
 
     def _replace(self, name: str, content: bytes) -> None:
         """Upload a file by which others see what has changed.
@@ -190,7 +194,7 @@ class Remote:
         manifests = self._cat(list(folders))
         missing = []
         for name, folder in folders.items():
-            _put(self.folder / name, manifests.get(name))
+            put(self.folder / name, manifests.get(name))
             try:
                 listed = list(json.loads(manifests.get(name, b"{}")).get("files", {}))
             except (ValueError, AttributeError):
@@ -201,7 +205,7 @@ class Remote:
             found = [f"{folder}/{file}" for file in plain if file not in LARGE]
             missing += [file for file in found if not (self.folder / file).is_file()]
         for name, content in self._cat(missing).items():
-            _put(self.folder / name, content)
+            put(self.folder / name, content)
 
     def _mirror_embeddings(self, *, remove: bool) -> None:
         """A folder for every version whose embeddings are kept, empty until they are read; with
@@ -215,6 +219,8 @@ class Remote:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _folders(self, folder: str) -> set[str]:
+        # What another machine has added since is not in the driver's list.
+        self._files.invalidate_cache()
         try:
             found = self._files.ls(f"{self._path}/{folder}", detail=False)
         except FileNotFoundError:
@@ -253,10 +259,6 @@ class Remote:
         sync(to)
         return True
 
-    def _remove(self, folder: str) -> None:
-        with suppress(FileNotFoundError):
-            self._files.rm(f"{self._path}/{folder}", recursive=True)
-
     def _make_folder(self, place: str) -> None:
         """Of a file, where the filesystem knows folders; object stores do not."""
         if not getattr(self._files, "async_impl", False):
@@ -281,20 +283,6 @@ def _versions(record: bytes | None) -> set[int]:
         return {n for n in found if isinstance(n, int)}
     except (ValueError, AttributeError, TypeError):
         return set()
-
-
-def _put(path: Path, content: bytes | None) -> None:
-    """Make a file what it is elsewhere, at once and only if it differs; None removes it."""
-    if content is None:
-        path.unlink(missing_ok=True)
-        return
-    if path.is_file() and path.read_bytes() == content:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_bytes(content)
-    sync(part)
-    part.replace(path)
 
 
 def _sentence(error: Exception) -> str:

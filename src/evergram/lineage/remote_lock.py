@@ -22,8 +22,8 @@ NAME = "publishing.lock"
 def remote_lock(files: Any, path: str, address: str) -> Iterator[None]:
     """Hold `publishing.lock` of a lineage.
 
-    Where the filesystem creates a file only if there is none (S3, Google and Azure do), two
-    publishers cannot both hold it; elsewhere the lock is written and read back.
+    Where the storage creates an object only if there is none, and its driver asks for that, two
+    publishers cannot both hold it; elsewhere the lock is looked for, written and read back.
 
     Args:
         files, path: what `addresses.filesystem` gave.
@@ -41,11 +41,18 @@ def remote_lock(files: Any, path: str, address: str) -> Iterator[None]:
     ).encode()
     held = False
     try:
-        try:
-            files.pipe_file(place, mine, mode="create")
-            held = files.cat_file(place) == mine
-        except FileExistsError:
-            held = False
+        # A driver that does not know "create" would overwrite another's.
+        found = _content(files, place)
+        if found is None:
+            try:
+                files.pipe_file(place, mine, mode="create")
+                found = _content(files, place)
+            except Exception:
+                # Each driver has an error of its own for a file that is there by now.
+                found = _content(files, place)
+                if found is None:
+                    raise
+        held = found == mine
         if not held:
             raise LineageError(
                 f"Another process is publishing to {address}: {_owner(files, place)}. Wait for it "
@@ -58,12 +65,17 @@ def remote_lock(files: Any, path: str, address: str) -> Iterator[None]:
             _release(files, place, mine, address)
 
 
+def _content(files: Any, place: str) -> bytes | None:
+    try:
+        return bytes(files.cat_file(place))
+    except FileNotFoundError:
+        return None
+
+
 def _release(files: Any, place: str, mine: bytes, address: str) -> None:
     try:
-        if files.cat_file(place) == mine:
+        if _content(files, place) == mine:
             files.rm_file(place)
-    except FileNotFoundError:
-        pass
     except Exception as error:
         # What was done under the lock is done, or has failed with an error of its own.
         warnings.warn(

@@ -76,9 +76,11 @@ def to_block(table: pa.Table, path: Path) -> tuple[pa.Array, Tensor]:
     column = table["vector"]
     if not pa.types.is_fixed_size_list(column.type):
         raise DataError(f"{path}: column 'vector' is {column.type}; a fixed-size list is needed.")
-    dim = column.type.list_size
-    flat = (
-        pa.concat_arrays([c.flatten() for c in column.chunks]) if table.num_rows else pa.array([])
-    )
-    values = flat.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, dim)
-    return table["id"].combine_chunks(), torch.from_numpy(values)
+    return table["id"].combine_chunks(), vectors_from_arrow(column)
+
+
+def vectors_from_arrow(column: pa.ChunkedArray) -> Tensor:
+    """A column of fixed-size lists as float32 [N, D]."""
+    flat = pa.concat_arrays([c.flatten() for c in column.chunks]) if len(column) else pa.array([])
+    values = flat.to_numpy(zero_copy_only=False).astype(np.float32)
+    return torch.from_numpy(values.reshape(-1, column.type.list_size))
