@@ -55,15 +55,19 @@ def versions(
     header = ["version", "name", "dim", "encoder", "created"]
     names = list(rows[0]["metrics"]["model"]) if rows else []
     lines = [
+        [str(r[h]) for h in header] + [number(r["metrics"]["model"].get(n)) for n in names]
+        for r in rows
+    ]
+    table(f"Lineage {lineage}", header + names, lines)
+    identities = [
         [
-            *(str(r[h]) for h in header),
+            str(r["version"]),
             r["fingerprint"].removeprefix("sha256:")[:_SHORT],
             ", ".join([*r["labels"], *(["retired"] if r["retired"] else [])]),
-            *(number(r["metrics"]["model"].get(n)) for n in names),
         ]
         for r in rows
     ]
-    table(f"Lineage {lineage}", [*header, "fingerprint", "labels", *names], lines)
+    table("Which is which", ["version", "fingerprint", "labels"], identities)
     for n, w in found.withdrawn.items():
         sys.stdout.write(f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}\n")
 

@@ -29,6 +29,8 @@ ROWS_PER_DIM = 16
 LEAST_ROWS, MOST_ROWS = 16_384, 100_000
 # Pairs that the map forward is fitted to, at least, where there are so many.
 LEAST_PAIRS = 4096
+# Rows that are float64 at once.
+CHUNK = 4096
 # One pair in so many chooses the ridge.
 FOR_RIDGE = 10
 
@@ -87,8 +89,11 @@ class Sample:
 
     def moments(self) -> Moments:
         """Of the rows that were kept."""
-        wide = self.vectors.double()
-        return len(wide), wide.mean(0), wide.T @ wide / len(wide)
+        total, outer, count = torch.zeros(()).double(), torch.zeros(()).double(), 0
+        for part in torch.split(self.vectors, CHUNK):
+            wide = part.double()
+            total, outer, count = total + wide.sum(0), outer + wide.T @ wide, count + len(wide)
+        return count, total / count, outer / count
 
     def _add(self, ids: pa.Array, vectors: Tensor) -> None:
         rows = torch.arange(-self._rows % self._step, len(ids), self._step)
@@ -122,9 +127,10 @@ def forward_map(samples: Mapping[str, Sample], old: Mapping[str, Path]) -> Forwa
         new = sample.vectors[rows]
         if not pairs:
             pairs = [SecondMoments(new.shape[1], before.shape[1]) for _ in range(2)]
-        apart = torch.arange(len(new)) % FOR_RIDGE == 0
-        for found, chosen in zip(pairs, (~apart, apart), strict=True):
-            found.add(new[chosen], before[chosen])
+        for z, past in zip(torch.split(new, CHUNK), torch.split(before, CHUNK), strict=True):
+            apart = torch.arange(len(z)) % FOR_RIDGE == 0
+            for found, chosen in zip(pairs, (~apart, apart), strict=True):
+                found.add(z[chosen], past[chosen])
     if not pairs:
         return None
     # What is mapped to is the new version: "old" and "new" have changed places.
