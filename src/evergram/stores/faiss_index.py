@@ -78,14 +78,14 @@ def _library() -> Any:
 
 
 def build(folder: Path, part: Part) -> IndexRecord | None:
-    """Index a segment and write it beside. None where it must look at half of the lists or more to
-    find 95 of a hundred: looking at all rows is as fast then, and misses none.
+    """Index a segment and write it beside. None where the recall takes half of the lists or more:
+    looking at all rows is about as fast then, and misses none. The recall is that of stored rows as
+    queries; queries that are distributed otherwise may have another.
 
     Raises: DataError: faiss is not installed. StoreError: it cannot write. OSError.
     """
     faiss, segment = _library(), part.segment
-    lists = max(1, round(4 * len(segment) ** 0.5))
-    lists = min(lists, max(1, len(segment) // TRAINING))
+    lists = max(1, min(round(2 * len(segment) ** 0.5), len(segment) // TRAINING))
     drawn = np.random.default_rng(0).permutation(len(segment))
     rows = np.sort(drawn[: lists * TRAINING])
     centres = faiss.Kmeans(segment.dim, lists, niter=10, seed=0, min_points_per_centroid=1)
@@ -99,10 +99,9 @@ def build(folder: Path, part: Part) -> IndexRecord | None:
     for batch in segment.batches:
         for start in range(0, len(batch.ids), 1 << 16):
             block = np.ascontiguousarray(batch.vectors[start : start + (1 << 16)])
+            # Both arrays must live until faiss has read them.
             _, places = near.search(block, 1)
-            index.add_core(
-                len(block), faiss.swig_ptr(block), None, faiss.swig_ptr(places[:, 0].copy())
-            )
+            index.add_core(len(block), faiss.swig_ptr(block), None, faiss.swig_ptr(places))
     measured = _enough_probes(index, part, lists)
     if measured is None:
         return None

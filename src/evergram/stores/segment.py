@@ -144,6 +144,10 @@ class Segment:
             same = self.keys[at] == asked.keys[pending]
             pending, at = pending[same], at[same]
             found = self.rows_at(at)
+            if self._exact and self._rows is not None:
+                names = self.ids(found).to_numpy(zero_copy_only=False)
+                if not np.array_equal(names, asked.keys[pending]):
+                    raise self._damaged()
             if self._exact or not len(pending):
                 return np.concatenate([*which, pending]), np.concatenate([*rows, found])
             equal = pc.equal(self.ids(found), asked.ids_at(pending)).to_numpy(zero_copy_only=False)

@@ -21,7 +21,6 @@ from evergram.stores.snapshot_record import (
     Opened,
     SegmentRecord,
     SnapshotRecord,
-    open_record,
     sync_folder,
     write_record,
 )
@@ -55,6 +54,7 @@ class SnapshotFolder:
                 if not (self.path / NAME).exists():
                     write_record(self.path / NAME, SnapshotRecord(id_type, 0, 0, (), ()))
                     sync_folder(self.path)
+                    sync_folder(self.path.parent)
         except OSError as error:
             raise StoreError(f"{self.path} cannot be made a store: {_reason(error)}.") from error
 
@@ -65,43 +65,37 @@ class SnapshotFolder:
         """
         generation, opened = self._generation, self._opened
         try:
-            if generation is not None and opened is not None:
-                # Another thread may close the file meanwhile.
-                with suppress(ValueError):
-                    if opened.is_current(self.path / NAME):
-                        return generation
+            if (
+                generation is not None
+                and opened is not None
+                and opened.is_current(self.path / NAME)
+            ):
+                return generation
             return self._refresh()
         except OSError as error:
             raise StoreError(f"{self.address} cannot be read: {_reason(error)}.") from error
 
     def close(self) -> None:
         with self._refreshing:
-            if self._opened is not None:
-                self._opened.file.close()
             self._opened, self._generation, self.indexes = None, None, {}
 
     def _refresh(self) -> Generation:
         path = self.path / NAME
         with self._refreshing:
             while True:
-                opened = open_record(path)
+                opened = Opened(path)
                 try:
                     before = self._generation or Generation(opened.record, [])
                     found = before.advanced(opened.record, self._load)
                     self._take(opened, found)
                     return found
                 except FileNotFoundError as error:
-                    current = opened.is_current(path)
-                    opened.file.close()
-                    if current:
+                    if opened.is_current(path):
                         raise IntegrityError(
                             f"A file that {path} lists is not there ({error.filename or error}); "
                             "restore the store from a copy, or fill it again."
                         ) from None
                     # A writer has put another generation in its place meanwhile.
-                except BaseException:
-                    opened.file.close()
-                    raise
 
     def _load(self, record: SegmentRecord) -> Segment:
         return Segment(self.segments, record)
@@ -121,10 +115,7 @@ class SnapshotFolder:
                     index = SegmentIndex(self.segments, record)
                     index.check()
                 indexes[key] = index
-        before = self._opened
         self._generation, self._opened, self.indexes = generation, opened, indexes
-        if before is not None:
-            before.file.close()
 
     # Writing.
 
@@ -198,7 +189,7 @@ class SnapshotFolder:
                 "write the same again."
             ) from error
         with self._refreshing:
-            self._take(open_record(self.path / NAME), after)
+            self._take(Opened(self.path / NAME), after)
         self._clear()
 
     def remove(self, records: Iterable[SegmentRecord]) -> None:

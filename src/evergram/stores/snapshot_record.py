@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from evergram.errors import FormatError, IntegrityError
 from evergram.stores.store import Space
@@ -74,16 +74,20 @@ class SnapshotRecord:
     segments: tuple[SegmentRecord, ...]
 
 
-@dataclass(frozen=True)
 class Opened:
     """A `store.json` that stays open: its inode is then given to no later one, so a look at the
-    file's inode tells whether there is another generation."""
+    file's inode tells whether there is another generation.
 
-    record: SnapshotRecord
-    file: IO[bytes]
+    Raises: OSError. IntegrityError: it is damaged. FormatError: a later Evergram wrote it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with os.fdopen(self._descriptor, "rb", closefd=False) as file:
+            self.record = _parsed(file.read(), path)
 
     def is_current(self, path: Path) -> bool:
-        mine, there = os.fstat(self.file.fileno()), path.stat()
+        mine, there = os.fstat(self._descriptor), path.stat()
         return (mine.st_ino, mine.st_dev, mine.st_size, mine.st_mtime_ns) == (
             there.st_ino,
             there.st_dev,
@@ -91,15 +95,10 @@ class Opened:
             there.st_mtime_ns,
         )
 
-
-def open_record(path: Path) -> Opened:
-    """Raises: OSError. IntegrityError: it is damaged. FormatError: a later Evergram wrote it."""
-    file = path.open("rb")
-    try:
-        return Opened(_parsed(file.read(), path), file)
-    except BaseException:
-        file.close()
-        raise
+    def __del__(self) -> None:
+        # Not before: a thread may be comparing.
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
 
 
 def _parsed(text: bytes, path: Path) -> SnapshotRecord:

@@ -1,0 +1,27 @@
+"""Every kind of store, each as the function that makes one, or opens it again, in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.stores.dictionary import DictionaryStore
+
+from evergram.stores.opening import open_store
+from evergram.stores.store import Store
+
+
+def dictionary(folder: Path, id_type: str) -> Store:
+    """The oracle; it keeps nothing, so it is given back as long as the folder is the same."""
+    return _DICTIONARIES.setdefault((folder, id_type), DictionaryStore(id_type))
+
+
+def snapshot(folder: Path, id_type: str) -> Store:
+    return open_store(str(folder / "snapshot"), create=id_type)
+
+
+_DICTIONARIES: dict[tuple[Path, str], DictionaryStore] = {}
+
+# (folder, "int64" or "string") to the store; asked for the same folder again, what was written
+# must be there.
+STORES: dict[str, Callable[[Path, str], Store]] = {"dictionary": dictionary, "snapshot": snapshot}
