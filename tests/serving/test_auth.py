@@ -132,7 +132,7 @@ def test_lists_name_only_what_may_be_read(guarded: Guarded, who: str) -> None:
     assert names == wanted
     for n in {0, 1, 2} - MAY[who]:
         assert guarded.served.get(f"/v1/models/line@v{n}", token).status_code == 404
-    for path in ("/v1/consumers", "/metrics"):
+    for path in ("/v1/consumers", "/v1/dashboard", "/metrics"):
         assert guarded.served.get(path, token).status_code == 403
 
 
@@ -222,7 +222,14 @@ def test_others_are_let_in_with_tokens_alone(
 def test_tokens_are_in_no_answer(guarded: Guarded) -> None:
     said = [
         guarded.served.get(path, ADMIN).text
-        for path in ("/metrics", "/v1/consumers", "/v1/versions", "/openapi.json", "/readyz")
+        for path in (
+            "/metrics",
+            "/v1/consumers",
+            "/v1/dashboard",
+            "/v1/versions",
+            "/openapi.json",
+            "/readyz",
+        )
     ]
     for secret in (*guarded.tokens.values(), ADMIN):
         assert secret not in json.dumps(said)

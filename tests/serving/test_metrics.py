@@ -80,3 +80,20 @@ def test_what_is_not_stored_is_not_measured(served: Running) -> None:
     drift.look(state.reader)
     assert drift.measured() == {}
     state.leave()
+
+
+def test_the_dashboard_is_told_what_happens(served: Running) -> None:
+    assert served.get("/").status_code == 200
+    for _ in range(3):
+        served.post("/v1/embeddings", {"input": [1], "model": "line@v0"})
+    served.post("/v1/embeddings", {"input": [900]})
+    served.http.app.state.front._look()  # type: ignore[attr-defined]
+    found = served.get("/v1/dashboard").json()
+    assert found["production"] == 2
+    live = found["live"]
+    counted = {(t["consumer"], t["version"]): (t["requests"], t["errors"]) for t in live["traffic"]}
+    assert counted == {("", 0): (3, 0), ("", None): (1, 1)}
+    assert [t["per_minute"] for t in live["traffic"]] == [1, 3]
+    assert 0 < live["latency_ms"]["p50"] <= live["latency_ms"]["p99"]
+    assert live["rows"] == {"object": {"2": 300}}
+    assert live["drift"][0]["vectors"] == 3

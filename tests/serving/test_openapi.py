@@ -37,6 +37,7 @@ def test_it_says_routes_limits_and_how_to_refuse(served: Running) -> None:
         "/v1/transform",
         "/v1/versions",
         "/v1/consumers",
+        "/v1/dashboard",
         "/v1/models",
         "/v1/models/{model}",
         "/healthz",

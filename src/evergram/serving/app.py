@@ -10,7 +10,9 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.responses import JSONResponse
 
-from evergram.serving import listings, operations
+from evergram.errors import EvergramError
+from evergram.serving import dashboard, listings, operations
+from evergram.serving.dashboard_facts import DashboardData
 from evergram.serving.handling import Front
 from evergram.serving.openapi import describe, errors, vectors
 from evergram.serving.refusals import RefusedError, say
@@ -68,6 +70,7 @@ def create_app(service: Service, settings: Settings | None = None) -> FastAPI:
     _vector_routes(app, front)
     _listing_routes(app, front)
     _health_routes(app, front)
+    _dashboard(app, front)
     _refusals(app)
     describe(app, settings)
     return app
@@ -168,6 +171,13 @@ def _health_routes(app: FastAPI, front: Front) -> None:
         return front.metrics_page(request)
 
 
+def _dashboard(app: FastAPI, front: Front) -> None:
+    async def shown(request: Request) -> DashboardData:
+        return await front.dashboard(request)
+
+    app.include_router(dashboard.router(shown), responses=errors(401, 403, 500, 503))
+
+
 def _refusals(app: FastAPI) -> None:
     """What Starlette refuses by itself has the same form."""
 
@@ -188,4 +198,5 @@ def _refusals(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, refused)
     for status in (404, 405):
         app.add_exception_handler(status, refused)
+    app.add_exception_handler(EvergramError, failed)
     app.add_exception_handler(Exception, failed)

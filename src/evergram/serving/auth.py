@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from evergram.errors import LineageError, UnknownVersionError
+from evergram.lineage.consumers import Consumers
 from evergram.serving.refusals import RefusedError
 from evergram.serving.settings import Settings
 
@@ -22,33 +22,6 @@ class Versions(Protocol):
     def labels(self) -> dict[str, int]: ...
 
     def resolve(self, what: int | str | None) -> int: ...
-
-
-class Known(Protocol):
-    """A consumer, as `lineage.consumers` has them."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def pinned(self) -> str: ...
-
-    @property
-    def allowed(self) -> Iterable[str]: ...
-
-    @property
-    def since(self) -> str: ...
-
-    @property
-    def token_sha256(self) -> str | None: ...
-
-
-class Roll(Protocol):
-    """All consumers."""
-
-    def list(self) -> Iterable[Known]: ...
-
-    def authenticate(self, token: str) -> Known | None: ...
 
 
 @dataclass(frozen=True)
@@ -113,7 +86,7 @@ class Access:
             )
 
 
-def authenticate(settings: Settings, roll: Roll, tokens: bool, header: str | None) -> Access:
+def authenticate(settings: Settings, roll: Consumers, tokens: bool, header: str | None) -> Access:
     """Who sent the header `Authorization`.
 
     Args:

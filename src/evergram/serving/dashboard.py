@@ -5,7 +5,7 @@ request. It asks for a token where the service answers 401.
 """
 
 # No postponed annotations here: FastAPI reads them, and one of them names an argument.
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Annotated
 
@@ -39,7 +39,7 @@ TYPES = {
 }
 
 
-def router(data: Callable[..., DashboardData]) -> APIRouter:
+def router(data: Callable[..., DashboardData | Awaitable[DashboardData]]) -> APIRouter:
     """`/`, what it loads from `/dashboard/…`, and `/v1/dashboard`.
 
     Args:

@@ -14,6 +14,9 @@ from starlette.responses import Response
 from evergram.errors import UnknownVersionError
 from evergram.serving.arrow_stream import MEDIA as ARROW
 from evergram.serving.auth import Access, authenticate
+from evergram.serving.dashboard_data import dashboard_data
+from evergram.serving.dashboard_facts import DashboardData
+from evergram.serving.live import Latest
 from evergram.serving.metrics import Metrics
 from evergram.serving.operations import JSON, Answer, Call, embeddings, is_quick
 from evergram.serving.refusals import RefusedError, log, say
@@ -23,6 +26,8 @@ from evergram.serving.working import Workers
 
 Operation = Callable[[Call], Answer]
 Listing = Callable[[State, Access], BaseModel]
+# Routes that are traffic, as the dashboard shows it.
+VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform")
 # Seconds that a request for a version which is not known waits for it to be taken up.
 PATIENCE = 2.0
 
@@ -33,6 +38,7 @@ class Front:
     def __init__(self, service: Service, settings: Settings) -> None:
         self.service, self.settings = service, settings
         self.metrics = Metrics()
+        self.latest = Latest()
         self.workers = Workers(settings.workers, settings.max_waiting)
         # Opening a new version may take long, and must not wait for requests, nor they for it.
         self._refresher = ThreadPoolExecutor(1, thread_name_prefix="evergram-refresh")
@@ -151,6 +157,21 @@ class Front:
         with self.service.entered() as state:
             self.metrics.drift.look(state.reader)
 
+    async def dashboard(self, request: Request) -> DashboardData:
+        """What the dashboard shows; it names consumers, so it is the administrator's.
+
+        Raises: EvergramError.
+        """
+        state, access = self._enter(request, _Seen())
+
+        def made() -> DashboardData:
+            access.require_admin("The dashboard")
+            live = self.latest.live(state.reader, self.metrics)
+            lineage, diagnosis = state.reader.lineage, state.opened.diagnosis()
+            return dashboard_data(lineage, list(state.roll.list()), live, diagnosis)
+
+        return await self.workers.run(made, state.leave)
+
     def metrics_page(self, request: Request) -> Response:
         """For Prometheus; names consumers, so it is the administrator's where tokens are asked."""
         seen = _Seen()
@@ -189,6 +210,8 @@ class Front:
     ) -> None:
         seconds = time.perf_counter() - started
         self.metrics.answered(route, seen.consumer, version, status, seconds)
+        if route in VECTORS:
+            self.latest.answered(seen.consumer, version, status, seconds)
 
 
 class _Seen:

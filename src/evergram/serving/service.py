@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Self
 
 from evergram.errors import EvergramError
+from evergram.lineage.consumers import Consumers
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.reader import Reader
-from evergram.serving.auth import Roll
+from evergram.serving.dashboard_data import Diagnosis, diagnose
 from evergram.serving.encoding import Encoders
 from evergram.serving.watching import Mark, Watch
 
@@ -38,6 +39,15 @@ class Opened:
         self.at_hand = all(reader.store(side).kind in _AT_HAND for side in reader.sides)
         self._users = 1  # the service itself
         self._lock = threading.Lock()
+        self._diagnosing = threading.Lock()
+        self._diagnosis: Diagnosis | None = None
+
+    def diagnosis(self) -> Diagnosis:
+        """What is known of the chain, found once: every published file is read for it."""
+        with self._diagnosing:
+            if self._diagnosis is None:
+                self._diagnosis = diagnose(self.reader.lineage)
+            return self._diagnosis
 
     def enter(self) -> bool:
         """Whether it was still open."""
@@ -66,7 +76,7 @@ class State:
     """
 
     opened: Opened
-    roll: Roll
+    roll: Consumers
     tokens: bool
     lineage: Lineage
 
@@ -93,7 +103,7 @@ class Service:
     def __init__(
         self,
         open_reader: Callable[[], Reader],
-        open_roll: Callable[[], Roll],
+        open_roll: Callable[[], Consumers],
         look: Callable[[], tuple[Mark, Mark]],
         *,
         read_on: Callable[[Reader], Reader] | None = None,
@@ -120,8 +130,6 @@ class Service:
             stores: side to address; by default the lineage's own snapshots.
         Raises: EvergramError: it cannot be opened.
         """
-        from evergram.lineage.consumers import Consumers
-
         watch = Watch(place)
         # Its whole path, so that it is known where an error names it.
         where = place if watch.folder is None else watch.folder
@@ -183,7 +191,7 @@ class Service:
         self._marks, self.problem = marks, None
         return changed
 
-    def _switch(self, opened: Opened | None, roll: Roll, lineage: Lineage) -> None:
+    def _switch(self, opened: Opened | None, roll: Consumers, lineage: Lineage) -> None:
         """Serve this from now on; what was served is closed after its last request."""
         before = self._state
         # Who asked for tokens once does not stop because a file is gone.
@@ -241,6 +249,6 @@ def _on_own_stores(place: str | Path, before: Reader) -> Reader:
     return Reader(lineage, {side: open_store(str(folder / side)) for side in before.sides})
 
 
-def has_tokens(roll: Roll) -> bool:
+def has_tokens(roll: Consumers) -> bool:
     """Whether a consumer has one."""
     return any(consumer.token_sha256 for consumer in roll.list())

@@ -35,19 +35,16 @@ def float_rows(vectors: Floats) -> list[bytes]:
 def base64_rows(vectors: Floats) -> list[bytes]:
     """Each row [n, D] in base64, as little-endian float32; all rows in one call.
 
-    A row is filled with zeros to a multiple of three bytes, and what they became is written over
-    by "=", as it stands after a row of that length.
+    For that each row is filled with zeros to a multiple of three bytes, and what they became is
+    replaced by "=", as it stands after a row of that length.
     """
     rows, width = len(vectors), vectors.shape[1] * 4
     fill = -width % 3
     padded = np.zeros((rows, width + fill), dtype=np.uint8)
     padded[:, :width] = np.ascontiguousarray(vectors, dtype="<f4").view(np.uint8)
-    text = np.frombuffer(binascii.b2a_base64(padded.data, newline=False), dtype=np.uint8)
-    text = text.reshape(rows, (width + fill) // 3 * 4).copy()
-    if fill:
-        text[:, -fill:] = ord("=")
-    whole, length = text.tobytes(), text.shape[1]
-    return [whole[at : at + length] for at in range(0, rows * length, length)]
+    text = binascii.b2a_base64(padded.data, newline=False)
+    length, end = (width + fill) // 3 * 4, b"=" * fill
+    return [text[at : at + length - fill] + end for at in range(0, rows * length, length)]
 
 
 @lru_cache(maxsize=4096)
