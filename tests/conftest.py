@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from evergram.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from tests.serving.running import Running
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("EVERGRAM_DATA", ROOT.parent / "shared" / "data"))
@@ -45,3 +50,12 @@ def small() -> Recipe:
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Running]:
+    """A service over three versions, of dims 6, 8 and 10, whose store holds the newest."""
+    from tests.serving.running import running
+
+    with running(tmp_path / "line") as found:
+        yield found

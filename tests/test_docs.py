@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from evergram.cli import app
 from evergram.compatibility.second_moments import SecondMoments
+from evergram.evaluation.probe_models import load_probe_model
 from evergram.training.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
@@ -77,6 +78,28 @@ def test_the_python_of_align_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     exec(compile(block[1], "align.md", "exec"), space)
     torch.testing.assert_close(space["back"](new), old, rtol=1e-3, atol=1e-2)
     assert space["forward"](old).shape == new.shape
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_models_of_the_consumers_page_can_be_probes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "consumers.md").read_text(), re.DOTALL
+    )
+    vectors = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    classifier = LogisticRegression().fit(vectors.numpy(), (vectors[:, 0] > 0).numpy())
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        space = {"classifier": classifier, "vectors": vectors.numpy()}
+        exec(compile(block, "consumers.md", "exec"), space)
+    expected = classifier.predict(vectors.numpy()).tolist()
+    for name in ("ads.onnx", "ads.safetensors"):
+        predicted = load_probe_model(tmp_path / name).answers(vectors).predicted
+        assert predicted is not None
+        assert [bool(p) for p in predicted.to_pylist()] == expected
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from evergram.errors import EvergramError
     from evergram.lineage.artefact import Artefact
     from evergram.lineage.lineage import Lineage
+    from evergram.lineage.reader import Reader
     from evergram.lineage.view import View
+    from evergram.serving.client import Client
     from evergram.training.compare import compare
     from evergram.training.corpora import load_corpus
     from evergram.training.recipe import Recipe
@@ -18,9 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Artefact",
+    "Client",
     "Corpus",
     "EvergramError",
     "Lineage",
+    "Reader",
     "Recipe",
     "View",
     "compare",
@@ -33,9 +37,11 @@ __all__ = [
 # Imported when first used: `import evergram` does not wait for torch.
 _HOME = {
     "Artefact": "evergram.lineage.artefact",
+    "Client": "evergram.serving.client",
     "Corpus": "evergram.data.corpus",
     "EvergramError": "evergram.errors",
     "Lineage": "evergram.lineage.lineage",
+    "Reader": "evergram.lineage.reader",
     "Recipe": "evergram.training.recipe",
     "View": "evergram.lineage.view",
     "compare": "evergram.training.compare",

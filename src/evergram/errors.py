@@ -7,6 +7,7 @@
     ├── TrainingError (RuntimeError)      a run that cannot go on
     ├── DegradationError (RuntimeError)   a version that loses more than it may
     ├── StoreError (RuntimeError)         a store that cannot be reached, read or written
+    ├── ServiceError (RuntimeError)       a service that cannot be reached, or that refuses
     └── LineageError (ValueError)         a lineage that cannot do what was asked
         ├── FormatError                   written by a later Evergram
         ├── IntegrityError                a file that is not what was published
@@ -42,6 +43,10 @@ class DegradationError(EvergramError, RuntimeError):
 
 class StoreError(EvergramError, RuntimeError):
     """A store that cannot be reached, read or written."""
+
+
+class ServiceError(EvergramError, RuntimeError):
+    """A service that cannot be reached, or that refuses what was asked."""
 
 
 class LineageError(EvergramError, ValueError):

@@ -246,7 +246,10 @@ def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Any) -> None:
     small = put(tmp_path / "small.npy", new[:, :3])
     wrong = [
         ((small, "--as", 0, "--out", tmp_path / "x.npy"), "has dim 3; version 1"),
-        ((good, "--as", 5, "--out", tmp_path / "x.npy"), "Version 5 was asked for"),
+        (
+            (good, "--as", 5, "--out", tmp_path / "x.npy"),
+            "has no version 5; its versions are: 0, 1",
+        ),
         ((good, "--as", 1, "--from", 0, "--out", tmp_path / "x.npy"), "transforms lead back only"),
         ((good, "--as", 0, "--out", tmp_path / "x.txt"), "is of no known format"),
         ((bad, "--as", 0, "--out", tmp_path / "x.npy"), "row 18 (id 'id17')"),

@@ -126,6 +126,15 @@ def test_tables_for_people(evergram: Any, shop: Path) -> None:
     assert "read as version 1" in evergram("export", "lin", "o.parquet", "--side", "query").out
 
 
+def test_an_upgrade_may_stay_beside_production(evergram: Any, shop: Path) -> None:
+    evergram("train", "shop.toml", "--lineage", "lin")
+    assert evergram("upgrade", "shop.toml", "--lineage", "lin", "--no-promote").code == 0
+    listed = evergram("versions", "lin", "--json").json
+    assert listed["labels"] == {"stable": 0}
+    assert [v["held"] for v in listed["versions"]] == [True, True]
+    assert evergram("evaluate", "lin", "--as", "stable", "--json").json["as"] == 0
+
+
 def test_check_prints_and_holds_to_limits(evergram: Any, shop: Path) -> None:
     evergram("train", "shop.toml", "--lineage", "lin")
     evergram("upgrade", "shop.toml", "--lineage", "lin")

@@ -21,7 +21,13 @@ def vectors_of(version: int, rows: int = 300) -> Tensor:
     return torch.randn(rows, DIMS[-1], generator=draw)[:, : DIMS[version]] * (version + 1.0)
 
 
-def publish(lineage: Lineage, version: int, rows: int = 300, text: bool = False) -> Lineage:
+def publish(
+    lineage: Lineage,
+    version: int,
+    rows: int = 300,
+    text: bool = False,
+    promote: bool = True,
+) -> Lineage:
     """Add a version. Its way back takes the first coordinates, scales and shifts them: what it
     gives is z of the version before plus 0.1 · version."""
     back = None
@@ -39,7 +45,7 @@ def publish(lineage: Lineage, version: int, rows: int = 300, text: bool = False)
         {"metrics": {"model": {}}, "version": version},
         {},
     )
-    lineage.publish(artefact)
+    lineage.publish(artefact, promote=promote)
     return lineage
 
 

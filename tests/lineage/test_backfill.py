@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -192,3 +196,20 @@ def in_memory(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
     monkeypatch.setattr(
         module, "open_store", lambda path, create=None: made.setdefault(path, DictionaryStore())
     )
+
+
+@pytest.mark.long
+def test_killed_two_hundred_times_it_loses_nothing(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.lineage.killed_backfill", str(tmp_path), "200"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    result = json.loads(found.stdout)
+    assert result["kills"] >= 200
+    assert result["moments"] > 20, "the kills came at many points of the way"
+    assert result["done"] == 1500

@@ -61,7 +61,8 @@ def read_as(
 ) -> npt.NDArray[np.float64]:
     if target > source:
         weight, offset = line.maps[source, target]
-        return vectors @ weight.numpy().T + offset.numpy()
+        ahead: npt.NDArray[np.float64] = vectors @ weight.numpy().T + offset.numpy()
+        return ahead
     found: npt.NDArray[np.float64] = line.chain.apply(
         torch.from_numpy(vectors), source, target
     ).numpy()

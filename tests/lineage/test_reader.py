@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_allclose
-from tests.lineage.lines import lineage_of, read_as, vectors_of
+from tests.lineage.lines import lineage_of, publish, read_as, vectors_of
 from tests.stores.dictionary import DictionaryStore
 
 from evergram.errors import (
@@ -128,3 +129,27 @@ def test_an_empty_store_finds_nothing(lineage: Lineage) -> None:
     assert len(reader.search(np.ones((2, 6)), version=0)) == 2
     assert not len(reader.search(np.ones(6), version=0)[0])
     assert reader.embed([1], 0).sources.tolist() == [-1]
+
+
+def test_a_canary_is_read_by_those_who_ask_for_it_alone(tmp_path: Path) -> None:
+    """Version 2 is published and not promoted: it is read from its own rows, and nobody who
+    reads production or before gets anything that was computed from it."""
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    publish(lineage, 2, promote=False)
+    assert (lineage.production, lineage.newest) == (1, 2)
+    with closing(Reader.open(lineage)) as reader:
+        for version, source in ((0, 1), (1, 1), (None, 1), (2, 2)):
+            found = reader.embed([3, 4], version)
+            assert found.sources.tolist() == [source] * 2
+            expected = read_as(source, found.version)[3:5].numpy()
+            assert_allclose(found.vectors, expected, rtol=1e-5, atol=1e-6)
+        assert reader.search(vectors_of(2)[3], 1, 2, metric="cosine")[0].versions.tolist() == [2]
+        assert reader.search(vectors_of(1)[3], 1, 1, metric="cosine")[0].versions.tolist() == [1]
+    lineage.label("stable", 2)
+    with closing(Reader.open(lineage)) as reader:
+        assert reader.embed([3, 4], 0).sources.tolist() == [2, 2]
+    # Rolled back: the embeddings of version 1 were kept.
+    lineage.label("stable", 1)
+    with closing(Reader.open(lineage)) as reader:
+        assert reader.embed([3, 4]).sources.tolist() == [1, 1]
+        assert reader.embed([3, 4], 2).sources.tolist() == [2, 2]

@@ -14,6 +14,7 @@ from evergram.training.checkpoint import held_out, load_encoder
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 from evergram.training.upgrade import evaluate, train, upgrade
+from evergram.training.way_back import WayBack
 
 
 @pytest.fixture
@@ -47,6 +48,30 @@ def test_the_chain_leads_back_and_the_raw_reading_does_not(lineage: Lineage) -> 
             assert ranking["raw_candidates"] < 0.6 * ranking["past"]
             assert 0 < found["drift"]["held_out"]["relative"] < 1
             assert found["overlap@10"] > 0.3
+
+
+@pytest.mark.parametrize("steps", ["single", "multi"])
+def test_an_upgrade_goes_over_a_gap(small: Recipe, tmp_path: Path, steps: str) -> None:
+    """A withdrawn version is nothing to align to, nor to be read as; nor is a retired one read."""
+    overrides = [f"upgrade.steps={steps}", "upgrade.alone=false", "model.dim=[8, 12, 12, 10]"]
+    recipe = Recipe.of({**small.model_dump(), "split": {"kind": "random"}}, overrides)
+    corpus = load_corpus(recipe)
+    found = Lineage.create(tmp_path / "lineage")
+    found.publish(train(recipe, corpus))
+    found.publish(upgrade(recipe, found, corpus))
+    found.publish(upgrade(recipe, found, corpus), promote=False)
+    found.withdraw(2, "a fault")
+    made = upgrade(recipe, found, corpus)
+    assert made.metrics["version"] == 3
+    assert set(made.metrics["compatibility"]) == set(made.metrics["certificate"]) == {"0", "1"}
+    assert found.publish(made) == 3
+    back = WayBack(recipe, found.history, load_encoder(found, 3), corpus, 4, 10)
+    assert back.loss.versions == (3 if steps == "multi" else 1)
+    for reading in made.metrics["compatibility"].values():
+        assert 0 < reading["drift"]["held_out"]["relative"] < 0.7
+    found.retire(0)
+    again = upgrade(recipe, found, corpus)
+    assert set(again.metrics["compatibility"]) == {"1", "3"}
 
 
 def test_an_upgrade_changes_nothing_of_the_past(recipe: Recipe, tmp_path: Path) -> None:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from evergram.cli import embeddings, lineages, models
+from evergram.cli import consuming, embeddings, lineages, models, operating, serving, storing
 from evergram.cli.options import app
 from evergram.errors import EvergramError
 
-__all__ = ["app", "embeddings", "lineages", "main", "models"]
+__all__ = [
+    "app",
+    "consuming",
+    "embeddings",
+    "lineages",
+    "main",
+    "models",
+    "operating",
+    "serving",
+    "storing",
+]
 
 
 def main() -> None:

@@ -13,13 +13,15 @@ from evergram.cli.options import (
     IdColumn,
     Json,
     LineageOption,
+    Promote,
     Seed,
     Set,
+    StrictProbes,
     VectorColumn,
     app,
     new_progress,
 )
-from evergram.cli.printing import dump, number, table
+from evergram.cli.printing import dump, number, print_probes, table, warn_of_probes
 
 _MAPPINGS = {
     "transformed": "new, transformed",
@@ -48,6 +50,8 @@ def align(
     vector_column: VectorColumn = "vector",
     old_ids: Annotated[Path | None, typer.Option(help="Ids of OLD, one a line.")] = None,
     new_ids: Annotated[Path | None, typer.Option(help="Ids of NEW, one a line.")] = None,
+    strict_probes: StrictProbes = False,
+    promote: Promote = True,
     as_json: Json = False,
     seed: Seed = None,
     device: Device = "auto",
@@ -66,15 +70,17 @@ def align(
 
     columns = {"id_column": id_column, "vector_column": vector_column}
     settings = Settings(transform, rank, scaled, held_out, 0 if seed is None else seed)
-    there = (lineage / "lineage.json").exists()
     is_version = old.isdecimal() and not Path(old).exists()
     facts = align_files(
         int(old) if is_version else open_embeddings(Path(old), ids=old_ids, **columns),
         open_embeddings(new, ids=new_ids, **columns),
-        Lineage.open(lineage) if there else Lineage.create(lineage, name),
+        Lineage.open(lineage) if Lineage.exists(lineage) else Lineage.create(lineage, name),
         settings,
+        promote=promote,
         progress=new_progress(),
+        strict_probes=strict_probes,
     )
+    warn_of_probes(facts["probes"])
     if as_json:
         dump({"lineage": str(lineage), **facts})
         return
@@ -98,16 +104,23 @@ def align(
         f"Neighbours: of {sample['queries']} held-out objects among {sample['catalogue']} others, "
         "by cosine;\nown queries: of old vectors, among new ones.\n"
     )
+    if facts["probes"]:
+        print_probes(facts["probes"])
 
 
 @app.command()
 def transform(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
     lineage: LineageOption,
-    as_version: Annotated[int, typer.Option("--as", help="The version to write.")],
+    as_version: Annotated[
+        str, typer.Option("--as", metavar="VERSION", help="The version or label to write.")
+    ],
     out: Annotated[Path, typer.Option(help="File to write; its suffix says the format.")],
     from_version: Annotated[
-        int | None, typer.Option("--from", help="The version of FILE (default: newest).")
+        str | None,
+        typer.Option(
+            "--from", metavar="VERSION", help="The version or label of FILE (default: newest)."
+        ),
     ] = None,
     id_column: IdColumn = "id",
     vector_column: VectorColumn = "vector",
@@ -127,14 +140,15 @@ def transform(
     from evergram.training.rewrite import transform_file
 
     found = Lineage.open(lineage)
-    source = found.newest if from_version is None else from_version
+    source = found.newest if from_version is None else found.resolve(from_version)
+    target = found.resolve(as_version)
     opened = open_embeddings(file, id_column=id_column, vector_column=vector_column, ids=ids)
-    rows = transform_file(opened, found, as_version, out, source=source, progress=new_progress())
-    dim = found.chain.dim(as_version)
+    rows = transform_file(opened, found, target, out, source=source, progress=new_progress())
+    dim = found.manifest(target).dim
     if as_json:
-        facts = {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": as_version}
+        facts = {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": target}
         dump(facts)
         return
     sys.stdout.write(
-        f"{rows} vectors of version {source}, written as version {as_version} ({dim} dims): {out}\n"
+        f"{rows} vectors of version {source}, written as version {target} ({dim} dims): {out}\n"
     )

@@ -39,12 +39,18 @@ def versions(
             "dim": m.dim,
             "created": m.created,
             "encoder": "file" if m.encoder is None else m.encoder.kind,
+            "fingerprint": m.fingerprint,
+            "labels": sorted(k for k, n in found.labels.items() if n == m.version),
+            "retired": m.version in found.retired,
+            "held": m.version in found.held,
             "metrics": found.metrics(m.version)["metrics"],
         }
         for m in found.versions
     ]
     if as_json:
-        dump({"lineage": str(lineage), "name": found.name, "versions": rows})
+        facts = {"lineage": str(lineage), "name": found.name, "labels": found.labels}
+        withdrawn = {str(n): w.model_dump() for n, w in found.withdrawn.items()}
+        dump({**facts, "versions": rows, "withdrawn": withdrawn})
         return
     header = ["version", "name", "dim", "encoder", "created"]
     names = list(rows[0]["metrics"]["model"]) if rows else []
@@ -53,6 +59,21 @@ def versions(
         for r in rows
     ]
     table(f"Lineage {lineage}", header + names, lines)
+    identities = [
+        [
+            str(r["version"]),
+            r["fingerprint"].removeprefix("sha256:")[:_SHORT],
+            ", ".join([*r["labels"], *(["retired"] if r["retired"] else [])]),
+        ]
+        for r in rows
+    ]
+    table("Which is which", ["version", "fingerprint", "labels"], identities)
+    for n, w in found.withdrawn.items():
+        sys.stdout.write(f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}\n")
+
+
+# Of a fingerprint, where it is shown to people.
+_SHORT = 12
 
 
 @app.command()

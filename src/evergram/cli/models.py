@@ -15,14 +15,16 @@ from evergram.cli.options import (
     Json,
     LineageFolder,
     LineageOption,
+    Promote,
     RecipeFile,
     Seed,
     Set,
+    StrictProbes,
     app,
     load_recipe,
     new_progress,
 )
-from evergram.cli.printing import dump, metrics_table, number, print_version, table
+from evergram.cli.printing import dump, metrics_table, number, print_version, table, warn_of_probes
 from evergram.errors import DataError
 
 
@@ -66,9 +68,12 @@ def upgrade(
             help="Publish only if neither the model nor a past version loses more of the metric.",
         ),
     ] = None,
+    strict_probes: StrictProbes = False,
+    promote: Promote = True,
 ) -> None:
     """Train the next version together with its way back, and publish it."""
     from evergram.lineage.lineage import Lineage
+    from evergram.training.probes import refuse_broken, with_probes
     from evergram.training.upgrade import refuse_degradation
     from evergram.training.upgrade import upgrade as upgrade_version
 
@@ -84,7 +89,11 @@ def upgrade(
     )
     if max_degradation is not None:
         refuse_degradation(artefact, chosen.training.metric, max_degradation)
-    existing.publish(artefact)
+    artefact, readings = with_probes(artefact, existing)
+    if strict_probes:
+        refuse_broken(readings)
+    existing.publish(artefact, promote=promote)
+    warn_of_probes(artefact.metrics["probes"])
     print_version(lineage, dict(artefact.metrics), as_json)
 
 
@@ -108,8 +117,8 @@ def evaluate(
     found = Lineage.open(lineage)
     overrides = [*(set_ or []), *([] if seed is None else [f"seed={seed}"])]
     recipe = Recipe.of(found.recipe(found.newest), overrides)
-    metrics = evaluate_version(recipe, found, as_version, device=device)
-    read_as = found.newest if as_version is None else as_version
+    read_as = found.newest if as_version is None else found.resolve(as_version)
+    metrics = evaluate_version(recipe, found, read_as, device=device)
     if as_json:
         dump({"version": found.newest, "as": read_as, "metrics": metrics})
         return

@@ -19,9 +19,27 @@ app = typer.Typer(
 )
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="What to run.")]
-LineageOption = Annotated[Path, typer.Option("--lineage", help="Folder of the lineage.")]
-LineageFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the lineage.")]
-As = Annotated[int | None, typer.Option("--as", help="Read as this version (default: newest).")]
+# Text, as a Path would make s3:/ of s3://.
+LineageOption = Annotated[str, typer.Option("--lineage", help="Folder or address of the lineage.")]
+LineageFolder = Annotated[
+    str, typer.Argument(metavar="DIR", help="Folder of the lineage, or its address (s3://…).")
+]
+StrictProbes = Annotated[
+    bool,
+    typer.Option("--strict-probes", help="Publish only if no consumer's probe is past its limit."),
+]
+As = Annotated[
+    str | None,
+    typer.Option(
+        "--as", metavar="VERSION", help="Read as this version or label (default: newest)."
+    ),
+]
+Promote = Annotated[
+    bool,
+    typer.Option(
+        " /--no-promote", help="Publish beside the version in production, which stays stable."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Seed = Annotated[int | None, typer.Option(help="Override the recipe's seed.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]

@@ -15,7 +15,7 @@ def dump(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(plain_numbers(value), indent=2) + "\n")
 
 
-def print_version(lineage: Path, metrics: dict[str, Any], as_json: bool) -> None:
+def print_version(lineage: str | Path, metrics: dict[str, Any], as_json: bool) -> None:
     if as_json:
         dump({"lineage": str(lineage), **metrics})
         return
@@ -31,6 +31,33 @@ def print_version(lineage: Path, metrics: dict[str, Any], as_json: bool) -> None
                 f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)\n"
             )
         sys.stdout.write(f"overlap@10 with version {past}: {found['overlap@10']:.3f}\n")
+    if metrics.get("probes"):
+        print_probes(metrics["probes"])
+
+
+def print_probes(probes: list[dict[str, Any]], title: str = "Consumers' probes") -> None:
+    header = ["name", "pinned", "metric", "value", "limit", "when added", "objects", "missing"]
+    lines = [
+        [
+            p["consumer"],
+            p["pinned"],
+            p["metric"],
+            number(p["value"]),
+            number(p["limit"]),
+            number((p["baseline"] or {}).get("value")),
+            str(p["objects"]),
+            str(p["missing"]),
+        ]
+        for p in probes
+    ]
+    table(title, header, lines)
+
+
+def warn_of_probes(probes: list[dict[str, Any]]) -> None:
+    """A line on stderr for each that is broken."""
+    for p in probes:
+        if p["broken"]:
+            sys.stderr.write(f"warning: {p['sentence']}\n")
 
 
 _OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects that it knew"}
@@ -55,7 +82,7 @@ def table(title: str, header: list[str], lines: list[list[str]]) -> None:
 
     table = Table(title=title, title_justify="left")
     for name in header:
-        left = name in ("", "name", "method", "created")
+        left = name in ("", "name", "method", "created", "fingerprint", "labels")
         justify: Literal["left", "right"] = "left" if left else "right"
         table.add_column(name, justify=justify, no_wrap=name == "method")
     for line in lines:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -126,7 +125,7 @@ def rollback(
     _print(_open(lineage, store).rollback(progress=_say_rows), as_json)
 
 
-def _open(lineage: Path, store: str) -> Backfill:
+def _open(lineage: str, store: str) -> Backfill:
     from evergram.lineage.backfill import Backfill
     from evergram.lineage.lineage import Lineage
     from evergram.stores.opening import open_store

@@ -20,7 +20,8 @@ class StepError:
     Args:
         sigma: float64 [D_{i-1}, D_{i-1}], Σ_i = E[δ_i δ_iᵀ].
         objects: how many objects it is the mean over.
-        power: E‖z_{i-1}‖² over the same objects, what the error is relative to.
+        power: E‖z_{i-1}‖² over the same objects, what the error is relative to; NaN of a step that
+            is the identity, by which nothing was measured.
     """
 
     sigma: Tensor
@@ -90,7 +91,8 @@ def certify(
         through = ((weight @ errors[i].sigma) * weight).sum()
         terms[i] = math.sqrt(max(0.0, float(through)))
     estimate = math.sqrt(sum(term**2 for term in terms.values()))
-    length = math.sqrt(errors[target + 1].power) if target < source else 1.0
+    powers = (errors[i].power for i in steps if not math.isnan(errors[i].power))
+    length = math.sqrt(next(powers, 0.0)) if target < source else 1.0
     return Guarantee(
         target,
         sum(terms.values()),

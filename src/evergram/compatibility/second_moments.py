@@ -114,26 +114,37 @@ class SecondMoments:
             weight: W [D_{k-1}, D_k].
             offset: b [D_{k-1}].
         """
-        if weight.shape != (self.old_dim, self.new_dim):
-            raise ShapeError(
-                f"The matrix is {list(weight.shape)}; these moments need "
-                f"[{self.old_dim}, {self.new_dim}]."
-            )
-        w = weight.detach().double().cpu()
+        w = self._fitting(weight)
         new, cross, old = self.second(centred=True)
         both = w @ cross.T
-        shift = w @ self.mean_new - self.mean_old
-        if offset is not None:
-            shift = shift + offset.detach().double().cpu()
+        shift = self._shift(w, offset)
         return w @ new @ w.T - both - both.T + old + shift[:, None] * shift
 
     def error(
         self, weight: Tensor, offset: Tensor | None = None, metric: Tensor | None = None
     ) -> float:
         """E[δᵀ S δ], with S = I the mean of ‖δ‖². Arguments as in `sigma`."""
-        sigma = self.sigma(weight, offset)
-        found = sigma.trace() if metric is None else (sigma * metric.double()).sum()
+        if metric is not None:
+            return max(0.0, float((self.sigma(weight, offset) * metric.double()).sum()))
+        # Its trace alone is one product of matrices in place of three.
+        w = self._fitting(weight)
+        new, cross, old = self.second(centred=True)
+        shift = self._shift(w, offset)
+        found = ((w @ new) * w).sum() - 2 * (w * cross).sum() + old.trace() + shift @ shift
         return max(0.0, float(found))
+
+    def _fitting(self, weight: Tensor) -> Tensor:
+        if weight.shape != (self.old_dim, self.new_dim):
+            raise ShapeError(
+                f"The matrix is {list(weight.shape)}; these moments need "
+                f"[{self.old_dim}, {self.new_dim}]."
+            )
+        return weight.detach().double().cpu()
+
+    def _shift(self, weight: Tensor, offset: Tensor | None) -> Tensor:
+        """E[δ]."""
+        shift = weight @ self.mean_new - self.mean_old
+        return shift if offset is None else shift + offset.detach().double().cpu()
 
     @property
     def power(self) -> float:

@@ -20,6 +20,7 @@ from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.files import plain_numbers, save_tensors, write_text
 from evergram.lineage.manifest import EncoderRecord, Manifest, TransformRecord, sha256
+from evergram.lineage.moments import ForwardMap, Moments
 from evergram.stores.parquet import vectors_to_arrow
 
 Block = tuple[pa.Array, Tensor]
@@ -77,12 +78,19 @@ class Artefact:
 
 
 def write_version(
-    folder: Path, name: str, number: int, artefact: Artefact, embeddings: dict[str, str]
+    folder: Path,
+    name: str,
+    number: int,
+    artefact: Artefact,
+    embeddings: dict[str, str],
+    moments: Mapping[str, Moments],
+    forward: ForwardMap | None,
 ) -> Manifest:
     """Fill the folder of a version with all but its embeddings, the manifest last.
 
     Args:
         embeddings: side to SHA-256.
+        moments, forward: what was learnt of them.
     """
     encoder, transform, error = artefact.encoder, artefact.transform, artefact.error
     if encoder is not None:
@@ -94,6 +102,14 @@ def write_version(
         facts = {"objects": error.objects, "power": error.power}
         tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in facts.items()}
         save_tensors({"sigma": error.sigma, **tensors}, folder / "error.safetensors")
+    if forward is not None:
+        tensors = {"weight": forward.weight, "offset": forward.offset}
+        save_tensors(tensors, folder / "forward.safetensors")
+    parts = {}
+    for side, (count, mean, second) in moments.items():
+        parts[f"{side}.count"] = torch.tensor(count)
+        parts |= {f"{side}.mean": mean, f"{side}.second": second}
+    save_tensors(parts, folder / "moments.safetensors")
     pq.write_table(_canary_table(artefact), folder / "canary.parquet")
     write_text(folder / "metrics.json", json.dumps(plain_numbers(artefact.metrics), indent=2))
     manifest = Manifest(

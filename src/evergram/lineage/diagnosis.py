@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -67,17 +68,18 @@ class Limits:
 
 
 def diagnose_lineage(lineage: Lineage) -> list[Reading]:
-    """A reading for each past version, oldest first. All published files are checked on the way.
+    """A reading for each past version that is read, oldest first. All published files are checked
+    on the way.
 
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
     """
     newest, chain, errors = lineage.newest, lineage.chain, lineage.errors
     lineage.check()
-    canaries = {n: lineage.canaries(n) for n in range(newest + 1)}
+    canaries = {m.version: lineage.canaries(m.version) for m in lineage.versions}
     found = []
-    for j in range(newest):
+    for j in lineage.readable[:-1]:
         history = {}
-        for k in range(j, newest + 1):
+        for k in (n for n in canaries if n >= j):
             measured = measure_canaries(chain, canaries, k, j)
             if measured is not None:
                 history[k] = measured.relative
@@ -98,7 +100,8 @@ def measure_canaries(
     """The error of version `source` read as `target`, on canaries; None where none are common.
 
     Args:
-        canaries: by version and side, ids and vectors at publication.
+        canaries: by version and side, ids and vectors at publication; of withdrawn versions there
+            are none.
     """
     rows = _common(canaries, [source, target])
     past, now = rows[target], rows[source]
@@ -121,13 +124,14 @@ def _terms(
 ) -> dict[int, float]:
     if source == target or not chain.is_affine(source, target):
         return {}
-    rows = _common(canaries, list(range(target, source + 1)))
+    way = [n for n in range(target, source + 1) if n in canaries]
+    rows = _common(canaries, way)
     if not len(rows[target]):
         return {}
     terms = {}
-    for i in range(target + 1, source + 1):
-        delta = chain.apply(rows[i], i, i - 1) - rows[i - 1]
-        through = delta @ chain.matrix(i - 1, target).T
+    for before, i in pairwise(way):
+        delta = chain.apply(rows[i], i, before) - rows[before]
+        through = delta @ chain.matrix(before, target).T
         terms[i] = math.sqrt(float(through.square().sum(1).mean()))
     return terms
 

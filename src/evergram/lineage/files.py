@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,37 @@ def beside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
+def remove(folder: Path) -> None:
+    """Take a folder away at once: under a name that nobody reads, then file by file. Whatever a
+    killed process left of it is never taken for the whole."""
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    with suppress(OSError):
+        folder.rename(part)
+    shutil.rmtree(part, ignore_errors=True)
+
+
 def write_text(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(text + "\n")
     sync(part)
     part.replace(path)
     sync(path.parent)
+
+
+def put(path: Path, content: bytes | None) -> None:
+    """Make a file what it is elsewhere, at once and only if it differs; None removes it."""
+    if content is None:
+        path.unlink(missing_ok=True)
+        return
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes may do so at once.
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_bytes(content)
+    sync(part)
+    part.replace(path)
 
 
 def sync(path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import IntegrityError, LineageError
-from evergram.lineage.files import write_text
+from evergram.lineage.files import remove, write_text
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.ways import Ways
 from evergram.stores.embedding_files import open_embeddings
@@ -74,12 +74,26 @@ def local_stores(lineage: Lineage, progress: Progress | None = None) -> dict[str
 
     Raises: StoreError: another process is filling them.
     """
+    return _snapshots(lineage, lineage.path / "stores", lineage.production, progress)
+
+
+def canary_stores(lineage: Lineage, progress: Progress | None = None) -> dict[str, Store]:
+    """Snapshots of the newest version, DIR/stores/.canary/<side>; none where it is production."""
+    folder = lineage.path / "stores" / ".canary"
+    if lineage.newest == lineage.production:
+        remove(folder)
+        return {}
+    return _snapshots(lineage, folder, lineage.newest, progress)
+
+
+def _snapshots(
+    lineage: Lineage, parent: Path, version: int, progress: Progress | None
+) -> dict[str, Store]:
     from evergram.stores.opening import open_store
 
-    version = lineage.production
     stores = {}
     for side in lineage.manifest(version).embeddings:
-        folder = lineage.path / "stores" / side
+        folder = parent / side
         marker = folder.with_name(f"{side}.json")
         fingerprint = lineage.manifest(version).fingerprint
         loaded = _loaded(marker)

@@ -2,126 +2,54 @@
 
 from __future__ import annotations
 
-import json
+import math
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
-from safetensors import SafetensorError
+import torch
 from torch import Tensor
 
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.transforms import Transform, build_transform
+from evergram.compatibility.transforms import LinearTransform, Transform
 from evergram.data.corpus import Vocabulary
-from evergram.errors import IntegrityError, LineageError, ShapeError, UnknownVersionError
+from evergram.errors import (
+    DataError,
+    IntegrityError,
+    LineageError,
+    ShapeError,
+)
+from evergram.lineage import labels as rules
 from evergram.lineage.artefact import Artefact, Block, write_version
-from evergram.lineage.files import beside, load_tensors, write_text
-from evergram.lineage.manifest import (
-    FORMAT_VERSION,
-    EncoderRecord,
-    LineageRecord,
-    Manifest,
-    check_files,
-    read_manifest,
-    read_record,
-    sha256,
-)
+from evergram.lineage.contents import Contents
+from evergram.lineage.files import beside, remove
+from evergram.lineage.manifest import EncoderRecord, Manifest, sha256
+from evergram.lineage.moments import Moments, Sample, forward_map
+from evergram.lineage.register import Register
 from evergram.lineage.view import View
-from evergram.stores.parquet import (
-    read_embeddings,
-    to_block,
-    write_embeddings,
-)
+from evergram.lineage.writing import clear_left, unchanged, write_record, writing
+from evergram.stores.parquet import read_embeddings, write_embeddings
 
 
-class Lineage:
-    """A folder of versions. Only the newest version's embeddings are stored.
+class Lineage(Register):
+    """A folder of versions. The embeddings of the newest are stored, and of what has a label.
 
-    A version becomes visible by one rename of `lineage.json`; whatever a killed process left
-    before that is not part of the lineage, and the next publication clears it away.
+    A version becomes visible by one rename of `lineage.json`, and so does every change of labels;
+    whatever a killed process left before that is not part of the lineage, and the next publication
+    clears it away.
     """
 
-    def __init__(self, path: Path, record: LineageRecord) -> None:
-        self.path = path
-        self._record = record
-        self._manifests = {n: read_manifest(self._folder(n)) for n in record.versions}
-        self._chain: Chain | None = None
-        for n, manifest in self._manifests.items():
-            if manifest.version != n or (manifest.transform is None) != (n == 0):
-                raise IntegrityError(
-                    f"{self._folder(n)} holds the manifest of another version; "
-                    "restore it from a copy of the lineage."
-                )
+    # Numbers of the versions, and the chain that was read of them.
+    _chain: tuple[tuple[int, ...], Chain] | None = None
 
-    @classmethod
-    def open(cls, path: str | Path) -> Lineage:
-        """Raises: LineageError: there is none, or it is damaged or of a later format."""
-        path = Path(path)
-        return cls(path, read_record(path / "lineage.json"))
-
-    @classmethod
-    def create(cls, path: str | Path, name: str = "embeddings") -> Lineage:
-        """A lineage without versions; nothing is written before the first is published.
-
-        Raises: LineageError: one is there already.
-        """
-        path = Path(path)
-        if (path / "lineage.json").exists():
-            raise LineageError(
-                f"{path} already holds a lineage; 'evergram upgrade' adds a version to it, or "
-                "choose another folder."
-            )
-        if path.exists() and not path.is_dir():
-            raise LineageError(f"{path} is a file; a lineage is a folder.")
-        return cls(path, LineageRecord(format_version=FORMAT_VERSION, name=name, versions=[]))
-
-    @property
-    def name(self) -> str:
-        return self._record.name
-
-    @property
-    def versions(self) -> list[Manifest]:
-        """The manifests of all versions, oldest first."""
-        return list(self._manifests.values())
+    # What is kept of a version.
 
     @property
     def work(self) -> Path:
         """Where runs keep what they need to go on; no part of the lineage, gone once published."""
         return self.path / ".work"
-
-    @property
-    def newest(self) -> int:
-        """Raises: UnknownVersionError: nothing is published yet."""
-        if not self._record.versions:
-            raise UnknownVersionError(f"{self.path} has no version yet; publish one first.")
-        return self._record.versions[-1]
-
-    @property
-    def production(self) -> int:
-        return self.newest
-
-    def resolve(self, what: int | str | None) -> int:
-        number = self.newest if what is None else int(str(what).removeprefix("v"))
-        return self.manifest(number).version
-
-    def forward(self, source: int, target: int) -> tuple[Tensor, Tensor] | None:
-        return None
-
-    def manifest(self, version: int) -> Manifest:
-        """Raises: UnknownVersionError."""
-        if version not in self._manifests:
-            has = ", ".join(map(str, self._manifests)) or "none"
-            raise UnknownVersionError(
-                f"{self.path} has no version {version}; its versions are: {has}."
-            )
-        return self._manifests[version]
 
     def recipe(self, version: int) -> dict[str, Any]:
         """The whole recipe as it was run.
@@ -131,7 +59,7 @@ class Lineage:
         manifest = self.manifest(version)
         if manifest.encoder is None:
             raise LineageError(
-                f"Version {version} of {self.path} came from a file of embeddings and has no "
+                f"Version {version} of {self} came from a file of embeddings and has no "
                 "model; only a version that was trained can be gone on from by training, or "
                 "judged on its data ('evergram check' needs neither)."
             )
@@ -139,95 +67,16 @@ class Lineage:
 
     def metrics(self, version: int) -> dict[str, Any]:
         """What was measured when the version was published."""
-        folder = self._checked(version, "metrics.json")
-        found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
-        return found
-
-    def check(self) -> None:
-        """Compare every published file with its hash. Raises: IntegrityError: one differs."""
-        for n, manifest in self._manifests.items():
-            check_files(self._folder(n), manifest.files)
-        for side in self.manifest(self.newest).embeddings:
-            self.stored(side)
-
-    @property
-    def chain(self) -> Chain:
-        """The backward transforms, read and checked once."""
-        if self._chain is None:
-            transforms = [self._transform(n) for n in self._record.versions[1:]]
-            self._chain = Chain(transforms, self.manifest(0).dim)
-        return self._chain
-
-    def _transform(self, version: int) -> Transform:
-        record = self.manifest(version).transform
-        assert record is not None
-        old, new = self.manifest(version - 1).dim, self.manifest(version).dim
-        path = self._checked(version, "transform.safetensors") / "transform.safetensors"
-        try:
-            transform = build_transform(record.kind, old, new, record.options)
-            transform.load_state_dict(load_tensors(path))
-        except (ShapeError, RuntimeError) as error:
-            raise IntegrityError(
-                f"{path} does not lead from version {version} (dim {new}) to version {version - 1} "
-                f"(dim {old}): {error}"
-            ) from error
-        return transform.requires_grad_(False).eval()
-
-    @property
-    def errors(self) -> dict[int, StepError]:
-        """Σ_i of every version that was published with one."""
-        found = {}
-        for n in self._record.versions[1:]:
-            if "error.safetensors" in self.manifest(n).files:
-                tensors = load_tensors(self._checked(n, "error.safetensors") / "error.safetensors")
-                found[n] = StepError(
-                    tensors["sigma"], int(tensors["objects"]), float(tensors["power"])
-                )
-        return found
+        return self._contents(version).metrics()
 
     def canaries(self, version: int) -> dict[str, Block]:
         """For each side, ids (as strings) and vectors [n, D] as they were at publication."""
-        path = self._checked(version, "canary.parquet") / "canary.parquet"
-        table = pq.read_table(path)
-        sides = table["side"].combine_chunks()
-        return {
-            side: to_block(table.filter(pc.equal(sides, side)), path)
-            for side in pc.unique(sides).to_pylist()
-        }
+        return self._contents(version).canaries()
 
-    def view(self, version: int | None = None) -> View:
-        """The newest embeddings as `version` (the newest itself by default) reads them.
-
-        Raises: UnknownVersionError. IntegrityError: a file is not what was published.
-        """
-        source = self.newest
-        target = source if version is None else version
-        dim = self.manifest(target).dim
-        return View(target, source, dim, self.chain, self.embeddings)
-
-    def stored(self, side: str, version: int | None = None) -> Path:
-        """The file of the newest version's vectors of a side, compared with its hash.
-
-        Raises: LineageError: there is no such side. IntegrityError: it is not what was published.
-        """
-        manifest = self.manifest(self.newest)
-        if side not in manifest.embeddings:
-            sides = " and ".join(manifest.embeddings)
-            raise LineageError(f"There is no side {side!r} in {self.path}; it has {sides}.")
-        folder = self.path / "embeddings" / str(manifest.version)
-        name = f"{side}.parquet"
-        if not folder.is_dir():
-            self._check_current()
-        check_files(folder, {name: manifest.embeddings[side]})
-        return folder / name
-
-    def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
-        """Ids [N] and vectors [N, D_k] of the newest version."""
-        path, dim = self.stored(side), self.manifest(self.newest).dim
-        ids, vectors = read_embeddings(path)
-        if vectors.shape[1] != dim:
-            raise IntegrityError(f"{path} has dim {vectors.shape[1]}, its manifest {dim}.")
-        return ids, vectors
+    def moments(self, version: int) -> dict[str, Moments]:
+        """By side: of how many published vectors, their mean [D] and E[z zᵀ] [D, D], float64.
+        Empty for a version of before format 3."""
+        return self._contents(version).moments()
 
     def encoder_parts(
         self, version: int
@@ -237,66 +86,199 @@ class Lineage:
         Raises: LineageError: the version came from a file and has none.
         """
         self.recipe(version)
-        record = self.manifest(version).encoder
-        assert record is not None
-        folder = self._checked(version, "encoder.safetensors", "vocabularies.parquet")
-        table = pq.read_table(folder / "vocabularies.parquet")
-        names, keys = table["vocabulary"].combine_chunks(), table["key"].combine_chunks()
-        vocabularies = {}
-        for name, kind in record.vocabularies.items():
-            mine = keys.filter(pc.equal(names, name))
-            vocabularies[name] = Vocabulary(mine.cast(pa.type_for_alias(kind)))
-        return record, load_tensors(folder / "encoder.safetensors"), vocabularies
+        return self._contents(version).encoder()
 
-    def publish(self, artefact: Artefact) -> int:
+    def check(self) -> None:
+        """Compare every published file with its hash. Raises: IntegrityError: one differs."""
+        for n in self._manifests:
+            self._contents(n).check()
+        for n in self.held:
+            for side in self.manifest(n).embeddings:
+                self.stored(side, n)
+
+    # From one version to another.
+
+    @property
+    def chain(self) -> Chain:
+        """The backward transforms by number, read and checked once; a withdrawn version's is the
+        identity."""
+        numbers = self.following, *self._manifests
+        if self._chain is None or self._chain[0] != numbers:
+            dim = self.manifest(0).dim
+            transforms: list[Transform] = []
+            for n in range(1, self.following):
+                if n in self._manifests:
+                    transforms.append(self._contents(n).transform(dim))
+                    dim = self.manifest(n).dim
+                else:
+                    transforms.append(LinearTransform.from_matrix(torch.eye(dim)))
+            self._chain = numbers, Chain(transforms, self.manifest(0).dim)
+        return self._chain[1]
+
+    @property
+    def history(self) -> Chain:
+        """The same without withdrawn versions, which a new one need not be aligned to."""
+        kept = [t for n, t in enumerate(self.chain.transforms, start=1) if n in self._manifests]
+        return Chain(kept, self.manifest(0).dim)
+
+    @property
+    def errors(self) -> dict[int, StepError]:
+        """Σ_i of every version that was published with one; 0 of a withdrawn one."""
+        found = {}
+        for n in range(1, self.following):
+            if n in self._manifests:
+                error = self._contents(n).error()
+            else:
+                dim = self.chain.dim(n)
+                error = StepError(torch.zeros(dim, dim, dtype=torch.float64), 0, math.nan)
+            if error is not None:
+                found[n] = error
+        return found
+
+    def forward(self, source: int, target: int) -> tuple[Tensor, Tensor] | None:
+        """From an earlier version to a later one: W [D_target, D_source] and the offset [D_target],
+        float64; None where a version on the way has no such map.
+
+        Raises: UnknownVersionError. LineageError: target is the earlier one.
+        """
+        dim = self.manifest(source).dim
+        self.manifest(target)
+        if target < source:
+            raise LineageError(
+                f"Version {target} is before version {source}; the chain leads back to it."
+            )
+        weight = torch.eye(dim, dtype=torch.float64)
+        offset = torch.zeros(dim, dtype=torch.float64)
+        for n in range(source + 1, target + 1):
+            if n in self._manifests:
+                step = self._contents(n).forward()
+                if step is None:
+                    return None
+                weight, offset = step[0] @ weight, step[0] @ offset + step[1]
+        return weight, offset
+
+    def view(self, version: int | str | None = None, source: int | None = None) -> View:
+        """Stored embeddings as `version` (the newest by default) reads them.
+
+        Args:
+            source: whose stored embeddings; the newest's by default.
+        Raises: UnknownVersionError. LineageError: the version is retired, or later than source.
+            IntegrityError: a file is not what was published.
+        """
+        of = self.newest if source is None else self.resolve(source)
+        target = of if version is None else self.resolve(version)
+        self.chain.is_affine(of, target)  # refuses a way forward
+        return View(
+            target,
+            of,
+            self.manifest(target).dim,
+            self.manifest(target).fingerprint,
+            self.manifest(of).fingerprint,
+            self.chain,
+            lambda side: self.embeddings(side, of),
+        )
+
+    # Embeddings.
+
+    def stored(self, side: str, version: int | None = None) -> Path:
+        """The file of a held version's vectors of a side, compared with its hash.
+
+        Args:
+            version: the newest by default.
+        Raises: LineageError: there is no such side, or the version's vectors are not stored.
+            IntegrityError: it is not what was published.
+        """
+        manifest = self.manifest(self.newest if version is None else self.resolve(version))
+        if side not in manifest.embeddings:
+            sides = " and ".join(manifest.embeddings)
+            raise LineageError(f"There is no side {side!r} in {self}; it has {sides}.")
+        folder = self.path / "embeddings" / str(manifest.version)
+        name = f"{side}.parquet"
+        if not folder.is_dir():
+            unchanged(self.path, self._record, str(self), labels=True)
+            if manifest.version != self.newest:
+                has = ", ".join(map(str, self.held))
+                raise LineageError(
+                    f"The embeddings of version {manifest.version} of {self} are not stored, "
+                    f"those of {has} are; read them as that version, through the chain."
+                )
+        self._check_files(folder, {name: manifest.embeddings[side]})
+        return folder / name
+
+    def embeddings(self, side: str, version: int | None = None) -> tuple[pa.Array, Tensor]:
+        """Ids [N] and vectors [N, D_k] of a held version; the newest by default."""
+        number = self.newest if version is None else self.resolve(version)
+        path, dim = self.stored(side, number), self.manifest(number).dim
+        ids, vectors = read_embeddings(path)
+        if vectors.shape[1] != dim:
+            raise IntegrityError(f"{path} has dim {vectors.shape[1]}, its manifest {dim}.")
+        return ids, vectors
+
+    # A new version.
+
+    def publish(self, artefact: Artefact, *, promote: bool = True) -> int:
         """Add a version. Returns: its number.
 
-        Raises: ShapeError: the transform does not lead from it to the newest. LineageError:
-            another process is publishing or has published meanwhile, or the folder cannot be
-            written; the lineage is then as it was.
+        Args:
+            promote: whether production moves to it. If not, `stable` stays on, or is put on, the
+                version in production now, whose embeddings are then kept.
+        Raises: ShapeError: the transform does not lead from it to the newest. DataError: a vector
+            is not finite. LineageError: another process is publishing or has published meanwhile,
+            or the folder cannot be written; the lineage is then as it was.
         """
-        number = len(self._record.versions)
+        number = self.following
         self._check_fits(number, artefact)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with self._locked():
-                self._clear(number)
-                manifest = self._write(number, artefact)
-                record = LineageRecord(
-                    format_version=FORMAT_VERSION,
-                    name=self.name,
-                    versions=[*self._record.versions, number],
-                )
-                write_text(self.path / "lineage.json", record.model_dump_json(indent=2))
-        except (OSError, SafetensorError) as error:
-            raise LineageError(
-                f"{self.path} cannot be written: {getattr(error, 'strerror', None) or error}; "
-                "the lineage is as it was."
-            ) from error
-        self._record, self._chain = record, None
-        self._manifests[number] = manifest
-        for stale in (self.path / "embeddings").iterdir():
-            if stale.name != str(number):
-                shutil.rmtree(stale, ignore_errors=True)
+        with writing(self.path, self._remote):
+            present = unchanged(self.path, self._record, str(self), labels=False)
+            clear_left(self.path, present)
+            manifest = self._write(number, artefact)
+            record = rules.with_version(present, promote=promote)
+            write_record(self.path, record, self._remote)
+            self._record = record
+            self._manifests[number] = manifest
+            kept = {number, *record.labels.values()}
+            for stale in (self.path / "embeddings").iterdir():
+                if stale.name not in map(str, kept):
+                    remove(stale)
+        if self._remote is not None:
+            self._remote.keep_only("embeddings", map(str, kept))
+            self._remote.keep_only("versions", map(str, record.versions))
         shutil.rmtree(self.work, ignore_errors=True)
         return number
 
     def _write(self, number: int, artefact: Artefact) -> Manifest:
         """Both folders of a version, each written beside its place and renamed into it."""
+        old, samples = self._before(), {}
+        dims = [artefact.dim, *([self.manifest(self.newest).dim] if old else [])]
         with beside(self.path / "embeddings" / str(number)) as folder:
             embeddings = {}
             for side, found in artefact.embeddings.items():
-                blocks = found() if callable(found) else [found]
+                samples[side] = Sample(side, *dims)
+                blocks = samples[side].through(found() if callable(found) else [found])
                 write_embeddings(folder / f"{side}.parquet", blocks)
                 embeddings[side] = sha256(folder / f"{side}.parquet")
+        moments = {side: sample.moments() for side, sample in samples.items()}
         with beside(self._folder(number)) as folder:
-            return write_version(folder, f"{self.name}@v{number}", number, artefact, embeddings)
+            name = f"{self.name}@v{number}"
+            forward = forward_map(samples, old)
+            return write_version(folder, name, number, artefact, embeddings, moments, forward)
+
+    def _before(self) -> dict[str, Path]:
+        """Files of the version before; without those there is no map forward, but a new version
+        can be published all the same, which mends what is damaged."""
+        found = {}
+        for side in self.versions[-1].embeddings if self._manifests else ():
+            try:
+                found[side] = self.stored(side)
+            except (DataError, IntegrityError):
+                return {}
+        return found
 
     def _check_fits(self, number: int, artefact: Artefact) -> None:
         if number == 0 and artefact.transform is not None:
             raise ShapeError("Version 0 has no version before it and takes no transform.")
         if number:
-            expected = (self.manifest(number - 1).dim, artefact.dim)
+            expected = (self.manifest(self.newest).dim, artefact.dim)
             found = artefact.transform
             given = None if found is None else (found.old_dim, found.new_dim)
             if given != expected:
@@ -304,45 +286,5 @@ class Lineage:
                     f"Version {number} needs a transform of shape {expected}; {given} was given."
                 )
 
-    def _clear(self, number: int) -> None:
-        """Remove what a killed publication left; nothing of it was ever listed."""
-        self._check_current()
-        shutil.rmtree(self._folder(number), ignore_errors=True)
-        shutil.rmtree(self.path / "embeddings" / str(number), ignore_errors=True)
-        for parent in (self.path / "versions", self.path / "embeddings"):
-            parent.mkdir(exist_ok=True)
-            for left in parent.glob(".*"):
-                shutil.rmtree(left, ignore_errors=True)
-
-    def _check_current(self) -> None:
-        """Raises: LineageError: another process has published since this object was opened."""
-        path = self.path / "lineage.json"
-        on_disk = read_record(path).versions if path.exists() else []
-        if on_disk != self._record.versions:
-            newest = on_disk[-1] if on_disk else "none"
-            raise LineageError(
-                f"{self.path} has changed since it was opened (its newest version is {newest}); "
-                "open it again."
-            )
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        try:
-            with FileLock(self.path / ".lock", timeout=0):
-                yield
-        except Timeout:
-            raise LineageError(
-                f"Another process is publishing to {self.path}; wait for it and try again."
-            ) from None
-
-    def _folder(self, version: int) -> Path:
-        return self.path / "versions" / str(version)
-
-    def _checked(self, version: int, *names: str) -> Path:
-        files = self.manifest(version).files
-        missing = [name for name in names if name not in files]
-        if missing:
-            raise IntegrityError(f"The manifest of version {version} does not list {missing[0]}.")
-        folder = self._folder(version)
-        check_files(folder, {name: files[name] for name in names})
-        return folder
+    def _contents(self, version: int) -> Contents:
+        return Contents(self._folder(version), self.manifest(version), self._check_files)

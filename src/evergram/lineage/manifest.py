@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from evergram.compatibility.kinds import TransformKind
-from evergram.errors import FormatError, IntegrityError, LineageError
-
-FORMAT_VERSION = 2
-READABLE = (1, 2)
+from evergram.errors import IntegrityError
+from evergram.lineage.record import Checked, ChecksumError, Frozen, first_problem
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EncoderRecord(_Frozen):
+class EncoderRecord(Frozen):
     """How to build the encoder that `encoder.safetensors` fills; `kind` is from a closed list."""
 
     kind: Literal["factorization", "two_tower", "graphsage", "lightgcn"]
@@ -31,14 +26,14 @@ class EncoderRecord(_Frozen):
     vocabularies: dict[str, Literal["int64", "string"]]
 
 
-class TransformRecord(_Frozen):
+class TransformRecord(Frozen):
     """How to build the transform that `transform.safetensors` fills; a closed `kind`."""
 
     kind: TransformKind
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
 
 
-class Manifest(_Frozen):
+class Manifest(Checked):
     """`versions/<n>/manifest.json`."""
 
     version: int = Field(ge=0)
@@ -55,23 +50,45 @@ class Manifest(_Frozen):
     files: dict[str, str]
     # Side to SHA-256, of the embeddings that stand while this version is the newest.
     embeddings: dict[str, str]
-
-    @property
-    def fingerprint(self) -> str:
-        return "sha256:" + hashlib.sha256(str((self.dim, self.files)).encode()).hexdigest()
+    # Which space this is: of what makes its vectors what they are. Before format 3 it was not
+    # written, and is computed from the rest, as it is when a version is made.
+    fingerprint: str = ""
 
     @field_validator("transform", mode="before")
     @classmethod
     def _of_format_1(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
+    @model_validator(mode="after")
+    def _identified(self) -> Self:
+        expected = fingerprint_of(self)
+        if self.fingerprint and self.fingerprint != expected:
+            raise ValueError("its fingerprint is not that of what it says")
+        object.__setattr__(self, "fingerprint", expected)
+        return self.checked()
 
-class LineageRecord(_Frozen):
-    """`lineage.json`: the versions that have been published, and nothing else has."""
 
-    format_version: int
-    name: str
-    versions: list[int]
+def fingerprint_of(manifest: Manifest) -> str:
+    """The identity of a version: "sha256:" and 64 hexadecimal digits.
+
+    Over the hashes of the encoder's tensors and vocabularies, how it is built and normalised, the
+    recipe and D; of a version from files, over the hashes of its vectors and D. Not over its
+    number, its name, the time, or the Evergram that made it: the same training has the same one.
+    """
+    said = json.loads(manifest.model_dump_json(include={"encoder", "recipe", "dim", "embeddings"}))
+    encoder = said["encoder"]
+    if encoder is None:
+        identity = {"dim": said["dim"], "embeddings": said["embeddings"]}
+    else:
+        identity = {
+            "dim": said["dim"],
+            "encoder": {name: encoder[name] for name in ("kind", "options", "inputs")},
+            "weights": manifest.files.get("encoder.safetensors"),
+            "vocabularies": manifest.files.get("vocabularies.parquet"),
+            "recipe": said["recipe"],
+        }
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:
@@ -79,38 +96,18 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_record(path: Path) -> LineageRecord:
-    """Raises: LineageError: not a lineage. FormatError: of a later format."""
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        raise LineageError(
-            f"{path.parent} is not a lineage (it has no {path.name}); "
-            "'evergram train RECIPE.toml --lineage DIR' makes one."
-        ) from None
-    except OSError as error:
-        raise LineageError(f"{path} cannot be read: {error.strerror}.") from error
-    try:
-        record = LineageRecord.model_validate_json(text)
-    except ValidationError as error:
-        raise IntegrityError(f"{path} is damaged: {_first(error)}.") from error
-    if record.format_version not in READABLE:
-        raise FormatError(
-            f"{path} has format_version {record.format_version}; this Evergram reads "
-            f"{READABLE[0]} to {READABLE[-1]}, so upgrade Evergram to read it."
-        )
-    return record
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Raises: IntegrityError: it is missing or damaged."""
     path = folder / "manifest.json"
     try:
-        return Manifest.model_validate_json(path.read_text())
+        found = Manifest.of_json(path.read_bytes())
     except OSError as error:
         raise IntegrityError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValidationError as error:
-        raise IntegrityError(f"{path} is damaged: {_first(error)}.") from error
+    except (ValidationError, ChecksumError) as error:
+        raise IntegrityError(f"{path} is damaged: {first_problem(error)}.") from error
+    if "fingerprint" in found.model_fields_set and "check" not in found.model_fields_set:
+        raise IntegrityError(f"{path} is damaged: it has no checksum.")
+    return found
 
 
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
@@ -124,9 +121,3 @@ def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
                 f"{path} is not the file that was published (its SHA-256 differs); "
                 "restore it from a copy of the lineage."
             )
-
-
-def _first(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"]) or "its JSON"
-    return f"{where}: {problem['msg']}"

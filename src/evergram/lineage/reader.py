@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
-from evergram.lineage.filling import local_stores, open_stores
+from evergram.lineage.embedded import Embedded
+from evergram.lineage.filling import canary_stores, local_stores, open_stores
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.metric_search import Field, by_cosine, by_distance, by_inner_product
 from evergram.lineage.ways import Ways
@@ -22,27 +22,7 @@ from evergram.stores.store import Floats, Hits, Store
 Metric = Literal["ip", "l2", "cosine"]
 Version = int | str | None
 
-
-@dataclass(frozen=True)
-class Embedded:
-    """Embeddings in the order they were asked for.
-
-    Args:
-        version: j, the version they are read as.
-        ids: [n], as asked.
-        vectors: float32 [n, D_j]; zeros where an id is not stored.
-        sources: [n], the version that each was computed from; -1 where the id is not stored.
-    """
-
-    version: int
-    ids: pa.Array
-    vectors: Floats
-    sources: npt.NDArray[np.int64]
-
-    @property
-    def missing(self) -> pa.Array:
-        """The ids that are not stored."""
-        return self.ids.filter(pa.array(self.sources < 0))
+__all__ = ["Embedded", "Metric", "Reader", "Version", "check_spaces"]
 
 
 class Reader:
@@ -51,16 +31,26 @@ class Reader:
     Several threads may use one. Every row is answered from the version that it was embedded with,
     so a store that is only partly refreshed gives no wrong vector.
 
+    Args:
+        stores: side to the store of production's embeddings.
+        canaries: side to a store of the newest version's, while that is not production: versions
+            after production are read from it, and nobody else sees it.
     Raises: IntegrityError: a store holds vectors of another lineage.
     """
 
-    def __init__(self, lineage: Lineage, stores: Mapping[str, Store]) -> None:
+    def __init__(
+        self,
+        lineage: Lineage,
+        stores: Mapping[str, Store],
+        canaries: Mapping[str, Store] | None = None,
+    ) -> None:
         if not stores:
             raise LineageError(f"{lineage.path} was opened without a store to read from.")
         self.lineage = lineage
         self._stores = dict(stores)
+        self._canaries = dict(canaries or {})
         self._ways = Ways(lineage)
-        for store in self._stores.values():
+        for store in (*self._stores.values(), *self._canaries.values()):
             check_spaces(lineage, store)
 
     @classmethod
@@ -71,7 +61,8 @@ class Reader:
             stores: side to address, see `stores.opening`.
         """
         found = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
-        return cls(found, local_stores(found) if stores is None else open_stores(found, stores))
+        opened = local_stores(found) if stores is None else open_stores(found, stores)
+        return cls(found, opened, canary_stores(found))
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -91,6 +82,13 @@ class Reader:
             )
         return self._stores[side]
 
+    def _store(self, side: str | None, target: int) -> Store:
+        """Where rows for version `target` are read from."""
+        store = self.store(side)
+        if target <= self.lineage.production:
+            return store
+        return self._canaries.get(self.default_side if side is None else side, store)
+
     def embed(
         self,
         ids: pa.Array | Sequence[int | str],
@@ -105,7 +103,7 @@ class Reader:
             row of an older version, and no way forward.
         """
         target = self.lineage.resolve(version)
-        store = self.store(side)
+        store = self._store(side, target)
         asked = store.as_ids(ids)
         vectors = np.zeros((len(asked), self.lineage.manifest(target).dim), dtype=np.float32)
         sources = np.full(len(asked), -1, dtype=np.int64)
@@ -114,6 +112,9 @@ class Reader:
             read = self._ways.rows(
                 np.ascontiguousarray(rows.vectors[:, :dim]), rows.version, target
             )
+            if rows.ids.equals(asked):
+                # All of them, once and in order, as it is most often.
+                return Embedded(target, asked, read, np.full(len(asked), rows.version))
             places = pc.index_in(asked, value_set=rows.ids)
             mine = places.is_valid().to_numpy(zero_copy_only=False)
             vectors[mine] = read[places.drop_null().to_numpy()]
@@ -144,7 +145,7 @@ class Reader:
         if k < 1:
             raise DataError(f"k is {k}; it must be at least 1.")
         target = self.lineage.resolve(version)
-        store = self.store(side)
+        store = self._store(side, target)
         given = self._queries(queries, target)
         fields = [
             Field(store, self._ways, v, target, self.lineage.manifest(v).dim, rows)
@@ -165,7 +166,7 @@ class Reader:
         return self._ways.rows(self._queries(vectors, start), start, end)
 
     def close(self) -> None:
-        for store in self._stores.values():
+        for store in (*self._stores.values(), *self._canaries.values()):
             store.close()
 
     def _queries(self, given: npt.ArrayLike, version: int) -> Floats:

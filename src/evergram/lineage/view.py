@@ -1,4 +1,4 @@
-"""The newest embeddings, read as a past version."""
+"""Stored embeddings, read as a past version."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from torch import Tensor
 
 from evergram.compatibility.chain import Chain
 from evergram.lineage.artefact import Block
+from evergram.stores.marks import marks
 from evergram.stores.parquet import write_embeddings
 
 
 @dataclass(frozen=True)
 class View:
-    """The newest embeddings, read as a past version: z̃_j = W_k^j z_k.
+    """Stored embeddings, read as a past version: z̃_j = W_k^j z_k.
 
     Args:
         version: j.
-        source: k, the version that is stored.
+        source: k, the version whose embeddings are stored.
         dim: D_j.
+        fingerprint: of version j.
+        computed_from: the fingerprint of version k.
     """
 
     version: int
     source: int
     dim: int
+    fingerprint: str
+    computed_from: str
     _chain: Chain
     _read: Callable[[str], Block]
 
@@ -41,7 +46,10 @@ class View:
         return ids, self.transform(vectors)
 
     def export(self, path: str | Path, side: str, batch: int = 65_536) -> int:
-        """Write `embeddings` as Parquet (columns `id`, `vector`). Returns: rows written."""
+        """Write `embeddings` as Parquet (columns `id`, `vector`), marked with both fingerprints.
+
+        Returns: rows written.
+        """
         ids, vectors = self._read(side)
 
         def blocks() -> Iterator[tuple[pa.Array, Tensor]]:
@@ -51,4 +59,4 @@ class View:
                     self.transform(vectors[start : start + batch]),
                 )
 
-        return write_embeddings(Path(path), blocks())
+        return write_embeddings(Path(path), blocks(), marks(self.fingerprint, self.computed_from))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +21,16 @@ from evergram.stores.embedding_files import (
     Block,
     companion,
 )
+from evergram.stores.marks import marks_beside, read_beside
 from evergram.stores.parquet import vectors_to_arrow, write_embeddings
 
 NPY_HEADER = 128
-SAFETENSORS_HEADER = 512
+SAFETENSORS_HEADER = 1024
 
 
-def write_vectors(path: Path, blocks: Iterable[Block]) -> int:
+def write_vectors(
+    path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None = None
+) -> int:
     """Write ids and float32 vectors in the format that the name's suffix says, in their order.
 
     The file appears whole or not at all. Parquet and Arrow get columns `id` and `vector`. The other
@@ -35,6 +39,8 @@ def write_vectors(path: Path, blocks: Iterable[Block]) -> int:
 
     Args:
         blocks: ids [b] and vectors [b, D].
+        marks: what the file says of itself, see `stores.marks`: in its metadata, of .npy in
+            `NAME.npy.json`, which is removed where there is nothing to say.
     Returns: rows written.
     Raises: DataError: a format that there is not, a folder that cannot be written, nothing to
         write, or an id with a line break in it where ids are lines.
@@ -42,11 +48,12 @@ def write_vectors(path: Path, blocks: Iterable[Block]) -> int:
     check_writable(path)
     suffix = path.suffix.lower()
     if suffix in PARQUET:
-        return write_embeddings(path, blocks)
+        return write_embeddings(path, blocks, marks)
     if suffix in ARROW:
-        return _write_arrow(path, blocks)
-    finish = _npy_header if suffix == ".npy" else _safetensors_header
-    return _write_plain(path, blocks, finish)
+        return _write_arrow(path, blocks, marks)
+    if suffix == ".npy":
+        return _write_plain(path, blocks, _npy_header, marks)
+    return _write_plain(path, blocks, partial(_safetensors_header, marks=marks))
 
 
 def check_writable(path: Path) -> None:
@@ -61,14 +68,15 @@ def check_writable(path: Path) -> None:
         raise DataError(f"{path.parent} is not there; make the folder first.")
 
 
-def _write_arrow(path: Path, blocks: Iterable[Block]) -> int:
+def _write_arrow(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None) -> int:
     opener = pa.ipc.new_stream if path.suffix.lower() == ".arrows" else pa.ipc.new_file
     writer = None
     rows = 0
     with _beside(path) as part:
         try:
             for ids, vectors in blocks:
-                batch = pa.record_batch({"id": ids, "vector": vectors_to_arrow(vectors)})
+                columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
+                batch = pa.record_batch(columns, metadata=marks or None)
                 if writer is None:
                     writer = opener(str(part), batch.schema)
                 writer.write_batch(batch)
@@ -81,11 +89,14 @@ def _write_arrow(path: Path, blocks: Iterable[Block]) -> int:
 
 
 def _write_plain(
-    path: Path, blocks: Iterable[Block], finish: Callable[[IO[bytes], _Ids, int], None]
+    path: Path,
+    blocks: Iterable[Block],
+    finish: Callable[[IO[bytes], _Ids, int], None],
+    beside: Mapping[str, str] | None = None,
 ) -> int:
     """Room for a header, the vectors, and then the header, once it is known what it says."""
-    names = companion(path)
-    with _beside(path) as part, _beside(names) as names_part:
+    names, said = companion(path), marks_beside(path)
+    with _beside(said) as said_part, _beside(path) as part, _beside(names) as names_part:
         with part.open("wb") as file, names_part.open("w", encoding="utf-8", newline="\n") as text:
             ids, dim = _Ids(path, text), 0
             file.write(bytes(NPY_HEADER if finish is _npy_header else SAFETENSORS_HEADER))
@@ -98,6 +109,10 @@ def _write_plain(
         if ids.inside or ids.numbered:
             names_part.unlink()
             names.unlink(missing_ok=True)
+        if finish is _npy_header and read_beside(path):
+            said.unlink()  # What it says is of the vectors that are about to go.
+        if beside:
+            said_part.write_text(json.dumps(dict(beside), indent=2) + "\n", encoding="utf-8")
     return ids.rows
 
 
@@ -139,9 +154,12 @@ def _npy_header(file: IO[bytes], ids: _Ids, dim: int) -> None:
     file.write(start + fields.ljust(NPY_HEADER - 11).encode() + b"\n")
 
 
-def _safetensors_header(file: IO[bytes], ids: _Ids, dim: int) -> None:
+def _safetensors_header(
+    file: IO[bytes], ids: _Ids, dim: int, marks: Mapping[str, str] | None
+) -> None:
     end = 4 * ids.rows * dim
-    tensors = {"vector": {"dtype": "F32", "shape": [ids.rows, dim], "data_offsets": [0, end]}}
+    tensors: dict[str, Any] = {"__metadata__": dict(marks)} if marks else {}
+    tensors["vector"] = {"dtype": "F32", "shape": [ids.rows, dim], "data_offsets": [0, end]}
     if ids.integers is not None and not ids.numbered:
         ids.inside = True
         for values in ids.integers:

@@ -36,7 +36,7 @@ class Pairing:
         if old_ids.type != new_ids.type:
             old_ids, new_ids = old_ids.cast(pa.string()), new_ids.cast(pa.string())
         for file, ids in ((old, old_ids), (new, new_ids)):
-            _refuse_repeats(file, ids)
+            refuse_repeats(file, ids)
         self._old, self._new = old, new
         self._old_leads = old.rows * old.dim > new.rows * new.dim
         lead, other = (old_ids, new_ids) if self._old_leads else (new_ids, old_ids)
@@ -113,7 +113,8 @@ def _in_order_of(file: EmbeddingFile, rows: np.ndarray, size: int) -> Iterator[T
         ) from error
 
 
-def _refuse_repeats(file: EmbeddingFile, ids: pa.Array) -> None:
+def refuse_repeats(file: EmbeddingFile, ids: pa.Array) -> None:
+    """Raises: DataError: an id of a file is there twice."""
     if pc.count_distinct(ids).as_py() < len(ids):
         counts = pc.value_counts(ids)
         twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +20,15 @@ def vectors_to_arrow(vectors: Tensor) -> pa.FixedSizeListArray:
     return pa.FixedSizeListArray.from_arrays(pa.array(flat), vectors.shape[1])
 
 
-def write_embeddings(path: Path, blocks: Iterable[tuple[pa.Array, Tensor]]) -> int:
+def write_embeddings(
+    path: Path,
+    blocks: Iterable[tuple[pa.Array, Tensor]],
+    marks: Mapping[str, str] | None = None,
+) -> int:
     """Write blocks of ids and vectors [b, D]; the file appears whole or not at all.
 
+    Args:
+        marks: metadata of the schema.
     Returns: rows written.
     Raises: DataError: the folder cannot be written.
     """
@@ -31,7 +37,8 @@ def write_embeddings(path: Path, blocks: Iterable[tuple[pa.Array, Tensor]]) -> i
     rows = 0
     try:
         for ids, vectors in blocks:
-            table = pa.table({"id": ids, "vector": vectors_to_arrow(vectors)})
+            columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
+            table = pa.table(columns, metadata=marks or None)
             if writer is None:
                 # Floats do not compress; a dictionary of them only costs time.
                 writer = pq.ParquetWriter(
@@ -69,9 +76,11 @@ def to_block(table: pa.Table, path: Path) -> tuple[pa.Array, Tensor]:
     column = table["vector"]
     if not pa.types.is_fixed_size_list(column.type):
         raise DataError(f"{path}: column 'vector' is {column.type}; a fixed-size list is needed.")
-    dim = column.type.list_size
-    flat = (
-        pa.concat_arrays([c.flatten() for c in column.chunks]) if table.num_rows else pa.array([])
-    )
-    values = flat.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, dim)
-    return table["id"].combine_chunks(), torch.from_numpy(values)
+    return table["id"].combine_chunks(), vectors_from_arrow(column)
+
+
+def vectors_from_arrow(column: pa.ChunkedArray) -> Tensor:
+    """A column of fixed-size lists as float32 [N, D]."""
+    flat = pa.concat_arrays([c.flatten() for c in column.chunks]) if len(column) else pa.array([])
+    values = flat.to_numpy(zero_copy_only=False).astype(np.float32)
+    return torch.from_numpy(values.reshape(-1, column.type.list_size))

@@ -189,6 +189,12 @@ class Store(ABC):
         Raises: DataError: an id twice, or none, or of another type; a value that is not finite;
             a version without a space. ShapeError: another dim.
         """
+        rows = self.checked(rows)
+        if len(rows):
+            self._write(rows, row_checks(rows))
+
+    def checked(self, rows: Rows) -> Rows:
+        """Rows as they may be written. Raises: as `upsert`."""
         space = self.spaces().get(rows.version)
         if space is None:
             raise DataError(
@@ -206,8 +212,7 @@ class Store(ABC):
         bad = np.flatnonzero(~np.isfinite(rows.vectors).all(axis=1))
         if len(bad):
             raise DataError(f"The vector of id {rows.ids[bad[0]]} is not finite.")
-        if len(rows):
-            self._write(rows, row_checks(rows))
+        return rows
 
     def load(self, space: Space, blocks: Iterable[Rows]) -> int:
         """Write all rows of a version, block after block. Returns: how many.
@@ -232,6 +237,8 @@ class Store(ABC):
         for rows, checks in found:
             self._verify(rows, checks)
         parts = [rows for rows, _ in found]
+        if len(parts) == 1:
+            return parts
         keys = _joined([rows.ids for rows in parts], self.id_type)
         return parts if len(pc.unique(keys)) == len(keys) else _latest(parts, self.id_type)
 
@@ -287,6 +294,8 @@ class Store(ABC):
         wanted = self.id_type
         try:
             given = ids if isinstance(ids, pa.Array) else pa.array(ids)
+            if given.type == wanted and not given.null_count:
+                return given
             if pa.types.is_null(given.type) and not len(given):
                 given = given.cast(wanted)
             text = pa.types.is_string(given.type) or pa.types.is_large_string(given.type)

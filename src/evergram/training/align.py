@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from evergram.compatibility.closed_form import KINDS, ClosedForm, fit_closed_for
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError, LineageError
 from evergram.evaluation.mapping import Pairs, mapping_readings
-from evergram.lineage.artefact import Artefact
+from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
 from evergram.stores.embedding_files import EmbeddingFile, open_embeddings
 from evergram.stores.pairing import Pairing
@@ -29,6 +30,7 @@ from evergram.training.pair_groups import (
     refuse_few,
     sampled_rows,
 )
+from evergram.training.probes import refuse_broken, with_probes
 from evergram.training.progress import Progress
 
 QUIET = Progress(quiet=True)
@@ -89,7 +91,9 @@ def align(
     lineage: Lineage,
     settings: Settings = Settings(),
     *,
+    promote: bool = True,
     progress: Progress = QUIET,
+    strict_probes: bool = False,
 ) -> dict[str, Any]:
     """Publish `new` as the next version of `lineage`, with its way back to `old`.
 
@@ -98,11 +102,16 @@ def align(
 
     Args:
         old: a file, or the number of the newest version, whose stored vectors are then read.
+        promote: as for `Lineage.publish`.
+        strict_probes: publish only if no consumer's probe is past its limit.
     Returns: JSON of what the mapping keeps on held-out objects, as docs/align.md says.
     Raises: DataError: the files have too few objects in common, or cannot be used. LineageError:
-        the lineage is not one of files, or its newest vectors are others.
+        the lineage is not one of files, or its newest vectors are others; or a file carries the
+        fingerprint of another version. DegradationError: a probe is past its limit; nothing is
+        then published.
     """
     first = not lineage.versions
+    _refuse_known(new, lineage)
     before = _past_file(old, lineage)
     if not first and not isinstance(old, int):
         _check_same(before, lineage)
@@ -157,34 +166,49 @@ def align(
     ids = pairing.ids.take(pa.array(kept.numpy())).cast(pa.string())
     recipe = {"align": {**asdict(settings), "old": str(before.path), "new": str(new.path)}}
     if first:
-        lineage.publish(
-            Artefact(
-                dim=before.dim,
-                embeddings={SIDE: lambda: before.blocks()},
-                transform=None,
-                metrics={"version": 0, "dim": before.dim, "metrics": {"model": {}}},
-                recipe=recipe,
-                canaries={SIDE: (ids, canaries.old)},
-            )
-        )
-    number = lineage.newest + 1
+        lineage.publish(first_version(before, (ids, canaries.old), recipe))
+    number = lineage.following
     chain = lineage.chain.extended(fitted.transform)
     errors = {**lineage.errors, number: error}
-    certificates = {j: certify(chain, errors, number, j) for j in range(number)}
+    certificates = {j: certify(chain, errors, number, j) for j in lineage.readable}
     report["certificate"] = {str(j): asdict(c) for j, c in certificates.items() if c is not None}
     facts = {"version": number, "dim": new.dim, "metrics": {"model": {}}, "alignment": report}
-    lineage.publish(
-        Artefact(
-            dim=new.dim,
-            embeddings={SIDE: lambda: new.blocks()},
-            transform=fitted.transform,
-            metrics=facts,
-            recipe=recipe,
-            canaries={SIDE: (ids, canaries.new)},
-            error=error,
-        )
+    artefact = Artefact(
+        dim=new.dim,
+        embeddings={SIDE: lambda: new.blocks()},
+        transform=fitted.transform,
+        metrics=facts,
+        recipe=recipe,
+        canaries={SIDE: (ids, canaries.new)},
+        error=error,
     )
-    return facts
+    artefact, readings = with_probes(artefact, lineage)
+    if strict_probes:
+        refuse_broken(readings)
+    lineage.publish(artefact, promote=promote)
+    return dict(artefact.metrics)
+
+
+def first_version(file: EmbeddingFile, canaries: Block, recipe: Mapping[str, Any]) -> Artefact:
+    """Version 0 of a lineage of files."""
+    return Artefact(
+        dim=file.dim,
+        embeddings={SIDE: lambda: file.blocks()},
+        transform=None,
+        metrics={"version": 0, "dim": file.dim, "metrics": {"model": {}}},
+        recipe=recipe,
+        canaries={SIDE: canaries},
+    )
+
+
+def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
+    """Raises: LineageError: the new vectors say that they are of a version there is already."""
+    known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
+    if known is not None:
+        raise LineageError(
+            f"{new.path} holds vectors of version {known} of {lineage}, as its fingerprint "
+            "says, and cannot be a new version; give the new model's vectors."
+        )
 
 
 def _past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
@@ -193,7 +217,7 @@ def _past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
     if not lineage.versions or old != lineage.newest:
         has = f"its newest is {lineage.newest}" if lineage.versions else "it has none yet"
         raise LineageError(
-            f"The vectors of version {old} are not stored in {lineage.path} ({has}); give the "
+            f"The vectors of version {old} are not stored in {lineage} ({has}); give the "
             "newest version's number, or the file of its vectors."
         )
     return open_embeddings(_stored(lineage))
@@ -204,7 +228,7 @@ def _stored(lineage: Lineage) -> Path:
     sides = list(lineage.manifest(lineage.newest).embeddings)
     if sides != [SIDE]:
         raise LineageError(
-            f"{lineage.path} has the sides {' and '.join(sides)}, of a model that was trained; "
+            f"{lineage} has the sides {' and '.join(sides)}, of a model that was trained; "
             "a file of vectors can follow another file only. Choose another folder."
         )
     return lineage.stored(SIDE)
@@ -212,8 +236,9 @@ def _stored(lineage: Lineage) -> Path:
 
 def _check_same(old: EmbeddingFile, lineage: Lineage) -> None:
     """Raises: LineageError: the newest version's vectors are not those of `old`."""
+    lineage.refuse_other(old.fingerprint, lineage.newest, str(old.path))
     stored = open_embeddings(_stored(lineage))
-    what = f"{old.path} is not what version {lineage.newest} of {lineage.path} is"
+    what = f"{old.path} is not what version {lineage.newest} of {lineage} is"
     advice = f"give {lineage.newest} in its place to go on from the stored vectors"
     if stored.dim != old.dim:
         raise LineageError(f"{what}: its dim is {old.dim}, not {stored.dim}; {advice}.")
@@ -229,7 +254,7 @@ def _check_same(old: EmbeddingFile, lineage: Lineage) -> None:
 
 def _metric(lineage: Lineage) -> Tensor | None:
     """S of the versions that are there; None where it is I, or a step is not affine."""
-    chain = lineage.chain
+    chain = lineage.history
     if not chain.newest or not chain.is_affine(chain.newest, 0):
         return None
     steps = [chain.matrix(n, n - 1) for n in range(1, chain.newest + 1)]

@@ -14,11 +14,7 @@ from evergram.data.corpus import Corpus, Vocabulary, plain, to_tensor
 from evergram.data.sampling import EntitySampler, ExampleSampler, measure
 from evergram.data.tables import read_table
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.factorization import Factorization
-from evergram.encoders.features import SIDES, Schema
-from evergram.encoders.graphsage import GraphSage
-from evergram.encoders.lightgcn import LightGCN
-from evergram.encoders.two_tower import TwoTower
+from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.exact import ExactGramian
@@ -34,25 +30,8 @@ from evergram.training.recipe import GramianRecipe, Recipe, TaskRecipe
 from evergram.training.row_adagrad import RowAdagrad
 
 
-def build_encoder(
-    kind: str, options: Mapping[str, Any], schema: Schema, generator: torch.Generator
-) -> Encoder:
-    """An encoder by its closed `kind`. Raises: RecipeError: there is none of that kind."""
-    if kind == "factorization":
-        return Factorization(schema, **options, generator=generator)
-    if kind == "two_tower":
-        return TwoTower(schema, **options, generator=generator)
-    if kind == "graphsage":
-        return GraphSage(schema, **options, generator=generator)
-    if kind == "lightgcn":
-        return LightGCN(schema, **options, generator=generator)
-    raise RecipeError(
-        f"The encoder {kind!r} is none of factorization, two_tower, graphsage and lightgcn."
-    )
-
-
 def encoder_options(recipe: Recipe, version: int) -> dict[str, Any]:
-    """What `build_encoder` takes, as JSON."""
+    """What `encoders.building.build_encoder` takes, as JSON."""
     model = recipe.model
     options: dict[str, Any] = {"dim": model.dim_of(version), "scale": model.scale}
     if model.normalize:

@@ -14,12 +14,12 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Side, Vocabulary
 from evergram.data.split import Split
+from evergram.encoders.building import restore_encoder
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES, Schema
-from evergram.errors import IntegrityError
+from evergram.encoders.features import SIDES
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
 from evergram.lineage.lineage import Lineage
-from evergram.training.build import build_encoder, encoder_options
+from evergram.training.build import encoder_options
 from evergram.training.loop import Trained
 from evergram.training.recipe import Recipe
 
@@ -33,15 +33,9 @@ def load_encoder(lineage: Lineage, version: int) -> Encoder:
     Raises: UnknownVersionError. IntegrityError: its files do not fit together.
     """
     record, state, vocabularies = lineage.encoder_parts(version)
-    schema = Schema(vocabularies, record.inputs)
-    encoder = build_encoder(record.kind, record.options, schema, torch.Generator())
-    try:
-        encoder.load_state_dict(state)
-    except RuntimeError as error:
-        raise IntegrityError(
-            f"The encoder of version {version} does not fit its manifest: {error}"
-        ) from error
-    return encoder.eval()
+    return restore_encoder(
+        record.kind, record.options, record.inputs, state, vocabularies, f"version {version}"
+    )
 
 
 def make_artefact(

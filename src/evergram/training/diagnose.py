@@ -117,7 +117,8 @@ def diagnose(
     histograms = score_histograms(vectors["query"], vectors["candidate"], pairs, seed=recipe.seed)
     past = None
     if recipe.prior.kind == "version" and version:
-        past = load_encoder(lineage, version - 1).embed_all(training)
+        before = max(m.version for m in lineage.versions if m.version < version)
+        past = load_encoder(lineage, before).embed_all(training)
     chosen = pick_device(device)
     step, sampler, draws = prepare(recipe, training, version, chosen, past=past)
     if not step.objective.wants_moments:

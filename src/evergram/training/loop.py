@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch, Draw, EntitySampler, ExampleSampler
 from evergram.data.split import Pairs, Split
+from evergram.encoders.building import build_encoder
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import TrainingError
 from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
 from evergram.tasks.objective import Objective
 from evergram.training.build import (
-    build_encoder,
     build_estimator,
     build_independent,
     build_optimizers,

@@ -9,6 +9,7 @@ from evergram.errors import ShapeError
 from evergram.lineage.lineage import Lineage
 from evergram.stores.embedding_files import Block, EmbeddingFile
 from evergram.stores.embedding_writers import check_writable, write_vectors
+from evergram.stores.marks import marks
 from evergram.stores.reading_ahead import ahead
 from evergram.training.progress import Progress
 
@@ -18,10 +19,10 @@ QUIET = Progress(quiet=True)
 def transform_file(
     file: EmbeddingFile,
     lineage: Lineage,
-    target: int,
+    target: int | str,
     out: Path,
     *,
-    source: int | None = None,
+    source: int | str | None = None,
     progress: Progress = QUIET,
 ) -> int:
     """Write `file`, vectors of version `source` (default: the newest), as version `target`.
@@ -29,28 +30,32 @@ def transform_file(
     Reading, multiplying and writing go on at once, a few blocks at a time: memory does not grow
     with the file. Ids and their order stay.
 
-    Returns: rows written.
-    Raises: ShapeError: the file's dim is not that version's. UnknownVersionError. DataError: a
-        vector cannot be used, or `out` cannot be written.
+    Returns: rows written. The file says by its fingerprints what it is and comes from.
+    Raises: ShapeError: the file's dim is not that version's. LineageError: the file says by its
+        fingerprint that it is another version's. UnknownVersionError. DataError: a vector cannot be
+        used, or `out` cannot be written.
     """
-    version = lineage.newest if source is None else source
+    version = lineage.newest if source is None else lineage.resolve(source)
+    wanted = lineage.resolve(target)
     chain = lineage.chain
+    lineage.refuse_other(file.fingerprint, version, str(file.path))
     if chain.dim(version) != file.dim:
         raise ShapeError(
-            f"{file.path} has dim {file.dim}; version {version} of {lineage.path} has dim "
+            f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "
             f"{chain.dim(version)}. Name the version that these vectors are of with --from."
         )
-    chain.is_affine(version, target)  # refuses a version that there is not
+    chain.is_affine(version, wanted)  # refuses a version that there is not
     check_writable(out)
-    with progress.task(f"as version {target}", file.rows) as bar:
+    with progress.task(f"as version {wanted}", file.rows) as bar:
 
         def rewritten() -> Iterator[Block]:
             for ids, vectors in ahead(file.blocks()):
-                yield ids, chain.apply(vectors, version, target)
+                yield ids, chain.apply(vectors, version, wanted)
 
         def counted() -> Iterator[Block]:
             for ids, vectors in ahead(rewritten()):
                 yield ids, vectors
                 bar.advance(len(ids), len(ids))
 
-        return write_vectors(out, counted())
+        said = (lineage.manifest(n).fingerprint for n in (wanted, version))
+        return write_vectors(out, counted(), marks(*said))

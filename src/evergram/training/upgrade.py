@@ -95,7 +95,7 @@ def upgrade(
     Source: [BC] Eq. (3), (10), Table 1.
     """
     past_version = lineage.newest
-    version = past_version + 1
+    version = lineage.following
     corpus = load_corpus(recipe) if corpus is None else corpus
     split = split_for(recipe, corpus, version)
     chosen = pick_device(device)
@@ -110,7 +110,7 @@ def upgrade(
         # Fine-tuning cannot change the architecture.
         recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
     new_dim = before.dim if settings.start == "frozen" else recipe.model.dim_of(version)
-    back = WayBack(recipe, lineage.chain, before, split.training, version, new_dim)
+    back = WayBack(recipe, lineage.history, before, split.training, version, new_dim)
     joint = back.joint()
     title = f"version {version}"
     common: dict[str, Any] = {"past": back.past, "folder": folder}
@@ -149,11 +149,11 @@ def upgrade(
         str(j): reading_report(
             recipe, split, new, longer, j, load_encoder(lineage, j), settings.held_out
         )
-        for j in (range(version) if readings else ())
+        for j in (lineage.readable if readings else ())
     }
     report["certificate"] = {
         str(j): asdict(found)
-        for j in range(version)
+        for j in lineage.readable
         if (found := certify(longer, errors, version, j)) is not None
     }
     options = None

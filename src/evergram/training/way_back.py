@@ -30,7 +30,7 @@ class WayBack:
 
     Args:
         recipe: `upgrade` says how.
-        chain: of versions 0 to k-1.
+        chain: of versions 0 to k-1, without withdrawn ones.
         before: M_{k-1}; it is not changed.
         corpus: what version k learns from.
         version: k.

@@ -1,0 +1,146 @@
+"""`lineage.json`: which versions there are, what they are called, and which are no more."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from evergram.errors import FormatError, IntegrityError, LineageError
+
+FORMAT_VERSION = 3
+READABLE = (1, 2, 3)
+
+
+class Frozen(BaseModel):
+    """What is read from a lineage's JSON: nothing is left out silently, nothing changed later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ChecksumError(ValueError):
+    """JSON that is not what was written; its reader says which file that is."""
+
+
+class Checked(Frozen):
+    """What holds the SHA-256 of the rest of itself, from format 3 on: a label that a flipped bit
+    has moved would otherwise give out vectors of another version."""
+
+    check: str = ""
+
+    @classmethod
+    def of_json(cls, text: str | bytes) -> Self:
+        """What was read is compared as it is written there, so that a field of a later Evergram,
+        which the file does not have, changes nothing.
+
+        Raises: ValidationError, ChecksumError: it is not what was written.
+        """
+        found = cls.model_validate_json(text)
+        if "check" in found.model_fields_set:
+            written = json.loads(text)
+            if written.pop("check") != _digest(written):
+                raise ChecksumError("its checksum is not that of what it says")
+        return found
+
+    def checked(self) -> Self:
+        """With the checksum of what will be written."""
+        object.__setattr__(
+            self, "check", _digest(json.loads(self.model_dump_json(exclude={"check"})))
+        )
+        return self
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+class Withdrawal(Frozen):
+    """What stays of a version that was taken back."""
+
+    fingerprint: str
+    reason: str
+    when: str
+
+
+class LineageRecord(Checked):
+    """`lineage.json`.
+
+    Args:
+        versions: that are published and not withdrawn, ascending; retired ones are among them.
+        labels: name to version.
+        withdrawn: by number; the number is never used again.
+        retired: versions that are no longer read, but that the chain leads through.
+    """
+
+    format_version: int
+    name: str
+    versions: list[int]
+    labels: dict[str, int] = {}
+    withdrawn: dict[int, Withdrawal] = {}
+    retired: list[int] = []
+
+    @property
+    def following(self) -> int:
+        """The number of the next version."""
+        return len(self.versions) + len(self.withdrawn)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        numbers = [*self.versions, *self.withdrawn]
+        if self.versions != sorted(self.versions) or sorted(numbers) != list(range(len(numbers))):
+            raise ValueError("its versions are not numbered one after the other")
+        if not set(self.labels.values()) | set(self.retired) <= set(self.versions):
+            raise ValueError("it names a version that there is not")
+        return self.checked()
+
+
+def read_record(path: Path) -> LineageRecord:
+    """Raises: as `parse_record`."""
+    try:
+        text = path.read_bytes() if path.exists() else None
+    except OSError as error:
+        raise LineageError(f"{path} cannot be read: {error.strerror}.") from error
+    return parse_record(text, str(path.parent))
+
+
+def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
+    """The record of the lineage at `where`, from its text; None where there is no file of it.
+
+    Raises: LineageError: not a lineage. FormatError: of a later format.
+    """
+    path = f"{where}/lineage.json"
+    if text is None:
+        raise LineageError(
+            f"{where} is not a lineage (it has no lineage.json); "
+            "'evergram train RECIPE.toml --lineage DIR' makes one."
+        )
+    try:
+        # Of a later format nothing but its number can be counted on.
+        found = _Format.model_validate_json(text)
+        if found.format_version not in READABLE:
+            raise FormatError(
+                f"{path} has format_version {found.format_version}; this Evergram reads "
+                f"{READABLE[0]} to {READABLE[-1]}, so upgrade Evergram to read it."
+            )
+        record = LineageRecord.of_json(text)
+    except (ValidationError, ChecksumError) as error:
+        raise IntegrityError(f"{path} is damaged: {first_problem(error)}.") from error
+    if record.format_version >= 3 and not record.model_fields_set & {"check"}:
+        raise IntegrityError(f"{path} is damaged: it has no checksum.")
+    return record
+
+
+class _Format(BaseModel):
+    format_version: int
+
+
+def first_problem(error: ValidationError | ChecksumError) -> str:
+    """Where JSON is not what it should be, and why."""
+    if isinstance(error, ChecksumError):
+        return str(error)
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"]) or "its JSON"
+    return f"{where}: {problem['msg']}"

@@ -1,0 +1,202 @@
+"""The application: routes, and what holds for all of them."""
+
+# No postponed annotations here: FastAPI reads them.
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version as release
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from starlette.responses import JSONResponse
+
+from evergram.errors import EvergramError
+from evergram.serving import dashboard, listings, operations
+from evergram.serving.dashboard_facts import DashboardData
+from evergram.serving.handling import Front
+from evergram.serving.openapi import describe, errors, vectors
+from evergram.serving.refusals import RefusedError, say
+from evergram.serving.schemas import (
+    ConsumersAnswer,
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    Health,
+    ModelAnswer,
+    ModelsAnswer,
+    Ready,
+    SearchAnswer,
+    SearchRequest,
+    TransformAnswer,
+    TransformRequest,
+    VersionsAnswer,
+)
+from evergram.serving.service import Service
+from evergram.serving.settings import Settings
+
+_TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
+}
+
+
+def create_app(service: Service, settings: Settings | None = None) -> FastAPI:
+    """The service as an ASGI application. It closes the service when it is shut down.
+
+    Raises: ServiceError: others can reach it, and it has no tokens.
+    """
+    settings = Settings() if settings is None else settings
+    with service.entered() as state:
+        settings.check(state.tokens)
+    front = Front(service, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        watching = asyncio.create_task(front.watch())
+        yield
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        await asyncio.to_thread(front.close)
+
+    app = FastAPI(
+        title="Evergram",
+        summary="Embeddings at the version that each consumer was built on.",
+        version=release("evergram"),
+        lifespan=lifespan,
+        # These pages load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.front = front
+    _vector_routes(app, front)
+    _listing_routes(app, front)
+    _health_routes(app, front)
+    _dashboard(app, front)
+    _refusals(app)
+    describe(app, settings)
+    return app
+
+
+def _vector_routes(app: FastAPI, front: Front) -> None:
+    @app.post(
+        "/v1/embeddings",
+        summary="Embeddings of ids, or of features",
+        **vectors(EmbeddingsRequest, EmbeddingsAnswer, "id"),
+    )
+    async def embeddings(request: Request) -> Response:
+        return await front.answer(request, "/v1/embeddings", operations.embeddings)
+
+    @app.post(
+        "/v1/search",
+        summary="The nearest stored objects",
+        **vectors(SearchRequest, SearchAnswer, "vector"),
+    )
+    async def search(request: Request) -> Response:
+        return await front.answer(request, "/v1/search", operations.search)
+
+    @app.post(
+        "/v1/transform",
+        summary="Vectors of one version as another reads them",
+        **vectors(TransformRequest, TransformAnswer, "vector"),
+    )
+    async def transform(request: Request) -> Response:
+        return await front.answer(request, "/v1/transform", operations.transform)
+
+
+def _listing_routes(app: FastAPI, front: Front) -> None:
+    refused = errors(401, 403, 500, 503, 504)
+
+    @app.get(
+        "/v1/versions",
+        summary="Versions that may be read",
+        responses={200: {"model": VersionsAnswer}, **refused},
+    )
+    async def versions(request: Request) -> Response:
+        return await front.list(request, "/v1/versions", listings.versions)
+
+    @app.get(
+        "/v1/consumers",
+        summary="Who is pinned to which version",
+        responses={200: {"model": ConsumersAnswer}, **refused},
+    )
+    async def consumers(request: Request) -> Response:
+        return await front.list(request, "/v1/consumers", listings.consumers)
+
+    @app.get(
+        "/v1/models",
+        summary="Versions and labels, as OpenAI lists models",
+        responses={200: {"model": ModelsAnswer}, **refused},
+    )
+    async def models(request: Request) -> Response:
+        return await front.list(request, "/v1/models", listings.models)
+
+    @app.get(
+        "/v1/models/{model}",
+        summary="One of them",
+        responses={200: {"model": ModelAnswer}, **errors(404), **refused},
+    )
+    async def model(request: Request, model: str) -> Response:
+        return await front.list(
+            request, "/v1/models/{model}", lambda s, a: listings.model(s, a, model)
+        )
+
+
+def _health_routes(app: FastAPI, front: Front) -> None:
+    service = front.service
+
+    @app.get("/healthz", summary="Whether the process lives")
+    async def healthz() -> Health:
+        return Health(status="ok")
+
+    @app.get(
+        "/readyz",
+        summary="Whether requests are answered",
+        responses={200: {"model": Ready}, 503: {"model": Ready}},
+    )
+    async def readyz() -> Response:
+        ready = service.store_problem is None
+        found = Ready(
+            ready=ready,
+            version=service.production,
+            problem=service.store_problem or service.problem,
+        )
+        return JSONResponse(found.model_dump(), 200 if ready else 503)
+
+    @app.get(
+        "/metrics",
+        summary="For Prometheus",
+        response_class=Response,
+        responses={**_TEXT, **errors(401, 403)},
+    )
+    async def metrics(request: Request) -> Response:
+        return front.metrics_page(request)
+
+
+def _dashboard(app: FastAPI, front: Front) -> None:
+    async def shown(request: Request) -> DashboardData:
+        return await front.dashboard(request)
+
+    app.include_router(dashboard.router(shown), responses=errors(401, 403, 500, 503))
+
+
+def _refusals(app: FastAPI) -> None:
+    """What Starlette refuses by itself has the same form."""
+
+    async def refused(_: Request, error: Any) -> Response:
+        sentences = {
+            404: "There is no such page; /openapi.json describes those that there are.",
+            405: "This page does not take that method; /openapi.json says which it takes.",
+        }
+        sentence = sentences.get(error.status_code, str(error.detail))
+        said = say(RefusedError(error.status_code, "http", sentence))
+        headers = {**said.headers, **(error.headers or {})}
+        return Response(said.body, said.status, headers, operations.JSON)
+
+    async def failed(_: Request, error: Exception) -> Response:
+        said = say(error)
+        return Response(said.body, said.status, said.headers, operations.JSON)
+
+    app.add_exception_handler(HTTPException, refused)
+    for status in (404, 405):
+        app.add_exception_handler(status, refused)
+    app.add_exception_handler(EvergramError, failed)
+    app.add_exception_handler(Exception, failed)

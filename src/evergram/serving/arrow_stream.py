@@ -1,0 +1,183 @@
+"""Rows of ids and vectors as an Arrow stream; what comes from outside is trusted in nothing."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.errors import DataError
+from evergram.stores.store import Floats, Hits
+
+MEDIA = "application/vnd.apache.arrow.stream"
+REQUEST = b"evergram.request"
+FINGERPRINT = b"evergram.fingerprint"
+
+
+def read_stream(body: bytes, column: str, limit: int) -> tuple[pa.ChunkedArray, dict[str, Any]]:
+    """The one column that a request has, and what its metadata asks for.
+
+    Compressed batches are refused: a few bytes of them may be any number of rows.
+
+    Args:
+        column: "id" or "vector".
+        limit: rows that there may be.
+    Returns: the column; the JSON under `evergram.request`, and `evergram.fingerprint` as
+        "fingerprint" where there is one.
+    Raises: DataError: it is not such a stream.
+    """
+    try:
+        messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
+        schema = pa.ipc.read_schema(messages.read_next_message())
+        _check_schema(schema, column)
+        asked = _asked(schema.metadata or {})
+        batches, rows = [], 0
+        for message in _each(messages):
+            if message.type != "record batch":
+                raise DataError(f"The Arrow stream holds a {message.type}; send record batches.")
+            if _is_compressed(message.metadata.to_pybytes()):
+                raise DataError("The Arrow stream is compressed; send it without compression.")
+            batch = pa.ipc.read_record_batch(message, schema)
+            rows += batch.num_rows
+            if rows > limit:
+                raise DataError(f"The Arrow stream has more than {limit} rows; send fewer.")
+            batch.validate(full=True)
+            batches.append(batch)
+    except (pa.ArrowException, OSError, ValueError, struct.error, StopIteration) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError("The body is not an Arrow stream that can be read.") from error
+    table = pa.Table.from_batches(batches, schema)
+    found = table[column]
+    if found.null_count:
+        raise DataError(f"The column {column!r} has a null in row {_first_null(found)}.")
+    return found, asked
+
+
+def vectors_of(column: pa.ChunkedArray) -> Floats:
+    """[n, D] of a column of lists. Raises: DataError: they are not of one length."""
+    rows = column.combine_chunks()
+    if isinstance(rows, pa.ChunkedArray):
+        rows = rows.combine_chunks()
+    flat = pc.list_flatten(rows)
+    if flat.null_count:
+        raise DataError("A vector has a null in it.")
+    lengths = pc.unique(pc.list_value_length(rows)).to_pylist()
+    if len(lengths) > 1:
+        raise DataError("The vectors are not all of one length.")
+    found: Floats = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float32)
+    return found.reshape(len(rows), lengths[0] if lengths else 0)
+
+
+def write_stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> bytes:
+    """Columns as one batch, under a schema with this metadata."""
+    batch = pa.record_batch(list(columns.values()), names=list(columns))
+    schema = batch.schema.with_metadata(dict(metadata))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(batch.replace_schema_metadata(dict(metadata)))
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+def vector_column(vectors: Floats) -> pa.Array:
+    """[n, D] as a fixed-size list of float32."""
+    flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).ravel())
+    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+
+
+def hit_columns(found: Sequence[Hits], id_type: pa.DataType) -> dict[str, pa.Array]:
+    """One row a hit: which query, id, score, and what the row was computed from."""
+    lengths = [len(hits) for hits in found]
+    parts = [hits.ids.cast(id_type) for hits in found] or [pa.array([], id_type)]
+    return {
+        "query": pa.array(np.repeat(np.arange(len(found), dtype=np.int32), lengths)),
+        "id": pa.concat_arrays(parts),
+        "score": pa.array(_joined([hits.scores for hits in found], np.float32)),
+        "computed_from": pa.array(_joined([hits.versions for hits in found], np.int64)),
+    }
+
+
+def _joined(parts: list[Any], kind: type) -> Any:
+    return np.concatenate(parts) if parts else np.zeros(0, kind)
+
+
+def _each(messages: Any) -> Any:
+    while True:
+        try:
+            message = messages.read_next_message()
+        except StopIteration:
+            return
+        if message is None:
+            return
+        yield message
+
+
+def _check_schema(schema: pa.Schema, column: str) -> None:
+    if schema.names != [column]:
+        has = ", ".join(schema.names) or "none"
+        raise DataError(f"The Arrow stream has the columns {has}; it takes one, {column!r}.")
+    kind = schema.field(column).type
+    if column == "id":
+        fits = any(
+            test(kind)
+            for test in (
+                pa.types.is_int64,
+                pa.types.is_int32,
+                pa.types.is_string,
+                pa.types.is_large_string,
+                pa.types.is_null,
+            )
+        )
+        wanted = "int64 or string"
+    else:
+        is_list = (
+            pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        ) or pa.types.is_fixed_size_list(kind)
+        fits = is_list and pa.types.is_floating(kind.value_type)
+        wanted = "lists of float32"
+    if not fits:
+        raise DataError(f"The column {column!r} is {kind}; it must be {wanted}.")
+
+
+def _asked(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+    try:
+        found = json.loads(metadata.get(REQUEST, b"{}"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise DataError("The schema's metadata 'evergram.request' is not a JSON object.")
+    if FINGERPRINT in metadata:
+        found["fingerprint"] = metadata[FINGERPRINT].decode(errors="replace")
+    return found
+
+
+def _first_null(column: pa.ChunkedArray) -> int:
+    return int(pc.index(pc.is_null(column), True).as_py()) + 1
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Whether the flatbuffer of a record batch has the field `compression`.
+
+    Source: Arrow's `Message.fbs`: Message.header is its third field, RecordBatch.compression the
+    fourth.
+    """
+    header = _field(metadata, struct.unpack_from("<I", metadata, 0)[0], 2)
+    if header is None:
+        return False
+    return _field(metadata, header + struct.unpack_from("<I", metadata, header)[0], 3) is not None
+
+
+def _field(metadata: bytes, table: int, number: int) -> int | None:
+    """Where a field of a flatbuffer's table is; None where it is left out."""
+    entries = table - struct.unpack_from("<i", metadata, table)[0]
+    at = 4 + 2 * number
+    if at >= struct.unpack_from("<H", metadata, entries)[0]:
+        return None
+    offset: int = struct.unpack_from("<H", metadata, entries + at)[0]
+    return table + offset if offset else None

@@ -1,0 +1,119 @@
+"""Who asks, and which versions they may read."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from typing import Protocol
+
+from evergram.errors import LineageError, UnknownVersionError
+from evergram.lineage.consumers import Consumers
+from evergram.serving.refusals import RefusedError
+from evergram.serving.settings import Settings
+
+
+class Versions(Protocol):
+    """What is asked of a lineage here."""
+
+    @property
+    def readable(self) -> list[int]: ...
+
+    @property
+    def labels(self) -> dict[str, int]: ...
+
+    def resolve(self, what: int | str | None) -> int: ...
+
+
+@dataclass(frozen=True)
+class Access:
+    """What one request may do.
+
+    Args:
+        name: of the consumer; "admin", or "" where no token is needed.
+        default: what is read where no version is named; None is production.
+        allowed: versions and labels that may be read; None is all.
+    """
+
+    name: str
+    default: str | None = None
+    allowed: tuple[str, ...] | None = None
+
+    @property
+    def admin(self) -> bool:
+        return self.allowed is None
+
+    def readable(self, lineage: Versions) -> set[int]:
+        """The versions that it may read now. A label that has moved has moved here too."""
+        if self.allowed is None:
+            return set(lineage.readable)
+        found = set()
+        for what in self.allowed:
+            try:
+                found.add(lineage.resolve(what))
+            except LineageError:  # a label that is no more, a version that was retired
+                continue
+        return found
+
+    def version(self, lineage: Versions, what: int | str | None) -> int:
+        """The number of what is asked for; the default where that is None.
+
+        Raises: UnknownVersionError: there is none. RefusedError: it may not be read.
+        """
+        if self.allowed is None:
+            return lineage.resolve(what)
+        mine = self.readable(lineage)
+        asked = self.default if what is None else what
+        try:
+            number = lineage.resolve(asked)
+        except LineageError:
+            raise UnknownVersionError(
+                f"There is no version {asked!r}; this token may read {_listed(mine)}."
+            ) from None
+        if number not in mine:
+            raise RefusedError(
+                403,
+                "forbidden_version",
+                f"This token may not read version {asked!r}; it may read {_listed(mine)}. "
+                "'evergram consumer-pin' moves it to another.",
+            )
+        return number
+
+    def require_admin(self, what: str) -> None:
+        """Raises: RefusedError: a consumer's token."""
+        if not self.admin:
+            raise RefusedError(
+                403, "forbidden", f"{what} is for the administrator; ask with that token."
+            )
+
+
+def authenticate(settings: Settings, roll: Consumers, tokens: bool, header: str | None) -> Access:
+    """Who sent the header `Authorization`.
+
+    Args:
+        tokens: whether a consumer has one.
+    Raises: RefusedError: a token is needed, or this one is not known.
+    """
+    if settings.is_open(tokens):
+        return Access("")
+    scheme, _, token = (header or "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise RefusedError(
+            401, "no_token", "A token is needed: send the header 'Authorization: Bearer TOKEN'."
+        )
+    token = token.strip()
+    if settings.admin_token is not None and hmac.compare_digest(
+        token.encode(), settings.admin_token.encode()
+    ):
+        return Access("admin")
+    known = roll.authenticate(token)
+    if known is None:
+        raise RefusedError(
+            401,
+            "unknown_token",
+            "This token is not known; 'evergram consumer-token' issues one.",
+        )
+    return Access(known.name, known.pinned, tuple(known.allowed))
+
+
+def _listed(versions: set[int]) -> str:
+    return ", ".join(f"v{n}" for n in sorted(versions)) or "none"

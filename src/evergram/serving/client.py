@@ -1,0 +1,224 @@
+"""The service, read from Python: the names and the results of `Reader`."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from evergram.errors import DataError, ServiceError, ShapeError
+from evergram.lineage.embedded import Embedded
+from evergram.serving.refusals import RAISED
+from evergram.stores.store import Floats, Hits
+
+if TYPE_CHECKING:
+    import httpx
+
+ARROW = "application/vnd.apache.arrow.stream"
+# Seconds before the first repetition; each further one waits twice as long.
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+_AGAIN = (502, 503)
+
+
+class Client:
+    """A service at an address. Several threads may use one.
+
+    Every call only reads, so one that did not arrive, or was answered 503, is made again.
+
+    Args:
+        url: such as "http://127.0.0.1:8000".
+        token: of the consumer, where the service asks for one.
+        timeout: seconds of one try.
+        retries: tries after the first.
+        transport: of httpx, in place of the network.
+    Raises, in any call: what `Reader` raises, with the service's sentence. ServiceError: it cannot
+        be reached, it does not know the token, or the token may not read the version.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout: float = 30.0,
+        retries: int = 4,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        try:
+            import httpx
+        except ImportError:
+            raise ServiceError("The client needs httpx: pip install 'evergram[client]'.") from None
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=timeout, transport=transport
+        )
+        self._retries = retries
+
+    def embed(
+        self,
+        ids: pa.Array | Sequence[int | str],
+        version: int | str | None = None,
+        side: str | None = None,
+    ) -> Embedded:
+        """The embeddings of ids at a version; of an id that is not stored zeros, and source -1.
+
+        Args:
+            version: a number, "v0" or a label; the token's own where it is None, else production's.
+        """
+        try:
+            column = ids if isinstance(ids, pa.Array) else pa.array(ids)
+        except (pa.ArrowException, OverflowError, TypeError) as error:
+            raise DataError(f"Ids must all be whole numbers, or all strings: {error}.") from None
+        asked = {"version": version, "side": side, "missing": "zeros"}
+        table = self._stream("/v1/embeddings", {"id": column}, asked)
+        return Embedded(
+            _version(table),
+            table["id"].combine_chunks(),
+            _vectors(table),
+            table["computed_from"].to_numpy(),
+        )
+
+    def search(
+        self,
+        queries: npt.ArrayLike,
+        k: int = 10,
+        version: int | str | None = None,
+        side: str | None = None,
+        metric: Literal["ip", "l2", "cosine"] = "ip",
+        ids: pa.Array | Sequence[int | str] | None = None,
+    ) -> list[Hits]:
+        """The k nearest stored objects to vectors [Q, D_j] or [D_j] of a version, one list each."""
+        among = ids.to_pylist() if isinstance(ids, pa.Array) else ids
+        asked = {
+            "k": k,
+            "version": version,
+            "side": side,
+            "metric": metric,
+            "ids": None if among is None else list(among),
+        }
+        columns = {"vector": _vector_column(queries)}
+        table = self._stream("/v1/search", columns, asked)
+        which = table["query"].to_numpy()
+        ids_found = table["id"].combine_chunks()
+        scores, versions = table["score"].to_numpy(), table["computed_from"].to_numpy()
+        count = int(table.schema.metadata[b"evergram.queries"])
+        ends = np.searchsorted(which, np.arange(count + 1))
+        return [
+            Hits(ids_found[a:b], scores[a:b], versions[a:b])
+            for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+        ]
+
+    def transform(
+        self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
+    ) -> Floats:
+        """Vectors [n, D_source] of one version as another reads them, [n, D_target]."""
+        asked = {"source": source, "target": target}
+        return _vectors(self._stream("/v1/transform", {"vector": _vector_column(vectors)}, asked))
+
+    def versions(self) -> list[dict[str, Any]]:
+        """The versions that may be read, oldest first."""
+        return self._list("/v1/versions")
+
+    def consumers(self) -> list[dict[str, Any]]:
+        """Who is pinned to which version; for the administrator."""
+        return self._list("/v1/consumers")
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _list(self, path: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._send("GET", path).json()["data"]
+        return found
+
+    def _stream(
+        self, path: str, columns: Mapping[str, pa.Array], asked: Mapping[str, Any]
+    ) -> pa.Table:
+        named = {name: value for name, value in asked.items() if value is not None}
+        table = pa.table(dict(columns)).replace_schema_metadata(
+            {"evergram.request": json.dumps(named)}
+        )
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        answer = self._send("POST", path, sink.getvalue().to_pybytes())
+        try:
+            return pa.ipc.open_stream(pa.BufferReader(answer.content)).read_all()
+        except pa.ArrowException as error:
+            raise ServiceError(f"{self.url}{path} answered what is no Arrow stream.") from error
+
+    def _send(self, method: str, path: str, body: bytes | None = None) -> httpx.Response:
+        import httpx
+
+        headers = {} if body is None else {"Content-Type": ARROW, "Accept": ARROW}
+        for tried in range(self._retries + 1):
+            last = tried == self._retries
+            pause = 0.0
+            try:
+                answer = self._http.request(method, path, content=body, headers=headers)
+            except httpx.TransportError as error:
+                if last:
+                    why = str(error) or type(error).__name__
+                    raise ServiceError(f"{self.url} cannot be reached: {why}.") from error
+            else:
+                if answer.status_code not in _AGAIN or last:
+                    return _checked(answer)
+                told = answer.headers.get("Retry-After", "")
+                pause = float(told) if told.isdecimal() else 0.0
+            pause = max(pause, FIRST_PAUSE * 2**tried)
+            time.sleep(min(pause, LONGEST_PAUSE) * random.uniform(0.5, 1.0))
+        raise AssertionError("the last try returns or raises")
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    """Raises: EvergramError: the service refused."""
+    if answer.status_code == 200:
+        return answer
+    try:
+        error = answer.json()["error"]
+        message, code = str(error["message"]), str(error["code"])
+    except (ValueError, KeyError, TypeError):
+        raise ServiceError(f"{answer.url} answered {answer.status_code}.") from None
+    raise RAISED.get(code, ServiceError)(message)
+
+
+def _vector_column(given: npt.ArrayLike) -> pa.Array:
+    try:
+        found = np.ascontiguousarray(given, dtype=np.float32)
+    except (ValueError, TypeError):
+        raise ShapeError("Vectors must be numbers, all of one length.") from None
+    found = found[None] if found.ndim == 1 else found
+    if found.ndim != 2:
+        raise ShapeError(f"Vectors are {list(found.shape)}; they must be [n, D].")
+    return pa.FixedSizeListArray.from_arrays(pa.array(found.ravel()), found.shape[1])
+
+
+def _vectors(table: pa.Table) -> Floats:
+    column = table["vector"].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks)
+    flat: Floats = column.flatten().to_numpy(zero_copy_only=False)
+    return flat.reshape(len(column), column.type.list_size).copy()
+
+
+def _version(table: pa.Table) -> int:
+    return int(table.schema.metadata[b"evergram.version"])

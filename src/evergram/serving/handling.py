@@ -1,0 +1,238 @@
+"""What every request goes through: who asks, how much, how long; and how it was answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from evergram.errors import UnknownVersionError
+from evergram.serving.arrow_stream import MEDIA as ARROW
+from evergram.serving.auth import Access, authenticate
+from evergram.serving.dashboard_data import dashboard_data
+from evergram.serving.dashboard_facts import DashboardData
+from evergram.serving.live import Latest
+from evergram.serving.metrics import Metrics
+from evergram.serving.operations import JSON, Answer, Call, embeddings, is_quick
+from evergram.serving.refusals import RefusedError, log, say
+from evergram.serving.service import Opened, Service, State
+from evergram.serving.settings import Settings
+from evergram.serving.working import Workers
+
+Operation = Callable[[Call], Answer]
+Listing = Callable[[State, Access], BaseModel]
+# Routes that are traffic, as the dashboard shows it.
+VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform")
+# Seconds that a request for a version which is not known waits for it to be taken up.
+PATIENCE = 2.0
+
+
+class Front:
+    """Between HTTP and the service."""
+
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self.service, self.settings = service, settings
+        self.metrics = Metrics()
+        self.latest = Latest()
+        self.workers = Workers(settings.workers, settings.max_waiting)
+        # Opening a new version may take long, and must not wait for requests, nor they for it.
+        self._refresher = ThreadPoolExecutor(1, thread_name_prefix="evergram-refresh")
+
+    async def answer(self, request: Request, route: str, operation: Operation) -> Response:
+        """The answer of an operation on vectors, whatever happens."""
+        started = time.perf_counter()
+        seen = _Seen()
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                answer = await self._operate(request, operation, seen)
+        except Exception as error:
+            return self._refused(route, seen, started, error)
+        self._count(route, seen, answer.version, 200, started)
+        self.metrics.served(answer.version, dict(answer.sources))
+        headers = {
+            "x-evergram-version": str(answer.version),
+            "x-evergram-computed-from": ",".join(str(v) for v in sorted(answer.sources)),
+            "x-evergram-fingerprint": answer.fingerprint,
+        }
+        return Response(answer.body, 200, headers, answer.media)
+
+    async def list(self, request: Request, route: str, listing: Listing) -> Response:
+        """The answer of something that is listed."""
+        started = time.perf_counter()
+        seen = _Seen()
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                state, access = self._enter(request, seen)
+                found = await self.workers.run(lambda: listing(state, access), state.leave)
+        except Exception as error:
+            return self._refused(route, seen, started, error)
+        self._count(route, seen, None, 200, started)
+        return Response(found.model_dump_json(), media_type=JSON)
+
+    async def _operate(self, request: Request, operation: Operation, seen: _Seen) -> Answer:
+        headers = request.headers
+        arrow_in = headers.get("content-type", "").partition(";")[0].strip().lower() == ARROW
+        arrow_out = ARROW in headers.get("accept", "")
+        # Whose token it is counts before anything else is read.
+        state, access = self._enter(request, seen)
+        try:
+            body = await _body(request, self.settings.max_body)
+        except BaseException:
+            state.leave()
+            raise
+
+        def call_of(state: State, access: Access) -> Call:
+            return Call(
+                state,
+                access,
+                self.settings,
+                self.metrics.drift,
+                body,
+                arrow_in,
+                arrow_out,
+                headers.get("x-evergram-fingerprint"),
+            )
+
+        call = call_of(state, access)
+        try:
+            if operation is embeddings and is_quick(call):
+                try:
+                    return operation(call)
+                finally:
+                    state.leave()
+            return await self.workers.run(lambda: operation(call), state.leave)
+        except (UnknownVersionError, RefusedError) as error:
+            if isinstance(error, RefusedError) and error.code != "taking_up":
+                raise
+            if not await self._taken_up(call.state.opened):
+                raise
+        state, access = self._enter(request, seen)
+        call = call_of(state, access)
+        return await self.workers.run(lambda: operation(call), state.leave)
+
+    def _enter(self, request: Request, seen: _Seen) -> tuple[State, Access]:
+        """Raises: RefusedError: a token is needed, or is not known."""
+        state = self.service.enter()
+        try:
+            header = request.headers.get("authorization")
+            access = authenticate(self.settings, state.roll, state.tokens, header)
+        except BaseException:
+            state.leave()
+            raise
+        seen.consumer = access.name
+        return state, access
+
+    async def _taken_up(self, before: Opened) -> bool:
+        """Whether something else than `before` is served, now or within a moment."""
+        if self.service.least_poll:
+            return False
+        looked = self._refresher.submit(self.service.refresh)
+        end = time.monotonic() + PATIENCE
+        while self.service.opened is before and time.monotonic() < end:
+            if looked.done() and self.service.problem is None:
+                break
+            await asyncio.sleep(0.01)
+        return self.service.opened is not before
+
+    async def watch(self) -> None:
+        """Look again and again whether there is something new, and at what was served."""
+        loop = asyncio.get_running_loop()
+        pause = max(self.settings.poll, self.service.least_poll)
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await loop.run_in_executor(self._refresher, self._look)
+            except Exception:
+                log.exception("Looking after the service failed; it is tried again.")
+
+    def _look(self) -> None:
+        if self.service.refresh():
+            self.metrics.reloads.inc()
+        self.service.check_stores()
+        with self.service.entered() as state:
+            self.metrics.drift.look(state.reader)
+
+    async def dashboard(self, request: Request) -> DashboardData:
+        """What the dashboard shows; it names consumers, so it is the administrator's.
+
+        Raises: EvergramError.
+        """
+        state, access = self._enter(request, _Seen())
+
+        def made() -> DashboardData:
+            access.require_admin("The dashboard")
+            live = self.latest.live(state.reader, self.metrics)
+            lineage, diagnosis = state.reader.lineage, state.opened.diagnosis()
+            return dashboard_data(lineage, list(state.roll.list()), live, diagnosis)
+
+        return await self.workers.run(made, state.leave)
+
+    def metrics_page(self, request: Request) -> Response:
+        """For Prometheus; names consumers, so it is the administrator's where tokens are asked."""
+        seen = _Seen()
+        try:
+            state, access = self._enter(request, seen)
+            state.leave()
+            access.require_admin("The page of metrics")
+        except Exception as error:
+            return self._refused("/metrics", seen, time.perf_counter(), error)
+        self.metrics.version.set(self.service.production)
+        self.metrics.stale.set(self.service.problem is not None)
+        self.metrics.working.set(self.workers.busy)
+        return Response(self.metrics.page(), media_type="text/plain; version=0.0.4")
+
+    def close(self) -> None:
+        self.workers.close()
+        self._refresher.shutdown(wait=True, cancel_futures=True)
+        self.service.close()
+
+    def _refused(self, route: str, seen: _Seen, started: float, error: Exception) -> Response:
+        if isinstance(error, TimeoutError):
+            error = RefusedError(
+                504,
+                "timeout",
+                f"No answer within {self.settings.timeout:g} seconds; ask for less at a time.",
+            )
+        elif isinstance(error, ClientDisconnect):
+            error = RefusedError(400, "disconnected", "The request ended before its body did.")
+        said = say(error)
+        self._count(route, seen, None, said.status, started)
+        self.metrics.errors.labels(said.code).inc()
+        return Response(said.body, said.status, said.headers, JSON)
+
+    def _count(
+        self, route: str, seen: _Seen, version: int | None, status: int, started: float
+    ) -> None:
+        seconds = time.perf_counter() - started
+        self.metrics.answered(route, seen.consumer, version, status, seconds)
+        if route in VECTORS:
+            self.latest.answered(seen.consumer, version, status, seconds)
+
+
+class _Seen:
+    """Whose request it is, as far as is known."""
+
+    consumer = ""
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """Counted as it comes: what a header says of its length may be wrong, or missing.
+
+    Raises: RefusedError: it is longer than the limit.
+    """
+    parts, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise RefusedError(
+                413,
+                "limit",
+                f"The body is longer than {limit} bytes; send fewer rows at a time.",
+            )
+        parts.append(chunk)
+    return b"".join(parts)

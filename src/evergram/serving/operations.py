@@ -1,0 +1,330 @@
+"""What the three routes of vectors do, in a worker's thread: from bytes to bytes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import BaseModel, ValidationError
+
+from evergram.errors import ShapeError, UnknownVersionError
+from evergram.lineage.lineage import Lineage
+from evergram.serving import arrow_stream, wire
+from evergram.serving.auth import Access
+from evergram.serving.drift import Drift
+from evergram.serving.inputs import as_ids, check_count, missing_ids, model_version
+from evergram.serving.refusals import RefusedError
+from evergram.serving.schemas import (
+    EmbeddingsOptions,
+    EmbeddingsRequest,
+    Features,
+    SearchOptions,
+    SearchRequest,
+    TransformOptions,
+    TransformRequest,
+    problem_of,
+)
+from evergram.serving.service import State
+from evergram.serving.settings import Settings
+from evergram.stores.store import Floats
+
+JSON = "application/json"
+# Bytes of a request of few ids.
+QUICK = 4096
+T = TypeVar("T", bound=BaseModel)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request, with all that answers it.
+
+    Args:
+        arrow_in, arrow_out: whether the body is an Arrow stream, and whether the answer is to be.
+        fingerprint: that the request's vectors are said to have, of the header.
+    """
+
+    state: State
+    access: Access
+    settings: Settings
+    drift: Drift
+    body: bytes
+    arrow_in: bool
+    arrow_out: bool
+    fingerprint: str | None
+
+    @property
+    def lineage(self) -> Lineage:
+        return self.state.lineage
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Bytes to send.
+
+    Args:
+        version: that it is read as.
+        sources: version to how many rows were computed from it.
+    """
+
+    body: bytes
+    media: str
+    version: int
+    fingerprint: str
+    sources: Mapping[int, int]
+
+
+def is_quick(call: Call) -> bool:
+    """Whether embeddings take less time than a worker's thread takes to begin: a few ids, on
+    stores that are in this machine's memory."""
+    return len(call.body) <= QUICK and call.state.opened.at_hand and b'"features"' not in call.body
+
+
+def embeddings(call: Call) -> Answer:
+    """`POST /v1/embeddings`. Raises: EvergramError."""
+    options: EmbeddingsOptions
+    given: Any
+    if call.arrow_in:
+        limit = call.settings.max_batch
+        given, asked = arrow_stream.read_stream(call.body, "id", limit)
+        given = given.combine_chunks()
+        if not len(given):
+            given = pa.array([], pa.null())
+        asked.pop("fingerprint", None)
+        options = _checked(EmbeddingsOptions, asked)
+    else:
+        options = request = _parsed(EmbeddingsRequest, call.body)
+        given = request.input if isinstance(request.input, list) else [request.input]
+        check_count(len(given), call.settings.max_batch, "input", "input")
+    version = model_version(call.lineage, call.access, options)
+    dim = call.lineage.manifest(version).dim
+    if options.dimensions not in (None, dim):
+        raise RefusedError(
+            400,
+            "dimensions",
+            f"Version {version} has {dim} dimensions and is not cut to {options.dimensions}; "
+            "leave 'dimensions' out.",
+            "dimensions",
+        )
+    side = call.state.reader.default_side if options.side is None else options.side
+    if isinstance(given, list) and isinstance(given[0], Features):
+        ids = None
+        vectors, sources = _encoded(call, version, side, given)
+    else:
+        ids = as_ids(call.state.reader.store(side), given)
+        found = _read(lambda: call.state.reader.embed(ids, version, side))
+        vectors, sources = found.vectors, found.sources
+        if options.missing == "error" and (sources < 0).any():
+            raise missing_ids(found.missing, len(ids), side)
+        call.drift.note(side, ids, sources)
+    if not call.arrow_out:
+        body = wire.embeddings_json(
+            vectors,
+            sources.tolist(),
+            _origin(call, version, side),
+            _model(call, version),
+            options.encoding_format == "base64",
+        )
+        return _answer(call, version, sources, body)
+    columns = {} if ids is None else {"id": ids}
+    columns |= {
+        "vector": arrow_stream.vector_column(vectors),
+        "computed_from": pa.array(sources),
+    }
+    return _answer(call, version, sources, _stream(call, columns, version, side))
+
+
+def search(call: Call) -> Answer:
+    """`POST /v1/search`. Raises: EvergramError."""
+    reader, settings = call.state.reader, call.settings
+    options: SearchOptions
+    given: Floats | None = None
+    said = call.fingerprint
+    if call.arrow_in:
+        column, asked = arrow_stream.read_stream(call.body, "vector", settings.max_batch)
+        said = asked.pop("fingerprint", said)
+        options = _checked(SearchOptions, asked)
+        given = arrow_stream.vectors_of(column)
+        request = None
+    else:
+        options = request = _parsed(SearchRequest, call.body)
+    version = call.access.version(call.lineage, options.version)
+    _same_space(call, said, version, "vectors")
+    side = reader.default_side if options.side is None else options.side
+    store = reader.store(side)
+    if request is not None:
+        given = _queries(call, request, version, side)
+    assert given is not None
+    if options.k > settings.max_k:
+        raise RefusedError(
+            400, "limit", f"k is {options.k}; it may be at most {settings.max_k}.", "k"
+        )
+    if len(given) * options.k > settings.max_hits:
+        raise RefusedError(
+            413,
+            "limit",
+            f"{len(given)} queries of {options.k} results each are more than the "
+            f"{settings.max_hits} results that one request may ask for; send fewer at a time.",
+        )
+    ids = None
+    if options.ids is not None:
+        check_count(len(options.ids), settings.max_batch, "ids", "id")
+        ids = as_ids(store, options.ids)
+    found = _read(lambda: reader.search(given, options.k, version, side, options.metric, ids))
+    sources = np.concatenate([hits.versions for hits in found] or [np.zeros(0, np.int64)])
+    if not call.arrow_out:
+        distinct = sorted(set(sources.tolist()))
+        origin, model = _origin(call, version, side), _model(call, version)
+        return _answer(call, version, sources, wire.search_json(found, distinct, origin, model))
+    columns = arrow_stream.hit_columns(found, store.id_type)
+    more = {"evergram.queries": str(len(found))}
+    return _answer(call, version, sources, _stream(call, columns, version, side, more))
+
+
+def transform(call: Call) -> Answer:
+    """`POST /v1/transform`. Raises: EvergramError."""
+    options: TransformOptions
+    said = call.fingerprint
+    if call.arrow_in:
+        column, asked = arrow_stream.read_stream(call.body, "vector", call.settings.max_batch)
+        said = asked.pop("fingerprint", said)
+        options = _checked(TransformOptions, asked)
+        given = arrow_stream.vectors_of(column)
+    else:
+        options = request = _parsed(TransformRequest, call.body)
+        given = _vectors(call, request.vectors)
+    source = call.access.version(call.lineage, options.source)
+    target = call.access.version(call.lineage, options.target)
+    _same_space(call, said, source, "vectors")
+    vectors = call.state.reader.transform(given, source, target)
+    sources = np.full(len(vectors), source, dtype=np.int64)
+    if not call.arrow_out:
+        origin, model = _origin(call, target, None), _model(call, target)
+        body = wire.transform_json(vectors, sources.tolist(), origin, model)
+        return _answer(call, target, sources, body)
+    columns = {
+        "vector": arrow_stream.vector_column(vectors),
+        "computed_from": pa.array(sources),
+    }
+    return _answer(call, target, sources, _stream(call, columns, target, None))
+
+
+def _encoded(
+    call: Call, version: int, side: str, objects: Sequence[Features]
+) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Objects encoded by production's encoder, read as a version; by its own where it is later."""
+    source = max(version, call.lineage.production)
+    vectors = call.state.opened.encoders.encode(source, side, objects)
+    call.drift.note_vectors(side, source, vectors)
+    sources = np.full(len(vectors), source, dtype=np.int64)
+    return call.state.reader.transform(vectors, source, version), sources
+
+
+def _queries(call: Call, request: SearchRequest, version: int, side: str) -> Floats:
+    if request.id is not None:
+        whose = side if request.id_side is None else request.id_side
+        ids = as_ids(call.state.reader.store(whose), [request.id])
+        found = _read(lambda: call.state.reader.embed(ids, version, whose))
+        if (found.sources < 0).any():
+            raise missing_ids(found.missing, 1, whose)
+        return found.vectors
+    return _vectors(call, [request.vector] if request.vector is not None else request.vectors)
+
+
+def _vectors(call: Call, given: Sequence[Sequence[float] | None] | None) -> Floats:
+    assert given is not None
+    check_count(len(given), call.settings.max_batch, "vectors", "vector")
+    longest = max(len(row or ()) for row in given)
+    if longest > call.settings.max_dim:
+        raise RefusedError(
+            413,
+            "limit",
+            f"A vector has {longest} coordinates; at most {call.settings.max_dim} are read.",
+            "vectors",
+        )
+    if any(len(row or ()) != longest for row in given):
+        raise ShapeError("The vectors are not all of one length.")
+    # A float64 past float32's range becomes infinite, and is refused where it is read.
+    with np.errstate(over="ignore"):
+        return np.asarray(given, dtype=np.float64).astype(np.float32)
+
+
+def _same_space(call: Call, fingerprint: str | None, version: int, what: str) -> None:
+    mine = call.lineage.manifest(version).fingerprint
+    if fingerprint is not None and fingerprint != mine:
+        raise RefusedError(
+            409,
+            "fingerprint",
+            f"The {what} carry the fingerprint {fingerprint[:80]}; that of version {version} is "
+            f"{mine}. They are of another space; name the version they are of.",
+        )
+
+
+def _read(found: Callable[[], R]) -> R:
+    """A row may be of a version so new that it is only being taken up."""
+    try:
+        return found()
+    except UnknownVersionError as error:
+        raise RefusedError(
+            503, "taking_up", "A new version is being taken up; try again."
+        ) from error
+
+
+def _parsed(kind: type[T], body: bytes) -> T:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _wrong(error) from None
+
+
+def _checked(kind: type[T], asked: Mapping[str, Any]) -> T:
+    try:
+        return kind.model_validate_json(json.dumps(asked))
+    except ValidationError as error:
+        raise _wrong(error) from None
+
+
+def _wrong(error: ValidationError) -> RefusedError:
+    message, field = problem_of(error.errors(include_url=False, include_context=False))
+    return RefusedError(400, "request", message, field)
+
+
+def _origin(call: Call, version: int, side: str | None) -> dict[str, object]:
+    fingerprint = call.lineage.manifest(version).fingerprint
+    return {"version": version, "side": side, "fingerprint": fingerprint}
+
+
+def _model(call: Call, version: int) -> str:
+    return f"{call.lineage.name}@v{version}"
+
+
+def _stream(
+    call: Call,
+    columns: Mapping[str, pa.Array],
+    version: int,
+    side: str | None,
+    more: Mapping[str, str] | None = None,
+) -> bytes:
+    metadata = {
+        "evergram.model": _model(call, version),
+        "evergram.version": str(version),
+        "evergram.fingerprint": call.lineage.manifest(version).fingerprint,
+        **({} if side is None else {"evergram.side": side}),
+        **(more or {}),
+    }
+    return arrow_stream.write_stream(columns, metadata)
+
+
+def _answer(call: Call, version: int, sources: npt.NDArray[np.int64], body: bytes) -> Answer:
+    media = arrow_stream.MEDIA if call.arrow_out else JSON
+    fingerprint = call.lineage.manifest(version).fingerprint
+    first = int(sources[0]) if len(sources) else version
+    alike = bool((sources == first).all())
+    counts = {first: len(sources)} if alike else Counter(sources.tolist())
+    return Answer(body, media, version, fingerprint, counts)

@@ -1,0 +1,138 @@
+// Everything that is a table, and the facts at the top.
+
+import { broken, states } from "./chain.js";
+import { UNKNOWN, at, count, date, html, number, plural, table } from "./elements.js";
+
+const version = (n) => (n === null ? UNKNOWN : `v${n}`);
+
+export function drawFacts(data, rate) {
+  const errors = data.versions.filter((v) => v.past)
+    .map((v) => v.past.error ?? v.past.estimate).filter((v) => v !== null);
+  const failing = data.consumers.filter(broken).length;
+  const past = data.versions.some((v) => v.past);
+  const facts = [
+    ["Production", `v${data.production}`, data.production === data.newest ? "the newest" : `newest is v${data.newest}`],
+    ["Consumers", count(data.consumers.length), failing ? `✕ ${plural(failing, "probe fails", "probes fail")}` : "no probe fails"],
+    ["Largest error", past ? (errors.length ? number(Math.max(...errors)) : UNKNOWN) : "none", past ? "of any past version" : "no past version yet"],
+    ["Requests a minute", rate === null ? UNKNOWN : number(rate), "over the last minute"],
+  ];
+  at("facts").replaceChildren(...facts.map(([name, value, note]) =>
+    html("div", {}, html("dt", {}, name), html("dd", {},
+      html("span", { class: value === UNKNOWN ? "big unknown" : "big" }, value),
+      html("span", { class: note.startsWith("✕") ? "bad" : "muted" }, note)))));
+}
+
+// A withdrawn version's step is the identity: there is nothing to know.
+const step = (s) => s && s.kind !== "identity"
+  ? [number(s.error), number(s.estimate), number(s.amplification)] : ["–", "–", "–"];
+
+export function drawVersions(data) {
+  const pinned = (version) => data.consumers.filter((c) => c.version === version).length;
+  table(at("versions"), "Versions, newest first",
+    ["version", "state", "labels", "created", "dims", "encoder", "way back", "error, canaries", "error, estimate", "amplification", "consumers", "fingerprint"],
+    data.versions.toReversed().map((v) => [
+      `v${v.version}`,
+      [...states(v, data), ...(v.withdrawn ? [`(${v.withdrawn})`] : [])].join(" "),
+      v.labels.join(", "),
+      date(v.created),
+      count(v.dim),
+      v.encoder ?? "–",
+      v.step ? v.step.kind.replaceAll("_", " ") : "–",
+      ...step(v.step),
+      count(pinned(v.version)),
+      html("code", {}, v.fingerprint),
+    ]), { numeric: [4, 7, 8, 9, 10] });
+}
+
+const WHO = ["model", "popularity", "alone"];
+
+export function drawQualities(data, metric) {
+  table(at("qualities"), metric ? `${metric} by version, newest first` : "Quality by version",
+    ["version", "the version", "popularity", "without alignment"],
+    metric
+      ? data.versions.filter((v) => v.withdrawn === null).toReversed().map((v) =>
+        [`v${v.version}`, ...WHO.map((who) => number(v.quality[who]?.[metric]))])
+      : [], { numeric: [1, 2, 3], empty: "Quality was not measured." });
+}
+
+export function drawAlignment(data) {
+  const past = data.versions.filter((v) => v.past).toReversed();
+  table(at("alignment"), `Version ${data.newest} read as each past version`,
+    ["version", "measured", "estimate", "bound"],
+    past.map(({ version, past: p }) => [`v${version}`, number(p.error), number(p.estimate), number(p.bound)]),
+    { numeric: [1, 2, 3], empty: "There is no past version yet." });
+  table(at("certificate"), `Version ${data.newest} read as each past version: what is certified, what is seen`,
+    ["version", "canaries", "error", "cosine", "estimate", "bound", "amplification", "error since"],
+    past.map(({ version, past: p }) => [
+      `v${version}`, count(p.canaries), number(p.error), number(p.cosine),
+      number(p.estimate), number(p.bound), number(p.amplification),
+      Object.entries(p.history).filter(([k]) => Number(k) > version).slice(-3)
+        .map(([k, error]) => `v${k}: ${number(error)}`).join(", ") || "–",
+    ]), { numeric: [1, 2, 3, 4, 5, 6], empty: "There is no past version yet." });
+}
+
+function verdict({ holds, last, limit, failed }) {
+  if (failed) return html("span", { class: "bad" }, "✕ could not be run");
+  if (holds === false) return html("span", { class: "bad" }, "✕ past the limit");
+  if (holds) return "✓ holds";
+  return last === null ? "not run on the newest" : "no limit set";
+}
+
+function probed(probe) {
+  if (!probe) return ["–", "none", "–", "–", "–"];
+  const values = Object.entries(probe.values).slice(-3);
+  const limit = `${probe.less_is_better ? "at most" : "at least"} ${number(probe.limit)}`;
+  return [
+    verdict(probe),
+    probe.metric,
+    number(probe.last),
+    probe.limit === null ? "none" : limit,
+    values.map(([k, value]) => `v${k}: ${number(value)}`).join(", ") || "–",
+  ];
+}
+
+function reads({ pinned, version }) {
+  if (version === null) return `${pinned}, which is no more`;
+  return pinned === `v${version}` ? pinned : `${pinned} (v${version})`;
+}
+
+export function drawConsumers(data) {
+  table(at("consumers"), "Consumers and their probes",
+    ["consumer", "pinned to", "verdict", "probe", "last value", "limit", "values by version", "since"],
+    data.consumers.map((c) => [c.name, reads(c), ...probed(c.probe), date(c.since)]),
+    { numeric: [4, 5], empty: "Nobody is pinned to a version yet." });
+}
+
+export function drawTraffic(live) {
+  const latency = live.latency_ms;
+  at("latency").textContent = latency
+    ? `Time to answer: ${number(latency.p50)} ms in the middle (p50), ${number(latency.p99)} ms for the slowest hundredth (p99).`
+    : "Time to answer: not known.";
+  table(at("traffic"), live.started ? html("span", {}, "Since the service started, ", date(live.started)) : "Since the service started",
+    ["consumer", "version", "requests", "errors", "a minute"],
+    (live.traffic ?? []).map((t) => [
+      t.consumer || "(no token)", version(t.version), count(t.requests),
+      t.errors ? html("span", { class: "bad" }, `▲ ${count(t.errors)}`) : "0", number(t.per_minute),
+    ]), { numeric: [2, 3, 4], empty: live.traffic ? "Nobody has asked for anything yet." : "Not known." });
+}
+
+export function drawStore(live) {
+  table(at("drift"), "Drift by side", ["side", "version", "relative", "limit", "vectors served", "verdict"],
+    (live.drift ?? []).map((d) => {
+      const past = d.limit !== null && d.relative !== null && d.relative > d.limit;
+      return [d.side, version(d.version), number(d.relative), d.limit === null ? "none" : number(d.limit), count(d.vectors),
+        d.relative === null ? UNKNOWN : d.limit === null ? "no limit set"
+          : past ? html("span", { class: "bad" }, "▲ past the limit") : "✓ within the limit"];
+    }), { numeric: [2, 3, 4], empty: live.drift ? "Nothing was served yet." : "Not known." });
+  const rows = Object.entries(live.rows ?? {}).flatMap(([side, versions]) =>
+    Object.entries(versions).map(([version, n]) => [side, `v${version}`, count(n)]));
+  table(at("rows"), "Rows by side and version", ["side", "version", "rows"], rows,
+    { numeric: [2], empty: live.rows ? "The store is empty." : "Not known." });
+  table(at("backfill"), "Backfill", ["side", "to version", "state", "rows done"],
+    (live.backfill ?? []).map((b) => [b.side, `v${b.version}`, b.state,
+      `${count(b.done)} of ${count(b.total)}`]),
+    { numeric: [3], empty: live.backfill ? "None is under way." : "Not known." });
+}
+
+export const summary = (data) =>
+  `${plural(data.versions.length, "version")}, ${plural(data.consumers.length, "consumer")}`;

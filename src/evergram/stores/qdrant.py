@@ -1,0 +1,249 @@
+"""Embeddings in Qdrant: a collection for each space, and a small one that names them.
+
+A point's id is derived from the row's, which may be any int64 or text; the row's own id and its
+checksum are in the payload.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Self, TypeVar
+from uuid import UUID, uuid5
+
+import numpy as np
+import pyarrow as pa
+
+from evergram.errors import DataError, FormatError, StoreError
+from evergram.stores.naming import checked_name
+from evergram.stores.qdrant_connection import KEY, QdrantConnection, is_url
+from evergram.stores.separate import SeparateStore
+from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space
+
+T = TypeVar("T")
+
+FORMAT = 1
+
+# Of the points' ids; another one would not find the rows of today.
+NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
+
+# A request has so many points, and so many floats, at most: 32 MB is what a server takes.
+POINTS = 1_000
+FLOATS = 500_000
+# A search among so few ids is exact.
+LOOKED_UP = 10_000
+
+INDEXING = 3_600.0  # seconds that `build_index` waits for a server
+UNFINISHED = {"yellow"}
+
+
+class QdrantStore(SeparateStore):
+    kind: ClassVar[str] = "qdrant"
+
+    def __init__(self, place: str, name: str, create: str | None) -> None:
+        self._place = place
+        self._name = name
+        self._remote = is_url(place)
+        self._connection = QdrantConnection(place, self.address, create is not None)
+        self._ask = self._connection.ask
+        try:
+            self._id_type = self._begin(create)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def open(cls, address: str, create: str | None = None) -> Self:
+        """See `open_store`. The key of a server is in the environment, as QDRANT_API_KEY."""
+        place, _, name = address.removeprefix("qdrant:").rpartition("#")
+        if not place or (is_url(place) and set("@?") & set(place)):
+            raise DataError(
+                "A store in Qdrant is at qdrant:http://HOST:6333#NAME or qdrant:DIR#NAME; a key "
+                f"is not part of the address but of the environment, as {KEY}."
+            )
+        return cls(place, checked_name(name), create)
+
+    @property
+    def address(self) -> str:
+        return f"qdrant:{self._place}#{self._name}"
+
+    @property
+    def id_type(self) -> pa.DataType:
+        return self._id_type
+
+    def spaces(self) -> dict[int, Space]:
+        return self._meta()[1]
+
+    def count(self) -> dict[int, int]:
+        counts = {v: self._ask("count", self._at(v), exact=True).count for v in self.spaces()}
+        return {version: count for version, count in counts.items() if count}
+
+    def build_index(self) -> None:
+        """A server indexes larger collections by itself; this waits until it has. The local mode
+        has no index."""
+        until = time.monotonic() + INDEXING
+        for version in self.spaces():
+            while self._ask("get_collection", self._at(version)).status.value in UNFINISHED:
+                if time.monotonic() > until:
+                    raise StoreError(f"{self.address} is still indexing after {INDEXING:.0f} s.")
+                time.sleep(0.5)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _writing(self) -> AbstractContextManager[object]:
+        return self._connection.writing
+
+    def _begin(self, create: str | None) -> pa.DataType:
+        """Make what is not there; the type of ids."""
+        from qdrant_client import models
+
+        if create is not None:
+            self._make(self._name, 1)
+            if not self._ask("retrieve", self._name, [0]):
+                given = {"format_version": FORMAT, "id_type": create}
+                point = models.PointStruct(id=0, vector=[0.0], payload=given)
+                self._ask("upsert", self._name, [point], wait=True)
+        if not self._ask("collection_exists", self._name):
+            raise DataError(f"There is no store at {self.address}; create it first.")
+        kind = self._meta()[0]
+        if create is not None and kind != create:
+            raise DataError(f"{self.address} is there with ids of type {kind}; {create} was given.")
+        return ID_TYPES[kind]
+
+    def _meta(self) -> tuple[str, dict[int, Space]]:
+        """Type of ids, and the spaces."""
+        points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
+        with self._connection.told():
+            said = {point.id: point.payload for point in points}
+            head = said.pop(0)
+            if head["format_version"] != FORMAT:
+                raise FormatError(
+                    f"{self.address} has format {head['format_version']}; this Evergram has "
+                    f"{FORMAT}."
+                )
+            spaces = {one["version"]: Space(**one) for one in said.values()}
+        return head["id_type"], dict(sorted(spaces.items()))
+
+    def _make(self, collection: str, dim: int) -> None:
+        from qdrant_client import models
+
+        if self._ask("collection_exists", collection):
+            return
+        shape = models.VectorParams(size=dim, distance=models.Distance.DOT)
+        try:
+            self._ask("create_collection", collection, vectors_config=shape)
+        except StoreError:
+            # Another was quicker, or the first of two attempts was.
+            if not self._ask("collection_exists", collection):
+                raise
+
+    def _add_space(self, space: Space) -> None:
+        from qdrant_client import models
+
+        point = models.PointStruct(id=space.version + 1, vector=[0.0], payload=vars(space))
+        with self._writing():
+            if space.version not in self.spaces():
+                # One that the store does not name was left by a writer who was killed here.
+                if self._ask("collection_exists", self._at(space.version)):
+                    self._ask("delete_collection", self._at(space.version))
+                self._make(self._at(space.version), space.dim)
+                self._ask("upsert", self._name, [point], wait=True)
+        if self.spaces()[space.version] != space:
+            # Another process was quicker, with another one.
+            self.add_space(space)
+
+    def _put(self, rows: Rows, checks: Checks) -> None:
+        from qdrant_client import models
+
+        at, keys = self._at(rows.version), rows.ids.to_pylist()
+        step = max(1, min(POINTS, FLOATS // rows.vectors.shape[1]))
+        for start in range(0, len(keys), step):
+            part = slice(start, start + step)
+            payloads = [
+                {"id": key, "check": check}
+                for key, check in zip(keys[part], checks[part].tolist(), strict=True)
+            ]
+            vectors = rows.vectors[part].tolist()
+            batch = models.Batch(ids=_points(keys[part]), vectors=vectors, payloads=payloads)
+            self._ask("upsert", at, batch, wait=True)
+
+    def _remove(self, version: int, ids: pa.Array) -> None:
+        from qdrant_client import models
+
+        at = self._at(version)
+        for keys in _blocks(_points(ids.to_pylist()), POINTS):
+            # The local mode writes to its disk for every id, be it there or not.
+            held = self._ask("retrieve", at, keys, with_payload=False, with_vectors=False)
+            if held:
+                chosen = models.PointIdsList(points=[point.id for point in held])
+                self._ask("delete", at, chosen, wait=True)
+
+    def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
+        at = self._at(version)
+        for keys in _blocks(_points(ids.to_pylist()), POINTS):
+            points = self._ask("retrieve", at, keys, with_payload=True, with_vectors=True)
+            if points:
+                yield self._block(version, points)
+
+    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
+        # The local mode sorts all ids for every page.
+        limit = min(size, POINTS) if self._remote else size
+        at, offset = self._at(version), None
+        while True:
+            points, offset = self._ask(
+                "scroll", at, limit=limit, offset=offset, with_payload=True, with_vectors=True
+            )
+            if points:
+                yield self._block(version, points)
+            if offset is None:
+                return
+
+    def _nearest(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        from qdrant_client import models
+
+        at = self._at(version)
+        among, exact = None, False
+        if ids is not None:
+            points = _points(ids.to_pylist())
+            among = models.Filter(must=[models.HasIdCondition(has_id=points)])
+            exact = len(points) <= LOOKED_UP
+        # The local mode compares all in any case, and warns of parameters.
+        params = models.SearchParams(hnsw_ef=max(128, k), exact=exact) if self._remote else None
+        requests = [
+            models.QueryRequest(
+                query=query, limit=k, filter=among, params=params, with_payload=["id"]
+            )
+            for query in queries.tolist()
+        ]
+        # Every request repeats the ids.
+        step = max(1, 100_000 // max(1, 0 if ids is None else len(ids)))
+        found = []
+        for some in _blocks(requests, step if ids is not None else len(requests)):
+            for answer in self._ask("query_batch_points", at, some):
+                keys = pa.array([point.payload["id"] for point in answer.points], self._id_type)
+                scores = np.array([point.score for point in answer.points], dtype=np.float32)
+                found.append((keys, scores))
+        return found
+
+    def _at(self, version: int) -> str:
+        return f"{self._name}-v{version}"
+
+    def _block(self, version: int, points: Sequence[Any]) -> tuple[Rows, Checks]:
+        with self._connection.told():
+            keys = pa.array([point.payload["id"] for point in points], self._id_type)
+            vectors = np.array([point.vector for point in points], dtype=np.float32)
+            checks = np.array([point.payload["check"] for point in points]).astype(np.uint32)
+        return Rows(version, keys, vectors), checks
+
+
+def _points(keys: Sequence[int | str]) -> list[Any]:
+    return [str(uuid5(NAMESPACE, str(key))) for key in keys]
+
+
+def _blocks(items: list[T], size: int) -> Iterator[list[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,211 @@
+"""What `store.json` says, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evergram.errors import FormatError, IntegrityError
+from evergram.stores.store import Space
+
+FORMAT_VERSION = 1
+NAME = "store.json"
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file in `segments/`; `sha256` is of all its bytes."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class IndexRecord(FileRecord):
+    """A faiss index of a segment.
+
+    Args:
+        lists, probes: how many lists it has, and how many are looked through for a query.
+        recall: of the ten best, measured when it was built.
+        sample: stored rows that it was measured with.
+    """
+
+    lists: int
+    probes: int
+    recall: float
+    sample: int
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """Rows that were written together.
+
+    Args:
+        number: later ones are larger; of two rows with one id, that of the larger counts.
+        version: of all its rows; None: these are ids that were deleted.
+        lookup: where each id is; None: rows are sorted themselves.
+    """
+
+    number: int
+    version: int | None
+    rows: int
+    data: FileRecord
+    lookup: FileRecord | None = None
+    index: IndexRecord | None = None
+
+    @property
+    def files(self) -> list[str]:
+        return [f.name for f in (self.data, self.lookup, self.index) if f is not None]
+
+
+@dataclass(frozen=True)
+class SnapshotRecord:
+    """A generation of a snapshot. Segments are ascending by number, none of which is used twice."""
+
+    id_type: str
+    generation: int
+    next_number: int
+    spaces: tuple[Space, ...]
+    segments: tuple[SegmentRecord, ...]
+
+
+class Opened:
+    """A `store.json` that stays open: its inode is then given to no later one, so a look at the
+    file's inode tells whether there is another generation.
+
+    Raises: OSError. IntegrityError: it is damaged. FormatError: a later Evergram wrote it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with os.fdopen(self._descriptor, "rb", closefd=False) as file:
+            self.record = _parsed(file.read(), path)
+
+    def is_current(self, path: Path) -> bool:
+        mine, there = os.fstat(self._descriptor), path.stat()
+        return (mine.st_ino, mine.st_dev, mine.st_size, mine.st_mtime_ns) == (
+            there.st_ino,
+            there.st_dev,
+            there.st_size,
+            there.st_mtime_ns,
+        )
+
+    def __del__(self) -> None:
+        # Not before: a thread may be comparing.
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+def _parsed(text: bytes, path: Path) -> SnapshotRecord:
+    try:
+        found = json.loads(text)
+        body = found["store"]
+        whole = found["sha256"] == _digest(body)
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise IntegrityError(
+            f"{path} is damaged (its checksum differs); restore the store from a copy, or fill it "
+            "again."
+        )
+    if body["format_version"] != FORMAT_VERSION:
+        raise FormatError(
+            f"{path} has format_version {body['format_version']}; this Evergram reads "
+            f"{FORMAT_VERSION}. Use a later one."
+        )
+    return SnapshotRecord(
+        body["id_type"],
+        body["generation"],
+        body["next_number"],
+        tuple(Space(**space) for space in body["spaces"]),
+        tuple(_segment(segment) for segment in body["segments"]),
+    )
+
+
+def _segment(found: dict[str, Any]) -> SegmentRecord:
+    lookup, index = found.pop("lookup"), found.pop("index")
+    return SegmentRecord(
+        **{**found, "data": FileRecord(**found["data"])},
+        lookup=None if lookup is None else FileRecord(**lookup),
+        index=None if index is None else IndexRecord(**index),
+    )
+
+
+def write_record(path: Path, record: SnapshotRecord) -> None:
+    """One rename; `sync_folder` makes it durable."""
+    body = {"format_version": FORMAT_VERSION, **asdict(record)}
+    text = json.dumps({"sha256": _digest(body), "store": body}, indent=1)
+    file = HashedFile(path)
+    try:
+        file.write(text.encode() + b"\n")
+    except BaseException:
+        file.abandon()
+        raise
+    file.finish()
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+class HashedFile:
+    """A file to write to, for Arrow as well, beside the place that it is renamed into in the end.
+    It knows the hash of what it was given."""
+
+    closed = False
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._part = path, path.with_name(f".{path.name}.part")
+        self._file = self._part.open("wb")
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self._hash.update(data)
+        self._file.write(data)
+        self._size += size
+        return size
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        """Arrow's writer ends here; the file goes on."""
+
+    def finish(self) -> str:
+        """Sync it and put it into its place. Returns: its SHA-256."""
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._part.replace(self._path)
+        except BaseException:
+            self.abandon()
+            raise
+        return self._hash.hexdigest()
+
+    def abandon(self) -> None:
+        """Leave nothing of it, where it is not in its place."""
+        # Closing writes what is buffered, for which there may be no room.
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            self._part.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,219 @@
+"""`evergram consumers` and those around it, and what an upgrade does with a broken probe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from safetensors.torch import save_file
+
+from evergram.cli import main
+from evergram.lineage.consumers import Consumers
+from evergram.lineage.lineage import Lineage
+from evergram.stores.embedding_writers import write_vectors
+
+ROWS, DIM = 400, 5
+IDS = [f"id{i}" for i in range(ROWS)]
+
+
+class Ran:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command in this process."""
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr("sys.argv", ["evergram", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return Ran(code, out, err)
+
+    return run
+
+
+def draw(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Vectors of three models, a classifier on the first, and what to judge it on."""
+    monkeypatch.chdir(tmp_path)
+    old = draw(0, ROWS, DIM)
+    write_vectors(Path("old.npy"), [(pa.array(IDS), old)])
+    write_vectors(Path("good.npy"), [(pa.array(IDS), old @ draw(1, DIM, 8))])
+    write_vectors(Path("bad.npy"), [(pa.array(IDS), draw(2, ROWS, 8))])
+    weight = draw(3, 1, DIM)
+    save_file({"weight": weight}, "ads.safetensors")
+    label = (old @ weight.T)[:, 0] > 0
+    pq.write_table(pa.table({"id": IDS, "label": label.tolist()}), "ads.parquet")
+    return tmp_path
+
+
+ADD = ("ads", "--pin", "v0", "--probe", "ads.safetensors", "--data", "ads.parquet")
+
+
+def test_from_a_consumer_to_a_refused_version(evergram: Any, files: Path) -> None:
+    assert evergram("align", "old.npy", "old.npy", "--lineage", "l").code == 0
+    added = evergram("consumer-add", "l", *ADD, "--min", 0.9, "--token", "--json")
+    assert added.code == 0, added.err
+    assert added.json["probe"]["side"] == "object"
+    assert added.json["probe"]["baseline"] == {"version": 1, "value": 1.0, "objects": ROWS}
+    known = Consumers.open("l").authenticate(added.json["token"])
+    assert known is not None
+    assert known.name == "ads"
+
+    tried = evergram("probe", "l", "--json")
+    assert (tried.code, tried.json["probes"][0]["value"]) == (0, 1.0)
+
+    before = (files / "l" / "lineage.json").read_bytes()
+    refused = evergram("align", "1", "bad.npy", "--lineage", "l", "--strict-probes")
+    assert refused.code == 2
+    assert "The probe of ads (v0) has auc 0." in refused.err
+    assert refused.err.count("\n") == 1
+    assert (files / "l" / "lineage.json").read_bytes() == before
+    assert [p.name for p in (files / "l" / "embeddings").iterdir()] == ["1"]
+
+    kept = evergram("align", "1", "good.npy", "--lineage", "l", "--strict-probes", "--json")
+    assert kept.code == 0, kept.err
+    assert kept.json["probes"][0]["value"] > 0.99
+    assert Lineage.open("l").metrics(2)["probes"] == kept.json["probes"]
+
+    warned = evergram("align", "2", "bad.npy", "--lineage", "l")
+    assert warned.code == 0
+    assert warned.err.count("warning: The probe of ads (v0) has auc 0.") == 1
+    assert "Consumers' probes" in warned.out
+    broken = evergram("probe", "l", "ads")
+    assert broken.code == 1
+    assert "where at least 0.9 is needed" in broken.err
+
+    listed = evergram("consumers", "l", "--json").json["consumers"][0]
+    assert (listed["name"], listed["pinned"], listed["token"]) == ("ads", "v0", True)
+    assert listed["last"]["value"] < 0.9
+    assert listed["probe"]["baseline"]["value"] == 1.0
+    assert "token_sha256" not in listed
+    assert "ads" in evergram("consumers", "l").out
+
+
+def test_a_consumer_moves_and_goes(evergram: Any, files: Path) -> None:
+    evergram("align", "old.npy", "good.npy", "--lineage", "l")
+    assert evergram("consumer-add", "l", *ADD, "--allow", "v1", "--contact", "a@x").code == 0
+    stays = evergram("consumer-pin", "l", "ads", "v1")
+    assert (stays.code, stays.err.count("\n")) == (2, 1)
+    assert "--drop-probe" in stays.err
+    moved = evergram("consumer-pin", "l", "ads", "v1", "--drop-probe", "--json").json
+    assert (moved["pinned"], moved["allowed"], moved["probe"]) == ("v1", ["v1"], None)
+    again = evergram("consumer-pin", "l", "ads", "v0", *ADD[3:], "--json").json
+    assert (again["pinned"], again["probe"]["metric"]) == ("v0", "auc")
+    token = evergram("consumer-token", "l", "ads", "--json").json["token"]
+    newer = evergram("consumer-token", "l", "ads", "--json").json["token"]
+    assert Consumers.open("l").authenticate(newer) is not None
+    assert Consumers.open("l").authenticate(token) is None
+    assert evergram("consumer-remove", "l", "ads", "--json").json == {"removed": "ads"}
+    assert evergram("consumers", "l", "--json").json["consumers"] == []
+    assert not list((files / "l" / "probes").glob("*/*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("consumer-add", "l", "a", "--pin", "v9"), "no version 9"),
+        (("consumer-add", "l", "A", "--pin", "v0"), "cannot be the name of a consumer"),
+        (("consumer-add", "l", *ADD[:5]), "give both --probe and --data"),
+        (("consumer-add", "l", "a", "--pin", "v0", "--min", "1"), "without a probe"),
+        (("consumer-add", "l", *ADD, "--metric", "f1"), "The probe cannot be: metric"),
+        (("consumer-add", "l", *ADD, "--max", "1"), "auc takes min as its limit"),
+        (("consumer-remove", "l", "a"), "no consumer 'a'; the consumers are: none"),
+        (("probe", "l", "a"), "no consumer 'a'"),
+        (("consumers", "nowhere"), "is not a lineage"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    evergram: Any, files: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    evergram("align", "old.npy", "good.npy", "--lineage", "l")
+    found = evergram(*arguments)
+    assert (found.code, found.out) == (2, "")
+    assert message in found.err
+    assert found.err.count("\n") == 1
+
+
+def test_a_lineage_elsewhere_is_written_as_an_address(
+    evergram: Any, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERGRAM_CACHE", str(files / "cache"))
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    place = "memory://bucket/l"
+    made = evergram("align", "old.npy", "good.npy", "--lineage", place, "--json")
+    assert made.code == 0, made.err
+    assert made.json["lineage"] == place
+    assert evergram("consumer-add", place, *ADD).code == 0
+    found = evergram("versions", place, "--json")
+    assert [v["version"] for v in found.json["versions"]] == [0, 1]
+    assert evergram("probe", place).code == 0
+    assert evergram("check", place).code == 0
+    written = evergram("export", place, "out.parquet", "--side", "object", "--as", "v0", "--json")
+    assert written.json["rows"] == ROWS
+    other = evergram("versions", "memory://bucket/other")
+    assert other.code == 2
+    assert "memory://bucket/other is not a lineage" in other.err
+    assert not (files / "memory:").exists()
+
+
+RECIPE = """
+name = "shop"
+[data]
+kind = "synthetic"
+queries = 150
+candidates = 100
+interactions = 4000
+[split]
+kind = "time"
+versions = [0.5, 0.7]
+[model]
+dim = [4, 6]
+[training]
+epochs = 2
+batch_size = 256
+"""
+
+
+def test_an_upgrade_is_refused_by_a_probe(evergram: Any, files: Path) -> None:
+    Path("r.toml").write_text(RECIPE)
+    assert evergram("train", "r.toml", "--lineage", "l").code == 0
+    ids, vectors = Lineage.open("l").embeddings("candidate")
+    save_file({"weight": vectors[:1].clone()}, "m.safetensors")
+    scores = vectors @ vectors[0]
+    pq.write_table(pa.table({"id": ids, "label": (scores > scores.median()).tolist()}), "d.parquet")
+    probe = ("--probe", "m.safetensors", "--data", "d.parquet", "--min", 1.0)
+    added = evergram("consumer-add", "l", "ads", "--pin", "v0", *probe, "--json")
+    assert added.json["probe"]["baseline"]["value"] == 1.0
+    upgrade = ("upgrade", "r.toml", "--lineage", "l", "--set", "upgrade.method=non-bc")
+    refused = evergram(*upgrade, "--strict-probes")
+    assert refused.code == 2
+    assert "The new version was not published: The probe of ads (v0) has auc 0." in refused.err
+    assert Lineage.open("l").newest == 0
+    warned = evergram(*upgrade, "--json")
+    assert warned.code == 0
+    assert "warning: The probe of ads (v0) has auc 0." in warned.err
+    found = warned.json["probes"]
+    assert (found[0]["consumer"], found[0]["broken"], found[0]["source"]) == ("ads", True, 1)
+    assert Lineage.open("l").metrics(1)["probes"] == found

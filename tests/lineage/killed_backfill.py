@@ -1,0 +1,107 @@
+"""A program: refresh a snapshot and put it back, killed 200 times; prints what it found.
+
+It runs in a process of its own with one thread, because it forks after torch was loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+from tests.lineage.lines import lineage_of, vectors_of
+
+from evergram.lineage.backfill import Backfill
+from evergram.lineage.filling import space_of, stored_rows
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.ways import Ways
+from evergram.stores.opening import open_store
+
+ROWS, BATCH = 1500, 10
+
+
+def killed(work: Callable[[], object], after: float) -> bool:
+    """Run it in a fork and kill that after some seconds. Returns: whether it had not finished."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException as error:
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            os._exit(1)
+        os._exit(0)
+    time.sleep(after)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise RuntimeError("an operation failed by itself")
+    return os.WIFSIGNALED(status)
+
+
+def check(lineage: Lineage, address: str) -> int:
+    """Every row is there once, as its version wrote it; what is acknowledged is refreshed.
+
+    Returns: rows that are acknowledged.
+    """
+    vectors = {1: vectors_of(1, ROWS).numpy(), 2: vectors_of(2, ROWS).numpy()}
+    with open_store(address) as store:
+        seen: dict[int, int] = {}
+        for rows in store.fetch(range(ROWS)):
+            dim = lineage.manifest(rows.version).dim
+            keys = rows.ids.to_numpy()
+            assert (rows.vectors[:, :dim] == vectors[rows.version][keys]).all(), "a wrong vector"
+            seen |= dict.fromkeys(keys.tolist(), rows.version)
+        assert len(seen) == ROWS, f"{ROWS - len(seen)} rows were lost"
+        assert sum(store.count().values()) == ROWS, "a row is there twice"
+        work = Backfill(lineage, store, "object")
+        done = work.status().refreshed
+        order = pa.ipc.open_file(work.folder / "order.arrow").read_all()["id"].to_pylist()
+        assert all(seen[key] == 2 for key in order[:done]), "an acknowledged row was lost"
+    return done
+
+
+def main(folder: Path, kills: int) -> None:
+    lineage = lineage_of(folder / "line", rows=ROWS)
+    address = str(folder / "store")
+    with open_store(address, create="int64") as store:
+        space = space_of(lineage, 1)
+        rows = stored_rows(
+            lineage, Ways(lineage), space, pa.array(range(ROWS)), vectors_of(1, ROWS).numpy()
+        )
+        store.load(space, [rows])
+        Backfill(lineage, store, "object").plan(BATCH)
+
+    def run(what: str) -> None:
+        with open_store(address) as store:
+            work = Backfill(lineage, store, "object")
+            work.apply() if what == "apply" else work.rollback()
+
+    draw = random.Random(0)
+    happened, seen = 0, []
+    while happened < kills:
+        happened += killed(lambda: run("apply"), draw.uniform(0, 0.15))
+        seen.append(check(lineage, address))
+        if seen[-1] == ROWS:
+            # Back to the start, killed on the way too.
+            while killed(lambda: run("rollback"), draw.uniform(0.05, 0.4)):
+                happened += 1
+            with open_store(address) as store:
+                assert store.count() == {1: ROWS}, "not all rows were put back"
+                Backfill(lineage, store, "object").plan(BATCH)
+    run("apply")
+    sys.stdout.write(
+        json.dumps({"kills": happened, "moments": len(set(seen)), "done": check(lineage, address)})
+    )
+    assert np.diff(seen).max() > 0
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,169 @@
+"""The identity of a version: the same for the same training, another for anything else."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evergram.compatibility.transforms import LinearTransform
+from evergram.data.corpus import Vocabulary
+from evergram.errors import IntegrityError
+from evergram.lineage.artefact import Artefact, EncoderParts
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.manifest import Manifest, read_manifest
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+HASHES = st.text("0123456789abcdef", min_size=64, max_size=64)
+TABLE = st.dictionaries(st.text(min_size=1), PLAIN, max_size=3)
+
+
+@st.composite
+def trained(draw: st.DrawFn) -> dict[str, Any]:
+    """The JSON of a manifest of a model."""
+    return {
+        "version": draw(st.integers(0, 9)),
+        "name": draw(st.text()),
+        "dim": draw(st.integers(1, 1024)),
+        "created": draw(st.text()),
+        "evergram": draw(st.text()),
+        "encoder": {
+            "kind": draw(st.sampled_from(["factorization", "two_tower"])),
+            "options": draw(TABLE),
+            "inputs": {"query": {"id": draw(st.text())}},
+            "vocabularies": {"query.id": "string"},
+        },
+        "transform": draw(st.sampled_from([None, {"kind": "linear", "options": {}}, "linear"])),
+        "recipe": draw(TABLE),
+        "files": {
+            "encoder.safetensors": draw(HASHES),
+            "vocabularies.parquet": draw(HASHES),
+            "metrics.json": draw(HASHES),
+        },
+        "embeddings": {"query": draw(HASHES)},
+    }
+
+
+def identity(values: dict[str, Any]) -> str:
+    return Manifest.model_validate(values).fingerprint
+
+
+@given(values=trained(), other=trained())
+def test_what_makes_no_other_vectors_makes_no_other_identity(
+    values: dict[str, Any], other: dict[str, Any]
+) -> None:
+    before = identity(values)
+    assert len(before) == 71
+    assert before.startswith("sha256:")
+    for key in ("version", "name", "created", "evergram", "transform", "embeddings"):
+        values[key] = other[key]
+    values["files"]["metrics.json"] = other["files"]["metrics.json"]
+    values["recipe"] = dict(reversed(values["recipe"].items()))
+    assert identity(values) == before
+    # Nor does writing and reading it.
+    assert read(Manifest.model_validate(values)).fingerprint == before
+
+
+def read(manifest: Manifest) -> Manifest:
+    return Manifest.model_validate_json(manifest.model_dump_json())
+
+
+@given(values=trained(), data=st.data())
+def test_each_part_of_a_training_makes_another_identity(
+    values: dict[str, Any], data: st.DataObject
+) -> None:
+    changes: dict[str, Any] = {
+        "dim": values["dim"] + 1,
+        "recipe": {**values["recipe"], "new key": 1},
+        "files encoder.safetensors": data.draw(HASHES),
+        "files vocabularies.parquet": data.draw(HASHES),
+        "encoder kind": "lightgcn",
+        "encoder options": {**values["encoder"]["options"], "normalize": True, "n": 1},
+        "encoder inputs": {"query": {"id": values["encoder"]["inputs"]["query"]["id"] + "x"}},
+    }
+    seen = {identity(values)}
+    for path, value in changes.items():
+        changed = copy.deepcopy(values)
+        *way, last = path.split(" ", 1)
+        place = changed[way[0]] if way else changed
+        if place[last] != value:
+            place[last] = value
+            found = identity(changed)
+            assert found not in seen, path
+            seen.add(found)
+
+
+@given(values=trained(), hashes=HASHES)
+def test_of_files_the_vectors_are_the_identity(values: dict[str, Any], hashes: str) -> None:
+    values["encoder"] = None
+    before = identity(values)
+    assert identity({**values, "recipe": {"other": 1}, "files": {}}) == before
+    assert identity({**values, "dim": values["dim"] + 1}) != before
+    if hashes != values["embeddings"]["query"]:
+        assert identity({**values, "embeddings": {"query": hashes}}) != before
+    assert identity({**values, "embeddings": {"object": values["embeddings"]["query"]}}) != before
+
+
+def model(scale: float = 1.0, seed: int = 3) -> Artefact:
+    ids = pa.array(["a", "b"])
+    z = torch.arange(4.0).reshape(2, 2) * scale
+    return Artefact(
+        dim=2,
+        encoder=EncoderParts(
+            kind="factorization",
+            options={"dim": 2},
+            state={"query.weight": z},
+            inputs={"query": {"id": "query.id"}},
+            vocabularies={"query.id": Vocabulary(ids)},
+        ),
+        embeddings={"query": (ids, z)},
+        transform=None,
+        metrics={"metrics": {"model": {}}, "seconds": float(torch.rand(()))},
+        recipe={"seed": seed},
+    )
+
+
+def test_the_same_training_published_twice(tmp_path: Path) -> None:
+    found = []
+    for number, made in enumerate((model(), model(), model(2.0), model(seed=4))):
+        lineage = Lineage.create(tmp_path / str(number), f"name{number}")
+        lineage.publish(made)
+        found.append(lineage.manifest(0).fingerprint)
+        assert lineage.version_of(found[-1]) == 0
+        assert lineage.version_of("sha256:" + "0" * 64) is None
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
+
+
+def test_a_lineage_knows_its_versions_by_it(tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path)
+    lineage.publish(model())
+    back = LinearTransform.from_matrix(torch.eye(2))
+    lineage.publish(Artefact(**{**vars(model(2.0)), "transform": back}))
+    for manifest in lineage.versions:
+        assert lineage.version_of(manifest.fingerprint) == manifest.version
+
+
+def test_a_manifest_that_was_changed_contradicts_its_fingerprint(tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path)
+    lineage.publish(model())
+    path = tmp_path / "versions" / "0" / "manifest.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "recipe": {"seed": 5}}))
+    with pytest.raises(IntegrityError, match="its fingerprint is not that of what it says"):
+        Lineage.open(tmp_path)
+    # One of before format 3 does not have it.
+    del values["fingerprint"], values["check"]
+    path.write_text(json.dumps(values))
+    assert read_manifest(path.parent).fingerprint == lineage.manifest(0).fingerprint

@@ -1,0 +1,112 @@
+"""A small lineage, and a service that shows it: what the dashboard's tests look at."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request
+
+from evergram.compatibility.certificate import StepError
+from evergram.compatibility.transforms import LinearTransform
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
+from evergram.serving.dashboard import router
+from evergram.serving.dashboard_facts import DashboardData
+
+
+def publish(
+    lineage: Lineage,
+    dim: int,
+    metrics: dict[str, Any],
+    *,
+    known: bool = True,
+    probes: Sequence[dict[str, Any]] = (),
+    promote: bool = True,
+) -> None:
+    """One more version of twenty objects; with `known`, with canaries and a certificate."""
+    number = lineage.following
+    ids = pa.array([f"object {i}" for i in range(20)])
+    vectors = torch.randn(20, dim, generator=torch.Generator().manual_seed(number))
+    transform, error = None, None
+    if number:
+        past = lineage.embeddings("object")[1]
+        transform = LinearTransform(past.shape[1], dim)
+        with torch.no_grad():
+            transform.weight.copy_(torch.linalg.lstsq(vectors, past).solution.T)
+            error = StepError.of(transform(vectors), past) if known else None
+    lineage.publish(
+        Artefact(
+            dim=dim,
+            embeddings={"object": (ids, vectors)},
+            transform=transform,
+            metrics={"metrics": metrics, "probes": list(probes)},
+            recipe={},
+            canaries={"object": (ids, vectors)} if known else {},
+            error=error,
+        ),
+        promote=promote,
+    )
+
+
+def quality(number: int) -> dict[str, Any]:
+    found = {
+        "model": {"recall@20": 0.31 + 0.01 * number, "ndcg@20": 0.21},
+        "popularity": {"recall@20": 0.12, "ndcg@20": 0.08},
+    }
+    return found | ({"alone": {"recall@20": 0.33, "ndcg@20": 0.22}} if number else {})
+
+
+def make_lineage(path: Path, versions: int = 4, name: str = "films") -> Lineage:
+    found = Lineage.create(path, name)
+    for n in range(versions):
+        publish(found, (12, 14, 13, 15)[n % 4], quality(n))
+    return found
+
+
+@dataclass
+class Service:
+    """What the tests set, and what they then read."""
+
+    url: str
+    data: DashboardData
+    token: str | None = None
+    status: int = 200
+    asked: list[float] = field(default_factory=list)
+
+
+@contextmanager
+def serve(data: DashboardData) -> Iterator[Service]:
+    """The dashboard's routes and nothing else, on a free port, until the end."""
+    service = Service("", data)
+
+    def shown(request: Request) -> DashboardData:
+        service.asked.append(time.monotonic())
+        given = request.headers.get("authorization")
+        if service.token is not None and given != f"Bearer {service.token}":
+            raise HTTPException(401, "Unknown token.")
+        if service.status != 200:
+            raise HTTPException(service.status, "As the test wants it.")
+        return service.data
+
+    app = FastAPI()
+    app.include_router(router(shown))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    service.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    try:
+        yield service
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,159 @@
+"""A real headless chromium, driven through chromedriver's own HTTP interface."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+TAB, ENTER, ESCAPE = "\ue004", "\ue007", "\ue00c"
+
+
+def missing() -> str | None:
+    """Why there is no browser to test in; None where there is one."""
+    absent = [path for path in (CHROMIUM, DRIVER) if shutil.which(path) is None]
+    return f"{' and '.join(absent)} is not installed" if absent else None
+
+
+class Browser:
+    """One tab. What the page wrote to its console, and what it asked for, is kept."""
+
+    def __init__(self, session: httpx.Client) -> None:
+        self._session = session
+        self.console: list[str] = []
+        self.requests: list[str] = []
+
+    def __call__(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        answer = (
+            self._session.get(path) if body is None else self._session.post(path, json=body)
+        ).json()["value"]
+        if isinstance(answer, dict) and "error" in answer:
+            raise RuntimeError(f"{path}: {answer['error']}: {answer['message']}")
+        return answer
+
+    def open(self, url: str) -> None:
+        self("url", {"url": url})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """A function's body; what it returns, or what its promise comes to."""
+        return self("execute/sync", {"script": script, "args": list(arguments)})
+
+    def devtools(self, command: str, **parameters: Any) -> Any:
+        return self("goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def keys(self, *keys: str) -> None:
+        """Press and let go, one after the other, wherever the focus is."""
+        actions = [{"type": kind, "value": k} for k in keys for kind in ("keyDown", "keyUp")]
+        self("actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
+
+    def size(self, width: int, height: int = 900) -> None:
+        """Of the viewport, as a phone or a desktop has it."""
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
+        )  # fmt: skip
+
+    def scheme(self, name: str) -> None:
+        """light or dark."""
+        feature = {"name": "prefers-color-scheme", "value": name}
+        self.devtools("Emulation.setEmulatedMedia", features=[feature])
+
+    def listen(self) -> None:
+        """Take in what has happened since the last time."""
+        for entry in self("se/log", {"type": "browser"}):
+            if entry["level"] in ("SEVERE", "WARNING"):
+                self.console.append(entry["message"])
+        for entry in self("se/log", {"type": "performance"}):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                self.requests.append(message["params"]["request"]["url"])
+
+    def forget(self) -> None:
+        """Begin anew: nothing listened to, nothing in the tab's storage, no dialog in the way."""
+        self.open("about:blank")
+        self.listen()
+        self.console, self.requests = [], []
+
+    def wait(self, condition: str | Callable[[], Any], seconds: float = 10) -> Any:
+        """Until a script's expression, or a function, is true.
+
+        Raises: TimeoutError.
+        """
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = self.run(f"return {condition}") if isinstance(condition, str) else condition()
+            if found:
+                return found
+            time.sleep(0.05)
+        raise TimeoutError(f"{condition} did not come true in {seconds} s")
+
+    def picture(self, path: Path, whole: bool = True) -> None:
+        """A PNG of the page, down to its end."""
+        found = self.devtools("Page.captureScreenshot", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(found["data"]))
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextmanager
+def open_browser(profile: Path) -> Iterator[Browser]:
+    """A browser with a fresh profile, closed at the end.
+
+    Args:
+        profile: an empty folder.
+    """
+    port = _free_port()
+    driver = subprocess.Popen(
+        [DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={profile}"]}
+    wanted = {
+        "alwaysMatch": {
+            "browserName": "chrome",
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+        }
+    }
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            for _ in range(200):
+                try:
+                    if client.get("/status").json()["value"]["ready"]:
+                        break
+                except httpx.TransportError:
+                    time.sleep(0.05)
+            begun = client.post("/session", json={"capabilities": wanted}).json()["value"]
+            if "sessionId" not in begun:
+                raise RuntimeError(f"chromium did not start: {begun.get('message')}")
+            address = f"http://127.0.0.1:{port}/session/{begun['sessionId']}/"
+            with httpx.Client(base_url=address, timeout=60) as session:
+                yield Browser(session)
+                session.delete("")
+    finally:
+        driver.terminate()
+        driver.wait(timeout=10)

@@ -1,0 +1,106 @@
+"""A service over a small lineage, its consumers, and a server of it in a thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.testclient import TestClient
+from tests.lineage.lines import lineage_of
+from tests.stores.dictionary import DictionaryStore
+
+from evergram.lineage.consumers import Consumers
+from evergram.lineage.filling import fill, id_type
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.reader import Reader
+from evergram.serving.app import create_app
+from evergram.serving.service import Service
+from evergram.serving.settings import Settings
+from evergram.serving.watching import Watch
+from evergram.stores.store import Store
+
+
+class CountedStore(DictionaryStore):
+    """Knows whether it was closed, and refuses to be read then."""
+
+    closed = False
+
+    def close(self) -> None:
+        assert not self.closed
+        self.closed = True
+
+    def _read(self, ids: Any) -> Any:
+        assert not self.closed, "a closed store was read"
+        return super()._read(ids)
+
+
+def read_from_dictionaries(folder: Path) -> Reader:
+    """A reader whose stores hold production's embeddings."""
+    lineage = Lineage.open(folder)
+    version = lineage.production
+    stores: dict[str, Store] = {}
+    for side in lineage.manifest(version).embeddings:
+        store = CountedStore(id_type(lineage, side, version))
+        fill(lineage, store, side)
+        stores[side] = store
+    return Reader(lineage, stores)
+
+
+def service_of(folder: Path) -> Service:
+    return Service(
+        lambda: read_from_dictionaries(folder),
+        lambda: Consumers.open(folder),
+        Watch(folder).look,
+    )
+
+
+@dataclass
+class Running:
+    """A service and a client of it that needs no network."""
+
+    folder: Path
+    service: Service
+    http: TestClient
+
+    def post(self, path: str, body: Any, token: str | None = None) -> Any:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return self.http.post(path, json=body, headers=headers)
+
+    def get(self, path: str, token: str | None = None) -> Any:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return self.http.get(path, headers=headers)
+
+
+@contextmanager
+def running(folder: Path, settings: Settings | None = None, **line: Any) -> Iterator[Running]:
+    """A service over a line of versions, which is made where the folder is empty."""
+    if not (folder / "lineage.json").exists():
+        lineage_of(folder, **line)
+    service = service_of(folder)
+    app = create_app(service, Settings(poll=0.05) if settings is None else settings)
+    with TestClient(app, raise_server_exceptions=False) as http:
+        yield Running(folder, service, http)
+
+
+@contextmanager
+def server(app: Any) -> Iterator[str]:
+    """A real server in a thread. Yields: its address."""
+    config = uvicorn.Config(app, port=0, log_level="error", access_log=False)
+    found = uvicorn.Server(config)
+    thread = threading.Thread(target=found.run)
+    thread.start()
+    try:
+        while not found.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = found.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        found.should_exit = True
+        thread.join()

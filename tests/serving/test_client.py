@@ -1,0 +1,142 @@
+"""One script, against the reader and against the service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.testing import assert_array_equal
+from tests.serving.running import Running, running
+
+from evergram import Client
+from evergram.errors import (
+    DataError,
+    EvergramError,
+    LineageError,
+    ServiceError,
+    ShapeError,
+    UnknownVersionError,
+)
+
+
+def client_of(served: Running) -> Client:
+    """Without a network: the test client is one of httpx."""
+    found = Client("http://testserver", retries=0)
+    found._http = served.http  # type: ignore[assignment]
+    return found
+
+
+def script(source: Any) -> list[Any]:
+    """What a program would do, and every error that it would see."""
+    found: list[Any] = []
+    for version in (None, 0, "v1"):
+        for ids in ([1, 2, 999], pa.array([5]), []):
+            embedded = source.embed(ids, version)
+            found += [embedded.version, embedded.ids, embedded.vectors, embedded.sources]
+            found.append(embedded.missing)
+    queries = np.linspace(-1, 1, 16).reshape(2, 8)
+    for metric in ("ip", "l2", "cosine"):
+        for ids in (None, [3, 4, 5]):
+            for hits in source.search(queries, 4, 1, metric=metric, ids=ids):
+                found += [hits.ids, hits.scores, hits.versions]
+    found.append(source.search(queries[0], version=1)[0].ids)
+    found.append(source.transform(queries, 1, 0))
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: source.embed([1], 9),
+        lambda: source.embed(["a"]),
+        lambda: source.embed([1], side="query"),
+        lambda: source.search(queries, version=0),
+        lambda: source.search(queries, 0, version=1),
+        lambda: source.search([["x"]], version=1),
+        lambda: source.transform(queries, 1, "nightly"),
+        lambda: source.transform(queries * np.nan, 1, 0),
+    )
+    for call in calls:
+        with pytest.raises(EvergramError) as caught:
+            call()
+        found.append(caught.type)
+    return found
+
+
+def test_the_same_script_gives_the_same(served: Running) -> None:
+    state = served.service.enter()
+    mine, theirs = script(state.reader), script(client_of(served))
+    state.leave()
+    assert len(mine) == len(theirs)
+    for a, b in zip(mine, theirs, strict=True):
+        if isinstance(a, np.ndarray):
+            assert a.dtype == b.dtype
+            assert_array_equal(a, b)
+        elif isinstance(a, pa.Array):
+            assert a.equals(b)
+        elif isinstance(a, type):
+            # What is refused before it is read is of the same kind, or more general.
+            assert issubclass(a, b) or b is ServiceError, (a, b)
+        else:
+            assert a == b
+
+
+def test_errors_are_those_of_the_library(served: Running) -> None:
+    client = client_of(served)
+    with pytest.raises(UnknownVersionError, match="no version 9"):
+        client.embed([1], 9)
+    with pytest.raises(ShapeError):
+        client.search([0.0], version=0)
+    with pytest.raises(LineageError, match="no side"):
+        client.embed([1], side="query")
+    with pytest.raises(DataError):
+        client.embed([1, "a"])
+    assert [v["version"] for v in client.versions()] == [0, 1, 2]
+    assert client.consumers() == []
+
+
+def test_strings_are_ids_where_they_are(tmp_path: Path) -> None:
+    with running(tmp_path / "line", text=True, versions=1) as served:
+        found = client_of(served).embed(["7", "nobody"])
+        assert found.sources.tolist() == [0, -1]
+        with pytest.raises(DataError, match="strings"):
+            client_of(served).embed([7])
+
+
+class Flaky(httpx.BaseTransport):
+    """Fails a few times in a row, then answers."""
+
+    def __init__(self, failures: list[Any]) -> None:
+        self.failures = failures
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self.failures:
+            failure = self.failures.pop(0)
+            if isinstance(failure, Exception):
+                raise failure
+            return httpx.Response(failure, json={"error": {"message": "busy", "code": "busy"}})
+        return httpx.Response(200, json={"data": [{"version": 0}]})
+
+
+def test_calls_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("evergram.serving.client.time.sleep", pauses.append)
+    flaky = Flaky([httpx.ConnectError("refused"), 503, httpx.ReadError("cut")])
+    with Client("http://service", transport=flaky) as client:
+        assert client.versions() == [{"version": 0}]
+    assert len(pauses) == 3
+    with (
+        Client("http://service", transport=Flaky([503] * 9), retries=2) as client,
+        pytest.raises(ServiceError, match="busy"),
+    ):
+        client.versions()
+    with (
+        Client("http://service", transport=Flaky([httpx.ConnectError("refused")]), retries=0) as c,
+        pytest.raises(ServiceError, match="cannot be reached: refused"),
+    ):
+        c.versions()
+    with (
+        Client("http://service", transport=Flaky([400]), retries=5) as client,
+        pytest.raises(ServiceError),
+    ):
+        client.versions()

@@ -1,0 +1,133 @@
+"""Objects encoded on the spot, by the encoder that was published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from tests.serving.running import Running, running
+
+from evergram.compatibility.transforms import LinearTransform
+from evergram.data.corpus import Corpus
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.features import Schema
+from evergram.encoders.graphsage import GraphSage
+from evergram.encoders.two_tower import TwoTower
+from evergram.lineage.artefact import Artefact, EncoderParts
+from evergram.lineage.lineage import Lineage
+
+
+def corpus() -> Corpus:
+    interactions = pa.table({"query": [1, 2, 3], "candidate": ["a", "b", "a"]})
+    features = pa.table({"id": ["a", "b"], "genre": [["war", "love"], ["war"]], "year": [1990, 7]})
+    return Corpus.from_tables(interactions, None, features)
+
+
+def artefact(encoder: Encoder, options: dict[str, Any], back: Any = None) -> Artefact:
+    found = encoder.embed_all(corpus())
+    parts = EncoderParts(
+        encoder.kind,
+        options,
+        encoder.state_dict(),
+        encoder.schema.inputs,
+        encoder.schema.vocabularies,
+    )
+    sides = {"query": corpus().queries, "candidate": corpus().candidates}
+    return Artefact(
+        encoder.dim,
+        {side: (entities.vocabulary.keys, found[side]) for side, entities in sides.items()},
+        back,
+        {"metrics": {"model": {}}},
+        {"seed": 0},
+        parts,
+    )
+
+
+def two_tower(dim: int) -> TwoTower:
+    draw = torch.Generator().manual_seed(dim)
+    encoder = TwoTower(Schema.of(corpus(), features=True), dim, generator=draw, hidden=[4])
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw))
+    return encoder.eval()
+
+
+BACK = torch.arange(12.0).reshape(3, 4)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Running]:
+    lineage = Lineage.create(tmp_path / "shop", "shop")
+    lineage.publish(artefact(two_tower(3), {"dim": 3, "hidden": [4]}))
+    back = LinearTransform.from_matrix(BACK)
+    lineage.publish(artefact(two_tower(4), {"dim": 4, "hidden": [4]}, back))
+    with running(tmp_path / "shop") as found:
+        yield found
+
+
+def rows_of(answer: Any) -> list[list[float]]:
+    assert answer.status_code == 200, answer.text
+    return [found["embedding"] for found in answer.json()["data"]]
+
+
+def test_what_is_stored_is_what_its_features_encode_to(shop: Running) -> None:
+    """The id is known to the encoder, so with it nothing is missing."""
+    objects = [
+        {"id": "a", "features": {"genre": ["war", "love"], "year": 1990}},
+        {"id": "b", "features": {"genre": "war", "year": "7"}},
+    ]
+    for version in (0, 1):
+        asked = {"model": f"shop@v{version}", "side": "candidate"}
+        stored = rows_of(shop.post("/v1/embeddings", {**asked, "input": ["a", "b"]}))
+        answer = shop.post("/v1/embeddings", {**asked, "input": objects})
+        assert_allclose(rows_of(answer), stored, rtol=1e-4, atol=1e-5)
+        assert answer.json()["evergram"]["computed_from"] == [1, 1]
+
+
+def test_an_unseen_object_is_placed_by_its_features(shop: Running) -> None:
+    encoder = two_tower(4)
+    features = pa.table({"id": ["new"], "genre": [["love", "unheard"]]})
+    unseen = Corpus.from_tables(
+        pa.table({"query": [1], "candidate": ["new"]}), None, features
+    ).candidates
+    expected = encoder.encode_candidate(unseen).numpy()
+    given = {"features": {"genre": ["love", "unheard"]}}
+    assert_allclose(rows_of(shop.post("/v1/embeddings", {"input": given})), expected, rtol=1e-5)
+    past = rows_of(shop.post("/v1/embeddings", {"input": [given], "version": 0}))
+    assert_allclose(past, expected @ BACK.numpy().T, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"features": {"colour": "red"}}, "no feature 'colour'"),
+        ({"features": {"genre": "unheard"}}, "knows none of the features"),
+        ({"features": {}}, "knows none"),
+    ],
+)
+def test_what_says_nothing_is_refused(shop: Running, given: Any, words: str) -> None:
+    answer = shop.post("/v1/embeddings", {"input": given})
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+def test_an_encoder_that_needs_the_graph_says_so(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    schema = Schema.of(corpus(), features=True)
+    encoder = GraphSage(schema, 4, generator=draw, layers=1, width=4, ids=True)
+    lineage = Lineage.create(tmp_path / "graph", "graph")
+    options = {"dim": 4, "layers": 1, "width": 4, "ids": True}
+    made = artefact(two_tower(4), {})
+    parts = EncoderParts(
+        "graphsage", options, encoder.state_dict(), schema.inputs, schema.vocabularies
+    )
+    lineage.publish(Artefact(4, made.embeddings, None, made.metrics, made.recipe, parts))
+    with running(tmp_path / "graph") as served:
+        answer = served.post("/v1/embeddings", {"input": {"features": {"genre": "war"}}})
+        assert answer.status_code == 400
+        assert "whole graph" in answer.json()["error"]["message"]

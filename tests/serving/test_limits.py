@@ -1,0 +1,175 @@
+"""Limits, time-outs, and what an error does not tell."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serving.running import CountedStore, Running, running
+
+from evergram.errors import EvergramError, IntegrityError, StoreError
+from evergram.serving.refusals import clean
+from evergram.serving.settings import Settings
+
+SMALL = Settings(
+    max_batch=4, max_k=5, max_hits=8, max_dim=12, max_body=2000, timeout=0.5, workers=1,
+    max_waiting=1,
+)  # fmt: skip
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Running]:
+    with running(tmp_path / "line", SMALL) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "status"),
+    [
+        ("/v1/embeddings", {"input": [1, 2, 3, 4]}, 200),
+        ("/v1/embeddings", {"input": [1, 2, 3, 4, 5]}, 413),
+        ("/v1/search", {"vector": [0.5] * 10, "k": 5}, 200),
+        ("/v1/search", {"vector": [0.5] * 10, "k": 6}, 400),
+        ("/v1/search", {"vectors": [[0.5] * 10] * 2, "k": 4}, 200),
+        ("/v1/search", {"vectors": [[0.5] * 10] * 2, "k": 5}, 413),
+        ("/v1/search", {"vector": [0.5] * 10, "k": 1, "ids": [1, 2, 3, 4, 5]}, 413),
+        ("/v1/search", {"vector": [0.5] * 13}, 413),
+        ("/v1/transform", {"vectors": [[0.5] * 10] * 5, "source": 2}, 413),
+        ("/v1/embeddings", {"input": ["1" * 1900, "2"]}, 400),
+        ("/v1/embeddings", {"input": ["1" * 2100]}, 413),
+    ],
+)
+def test_what_is_too_much_is_refused(
+    small: Running, path: str, asked: dict[str, Any], status: int
+) -> None:
+    answer = small.post(path, asked)
+    assert answer.status_code == status, answer.text
+
+
+def test_a_body_is_counted_as_it_comes(small: Running) -> None:
+    """Without a length in the header; the rest is not read."""
+    sent = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(1000):
+            sent += 1
+            yield b" " * 500
+
+    answer = small.http.post("/v1/embeddings", content=chunks())
+    assert answer.status_code == 413
+    assert "2000 bytes" in answer.json()["error"]["message"]
+
+
+def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Stores that do not answer until the event is set."""
+    go = threading.Event()
+    read = CountedStore._read
+
+    def waiting(self: CountedStore, ids: Any) -> Any:
+        go.wait(10)
+        return read(self, ids)
+
+    monkeypatch.setattr(CountedStore, "_read", waiting)
+    return go
+
+
+def test_what_takes_too_long_is_said_so(small: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = slow(monkeypatch)
+    started = time.monotonic()
+    answer = small.post("/v1/embeddings", {"input": 1})
+    assert answer.status_code == 504
+    assert time.monotonic() - started < 5
+    assert "0.5 seconds" in answer.json()["error"]["message"]
+    # The event loop was never blocked.
+    assert small.get("/healthz").status_code == 200
+    go.set()
+
+
+def test_who_would_wait_too_long_is_sent_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(workers=1, max_waiting=1, timeout=20)
+    with running(tmp_path / "line", settings) as served:
+        go = slow(monkeypatch)
+
+        def ask() -> Any:
+            return served.post("/v1/embeddings", {"input": 1})
+
+        with ThreadPoolExecutor(3) as pool:
+            first = [pool.submit(ask) for _ in range(2)]
+            front = served.http.app.state.front  # type: ignore[attr-defined]
+            while front.workers.busy < 2:
+                time.sleep(0.01)
+            third = ask()
+            assert third.status_code == 503
+            assert third.headers["retry-after"] == "1"
+            go.set()
+            assert [f.result().status_code for f in first] == [200, 200]
+        assert front.workers.busy == 0
+        assert ask().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (StoreError("postgresql://me@db.internal/shop#items went away: /var/run/x"), 503),
+        (IntegrityError("/srv/data/line/versions/0/x.safetensors is damaged."), 500),
+        (RuntimeError("/srv/data/secret.py line 3"), 500),
+        (EvergramError("no class fits"), 500),
+    ],
+)
+def test_our_own_faults_are_told_without_particulars(
+    served: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    status: int,
+) -> None:
+    def broken(self: CountedStore, ids: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(CountedStore, "_read", broken)
+    with caplog.at_level(logging.ERROR):
+        answer = served.post("/v1/embeddings", {"input": 1})
+    assert answer.status_code == status
+    for word in ("/srv", "/var", "postgresql", "Traceback", "secret"):
+        assert word not in answer.text
+    assert str(error) in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("message", "cleaned"),
+    [
+        ("Ids are int64; those of /srv/a b/x are string.", "Ids are int64; those of the lineage"),
+        ("There is no side 'x' in ~/data/line; it has object.", "in the lineage; it has object."),
+        ("qdrant:http://host:6333#items is full", "the store is full"),
+        ("Ask /v1/versions for and/or 1/2.", "Ask /v1/versions for and/or 1/2."),
+    ],
+)
+def test_files_and_addresses_are_not_told(message: str, cleaned: str) -> None:
+    assert cleaned in clean(message)
+
+
+def test_no_refusal_names_a_folder(served: Running) -> None:
+    asked: list[tuple[str, Any]] = [
+        ("/v1/embeddings", {"input": 1, "model": "line@v9"}),
+        ("/v1/embeddings", {"input": 1, "side": "nobody"}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/embeddings", {"input": {"features": {"a": 1}}}),
+        ("/v1/search", {"vector": [1.0], "version": 1}),
+        ("/v1/search", {"vector": [1.0] * 10, "ids": ["a"]}),
+        ("/v1/transform", {"vectors": [[1.0] * 6], "source": 0, "target": 2}),
+        ("/v1/transform", {"vectors": [[1.0] * 6], "source": "stable", "target": 2}),
+    ]
+    for path, body in asked:
+        answer = served.post(path, body)
+        assert 400 <= answer.status_code < 500 or path == "/v1/transform", answer.text
+        for part in served.folder.parts[1:-1]:
+            assert f"/{part}" not in answer.text

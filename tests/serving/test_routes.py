@@ -1,0 +1,261 @@
+"""What the routes answer, against what the reader gives."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.testing import assert_allclose
+from tests.lineage.lines import read_as, vectors_of
+from tests.serving.running import Running
+
+ARROW = "application/vnd.apache.arrow.stream"
+
+
+def stream(columns: dict[str, Any], asked: Any, fingerprint: str | None = None) -> bytes:
+    metadata = {"evergram.request": asked if isinstance(asked, str) else json.dumps(asked)}
+    if fingerprint is not None:
+        metadata["evergram.fingerprint"] = fingerprint
+    table = pa.table(columns).replace_schema_metadata(metadata)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+def post_stream(served: Running, path: str, body: bytes) -> Any:
+    return served.http.post(path, content=body, headers={"Content-Type": ARROW, "Accept": ARROW})
+
+
+def table_of(answer: Any) -> pa.Table:
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == ARROW
+    return pa.ipc.open_stream(answer.content).read_all()
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_embeddings_are_what_each_version_reads(
+    served: Running, version: int, encoding: str
+) -> None:
+    asked = {"model": f"line@v{version}", "input": [7, 299, 7], "encoding_format": encoding}
+    answer = served.post("/v1/embeddings", asked)
+    body = answer.json()
+    rows = [found["embedding"] for found in body["data"]]
+    if encoding == "base64":
+        rows = [np.frombuffer(base64.b64decode(row), "<f4").tolist() for row in rows]
+    expected = read_as(2, version)[[7, 299, 7]].numpy()
+    assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+    fingerprint = served.service.opened.reader.lineage.manifest(version).fingerprint
+    assert body["evergram"] == {
+        "version": version,
+        "computed_from": [2, 2, 2],
+        "side": "object",
+        "fingerprint": fingerprint,
+    }
+    assert body["model"] == f"line@v{version}"
+    assert [found["index"] for found in body["data"]] == [0, 1, 2]
+    assert answer.headers["x-evergram-version"] == str(version)
+    assert answer.headers["x-evergram-computed-from"] == "2"
+    assert answer.headers["x-evergram-fingerprint"] == fingerprint
+
+
+@pytest.mark.parametrize(
+    ("given", "ids"),
+    [(5, [5]), ("5", [5]), (["5", "-0"], [5, 0]), ([5, 6], [5, 6])],
+)
+def test_ids_may_be_said_in_several_ways(served: Running, given: Any, ids: list[int]) -> None:
+    answer = served.post("/v1/embeddings", {"input": given})
+    rows = [found["embedding"] for found in answer.json()["data"]]
+    assert_allclose(rows, vectors_of(2).numpy()[ids], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "code", "words"),
+    [
+        ({"input": 1, "model": "line@v7"}, 404, "unknown_version", "0, 1, 2"),
+        ({"input": 1, "model": "line@nightly"}, 404, "unknown_version", "nightly"),
+        ({"input": 1, "model": "line@v" + "9" * 200}, 404, "unknown_version", "no version"),
+        ({"input": 1, "model": "other@v0"}, 404, "unknown_version", "'line@v0'"),
+        ({"input": 1, "dimensions": 4}, 400, "dimensions", "10 dimensions"),
+        ({"input": 1, "side": "query"}, 400, "lineage", "no side 'query'"),
+        ({"input": [1, 900, 901]}, 404, "unknown_id", "2 of 3 ids"),
+        ({"input": ["x"]}, 400, "data", "whole numbers"),
+        ({"input": "9" * 19}, 400, "data", "64 bits"),
+        ({"input": []}, 400, "request", "input"),
+        ({"input": 1, "sides": "x"}, 400, "request", "sides"),
+        ({"input": 1, "model": "line", "version": 0}, 400, "request", "not in both"),
+        ({"input": {"features": {"genre": "war"}}}, 400, "lineage", "no encoder"),
+    ],
+)
+def test_embeddings_refuses_with_a_sentence(
+    served: Running, asked: dict[str, Any], status: int, code: str, words: str
+) -> None:
+    answer = served.post("/v1/embeddings", asked)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code)
+    assert words in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_dimensions_may_be_those_of_the_version(served: Running) -> None:
+    asked = {"input": 1, "model": "line@v1", "dimensions": 8}
+    assert served.post("/v1/embeddings", asked).status_code == 200
+
+
+def test_missing_ids_may_be_zeros(served: Running) -> None:
+    body = served.post("/v1/embeddings", {"input": [1, 900], "missing": "zeros"}).json()
+    assert body["evergram"]["computed_from"] == [2, -1]
+    assert body["data"][1]["embedding"] == [0] * 10
+
+
+def test_embeddings_as_an_arrow_stream(served: Running) -> None:
+    body = stream({"id": pa.array([3, 4])}, {"model": "line@v0"})
+    found = table_of(post_stream(served, "/v1/embeddings", body))
+    assert found["id"].to_pylist() == [3, 4]
+    assert found.schema.field("vector").type == pa.list_(pa.float32(), 6)
+    assert_allclose(found["vector"].to_pylist(), read_as(2, 0)[[3, 4]].numpy(), rtol=1e-5)
+    assert found["computed_from"].to_pylist() == [2, 2]
+    assert found.schema.metadata[b"evergram.version"] == b"0"
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_search_is_that_of_the_reader(served: Running, metric: str) -> None:
+    queries = vectors_of(0).numpy()[:2]
+    expected = served.service.opened.reader.search(queries, 5, 0, metric=metric)  # type: ignore[arg-type]
+    asked = {"vectors": queries.tolist(), "k": 5, "version": "v0", "metric": metric}
+    body = served.post("/v1/search", asked).json()
+    for found, hits in zip(body["data"], expected, strict=True):
+        assert [h["id"] for h in found["hits"]] == hits.ids.to_pylist()
+        assert_allclose([h["score"] for h in found["hits"]], hits.scores, rtol=1e-5)
+        assert {h["computed_from"] for h in found["hits"]} == {2}
+    asked = {"k": 5, "version": 0, "metric": metric}
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(queries.ravel()), 6)
+    table = table_of(post_stream(served, "/v1/search", stream({"vector": vectors}, asked)))
+    assert table["query"].to_pylist() == [0] * 5 + [1] * 5
+    assert table["id"].to_pylist() == [k for hits in expected for k in hits.ids.to_pylist()]
+
+
+def test_search_by_id_and_among_ids(served: Running) -> None:
+    asked = {"id": 3, "version": 1, "k": 2, "metric": "l2", "ids": [9, 3, 8]}
+    body = served.post("/v1/search", asked).json()
+    hits = body["data"][0]["hits"]
+    assert hits[0]["id"] == 3
+    assert hits[1]["id"] in (8, 9)
+    assert served.post("/v1/search", {"id": 999}).status_code == 404
+
+
+def test_transform_leads_from_version_to_version(served: Running) -> None:
+    given = vectors_of(2).numpy()[:3]
+    asked = {"vectors": given.tolist(), "source": "v2", "target": 0}
+    body = served.post("/v1/transform", asked).json()
+    assert_allclose(body["vectors"], read_as(2, 0)[:3].numpy(), rtol=1e-5, atol=1e-6)
+    assert body["evergram"]["computed_from"] == [2, 2, 2]
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(given.ravel()), 10)
+    body_in = stream({"vector": vectors}, {"source": 2, "target": 0})
+    table = table_of(post_stream(served, "/v1/transform", body_in))
+    assert_allclose(table["vector"].to_pylist(), body["vectors"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/transform"])
+def test_vectors_of_another_fingerprint_are_refused(served: Running, path: str) -> None:
+    lineage = served.service.opened.reader.lineage
+    mine, other = (lineage.manifest(v).fingerprint for v in (1, 0))
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 8, pa.float32()), 8)
+    asked = {"version": 1} if path == "/v1/search" else {"source": 1, "target": 0}
+    assert post_stream(served, path, stream({"vector": vectors}, asked, mine)).status_code == 200
+    answer = post_stream(served, path, stream({"vector": vectors}, asked, other))
+    assert answer.status_code == 409
+    assert "another space" in answer.json()["error"]["message"]
+    key = "vector" if path == "/v1/search" else "vectors"
+    body = {**asked, key: [0.5] * 8 if key == "vector" else [[0.5] * 8]}
+    headers = {"x-evergram-fingerprint": other}
+    assert served.http.post(path, json=body, headers=headers).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "code"),
+    [
+        ("/v1/search", {"vector": [0.0] * 10, "id": 1}, "request"),
+        ("/v1/search", {}, "request"),
+        ("/v1/search", {"vector": [0.0] * 9}, "shape"),
+        ("/v1/search", {"vectors": [[0.0] * 10, [0.0] * 9]}, "shape"),
+        ("/v1/search", {"vector": [1e300] * 10}, "data"),
+        ("/v1/search", {"vector": [0.0] * 10, "metric": "dot"}, "request"),
+        ("/v1/search", {"vector": [0.0] * 10, "k": 0}, "request"),
+        ("/v1/search", {"vector": [0.0] * 10, "ids": ["a"]}, "data"),
+        ("/v1/transform", {"vectors": [[0.0] * 9], "source": 2}, "shape"),
+        ("/v1/transform", {"vectors": [[]], "source": 2}, "request"),
+    ],
+)
+def test_search_and_transform_refuse_with_a_sentence(
+    served: Running, path: str, asked: dict[str, Any], code: str
+) -> None:
+    answer = served.post(path, asked)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code), answer.text
+
+
+def test_versions_and_models_are_listed(served: Running) -> None:
+    body = served.get("/v1/versions").json()
+    assert [v["dim"] for v in body["data"]] == [6, 8, 10]
+    assert [v["default"] for v in body["data"]] == [False, False, True]
+    assert body["data"][0]["computed_from"] == [2]
+    names = [m["id"] for m in served.get("/v1/models").json()["data"]]
+    assert names == ["line@v0", "line@v1", "line@v2", "line"]
+    assert served.get("/v1/models/line@v1").json()["id"] == "line@v1"
+    assert served.get("/v1/models/line@v9").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"not a stream",
+        stream({"id": pa.array([1])}, {})[:-40],
+        stream({"id": pa.array([1.5])}, {}),
+        stream({"id": pa.array([1]), "more": pa.array([1])}, {}),
+        stream({"id": pa.array([1, None])}, {}),
+        stream({"id": pa.array([1])}, "no JSON"),
+        stream({"id": pa.array(["a"]).dictionary_encode()}, {}),
+        stream({"id": pa.nulls(3)}, {}),
+    ],
+)
+def test_a_stream_that_is_none_is_refused(served: Running, body: bytes) -> None:
+    answer = post_stream(served, "/v1/embeddings", body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] in ("data", "request")
+
+
+def test_a_compressed_stream_is_refused(served: Running) -> None:
+    """Some bytes of zeros would be any number of rows."""
+    table = pa.table({"id": pa.array(np.zeros(2000, np.int64))})
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    answer = post_stream(served, "/v1/embeddings", sink.getvalue().to_pybytes())
+    assert "compress" in answer.json()["error"]["message"]
+
+
+def test_flipped_bits_of_a_stream_are_never_a_server_error(served: Running) -> None:
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 30, pa.float32()), 10)
+    whole = stream({"vector": vectors}, {"version": 2, "k": 1})
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        bad = bytearray(whole)
+        for at in draw.integers(0, len(bad), size=3):
+            bad[at] ^= 1 << int(draw.integers(8))
+        assert post_stream(served, "/v1/search", bytes(bad)).status_code < 500
+
+
+def test_readiness_health_and_what_there_is_not(served: Running) -> None:
+    assert served.get("/healthz").json() == {"status": "ok"}
+    assert served.get("/readyz").json() == {"ready": True, "version": 2, "problem": None}
+    for answer in (served.get("/nowhere"), served.get("/v1/search")):
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert "openapi.json" in served.get("/nowhere").json()["error"]["message"]

