@@ -114,7 +114,9 @@ def _bound(host: str, port: int) -> socket.socket:
     """A socket that listens; uvicorn itself would end the process with a traceback's worth of
     log where the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # Said to be TCP, or asyncio leaves Nagle's algorithm on, and an answer of several packets waits
+    # 40 ms for the client's delayed acknowledgement.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))

@@ -179,10 +179,20 @@ class Segment:
 
     def take(self, rows: Places) -> tuple[pa.Array, Floats, Checks]:
         """Ids, vectors [n, D] and checks of rows, copied, in their order."""
+        if len(self._batches) == 1:
+            only = self._batches[0]
+            return self.ids(rows), only.vectors[rows], only.checks[rows]
+        # Each batch once for all three: a request for a hundred rows feels every pass.
+        vectors = np.empty((len(rows), self.dim), dtype=np.float32)
         checks = np.empty(len(rows), dtype=np.uint32)
+        ids, places = [self._batches[0].ids.slice(0, 0)], [np.zeros(0, dtype=np.int64)]
         for b, at in self._by_batch(rows):
-            checks[at] = self._batches[b].checks[rows[at] - b * self._size]
-        return self.ids(rows), self.vectors(rows), checks
+            batch, inside = self._batches[b], rows[at] - b * self._size
+            vectors[at], checks[at] = batch.vectors[inside], batch.checks[inside]
+            ids.append(batch.ids.take(pa.array(inside)))
+            places.append(at)
+        order = np.argsort(np.concatenate(places))
+        return pa.concat_arrays(ids).take(pa.array(order)), vectors, checks
 
     def _by_batch(self, rows: Places) -> list[tuple[int, Places]]:
         batch = rows // self._size

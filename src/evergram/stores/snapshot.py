@@ -254,6 +254,10 @@ class SnapshotStore(Store):
 
 def _joined(version: int, places: list[tuple[Part, np.ndarray]]) -> tuple[Rows, Checks]:
     """Rows [n] of several segments of a version, copied, with their checks."""
-    ids, vectors, checks = zip(*(part.segment.take(rows) for part, rows in places), strict=True)
+    taken = [part.segment.take(rows) for part, rows in places]
+    if len(taken) == 1:
+        only = taken[0]
+        return Rows(version, only[0], only[1]), only[2]
+    ids, vectors, checks = zip(*taken, strict=True)
     joined = Rows(version, pa.concat_arrays(ids), np.concatenate(vectors))
     return joined, np.concatenate(checks)
