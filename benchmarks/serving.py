@@ -253,7 +253,7 @@ FORMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 
 
 def fetches(sizes: tuple[int, ...] = SIZES) -> list[Fetch]:
-    """100 random ids at version 0, in turns with a bare route in a process of its own."""
+    """100 random ids at version 0, beside a bare route in a process of its own."""
     from benchmarks.pinned import served
 
     found = []
@@ -284,9 +284,12 @@ def _fetch(url: str, form: str, rows: int, same: Path, requests: int = 2_000) ->
         answer = ask(client, f"{url}/v1/embeddings", "ours")
         same.write_bytes(answer.content)
         with _bare(same, answer.headers["content-type"]) as other:
-            for _ in range(requests + 100):
-                ask(client, f"{url}/v1/embeddings", "ours")
-                ask(client, f"{other}/bytes", "bare")
+            # A hundred of one, a hundred of the other: two cores hold a client and one service.
+            for _ in range(requests // 100 + 1):
+                for _ in range(100):
+                    ask(client, f"{url}/v1/embeddings", "ours")
+                for _ in range(100):
+                    ask(client, f"{other}/bytes", "bare")
     ours, bare = (_percentiles(times[name][100:]) for name in ("ours", "bare"))
     return Fetch(form, rows, ours, bare, len(answer.content))
 

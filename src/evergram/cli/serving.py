@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import sys
@@ -83,6 +84,10 @@ def serve(
         timeout_graceful_shutdown=max(1, int(timeout)),
     )
     server = uvicorn.Server(config)
+    # What was imported stays: without this, now and then a request waits while all of it is looked
+    # through for garbage.
+    gc.collect()
+    gc.freeze()
     listening = _bound(host, port)
     found = {
         "lineage": str(lineage),

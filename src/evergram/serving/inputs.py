@@ -36,7 +36,8 @@ def as_ids(store: Store, given: pa.Array | Sequence[Any]) -> pa.Array:
             raise DataError("Ids are strings here; whole numbers were given.")
         return store.as_ids(given)
     try:
-        return pa.array([_number(key) for key in given], pa.int64())
+        plain = set(map(type, given)) <= {int}
+        return pa.array(given if plain else [_number(key) for key in given], pa.int64())
     except (OverflowError, pa.ArrowInvalid):
         raise DataError("Ids are whole numbers of 64 bits here; one is larger.") from None
 
