@@ -226,16 +226,17 @@ class Fetch:
     size: int
 
 
-# A route that parses nothing and answers with the same bytes.
+# A route that receives the same request, looks at nothing of it, and answers with the same bytes.
 BARE = """
 import sys
 from pathlib import Path
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 app = FastAPI()
 body = Path(sys.argv[1]).read_bytes()
 @app.post("/bytes")
-async def same() -> Response:
+async def same(request: Request) -> Response:
+    await request.body()
     return Response(body, media_type=sys.argv[2])
 @app.get("/readyz")
 async def ready() -> dict[str, bool]:

@@ -30,6 +30,8 @@ Listing = Callable[[State, Access], BaseModel]
 VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform")
 # Seconds that a request for a version which is not known waits for it to be taken up.
 PATIENCE = 2.0
+# Seconds between two looks at what was served.
+DRIFT_EVERY = 10.0
 
 
 class Front:
@@ -41,6 +43,7 @@ class Front:
         self.latest = Latest()
         self.workers = Workers(settings.workers, settings.max_waiting)
         # Opening a new version may take long, and must not wait for requests, nor they for it.
+        self._next_drift = 0.0
         self._refresher = ThreadPoolExecutor(1, thread_name_prefix="evergram-refresh")
 
     async def answer(self, request: Request, route: str, operation: Operation) -> Response:
@@ -154,8 +157,11 @@ class Front:
         if self.service.refresh():
             self.metrics.reloads.inc()
         self.service.check_stores()
-        with self.service.entered() as state:
-            self.metrics.drift.look(state.reader)
+        # Less often: it takes the interpreter from requests for some milliseconds.
+        if time.monotonic() >= self._next_drift:
+            self._next_drift = time.monotonic() + DRIFT_EVERY
+            with self.service.entered() as state:
+                self.metrics.drift.look(state.reader)
 
     async def dashboard(self, request: Request) -> DashboardData:
         """What the dashboard shows; it names consumers, so it is the administrator's.
