@@ -19,9 +19,10 @@ from evergram.errors import (
     ShapeError,
     UnknownVersionError,
 )
-from evergram.lineage.filling import fill, space_of
+from evergram.lineage.filling import fill, space_of, stored_rows
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.reader import Reader
+from evergram.lineage.ways import Ways
 from evergram.stores.store import Rows, Space
 
 
@@ -153,3 +154,40 @@ def test_a_canary_is_read_by_those_who_ask_for_it_alone(tmp_path: Path) -> None:
     with closing(Reader.open(lineage)) as reader:
         assert reader.embed([3, 4]).sources.tolist() == [1, 1]
         assert reader.embed([3, 4], 2).sources.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("way", ["promoted", "rolled back"])
+def test_while_stores_are_brought_to_another_version_every_version_is_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Without a map forward: a row that were read at a later version than its own would fail."""
+    monkeypatch.setattr(Lineage, "forward", lambda self, source, target: None)
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    publish(lineage, 2, promote=False)
+    if way == "rolled back":
+        lineage.label("stable", 2)
+    with closing(Reader.open(lineage)) as before:
+        lineage.label("stable", 1 if way == "rolled back" else 2)
+        with closing(before.carried(Lineage.open(tmp_path / "line"))) as between:
+            store = between.store()
+            space = space_of(lineage, lineage.production)
+            store.add_space(space)
+            some = vectors_of(lineage.production).numpy()[:150]
+            store.upsert(stored_rows(lineage, Ways(lineage), space, pa.array(range(150)), some))
+            for version in (0, 1, 2):
+                found = between.embed(range(300), version)
+                for source in set(found.sources.tolist()):
+                    mine = found.sources == source
+                    expected = read_as(source, version).numpy()[mine]
+                    assert_allclose(found.vectors[mine], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_canary_that_was_withdrawn_is_read_no_more(tmp_path: Path) -> None:
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    publish(lineage, 2, promote=False)
+    with closing(Reader.open(lineage)) as before:
+        lineage.withdraw(2, "its canaries drifted")
+        with closing(before.carried(Lineage.open(tmp_path / "line"))) as between:
+            assert between.embed([1]).sources.tolist() == [1]
+            with pytest.raises(UnknownVersionError, match="withdrawn"):
+                between.embed([1], 2)

@@ -35,6 +35,7 @@ class Reader:
         stores: side to the store of production's embeddings.
         canaries: side to a store of the newest version's, while that is not production: versions
             after production are read from it, and nobody else sees it.
+        settled: the last version that is read from `stores`; production by default.
     Raises: IntegrityError: a store holds vectors of another lineage.
     """
 
@@ -43,12 +44,14 @@ class Reader:
         lineage: Lineage,
         stores: Mapping[str, Store],
         canaries: Mapping[str, Store] | None = None,
+        settled: int | None = None,
     ) -> None:
         if not stores:
             raise LineageError(f"{lineage.path} was opened without a store to read from.")
         self.lineage = lineage
         self._stores = dict(stores)
         self._canaries = dict(canaries or {})
+        self._settled = lineage.production if settled is None else settled
         self._ways = Ways(lineage)
         for store in (*self._stores.values(), *self._canaries.values()):
             check_spaces(lineage, store)
@@ -63,6 +66,27 @@ class Reader:
         found = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
         opened = local_stores(found) if stores is None else open_stores(found, stores)
         return cls(found, opened, canary_stores(found))
+
+    def carried(self, lineage: Lineage) -> Reader:
+        """A reader of the lineage as it has become, on the same stores as they are.
+
+        While these are then brought to another version, up or back, rows of both are in them. What
+        is later than either production is read from the newest version's own rows until then.
+        """
+        from evergram.stores.opening import open_store
+
+        if lineage.newest != lineage.production:
+            canaries = canary_stores(lineage)
+        else:
+            known = {m.version for m in lineage.versions}
+            canaries = {
+                side: open_store(store.address)
+                for side, store in self._canaries.items()
+                if store.spaces().keys() <= known
+            }
+        stores = {side: open_store(store.address) for side, store in self._stores.items()}
+        settled = min(self._settled, lineage.production)
+        return Reader(lineage, stores, canaries, settled)
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -85,7 +109,7 @@ class Reader:
     def _store(self, side: str | None, target: int) -> Store:
         """Where rows for version `target` are read from."""
         store = self.store(side)
-        if target <= self.lineage.production:
+        if target <= self._settled:
             return store
         return self._canaries.get(self.default_side if side is None else side, store)
 

@@ -133,11 +133,17 @@ class Service:
         watch = Watch(place)
         # Its whole path, so that it is known where an error names it.
         where = place if watch.folder is None else watch.folder
+
+        def read_on(before: Reader) -> Reader:
+            return before.carried(Lineage.open(where))
+
         return cls(
             lambda: Reader.open(where, stores),
             lambda: Consumers.open(where),
             watch.look,
-            read_on=(lambda before: _on_own_stores(where, before)) if stores is None else None,
+            read_on=(lambda before: before.carried(Lineage.open(where)))
+            if stores is None
+            else None,
             least_poll=REMOTE_POLL if watch.folder is None else 0.0,
         )
 
@@ -238,15 +244,6 @@ class Service:
             log.error("%s %s", said, error)
         self.problem = said
         return False
-
-
-def _on_own_stores(place: str | Path, before: Reader) -> Reader:
-    """The lineage as it is now, on its own snapshots as they are."""
-    from evergram.stores.opening import open_store
-
-    lineage = Lineage.open(place)
-    folder = lineage.path / "stores"
-    return Reader(lineage, {side: open_store(str(folder / side)) for side in before.sides})
 
 
 def has_tokens(roll: Consumers) -> bool:
