@@ -82,10 +82,14 @@ class Segment:
 
     def __init__(self, folder: Path, record: SegmentRecord, *, trusted: bool = False) -> None:
         self.record = record
-        reader = pa.ipc.open_file(mapped(folder, record.data, trusted))
+        buffer = mapped(folder, record.data, trusted)
+        reader = pa.ipc.open_file(buffer)
         found = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         self._batches = [_batch(batch) for batch in found]
         self._size = len(self._batches[0].ids)
+        self._words = np.frombuffer(buffer, "<u4", count=len(buffer) // 4)
+        self._vectors_at = self._places([b.vectors for b in self._batches])
+        self._checks_at = self._places([b.checks for b in self._batches])
         # Where a key is in the file; None where the file is in the order of the keys.
         self._rows: npt.NDArray[Any] | None = None
         if record.lookup is None:
@@ -94,6 +98,8 @@ class Segment:
             batch = pa.ipc.open_file(mapped(folder, record.lookup, trusted)).get_batch(0)
             self.keys, self._rows = _plain(batch["key"]), _plain(batch["row"])
         self._exact = pa.types.is_integer(self._batches[0].ids.type)
+        if self._exact:
+            self._ids_at = self._places([_plain(b.ids) for b in self._batches])
 
     def __len__(self) -> int:
         return self.record.rows
@@ -159,6 +165,9 @@ class Segment:
 
     def ids(self, rows: Places) -> pa.Array:
         """Of rows [n] of the file, in their order."""
+        if self._exact:
+            words = self._gathered(self._ids_at, rows, 2)
+            return pa.array(words.view("<i8").reshape(-1))
         if len(self._batches) == 1:
             return self._batches[0].ids.take(pa.array(rows))
         if not len(rows):
@@ -170,29 +179,25 @@ class Segment:
 
     def vectors(self, rows: Places) -> Floats:
         """[n, D], copied, in their order."""
-        if len(self._batches) == 1:
-            return self._batches[0].vectors[rows]
-        found = np.empty((len(rows), self.dim), dtype=np.float32)
-        for b, at in self._by_batch(rows):
-            found[at] = self._batches[b].vectors[rows[at] - b * self._size]
-        return found
+        return self._gathered(self._vectors_at, rows, self.dim).view("<f4")
 
     def take(self, rows: Places) -> tuple[pa.Array, Floats, Checks]:
         """Ids, vectors [n, D] and checks of rows, copied, in their order."""
-        if len(self._batches) == 1:
-            only = self._batches[0]
-            return self.ids(rows), only.vectors[rows], only.checks[rows]
-        # Each batch once for all three: a request for a hundred rows feels every pass.
-        vectors = np.empty((len(rows), self.dim), dtype=np.float32)
-        checks = np.empty(len(rows), dtype=np.uint32)
-        ids, places = [self._batches[0].ids.slice(0, 0)], [np.zeros(0, dtype=np.int64)]
-        for b, at in self._by_batch(rows):
-            batch, inside = self._batches[b], rows[at] - b * self._size
-            vectors[at], checks[at] = batch.vectors[inside], batch.checks[inside]
-            ids.append(batch.ids.take(pa.array(inside)))
-            places.append(at)
-        order = np.argsort(np.concatenate(places))
-        return pa.concat_arrays(ids).take(pa.array(order)), vectors, checks
+        checks = self._gathered(self._checks_at, rows, 1).reshape(-1)
+        return self.ids(rows), self.vectors(rows), checks
+
+    def _places(self, arrays: Sequence[npt.NDArray[Any]]) -> Places:
+        """At which word of the file each array begins."""
+        start = self._words.__array_interface__["data"][0]
+        return np.array([a.__array_interface__["data"][0] - start for a in arrays]) // 4
+
+    def _gathered(self, at: Places, rows: Places, width: int) -> Checks:
+        """Words [n, width] of rows, from all batches at once: a request for a hundred rows would
+        feel a pass over each."""
+        batch, inside = np.divmod(rows, self._size)
+        first = at[batch] + inside * width
+        found: Checks = self._words[first[:, None] + np.arange(width)]
+        return found
 
     def _by_batch(self, rows: Places) -> list[tuple[int, Places]]:
         batch = rows // self._size
