@@ -109,13 +109,21 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_the_readmes_numbers_are_filled_in() -> None:
-    for name in ("demo", "movielens", "gowalla"):
+    for name in ("demo", "movielens", "gowalla", "pinned"):
         section = README.split(f"<!-- {name} -->")[1].split(f"<!-- end {name} -->")[0]
         assert re.search(r"\d\.\d{4}", section), f"run: python -m benchmarks {name} --write"
 
 
-def test_the_numbers_of_align_are_filled_in() -> None:
-    text = (ROOT / "docs" / "align.md").read_text()
-    for name in ("text", "transform"):
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("align", ("text", "transform")),
+        ("serving", ("serving-transform", "serving-fetch")),
+        ("stores", ("serving-search",)),
+    ],
+)
+def test_the_numbers_of_a_page_are_filled_in(page: str, names: tuple[str, ...]) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    for name in names:
         section = text.split(f"<!-- {name} -->")[1].split(f"<!-- end {name} -->")[0]
         assert re.search(r"\d\.\d", section), f"run: python -m benchmarks {name} --write"
