@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import socket
 import sys
 from typing import Annotated
@@ -73,6 +74,9 @@ def serve(
         workers=workers,
         max_waiting=max_waiting,
     )
+    # What is taken up, and what cannot be, is said on stderr as it happens.
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
+    logging.getLogger("evergram.serving").setLevel(logging.INFO)
     service = Service.open(lineage, _stores(store))
     config = uvicorn.Config(
         create_app(service, settings),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -122,7 +123,7 @@ def rollback(
     set_: Set = None,
 ) -> None:
     """Put back the rows that were refreshed, as they were."""
-    _print(_open(lineage, store).rollback(progress=_say_rows), as_json)
+    _print(_open(lineage, store).rollback(progress=partial(_say, what="batches")), as_json)
 
 
 def _open(lineage: str, store: str) -> Backfill:
@@ -146,10 +147,14 @@ def _side_and_address(given: str) -> tuple[str, str]:
 
 
 def _say_rows(done: int, total: int) -> None:
-    end = "\n" if done >= total or not sys.stderr.isatty() else ""
-    sys.stderr.write(
-        f"\r{done} of {total} rows{end}" if sys.stderr.isatty() else f"{done} of {total} rows\n"
-    )
+    _say(done, total, "rows")
+
+
+def _say(done: int, total: int, what: str) -> None:
+    if not sys.stderr.isatty():
+        sys.stderr.write(f"{done} of {total} {what}\n")
+        return
+    sys.stderr.write(f"\r{done} of {total} {what}" + ("\n" if done >= total else ""))
 
 
 def _print(status: Status, as_json: bool) -> None:

@@ -205,6 +205,7 @@ class Service:
         self._state = State(opened or before.opened, roll, tokens, lineage)
         if opened is not None:
             before.leave()
+        if lineage is not before.lineage:
             log.info("Serving %s, version %d.", lineage.name, lineage.production)
 
     @property
