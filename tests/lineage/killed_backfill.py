@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc
 from tests.lineage.lines import lineage_of, vectors_of
 
 from evergram.lineage.backfill import Backfill
 from evergram.lineage.filling import space_of, stored_rows
+from evergram.lineage.journal import read_table
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.ways import Ways
 from evergram.stores.opening import open_store
@@ -63,7 +63,7 @@ def check(lineage: Lineage, address: str) -> int:
         assert sum(store.count().values()) == ROWS, "a row is there twice"
         work = Backfill(lineage, store, "object")
         done = work.status().refreshed
-        order = pa.ipc.open_file(work.folder / "order.arrow").read_all()["id"].to_pylist()
+        order = read_table(work.folder / "order.sealed")["id"].to_pylist()
         assert all(seen[key] == 2 for key in order[:done]), "an acknowledged row was lost"
     return done
 

@@ -180,6 +180,31 @@ def test_what_cannot_be_done_is_said(lineage: Lineage) -> None:
         work.apply()
 
 
+def test_a_flipped_bit_in_a_journal_puts_nothing_wrong_back(lineage: Lineage) -> None:
+    store = older(lineage)
+    before = {i: v for rows in store.scan() for i, v in _pairs(rows)}
+    work = Backfill(lineage, store, "object")
+    work.plan(batch=400)
+    work.apply()
+    after = {i: v for rows in store.scan() for i, v in _pairs(rows)}
+    path = next((work.folder / "journal").glob("*.sealed"))
+    whole = path.read_bytes()
+    noticed = 0
+    draw = np.random.default_rng(0)
+    for at in draw.integers(0, len(whole), 200):
+        flipped = bytearray(whole)
+        flipped[at] ^= 1 << int(draw.integers(8))
+        path.write_bytes(flipped)
+        try:
+            work.rollback()
+        except IntegrityError:
+            noticed += 1
+        for rows in store.scan():
+            for key, vector in _pairs(rows):
+                assert any(np.array_equal(vector, known[key]) for known in (before, after))
+    assert noticed == 200
+
+
 def test_filling_twice_changes_nothing(lineage: Lineage) -> None:
     store = DictionaryStore()
     assert fill(lineage, store, "object") == 300

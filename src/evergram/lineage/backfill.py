@@ -19,8 +19,9 @@ from filelock import FileLock, Timeout
 
 from evergram.compatibility.certificate import certify
 from evergram.errors import IntegrityError, LineageError
-from evergram.lineage.files import sync, write_text
+from evergram.lineage.files import write_text
 from evergram.lineage.filling import Progress, fill, space_of
+from evergram.lineage.journal import journal_rows, read_table, write_journal, write_table
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.reader import check_spaces
 from evergram.lineage.ways import Ways
@@ -93,7 +94,7 @@ class Backfill:
                 ids, errors, without = self._look(source, target)
             order = np.argsort(-errors, kind="stable")
             table = pa.table({"id": ids.take(pa.array(order)), "error": errors[order]})
-            _write_table(self.folder / "order.arrow", table)
+            write_table(self.folder / "order.sealed", table)
             facts = {
                 "side": self.side,
                 "store": self.store.address,
@@ -120,7 +121,7 @@ class Backfill:
             at = self._progress()
             if at["state"] == "rolled back":
                 raise LineageError("This backfill was rolled back; plan another.")
-            order = _read_table(self.folder / "order.arrow")["id"].combine_chunks()
+            order = read_table(self.folder / "order.sealed")["id"].combine_chunks()
             target, batch = int(plan["target"]), int(plan["batch"])
             space = space_of(self.lineage, target)
             self.store.add_space(self.store.spaces().get(target, space))
@@ -145,10 +146,10 @@ class Backfill:
         """
         with self._locked():
             target = int(self._planned()["target"])
-            journals = sorted((self.folder / "journal").glob("*.arrow"), reverse=True)
+            journals = sorted((self.folder / "journal").glob("*.sealed"), reverse=True)
             with open_store(str(self.folder / "source")) as source:
                 for i, path in enumerate(journals, start=1):
-                    for old in _journal_rows(path):
+                    for old in journal_rows(path):
                         ours = pc.is_in(old.ids, value_set=self._ours(source, target, old.ids))
                         mask = ours.to_numpy(zero_copy_only=False)
                         if mask.any():
@@ -162,7 +163,7 @@ class Backfill:
     def status(self) -> Status:
         """Raises: LineageError: nothing is planned."""
         plan, at = self._planned(), self._progress()
-        errors = _read_table(self.folder / "order.arrow")["error"].to_numpy()
+        errors = read_table(self.folder / "order.sealed")["error"].to_numpy()
         total = float(errors.sum())
         done = int(at["done"])
         return Status(
@@ -227,7 +228,7 @@ class Backfill:
         if not old:
             return
         if not journal.exists():
-            _write_journal(journal, old)
+            write_journal(journal, old)
         waiting = _joined([rows.ids for rows in old], self.store.id_type)
         width = self.store.spaces()[target].dim
         for rows in source.fetch(waiting):
@@ -258,7 +259,7 @@ class Backfill:
         return self.folder / "plan.json"
 
     def _journal(self, start: int) -> Path:
-        return self.folder / "journal" / f"{start:012d}.arrow"
+        return self.folder / "journal" / f"{start:012d}.sealed"
 
     def _say(self, state: str, done: int) -> None:
         write_text(self.folder / "progress.json", json.dumps({"state": state, "done": done}))
@@ -313,43 +314,3 @@ def _read_json(path: Path) -> dict[str, Any]:
             "refreshed stay so."
         ) from error
     return found
-
-
-def _write_table(path: Path, table: pa.Table) -> None:
-    part = path.with_name(f".{path.name}.part")
-    with pa.ipc.new_file(part, table.schema) as writer:
-        writer.write_table(table)
-    sync(part)
-    part.replace(path)
-    sync(path.parent)
-
-
-def _read_table(path: Path) -> pa.Table:
-    try:
-        with pa.memory_map(str(path)) as file:
-            return pa.ipc.open_file(file).read_all()
-    except (OSError, pa.ArrowException) as error:
-        raise IntegrityError(f"{path} cannot be read: {error}. Plan again.") from error
-
-
-def _write_journal(path: Path, parts: list[Rows]) -> None:
-    tables = [
-        pa.table(
-            {
-                "id": rows.ids,
-                "version": pa.array(np.full(len(rows), rows.version), pa.int64()),
-                "vector": pa.array(list(rows.vectors), pa.list_(pa.float32())),
-            }
-        )
-        for rows in parts
-    ]
-    _write_table(path, pa.concat_tables(tables))
-
-
-def _journal_rows(path: Path) -> Iterator[Rows]:
-    table = _read_table(path)
-    versions = table["version"].to_numpy()
-    for version in sorted(set(versions.tolist())):
-        mine = table.filter(pa.array(versions == version))
-        vectors = np.stack([np.asarray(v, dtype=np.float32) for v in mine["vector"].to_numpy()])
-        yield Rows(int(version), mine["id"].combine_chunks(), vectors)

@@ -1,0 +1,75 @@
+"""Files of a backfill: which rows come next, and what rows were before they were refreshed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from evergram.errors import IntegrityError
+from evergram.lineage.files import sync
+from evergram.stores.store import Rows
+
+_HASH = 32
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """The SHA-256 of an Arrow file and then the file: beside its place, synced, renamed into it."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    content = sink.getvalue()
+    part = path.with_name(f".{path.name}.part")
+    with part.open("wb") as file:
+        file.write(sha256(content).digest())
+        file.write(content)
+    sync(part)
+    part.replace(path)
+    sync(path.parent)
+
+
+def read_table(path: Path) -> pa.Table:
+    """Nothing is parsed before its hash was compared: damaged Arrow can end the process.
+
+    Raises: IntegrityError: it is missing or damaged.
+    """
+    try:
+        with pa.memory_map(str(path)) as file:
+            whole = file.read_buffer()
+    except OSError as error:
+        raise IntegrityError(f"{path} cannot be read: {error}. Plan again.") from error
+    content = whole[_HASH:]
+    if whole[:_HASH].to_pybytes() != sha256(content).digest():
+        raise IntegrityError(
+            f"{path} is not what was written; no row is taken from it. Rows that were refreshed "
+            "stay so; plan again."
+        )
+    return pa.ipc.open_file(content).read_all()
+
+
+def write_journal(path: Path, parts: list[Rows]) -> None:
+    """Rows of several versions, whose vectors differ in length."""
+    tables = [
+        pa.table(
+            {
+                "id": rows.ids,
+                "version": pa.array(np.full(len(rows), rows.version), pa.int64()),
+                "vector": pa.array(list(rows.vectors), pa.list_(pa.float32())),
+            }
+        )
+        for rows in parts
+    ]
+    write_table(path, pa.concat_tables(tables))
+
+
+def journal_rows(path: Path) -> Iterator[Rows]:
+    """What `write_journal` wrote, by version. Raises: IntegrityError: it is not that."""
+    table = read_table(path)
+    versions = table["version"].to_numpy()
+    for version in sorted(set(versions.tolist())):
+        mine = table.filter(pa.array(versions == version))
+        vectors = np.stack([np.asarray(v, dtype=np.float32) for v in mine["vector"].to_numpy()])
+        yield Rows(int(version), mine["id"].combine_chunks(), vectors)
