@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from evergram.errors import DataError
 from evergram.stores.store import ID_TYPES, Store
 
@@ -25,7 +27,13 @@ def open_store(address: str, *, create: str | None = None) -> Store:
     if create is not None and create not in ID_TYPES:
         raise DataError(f"Ids of type {create!r} were asked for; a store has int64 or string.")
     scheme, colon, _ = address.partition(":")
-    if not colon or scheme not in SCHEMES:
+    if scheme not in SCHEMES:
+        # A letter and a colon are a drive; more is a scheme, and a misspelt one is no folder.
+        if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
+            raise DataError(
+                f"There is no kind of store for {scheme}:…; there is a folder's path, "
+                f"{'; '.join(SCHEMES.values())}."
+            )
         scheme = "snapshot"
     if scheme == "postgresql":
         from evergram.stores.pgvector import PgvectorStore

@@ -1,0 +1,31 @@
+"""From an address to a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evergram.errors import DataError
+from evergram.stores.opening import open_store
+
+
+@pytest.mark.parametrize("address", ["redis://host/0", "postgres://host/db#t", "snapshots:here"])
+def test_a_scheme_that_is_not_known_is_no_folder(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="postgresql://USER@HOST/DATABASE#TABLE"):
+        open_store(address, create="int64")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_is_a_snapshot_and_so_is_one_with_a_colon_that_says_so(tmp_path: Path) -> None:
+    for address in (str(tmp_path / "a"), f"snapshot:{tmp_path}/b:c"):
+        with open_store(address, create="string") as store:
+            assert store.kind == "snapshot"
+
+
+def test_ids_are_of_one_of_two_types(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="int64 or string"):
+        open_store(str(tmp_path), create="uuid")
