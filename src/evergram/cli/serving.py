@@ -76,7 +76,7 @@ def serve(
     )
     # What is taken up, and what cannot be, is said on stderr as it happens.
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
-    logging.getLogger("evergram.serving").setLevel(logging.INFO)
+    logging.getLogger("evergram").setLevel(logging.INFO)
     service = Service.open(lineage, _stores(store))
     config = uvicorn.Config(
         create_app(service, settings),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from evergram.stores.embedding_files import open_embeddings
 from evergram.stores.store import Rows, Space, Store
 
 Progress = Callable[[int, int], None]
+log = logging.getLogger(__name__)
 
 
 def space_of(lineage: Lineage, version: int, *, norms: bool = True) -> Space:
@@ -105,6 +107,7 @@ def _snapshots(
                 f"{error} Rows that were not added by hand can be made again: remove {folder}."
             ) from error
         if loaded != fingerprint:
+            log.info("Filling %s with version %d.", folder, version)
             fill(lineage, store, side, version, progress)
             write_text(marker, json.dumps({"fingerprint": fingerprint, "version": version}))
         stores[side] = store
