@@ -29,6 +29,8 @@ def publish_next(lineage: Lineage) -> None:
 
 def publish_for_ever(path: Path, pipe: int) -> None:
     """Say each version that `publish` returned."""
+    # Threads do not come through a fork: LAPACK would wait for them for ever.
+    torch.set_num_threads(1)
     lineage = Lineage.open(path)
     while True:
         publish_next(lineage)
