@@ -60,7 +60,8 @@ def serve(
         raise ServiceError(
             f"'evergram serve' needs {error.name}: pip install 'evergram[serve]'."
         ) from None
-    from evergram.serving.service import Service
+    from evergram.lineage.consumers import Consumers
+    from evergram.serving.service import Service, has_tokens
     from evergram.serving.settings import Settings, admin_token
 
     settings = Settings(
@@ -77,7 +78,11 @@ def serve(
     # What is taken up, and what cannot be, is said on stderr as it happens.
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
     logging.getLogger("evergram").setLevel(logging.INFO)
-    service = Service.open(lineage, _stores(store))
+    stores = _stores(store)
+    # Both before the stores are filled, which may take long.
+    settings.check(has_tokens(Consumers.open(lineage)))
+    listening = _bound(host, port)
+    service = Service.open(lineage, stores)
     config = uvicorn.Config(
         create_app(service, settings),
         host=host,
@@ -92,7 +97,6 @@ def serve(
     # through for garbage.
     gc.collect()
     gc.freeze()
-    listening = _bound(host, port)
     found = {
         "lineage": str(lineage),
         "url": f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}",
