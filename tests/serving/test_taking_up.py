@@ -18,6 +18,7 @@ from tests.serving.running import Running, running, server
 
 from evergram.lineage.consumers import Consumers
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.reader import Reader
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
 from evergram.serving.settings import Settings
@@ -77,6 +78,34 @@ def test_a_change_of_consumers_does_not_open_the_lineage_again(served: Running) 
     body = served.post("/v1/embeddings", {"input": 1}, token).json()
     assert body["evergram"]["version"] == 0
     assert served.service.opened.reader is reader
+
+
+def test_a_token_is_taken_back_while_stores_are_filled(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumers = Consumers.open(served.folder)
+    consumers.add("ads", "v0", Lineage.open(served.folder).resolve)
+    token = consumers.issue_token("ads")
+    until(lambda: served.post("/v1/embeddings", {"input": 1}).status_code == 401)
+    filling, filled = threading.Event(), threading.Event()
+    opening = served.service._open_reader
+
+    def slowly() -> Reader:
+        filling.set()
+        assert filled.wait(20)
+        return opening()
+
+    monkeypatch.setattr(served.service, "_open_reader", slowly)
+    publish(Lineage.open(served.folder), 3)
+    assert filling.wait(10)
+    body = {"input": 1, "model": "line@v0"}
+    assert served.post("/v1/embeddings", body, token).status_code == 200
+    consumers.issue_token("ads")
+    until(lambda: served.post("/v1/embeddings", body, token).status_code == 401)
+    assert not filled.is_set()
+    filled.set()
+    monkeypatch.undo()
+    until(lambda: served.service.production == 3)
 
 
 def test_what_is_broken_is_reported_and_the_old_is_served_on(
@@ -151,8 +180,9 @@ def test_three_upgrades_under_load_without_an_error(tmp_path: Path) -> None:
         threads = [threading.Thread(target=ask, args=(url, n)) for n in range(4)]
         for thread in threads:
             thread.start()
-        for version in (1, 2, 3):
-            publish(lineage, version)
+        for version in (0, 1, 2, 3):
+            if version:
+                publish(lineage, version)
             until(lambda v=version: v in seen or bool(wrong))  # type: ignore[misc]
         stop.set()
         for thread in threads:

@@ -17,7 +17,7 @@ from evergram.lineage.filling import canary_stores, local_stores, open_stores
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.metric_search import Field, by_cosine, by_distance, by_inner_product
 from evergram.lineage.ways import Ways
-from evergram.stores.store import Floats, Hits, Store
+from evergram.stores.store import Floats, Hits, Rows, Store
 
 Metric = Literal["ip", "l2", "cosine"]
 Version = int | str | None
@@ -129,16 +129,15 @@ class Reader:
         target = self.lineage.resolve(version)
         store = self._store(side, target)
         asked = store.as_ids(ids)
+        found = store.fetch(asked)
+        if len(found) == 1 and found[0].ids.equals(asked):
+            # All of them, once and in order, as it is most often.
+            sources = np.full(len(asked), found[0].version)
+            return Embedded(target, asked, self._as(found[0], target), sources)
         vectors = np.zeros((len(asked), self.lineage.manifest(target).dim), dtype=np.float32)
         sources = np.full(len(asked), -1, dtype=np.int64)
-        for rows in store.fetch(asked):
-            dim = self.lineage.manifest(rows.version).dim
-            read = self._ways.rows(
-                np.ascontiguousarray(rows.vectors[:, :dim]), rows.version, target
-            )
-            if rows.ids.equals(asked):
-                # All of them, once and in order, as it is most often.
-                return Embedded(target, asked, read, np.full(len(asked), rows.version))
+        for rows in found:
+            read = self._as(rows, target)
             places = pc.index_in(asked, value_set=rows.ids)
             mine = places.is_valid().to_numpy(zero_copy_only=False)
             vectors[mine] = read[places.drop_null().to_numpy()]
@@ -192,6 +191,11 @@ class Reader:
     def close(self) -> None:
         for store in (*self._stores.values(), *self._canaries.values()):
             store.close()
+
+    def _as(self, rows: Rows, target: int) -> Floats:
+        """Stored rows, which may carry norms after their vectors, as a version reads them."""
+        dim = self.lineage.manifest(rows.version).dim
+        return self._ways.rows(np.ascontiguousarray(rows.vectors[:, :dim]), rows.version, target)
 
     def _queries(self, given: npt.ArrayLike, version: int) -> Floats:
         try:

@@ -2,12 +2,13 @@
 
 # No postponed annotations here: FastAPI reads them.
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version as release
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse
 
 from evergram.errors import EvergramError
@@ -36,6 +37,18 @@ from evergram.serving.settings import Settings
 _TEXT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
 }
+
+
+Endpoint: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class _Direct(APIRoute):
+    """A function from a request to a response: there are no parameters that FastAPI would have to
+    look for, which takes it longer than some answers take."""
+
+    def get_route_handler(self) -> Endpoint:
+        found: Endpoint = self.endpoint
+        return found
 
 
 def create_app(service: Service, settings: Settings | None = None) -> FastAPI:
@@ -77,29 +90,36 @@ def create_app(service: Service, settings: Settings | None = None) -> FastAPI:
 
 
 def _vector_routes(app: FastAPI, front: Front) -> None:
-    @app.post(
-        "/v1/embeddings",
-        summary="Embeddings of ids, or of features",
-        **vectors(EmbeddingsRequest, EmbeddingsAnswer, "id"),
-    )
     async def embeddings(request: Request) -> Response:
         return await front.answer(request, "/v1/embeddings", operations.embeddings)
 
-    @app.post(
-        "/v1/search",
-        summary="The nearest stored objects",
-        **vectors(SearchRequest, SearchAnswer, "vector"),
-    )
     async def search(request: Request) -> Response:
         return await front.answer(request, "/v1/search", operations.search)
 
-    @app.post(
-        "/v1/transform",
-        summary="Vectors of one version as another reads them",
-        **vectors(TransformRequest, TransformAnswer, "vector"),
-    )
     async def transform(request: Request) -> Response:
         return await front.answer(request, "/v1/transform", operations.transform)
+
+    def add(endpoint: Endpoint, summary: str, described: dict[str, Any]) -> None:
+        app.router.add_api_route(
+            f"/v1/{endpoint.__name__}",
+            endpoint,
+            methods=["POST"],
+            summary=summary,
+            route_class_override=_Direct,
+            **described,
+        )
+
+    add(
+        embeddings,
+        "Embeddings of ids, or of features",
+        vectors(EmbeddingsRequest, EmbeddingsAnswer, "id"),
+    )
+    add(search, "The nearest stored objects", vectors(SearchRequest, SearchAnswer, "vector"))
+    add(
+        transform,
+        "Vectors of one version as another reads them",
+        vectors(TransformRequest, TransformAnswer, "vector"),
+    )
 
 
 def _listing_routes(app: FastAPI, front: Front) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from evergram.stores.store import Floats, Hits
 MEDIA = "application/vnd.apache.arrow.stream"
 REQUEST = b"evergram.request"
 FINGERPRINT = b"evergram.fingerprint"
+# What stands after the last message of a stream.
+_END = struct.pack("<Ii", 0xFFFFFFFF, 0)
 
 
 def read_stream(body: bytes, column: str, limit: int) -> tuple[pa.ChunkedArray, dict[str, Any]]:
@@ -76,13 +79,19 @@ def vectors_of(column: pa.ChunkedArray) -> Floats:
 
 def write_stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> bytes:
     """Columns as one batch, under a schema with this metadata."""
-    batch = pa.record_batch(list(columns.values()), names=list(columns))
-    schema = batch.schema.with_metadata(dict(metadata))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(batch.replace_schema_metadata(dict(metadata)))
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    fields = tuple((name, column.type) for name, column in columns.items())
+    schema, head = _head(fields, tuple(metadata.items()))
+    batch = pa.record_batch(list(columns.values()), schema=schema)
+    return b"".join((head, memoryview(batch.serialize()), _END))
+
+
+@lru_cache(maxsize=256)
+def _head(
+    fields: tuple[tuple[str, pa.DataType], ...], metadata: tuple[tuple[str, str], ...]
+) -> tuple[pa.Schema, bytes]:
+    """A schema, and the message that a stream begins with: many answers have the same."""
+    schema = pa.schema(list(fields), metadata=dict(metadata))
+    return schema, schema.serialize().to_pybytes()
 
 
 def vector_column(vectors: Floats) -> pa.Array:

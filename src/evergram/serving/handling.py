@@ -148,8 +148,12 @@ class Front:
         pause = max(self.settings.poll, self.service.least_poll)
         while True:
             await asyncio.sleep(pause)
+            look = loop.run_in_executor(self._refresher, self._look)
+            # It may be filling stores; who may read is looked after all the same.
+            while not (await asyncio.wait({look}, timeout=pause))[0]:
+                await asyncio.to_thread(self.service.refresh_roll)
             try:
-                await loop.run_in_executor(self._refresher, self._look)
+                look.result()
             except Exception:
                 log.exception("Looking after the service failed; it is tried again.")
 

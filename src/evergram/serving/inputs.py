@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, UnknownVersionError
@@ -37,7 +38,8 @@ def as_ids(store: Store, given: pa.Array | Sequence[Any]) -> pa.Array:
         return store.as_ids(given)
     try:
         plain = set(map(type, given)) <= {int}
-        return pa.array(given if plain else [_number(key) for key in given], pa.int64())
+        numbers_given = given if plain else [_number(key) for key in given]
+        return pa.array(np.array(numbers_given, dtype=np.int64))
     except (OverflowError, pa.ArrowInvalid):
         raise DataError("Ids are whole numbers of 64 bits here; one is larger.") from None
 

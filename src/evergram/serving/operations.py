@@ -126,7 +126,7 @@ def embeddings(call: Call) -> Answer:
     if not call.arrow_out:
         body = wire.embeddings_json(
             vectors,
-            sources.tolist(),
+            sources,
             _origin(call, version, side),
             _model(call, version),
             options.encoding_format == "base64",
@@ -206,7 +206,7 @@ def transform(call: Call) -> Answer:
     sources = np.full(len(vectors), source, dtype=np.int64)
     if not call.arrow_out:
         origin, model = _origin(call, target, None), _model(call, target)
-        body = wire.transform_json(vectors, sources.tolist(), origin, model)
+        body = wire.transform_json(vectors, sources, origin, model)
         return _answer(call, target, sources, body)
     columns = {
         "vector": arrow_stream.vector_column(vectors),

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -113,7 +113,9 @@ class Service:
         self._read_on = read_on
         self.least_poll = least_poll
         self._refreshing = threading.Lock()
+        self._reading_roll, self._switching = threading.Lock(), threading.Lock()
         self._marks = look()
+        self._roll_mark = self._marks[1]
         self._tried_marks: tuple[Mark, Mark] | None = None
         self._tried = 0.0
         roll, opened = open_roll(), Opened(open_reader())
@@ -179,32 +181,50 @@ class Service:
             self._tried_marks, self._tried = marks, time.monotonic()
             return self._take_up(marks)
 
+    def refresh_roll(self) -> bool:
+        """Take up what has changed of the consumers alone, also while `refresh` fills stores: a
+        token that was taken back must not be good until they are full. Returns: whether it was.
+
+        What cannot be read is left to `refresh` to report.
+        """
+        try:
+            return self._take_up_roll(self._look()[1])
+        except Exception:  # whatever a driver raises
+            return False
+
+    def _take_up_roll(self, mark: Mark) -> bool:
+        with self._reading_roll:
+            if mark == self._roll_mark:
+                return False
+            roll = self._open_roll()
+            with self._switching:
+                # Who asked for tokens once does not stop because a file is gone.
+                tokens = self._state.tokens or has_tokens(roll)
+                self._state = replace(self._state, roll=roll, tokens=tokens)
+            self._roll_mark = mark
+            return True
+
     def _take_up(self, marks: tuple[Mark, Mark]) -> bool:
         try:
-            roll = self._open_roll()
-            if marks[0] == self._marks[0]:
-                self._switch(None, roll, self._state.lineage)
-            else:
+            self._take_up_roll(marks[1])
+            if marks[0] != self._marks[0]:
                 if self._read_on is not None:
                     # Rows of the new version will come into the stores one block after the other.
-                    ready = Opened(self._read_on(self._state.reader))
-                    self._switch(ready, roll, self._state.lineage)
+                    self._switch(Opened(self._read_on(self._state.reader)), self._state.lineage)
                 ready = Opened(self._open_reader())
-                self._switch(ready, roll, ready.reader.lineage)
+                self._switch(ready, ready.reader.lineage)
         except (EvergramError, OSError) as error:
             return self._failed("The lineage has changed and cannot be taken up", error)
         changed = marks != self._marks
         self._marks, self.problem = marks, None
         return changed
 
-    def _switch(self, opened: Opened | None, roll: Consumers, lineage: Lineage) -> None:
+    def _switch(self, opened: Opened, lineage: Lineage) -> None:
         """Serve this from now on; what was served is closed after its last request."""
-        before = self._state
-        # Who asked for tokens once does not stop because a file is gone.
-        tokens = before.tokens or has_tokens(roll)
-        self._state = State(opened or before.opened, roll, tokens, lineage)
-        if opened is not None:
-            before.leave()
+        with self._switching:
+            before = self._state
+            self._state = replace(before, opened=opened, lineage=lineage)
+        before.leave()
         if lineage is not before.lineage:
             log.info("Serving %s, version %d.", lineage.name, lineage.production)
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.lib.stride_tricks import sliding_window_view
 
 from evergram.errors import IntegrityError
 from evergram.stores.snapshot_record import FileRecord, SegmentRecord
@@ -88,6 +89,7 @@ class Segment:
         self._batches = [_batch(batch) for batch in found]
         self._size = len(self._batches[0].ids)
         self._words = np.frombuffer(buffer, "<u4", count=len(buffer) // 4)
+        self._windows: dict[int, Checks] = {}
         self._vectors_at = self._places([b.vectors for b in self._batches])
         self._checks_at = self._places([b.checks for b in self._batches])
         # Where a key is in the file; None where the file is in the order of the keys.
@@ -98,8 +100,12 @@ class Segment:
             batch = pa.ipc.open_file(mapped(folder, record.lookup, trusted)).get_batch(0)
             self.keys, self._rows = _plain(batch["key"]), _plain(batch["row"])
         self._exact = pa.types.is_integer(self._batches[0].ids.type)
+        # Ids that follow each other without a gap, as ids often do, are found by counting.
+        self._first: np.int64 | None = None
         if self._exact:
             self._ids_at = self._places([_plain(b.ids) for b in self._batches])
+            if len(self.keys) and int(self.keys[-1]) - int(self.keys[0]) == len(self.keys) - 1:
+                self._first = self.keys[0]
 
     def __len__(self) -> int:
         return self.record.rows
@@ -140,8 +146,10 @@ class Segment:
 
     def find(self, asked: Keyed) -> tuple[Places, Places]:
         """Which of the asked ids are here, and at which rows."""
+        at = self._lowest(asked.keys)
+        if self._exact:
+            return self._find_exact(asked.keys, at)
         pending = np.arange(len(asked.keys))
-        at = np.searchsorted(self.keys, asked.keys)
         which: list[Places] = []
         rows: list[Places] = []
         while len(pending):
@@ -150,18 +158,25 @@ class Segment:
             same = self.keys[at] == asked.keys[pending]
             pending, at = pending[same], at[same]
             found = self.rows_at(at)
-            if self._exact and self._rows is not None:
-                names = self.ids(found).to_numpy(zero_copy_only=False)
-                if not np.array_equal(names, asked.keys[pending]):
-                    raise self._damaged()
-            if self._exact or not len(pending):
-                return np.concatenate([*which, pending]), np.concatenate([*rows, found])
             equal = pc.equal(self.ids(found), asked.ids_at(pending)).to_numpy(zero_copy_only=False)
             which.append(pending[equal])
             rows.append(found[equal])
             # Another id with this key may follow.
             pending, at = pending[~equal], at[~equal] + 1
         return np.concatenate([*which, pending]), np.concatenate([*rows, at])
+
+    def _find_exact(self, keys: Keys, at: Places) -> tuple[Places, Places]:
+        """Ids that are their own keys, given where each would be."""
+        if not len(self.keys):
+            return at[:0], at[:0]
+        at = np.minimum(at, len(self.keys) - 1)
+        which = np.flatnonzero(self.keys[at] == keys)
+        found = self.rows_at(at[which])
+        if self._rows is not None:
+            names = self.ids(found).to_numpy(zero_copy_only=False)
+            if not np.array_equal(names, keys[which]):
+                raise self._damaged()
+        return which, found
 
     def ids(self, rows: Places) -> pa.Array:
         """Of rows [n] of the file, in their order."""
@@ -194,10 +209,20 @@ class Segment:
     def _gathered(self, at: Places, rows: Places, width: int) -> Checks:
         """Words [n, width] of rows, from all batches at once: a request for a hundred rows would
         feel a pass over each."""
-        batch, inside = np.divmod(rows, self._size)
-        first = at[batch] + inside * width
-        found: Checks = self._words[first[:, None] + np.arange(width)]
+        batch = rows // self._size
+        first = at[batch] + (rows - batch * self._size) * width
+        if width not in self._windows:
+            self._windows[width] = sliding_window_view(self._words, width)
+        found: Checks = self._windows[width][first]
         return found
+
+    def _lowest(self, keys: Keys) -> Places:
+        """Where each key is, or would be; for one that is nowhere any place will do."""
+        if self._first is None:
+            return np.searchsorted(self.keys, keys)
+        # What is smaller than the first wraps around, and is then past the last.
+        steps = (keys - self._first).view(np.uint64)
+        return np.minimum(steps, len(self.keys)).astype(np.int64)
 
     def _by_batch(self, rows: Places) -> list[tuple[int, Places]]:
         batch = rows // self._size

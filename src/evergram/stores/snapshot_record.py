@@ -85,20 +85,19 @@ class Opened:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with os.fdopen(self._descriptor, "rb", closefd=False) as file:
             self.record = _parsed(file.read(), path)
+            self._mark = _mark(os.fstat(self._descriptor))
 
     def is_current(self, path: Path) -> bool:
-        mine, there = os.fstat(self._descriptor), path.stat()
-        return (mine.st_ino, mine.st_dev, mine.st_size, mine.st_mtime_ns) == (
-            there.st_ino,
-            there.st_dev,
-            there.st_size,
-            there.st_mtime_ns,
-        )
+        return self._mark == _mark(path.stat())
 
     def __del__(self) -> None:
         # Not before: a thread may be comparing.
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
+
+
+def _mark(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns
 
 
 def _parsed(text: bytes, path: Path) -> SnapshotRecord:

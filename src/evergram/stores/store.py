@@ -98,16 +98,16 @@ def row_checks(rows: Rows) -> Checks:
     vectors = np.ascontiguousarray(rows.vectors, dtype="<f4").view("<u4")
     odd = _multipliers(vectors.shape[1] + 3)
     if pa.types.is_integer(rows.ids.type):
-        keys = rows.ids.to_numpy().astype("<i8").view("<u4").reshape(-1, 2)
+        keys = rows.ids.to_numpy().astype("<i8", copy=False).view("<u4").reshape(-1, 2)
     else:
         texts = (crc32(key.encode()) for key in rows.ids.to_pylist())
-        low = np.fromiter(texts, dtype=np.uint32, count=len(rows))
-        keys = np.stack([low, np.zeros_like(low)], axis=1)
+        keys = np.zeros((len(rows), 2), dtype=np.uint32)
+        keys[:, 0] = np.fromiter(texts, dtype=np.uint32, count=len(rows))
     version = np.uint32(rows.version & 0xFFFFFFFF)
-    found: Checks = (keys * odd[1:3]).sum(axis=1, dtype=np.uint32)
+    found: Checks = np.einsum("nd,d->n", vectors, odd[3:], dtype=np.uint32)
+    found += np.einsum("nd,d->n", keys, odd[1:3], dtype=np.uint32)
     # Beginning at one: a row of zeros under id 0 has no check of zero.
     found += np.uint32(1) + odd[:1] * version
-    found += np.einsum("nd,d->n", vectors, odd[3:], dtype=np.uint32)
     return found
 
 
@@ -253,7 +253,9 @@ class Store(ABC):
 
     def fetch(self, ids: pa.Array | Sequence[int | str]) -> list[Rows]:
         """The rows of the ids that are there, grouped by version, in any order."""
-        asked = pc.unique(self.as_ids(ids))
+        asked = self.as_ids(ids)
+        if len(set(asked.to_pylist())) < len(asked):
+            asked = pc.unique(asked)
         found = self._read(asked)
         for rows, checks in found:
             self._verify(rows, checks)
@@ -338,8 +340,9 @@ class Store(ABC):
         self.close()
 
     def _verify(self, rows: Rows, checks: Checks) -> None:
-        wrong = np.flatnonzero(row_checks(rows) != checks)
-        if len(wrong):
+        differ = row_checks(rows) != checks
+        if differ.any():
+            wrong = np.flatnonzero(differ)
             raise IntegrityError(
                 f"The row of id {rows.ids[wrong[0]]} in {self.address} is not what was written "
                 "(its checksum differs); write it again, or restore the store."
