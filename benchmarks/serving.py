@@ -267,7 +267,7 @@ def fetches(sizes: tuple[int, ...] = SIZES) -> list[Fetch]:
     return found
 
 
-def _fetch(url: str, form: str, rows: int, same: Path, requests: int = 2_000) -> Fetch:
+def _fetch(url: str, form: str, rows: int, same: Path, requests: int = 5_000) -> Fetch:
     import httpx
 
     rng = np.random.default_rng(4)

@@ -195,7 +195,7 @@ class Reader:
     def _as(self, rows: Rows, target: int) -> Floats:
         """Stored rows, which may carry norms after their vectors, as a version reads them."""
         dim = self.lineage.manifest(rows.version).dim
-        return self._ways.rows(np.ascontiguousarray(rows.vectors[:, :dim]), rows.version, target)
+        return self._ways.rows(rows.vectors[:, :dim], rows.version, target)
 
     def _queries(self, given: npt.ArrayLike, version: int) -> Floats:
         try:

@@ -32,7 +32,7 @@ class Way:
     def rows(self, vectors: Floats) -> Floats:
         """[n, D_v] to [n, D_j]."""
         if self.transposed is None:
-            return vectors
+            return np.ascontiguousarray(vectors)
         found: Floats = vectors @ self.transposed
         return found if self.offset is None else found + self.offset
 

@@ -2,19 +2,19 @@
 
 # No postponed annotations here: FastAPI reads them.
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version as release
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evergram.errors import EvergramError
 from evergram.serving import dashboard, listings, operations
 from evergram.serving.dashboard_facts import DashboardData
-from evergram.serving.handling import Front
+from evergram.serving.handling import Front, Operation
 from evergram.serving.openapi import describe, errors, vectors
 from evergram.serving.refusals import RefusedError, say
 from evergram.serving.schemas import (
@@ -39,16 +39,23 @@ _TEXT: dict[int | str, dict[str, Any]] = {
 }
 
 
-Endpoint: TypeAlias = Callable[[Request], Coroutine[Any, Any, Response]]
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-class _Direct(APIRoute):
-    """A function from a request to a response: there are no parameters that FastAPI would have to
-    look for, which takes it longer than some answers take."""
+class _Direct:
+    """Calls the routes of vectors before FastAPI looks for who is asked for: that takes it a sixth
+    of the time of an answer, and they need nothing of what it finds."""
 
-    def get_route_handler(self) -> Endpoint:
-        found: Endpoint = self.endpoint
-        return found
+    def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint]) -> None:
+        self._app, self._endpoints = app, endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        if found is None or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        response = await found(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 def create_app(service: Service, settings: Settings | None = None) -> FastAPI:
@@ -90,36 +97,37 @@ def create_app(service: Service, settings: Settings | None = None) -> FastAPI:
 
 
 def _vector_routes(app: FastAPI, front: Front) -> None:
-    async def embeddings(request: Request) -> Response:
-        return await front.answer(request, "/v1/embeddings", operations.embeddings)
+    endpoints: dict[str, Endpoint] = {}
 
-    async def search(request: Request) -> Response:
-        return await front.answer(request, "/v1/search", operations.search)
+    def add(name: str, operation: Operation, summary: str, described: dict[str, Any]) -> None:
+        path = f"/v1/{name}"
 
-    async def transform(request: Request) -> Response:
-        return await front.answer(request, "/v1/transform", operations.transform)
+        async def endpoint(request: Request) -> Response:
+            return await front.answer(request, path, operation)
 
-    def add(endpoint: Endpoint, summary: str, described: dict[str, Any]) -> None:
-        app.router.add_api_route(
-            f"/v1/{endpoint.__name__}",
-            endpoint,
-            methods=["POST"],
-            summary=summary,
-            route_class_override=_Direct,
-            **described,
-        )
+        # Also for FastAPI, which describes it, and finds it behind a prefix of a proxy.
+        app.post(path, name=name, summary=summary, **described)(endpoint)
+        endpoints[path] = endpoint
 
     add(
-        embeddings,
+        "embeddings",
+        operations.embeddings,
         "Embeddings of ids, or of features",
         vectors(EmbeddingsRequest, EmbeddingsAnswer, "id"),
     )
-    add(search, "The nearest stored objects", vectors(SearchRequest, SearchAnswer, "vector"))
     add(
-        transform,
+        "search",
+        operations.search,
+        "The nearest stored objects",
+        vectors(SearchRequest, SearchAnswer, "vector"),
+    )
+    add(
+        "transform",
+        operations.transform,
         "Vectors of one version as another reads them",
         vectors(TransformRequest, TransformAnswer, "vector"),
     )
+    app.add_middleware(_Direct, endpoints=endpoints)
 
 
 def _listing_routes(app: FastAPI, front: Front) -> None:

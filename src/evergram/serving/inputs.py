@@ -22,8 +22,8 @@ _NAMED = 5
 
 
 def as_ids(store: Store, given: pa.Array | Sequence[Any]) -> pa.Array:
-    """Ids as the store has them; digits are numbers where its ids are, as the client of OpenAI
-    sends strings.
+    """Ids, of one type, as the store has them; digits are numbers where its ids are, as the client
+    of OpenAI sends strings.
 
     Raises: DataError: one cannot be an id there.
     """
@@ -37,7 +37,7 @@ def as_ids(store: Store, given: pa.Array | Sequence[Any]) -> pa.Array:
             raise DataError("Ids are strings here; whole numbers were given.")
         return store.as_ids(given)
     try:
-        plain = set(map(type, given)) <= {int}
+        plain = not len(given) or isinstance(given[0], int)
         numbers_given = given if plain else [_number(key) for key in given]
         return pa.array(np.array(numbers_given, dtype=np.int64))
     except (OverflowError, pa.ArrowInvalid):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from evergram.serving.drift import Drift
@@ -62,6 +64,10 @@ class Metrics:
             ["side", "version"],
             registry=self.registry,
         )
+        # Finding the counter of a request's labels takes longer than counting it.
+        self._requests = lru_cache(4096)(self.requests.labels)
+        self._seconds = lru_cache(64)(self.seconds.labels)
+        self._rows = lru_cache(4096)(self.rows.labels)
         self.looked_at = Gauge(
             "evergram_drift_vectors",
             "How many served vectors that distance is of.",
@@ -74,13 +80,13 @@ class Metrics:
     ) -> None:
         """One request."""
         number = "" if version is None else str(version)
-        self.requests.labels(route, consumer, number, str(status)).inc()
-        self.seconds.labels(route).observe(seconds)
+        self._requests(route, consumer, number, str(status)).inc()
+        self._seconds(route).observe(seconds)
 
     def served(self, version: int, sources: dict[int, int]) -> None:
         """Rows read as a version, by what they were computed from."""
         for source, rows in sources.items():
-            self.rows.labels(str(version), str(source)).inc(rows)
+            self._rows(str(version), str(source)).inc(rows)
 
     def page(self) -> bytes:
         self.distance.clear()

@@ -39,10 +39,24 @@ class Part:
         """Rows that count."""
         return len(self.segment) - (0 if self.dead is None else int(self.dead.sum()))
 
-    def find(self, ids: Wanted) -> Places:
-        """Rows that count, of ids."""
-        _, rows = self.segment.find(ids)
-        return rows if self.dead is None else rows[~self.dead[rows]]
+    def find(self, ids: Wanted) -> tuple[Places, Places]:
+        """Which of the ids have a row here that counts, and the rows."""
+        which, rows = self.segment.find(ids)
+        if self.dead is None:
+            return which, rows
+        living = ~self.dead[rows]
+        return which[living], rows[living]
+
+    def take(self, rows: Places, ids: pa.Array | None = None) -> tuple[Rows, Checks]:
+        """Rows, copied, with the checksums that they were written with.
+
+        Args:
+            ids: that they were found by. The checksum tells whether a row is another's, so the
+                segment's own need not be read.
+        """
+        segment = self.segment
+        ids = segment.ids(rows) if ids is None else ids
+        return Rows(self.version, ids, segment.vectors(rows)), segment.checks(rows)
 
     def rows(self) -> Places:
         if self.dead is None:
@@ -53,8 +67,7 @@ class Part:
         """All rows that count, copied, with the checksums that they were written with."""
         rows = self.rows()
         for start in range(0, len(rows), size):
-            ids, vectors, checks = self.segment.take(rows[start : start + size])
-            yield Rows(self.version, ids, vectors), checks
+            yield self.take(rows[start : start + size])
 
     def without(self, rows: Places) -> Part:
         if not len(rows):

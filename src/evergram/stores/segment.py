@@ -98,7 +98,9 @@ class Segment:
             self.keys: Keys = _plain(found[0]["key" if "key" in reader.schema.names else "id"])
         else:
             batch = pa.ipc.open_file(mapped(folder, record.lookup, trusted)).get_batch(0)
-            self.keys, self._rows = _plain(batch["key"]), _plain(batch["row"])
+            self.keys, rows = _plain(batch["key"]), _plain(batch["row"])
+            in_order = len(rows) == len(self) and np.array_equal(rows, np.arange(len(self)))
+            self._rows = None if in_order else rows
         self._exact = pa.types.is_integer(self._batches[0].ids.type)
         # Ids that follow each other without a gap, as ids often do, are found by counting.
         self._first: np.int64 | None = None
@@ -145,10 +147,10 @@ class Segment:
         return self.ids(self.rows_at(places))
 
     def find(self, asked: Keyed) -> tuple[Places, Places]:
-        """Which of the asked ids are here, and at which rows."""
-        at = self._lowest(asked.keys)
+        """Which of the asked ids are here, in their order, and at which rows."""
         if self._exact:
-            return self._find_exact(asked.keys, at)
+            return self._find_exact(asked.keys)
+        at = np.searchsorted(self.keys, asked.keys)
         pending = np.arange(len(asked.keys))
         which: list[Places] = []
         rows: list[Places] = []
@@ -163,15 +165,23 @@ class Segment:
             rows.append(found[equal])
             # Another id with this key may follow.
             pending, at = pending[~equal], at[~equal] + 1
-        return np.concatenate([*which, pending]), np.concatenate([*rows, at])
+        found, places = np.concatenate([*which, pending]), np.concatenate([*rows, at])
+        order = np.argsort(found)
+        return found[order], places[order]
 
-    def _find_exact(self, keys: Keys, at: Places) -> tuple[Places, Places]:
-        """Ids that are their own keys, given where each would be."""
-        if not len(self.keys):
-            return at[:0], at[:0]
-        at = np.minimum(at, len(self.keys) - 1)
-        which = np.flatnonzero(self.keys[at] == keys)
-        found = self.rows_at(at[which])
+    def _find_exact(self, keys: Keys) -> tuple[Places, Places]:
+        """Ids that are their own keys."""
+        if self._first is not None:
+            # What is smaller than the first wraps around, and is then past the last.
+            steps = (keys - self._first).view(np.uint64)
+            which = np.flatnonzero(steps < len(self.keys))
+            at = steps[which].astype(np.int64)
+        else:
+            at = np.searchsorted(self.keys, keys)
+            at[at == len(self.keys)] = 0
+            which = np.flatnonzero(self.keys[at] == keys) if len(self.keys) else at[:0]
+            at = at[which]
+        found = self.rows_at(at)
         if self._rows is not None:
             names = self.ids(found).to_numpy(zero_copy_only=False)
             if not np.array_equal(names, keys[which]):
@@ -196,10 +206,9 @@ class Segment:
         """[n, D], copied, in their order."""
         return self._gathered(self._vectors_at, rows, self.dim).view("<f4")
 
-    def take(self, rows: Places) -> tuple[pa.Array, Floats, Checks]:
-        """Ids, vectors [n, D] and checks of rows, copied, in their order."""
-        checks = self._gathered(self._checks_at, rows, 1).reshape(-1)
-        return self.ids(rows), self.vectors(rows), checks
+    def checks(self, rows: Places) -> Checks:
+        """[n], copied, in their order."""
+        return self._gathered(self._checks_at, rows, 1).reshape(-1)
 
     def _places(self, arrays: Sequence[npt.NDArray[Any]]) -> Places:
         """At which word of the file each array begins."""
@@ -215,14 +224,6 @@ class Segment:
             self._windows[width] = sliding_window_view(self._words, width)
         found: Checks = self._windows[width][first]
         return found
-
-    def _lowest(self, keys: Keys) -> Places:
-        """Where each key is, or would be; for one that is nowhere any place will do."""
-        if self._first is None:
-            return np.searchsorted(self.keys, keys)
-        # What is smaller than the first wraps around, and is then past the last.
-        steps = (keys - self._first).view(np.uint64)
-        return np.minimum(steps, len(self.keys)).astype(np.int64)
 
     def _by_batch(self, rows: Places) -> list[tuple[int, Places]]:
         batch = rows // self._size

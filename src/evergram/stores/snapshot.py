@@ -174,12 +174,13 @@ class SnapshotStore(Store):
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         wanted = Wanted.of(ids)
-        found: dict[int, list[tuple[Part, np.ndarray]]] = {}
+        found: dict[int, list[tuple[Rows, Checks]]] = {}
         for part in self._folder.current().data():
-            rows = part.find(wanted)
+            which, rows = part.find(wanted)
             if len(rows):
-                found.setdefault(part.version, []).append((part, rows))
-        return [_joined(version, places) for version, places in found.items()]
+                mine = ids if len(which) == len(ids) else ids.take(pa.array(which))
+                found.setdefault(part.version, []).append(part.take(rows, mine))
+        return [_joined(parts) for parts in found.values()]
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         for part in self._folder.current().of(version):
@@ -197,7 +198,7 @@ class SnapshotStore(Store):
             if not len(queries) or not part.count:
                 continue
             if wanted is not None:
-                look_at(best, number, part, queries, part.find(wanted))
+                look_at(best, number, part, queries, part.find(wanted)[1])
             elif index is None or not index.offer(best, number, part, queries, k):
                 look_at_all(best, number, part, queries)
         return [self._proved(parts, best.rows(i), query) for i, query in enumerate(queries)]
@@ -211,8 +212,7 @@ class SnapshotStore(Store):
             return pa.array([], self.id_type), np.zeros(0, np.float32)
         ids, scores = [], []
         for number in np.unique(places[:, 0]):
-            part = parts[number]
-            rows, checks = _joined(part.version, [(part, places[places[:, 0] == number, 1])])
+            rows, checks = parts[number].take(places[places[:, 0] == number, 1])
             self._verify(rows, checks)
             ids.append(rows.ids)
             with np.errstate(over="ignore", invalid="ignore"):
@@ -252,12 +252,11 @@ class SnapshotStore(Store):
             return writer.finish()
 
 
-def _joined(version: int, places: list[tuple[Part, np.ndarray]]) -> tuple[Rows, Checks]:
-    """Rows [n] of several segments of a version, copied, with their checks."""
-    taken = [part.segment.take(rows) for part, rows in places]
-    if len(taken) == 1:
-        only = taken[0]
-        return Rows(version, only[0], only[1]), only[2]
-    ids, vectors, checks = zip(*taken, strict=True)
-    joined = Rows(version, pa.concat_arrays(ids), np.concatenate(vectors))
-    return joined, np.concatenate(checks)
+def _joined(parts: list[tuple[Rows, Checks]]) -> tuple[Rows, Checks]:
+    """Rows of several segments of a version, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = [mine for mine, _ in parts]
+    ids = pa.concat_arrays([mine.ids for mine in rows])
+    vectors = np.concatenate([mine.vectors for mine in rows])
+    return Rows(rows[0].version, ids, vectors), np.concatenate([checks for _, checks in parts])

@@ -65,11 +65,7 @@ class SnapshotFolder:
         """
         generation, opened = self._generation, self._opened
         try:
-            if (
-                generation is not None
-                and opened is not None
-                and opened.is_current(self.path / NAME)
-            ):
+            if generation is not None and opened is not None and opened.is_current():
                 return generation
             return self._refresh()
         except OSError as error:
@@ -90,7 +86,7 @@ class SnapshotFolder:
                     self._take(opened, found)
                     return found
                 except FileNotFoundError as error:
-                    if opened.is_current(path):
+                    if opened.is_current():
                         raise IntegrityError(
                             f"A file that {path} lists is not there ({error.filename or error}); "
                             "restore the store from a copy, or fill it again."

@@ -82,13 +82,15 @@ class Opened:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = str(path)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with os.fdopen(self._descriptor, "rb", closefd=False) as file:
             self.record = _parsed(file.read(), path)
             self._mark = _mark(os.fstat(self._descriptor))
 
-    def is_current(self, path: Path) -> bool:
-        return self._mark == _mark(path.stat())
+    def is_current(self) -> bool:
+        """Whether the file in this place is still this one."""
+        return self._mark == _mark(os.stat(self._path))  # noqa: PTH116 - asked at every call
 
     def __del__(self) -> None:
         # Not before: a thread may be comparing.

@@ -105,7 +105,7 @@ def row_checks(rows: Rows) -> Checks:
         keys[:, 0] = np.fromiter(texts, dtype=np.uint32, count=len(rows))
     version = np.uint32(rows.version & 0xFFFFFFFF)
     found: Checks = np.einsum("nd,d->n", vectors, odd[3:], dtype=np.uint32)
-    found += np.einsum("nd,d->n", keys, odd[1:3], dtype=np.uint32)
+    found += keys @ odd[1:3]
     # Beginning at one: a row of zeros under id 0 has no check of zero.
     found += np.uint32(1) + odd[:1] * version
     return found
