@@ -131,7 +131,7 @@ def test_every_metric_finds_what_a_loop_finds(
         read = read_as(line, vectors.astype(np.float64), version, target)
         expected |= {first + i: row for i, row in enumerate(read)}
         first += count
-    fields = [Field(store, ways, v, target, dims[v], n) for v, n in store.count().items()]
+    fields = [Field(store, ways, v, target, dims[v], s.dim) for v, s in store.filled().items()]
     if not fields:
         return
     queries = rng.standard_normal((2, dims[target])).astype(np.float32)
@@ -169,7 +169,7 @@ def test_cosine_is_proved_where_products_mislead() -> None:
     ways = Ways(cast(Lineage, line))
     store = _Matrix(np.concatenate([vectors, ways.norms(vectors, 1)], axis=1))
     query = np.eye(8, dtype=np.float32)[:1]
-    hits = by_cosine([Field(cast(Any, store), ways, 1, 0, 8, 10_000)], query, 3, None)[0]
+    hits = by_cosine([Field(cast(Any, store), ways, 1, 0, 8, 10)], query, 3, None)[0]
     assert set(hits.ids.to_pylist()) == {9_997, 9_998, 9_999}
 
 
@@ -182,7 +182,7 @@ def test_cosine_looks_at_few_rows_where_lengths_are_alike() -> None:
     read = ways.rows(vectors, 1, 0).astype(np.float64)
     query = rng.standard_normal((1, 32)).astype(np.float32)
     cosines = read @ query[0] / np.linalg.norm(read, axis=1)
-    hits = by_cosine([Field(cast(Any, store), ways, 1, 0, 32, 10_000)], query, 10, None)[0]
+    hits = by_cosine([Field(cast(Any, store), ways, 1, 0, 32, 34)], query, 10, None)[0]
     assert set(hits.ids.to_pylist()) == set(np.argsort(-cosines)[:10].tolist())
     assert store.rows_fetched < 2_000
 
@@ -193,9 +193,6 @@ class _Matrix:
     def __init__(self, stored: npt.NDArray[np.float32]) -> None:
         self._stored = stored
         self.rows_fetched = 0
-
-    def spaces(self) -> dict[int, Space]:
-        return {1: Space(1, self._stored.shape[1], "f")}
 
     def fetch(self, ids: pa.Array) -> list[Rows]:
         self.rows_fetched += len(ids)
@@ -219,7 +216,7 @@ def test_a_way_that_is_not_affine_is_refused_for_search_and_read_for_fetch() -> 
     store.add_space(Space(1, 4, "f"))
     rows = np.ones((2, 4), dtype=np.float32)
     store.upsert(Rows(1, pa.array([1, 2]), rows))
-    field = Field(store, ways, 1, 0, 4, 2)
+    field = Field(store, ways, 1, 0, 4, 4)
     for search in SEARCHES.values():
         with pytest.raises(LineageError, match="not affine"):
             search([field], np.ones((1, 3), np.float32), 1, None)
@@ -237,6 +234,6 @@ def test_a_row_of_an_older_version_needs_a_forward_map() -> None:
 
 def test_a_query_of_length_zero_has_no_cosine() -> None:
     line = line_of([3], torch.Generator().manual_seed(0))
-    field = Field(DictionaryStore(), Ways(cast(Lineage, line)), 0, 0, 3, 0)
+    field = Field(DictionaryStore(), Ways(cast(Lineage, line)), 0, 0, 3, 3)
     with pytest.raises(DataError, match="length 0"):
         by_cosine([field], np.zeros((1, 3), np.float32), 1, None)

@@ -31,6 +31,7 @@ def same_rows(store: Store, oracle: Store) -> None:
     assert as_dict(store.scan(size=3)) == there
     assert as_dict(store.fetch(pa.array(list(there), store.id_type))) == there
     assert store.count() == oracle.count()
+    assert store.filled() == oracle.filled()
     assert store.spaces() == oracle.spaces()
     for version in oracle.spaces():
         assert as_dict(store.scan(version)) == as_dict(oracle.scan(version))

@@ -30,7 +30,7 @@ class Field:
 
     Args:
         dim: D_v, the coordinates of a row that are its vector.
-        rows: how many there are.
+        width: all that are stored: norms may follow the vector.
     """
 
     store: Store
@@ -38,11 +38,7 @@ class Field:
     version: int
     target: int
     dim: int
-    rows: int
-
-    @property
-    def width(self) -> int:
-        return self.store.spaces()[self.version].dim
+    width: int
 
     @property
     def norm(self) -> int | None:
@@ -125,7 +121,7 @@ def by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> lis
 
 def _cosines(field: Field, unit: Floats, k: int, ids: Ids) -> list[Hits]:
     """Of one version; queries have length 1."""
-    start = min(field.rows, MOST, max(LEAST, WIDER * k))
+    start = min(MOST, max(LEAST, WIDER * k))
     asked, offsets = field.linear(unit)
     if field.norm is not None:
         # The smallest and the largest norm, in the same pass over the rows.
@@ -150,7 +146,7 @@ def _proved(
 ) -> Hits:
     """The k best cosines of one query of length 1, from those of a first round."""
     low, high = np.sqrt(norms[0]), np.sqrt(norms[1])
-    width = min(field.rows, MOST, max(LEAST, WIDER * k))
+    width = min(MOST, max(LEAST, WIDER * k))
     while len(best) == k and high > 0:
         t = float(best.scores[-1])
         if t > 0:
@@ -166,7 +162,7 @@ def _proved(
         slack = 1e-5 * high
         if len(hits) < width or width == MOST or float(hits.scores[-1]) < t * height - slack:
             break
-        width = min(field.rows, MOST, WIDER * width)
+        width = min(MOST, WIDER * width)
     return best
 
 

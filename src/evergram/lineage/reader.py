@@ -171,8 +171,8 @@ class Reader:
         store = self._store(side, target)
         given = self._queries(queries, target)
         fields = [
-            Field(store, self._ways, v, target, self.lineage.manifest(v).dim, rows)
-            for v, rows in store.count().items()
+            Field(store, self._ways, v, target, self.lineage.manifest(v).dim, space.dim)
+            for v, space in store.filled().items()
         ]
         if not fields:
             return [_nothing(store) for _ in given]
@@ -219,10 +219,7 @@ class Reader:
 
 def check_spaces(lineage: Lineage, store: Store) -> None:
     """Raises: IntegrityError: a store holds vectors of another lineage, or of no version here."""
-    held = store.count()
-    for version, space in store.spaces().items():
-        if version not in held:
-            continue
+    for version, space in store.filled().items():
         manifest = lineage.manifest(version)
         if space.fingerprint != manifest.fingerprint:
             raise IntegrityError(

@@ -43,8 +43,8 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 class _Direct:
-    """Calls the routes of vectors before FastAPI looks for who is asked for: that takes it a sixth
-    of the time of an answer, and they need nothing of what it finds."""
+    """Calls the routes of vectors before FastAPI looks for what is asked for: that takes time, as
+    answers of a millisecond go, and they need nothing of what it finds."""
 
     def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint]) -> None:
         self._app, self._endpoints = app, endpoints

@@ -24,7 +24,7 @@ def versions(state: State, access: Access) -> VersionsAnswer:
     """The versions that may be read, oldest first."""
     lineage = state.lineage
     readable = access.readable(lineage)
-    held = sorted({v for side in state.reader.sides for v in state.reader.store(side).count()})
+    held = sorted({v for side in state.reader.sides for v in state.reader.store(side).filled()})
     default = _default(lineage, access)
     found = [
         VersionAnswer(

@@ -80,6 +80,15 @@ class PgvectorStore(Store):
         found = self._ask("select version, dim, fingerprint from {meta} order by version")
         return {version: Space(version, dim, mark) for version, dim, mark in found}
 
+    def filled(self) -> dict[int, Space]:
+        # To count is to look at every row.
+        found = self._ask(
+            "select version, dim, fingerprint from {meta} as space where exists"
+            " (select from {table} as vectors where vectors.version = space.version)"
+            " order by version"
+        )
+        return {version: Space(version, dim, mark) for version, dim, mark in found}
+
     def count(self) -> dict[int, int]:
         return dict(
             self._ask("select version, count(*) from {table} group by version order by version")

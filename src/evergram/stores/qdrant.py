@@ -75,6 +75,11 @@ class QdrantStore(SeparateStore):
     def spaces(self) -> dict[int, Space]:
         return self._meta()[1]
 
+    def filled(self) -> dict[int, Space]:
+        # To count exactly is to look at every row.
+        spaces = self.spaces()
+        return {v: spaces[v] for v in spaces if self._ask("scroll", self._at(v), limit=1)[0]}
+
     def count(self) -> dict[int, int]:
         counts = {v: self._ask("count", self._at(v), exact=True).count for v in self.spaces()}
         return {version: count for version, count in counts.items() if count}

@@ -174,7 +174,7 @@ class Segment:
         if self._first is not None:
             # What is smaller than the first wraps around, and is then past the last.
             steps = (keys - self._first).view(np.uint64)
-            which = np.flatnonzero(steps < len(self.keys))
+            which = (steps < len(self.keys)).nonzero()[0]
             at = steps[which].astype(np.int64)
         else:
             at = np.searchsorted(self.keys, keys)

@@ -103,11 +103,10 @@ def row_checks(rows: Rows) -> Checks:
         texts = (crc32(key.encode()) for key in rows.ids.to_pylist())
         keys = np.zeros((len(rows), 2), dtype=np.uint32)
         keys[:, 0] = np.fromiter(texts, dtype=np.uint32, count=len(rows))
-    version = np.uint32(rows.version & 0xFFFFFFFF)
     found: Checks = np.einsum("nd,d->n", vectors, odd[3:], dtype=np.uint32)
     found += keys @ odd[1:3]
     # Beginning at one: a row of zeros under id 0 has no check of zero.
-    found += np.uint32(1) + odd[:1] * version
+    found += np.uint32((1 + int(odd[0]) * rows.version) & 0xFFFFFFFF)
     return found
 
 
@@ -203,6 +202,11 @@ class Store(ABC):
                 f"{there.fingerprint} and dim {there.dim}; {space.fingerprint} and {space.dim} "
                 "were given. It belongs to another lineage; use another store."
             )
+
+    def filled(self) -> dict[int, Space]:
+        """The spaces that have a row, by version: every search asks, and not how many there are."""
+        held = self.count()
+        return {version: space for version, space in self.spaces().items() if version in held}
 
     def upsert(self, rows: Rows) -> None:
         """Write rows, each in place of the one with its id.
