@@ -20,7 +20,7 @@ SETTINGS = SQL("""
     select set_config(name, value, false)
     from (values ('statement_timeout', '60s', '{0}'::text[]),
                  ('synchronous_commit', 'on', '{off}'),
-                 ('hnsw.ef_search', '100', '{"",40}'),
+                 ('hnsw.ef_search', '200', '{"",40}'),
                  ('hnsw.iterative_scan', 'relaxed_order', '{"",off}')) as s (name, value, unset)
     where coalesce(current_setting(name, true), '') = any(unset)
 """)
