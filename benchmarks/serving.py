@@ -216,8 +216,8 @@ def _exact(queries: Floats, vectors: Floats) -> npt.NDArray[np.int64]:
 
 def search_table(found: list[Search]) -> str:
     lines = [
-        "| store | objects | ms at the newest | ms at the past, the same search | ratio | ms at the "
-        "past, its own queries | ratio | recall@10, newest | recall@10, past, its own |",
+        "| store | objects | ms at the newest | ms at the past, the same search | ratio | ms at "
+        "the past, its own queries | ratio | recall@10, newest | recall@10, past, its own |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [

@@ -132,8 +132,9 @@ class Reader:
         found = store.fetch(asked)
         if len(found) == 1 and found[0].ids.equals(asked):
             # All of them, once and in order, as it is most often.
-            sources = np.full(len(asked), found[0].version)
-            return Embedded(target, asked, self._as(found[0], target), sources)
+            source = found[0].version
+            sources = np.full(len(asked), source)
+            return Embedded(target, asked, self._as(found[0], target), sources, source)
         vectors = np.zeros((len(asked), self.lineage.manifest(target).dim), dtype=np.float32)
         sources = np.full(len(asked), -1, dtype=np.int64)
         for rows in found:

@@ -9,12 +9,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError
 from evergram.stores.store import Floats, Hits
 
+Sources = npt.NDArray[np.int64]
 MEDIA = "application/vnd.apache.arrow.stream"
 REQUEST = b"evergram.request"
 FINGERPRINT = b"evergram.fingerprint"
@@ -79,25 +81,53 @@ def vectors_of(column: pa.ChunkedArray) -> Floats:
 
 def write_stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> bytes:
     """Columns as one batch, under a schema with this metadata."""
-    fields = tuple((name, column.type) for name, column in columns.items())
-    schema, head = _head(fields, tuple(metadata.items()))
-    batch = pa.record_batch(list(columns.values()), schema=schema)
-    return b"".join((head, memoryview(batch.serialize()), _END))
+    batch = pa.record_batch(list(columns.values()), names=list(columns))
+    batch = batch.replace_schema_metadata(dict(metadata))
+    return b"".join((memoryview(batch.schema.serialize()), memoryview(batch.serialize()), _END))
+
+
+def write_vectors(
+    ids: pa.Array | None, vectors: Floats, sources: Sources, metadata: Mapping[str, str]
+) -> bytes:
+    """The columns "id", where there are ids, "vector" [n, D] and "computed_from" [n].
+
+    Where all are numbers, what stands before them in a stream depends on their shape alone, and is
+    kept: Arrow takes longer to find it again than an answer of a hundred rows may.
+    """
+    if ids is not None and not pa.types.is_int64(ids.type):
+        return write_stream(_vector_columns(ids, vectors, sources), metadata)
+    head = _head(ids is not None, vectors.shape, tuple(metadata.items()))
+    parts = [head]
+    if ids is not None:
+        parts.append(ids.to_numpy().astype("<i8", copy=False).tobytes())
+    parts += [np.ascontiguousarray(vectors, dtype="<f4").tobytes(), _padding(vectors.shape)]
+    parts += [sources.astype("<i8", copy=False).tobytes(), _END]
+    return b"".join(parts)
 
 
 @lru_cache(maxsize=256)
-def _head(
-    fields: tuple[tuple[str, pa.DataType], ...], metadata: tuple[tuple[str, str], ...]
-) -> tuple[pa.Schema, bytes]:
-    """A schema, and the message that a stream begins with: many answers have the same."""
-    schema = pa.schema(list(fields), metadata=dict(metadata))
-    return schema, schema.serialize().to_pybytes()
+def _head(with_ids: bool, shape: tuple[int, int], metadata: tuple[tuple[str, str], ...]) -> bytes:
+    """What `write_vectors` puts before the numbers: taken from a stream of as many zeros."""
+    zeros = np.zeros(shape[0], dtype=np.int64)
+    vectors = np.zeros(shape, dtype=np.float32)
+    ids = pa.array(zeros) if with_ids else None
+    whole = write_stream(_vector_columns(ids, vectors, zeros), dict(metadata))
+    numbers = zeros.nbytes * (1 + with_ids) + vectors.nbytes + len(_padding(shape))
+    return whole[: len(whole) - len(_END) - numbers]
 
 
-def vector_column(vectors: Floats) -> pa.Array:
-    """[n, D] as a fixed-size list of float32."""
+def _padding(shape: tuple[int, ...]) -> bytes:
+    """After float32 of a shape: Arrow begins every column at a multiple of eight bytes."""
+    return bytes(-4 * shape[0] * shape[1] % 8)
+
+
+def _vector_columns(ids: pa.Array | None, vectors: Floats, sources: Sources) -> dict[str, pa.Array]:
     flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).ravel())
-    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+    found = {} if ids is None else {"id": ids}
+    return found | {
+        "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
+        "computed_from": pa.array(sources),
+    }
 
 
 def hit_columns(found: Sequence[Hits], id_type: pa.DataType) -> dict[str, pa.Array]:

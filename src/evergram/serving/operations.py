@@ -116,11 +116,12 @@ def embeddings(call: Call) -> Answer:
     if isinstance(given, list) and isinstance(given[0], Features):
         ids = None
         vectors, sources = _encoded(call, version, side, given)
+        counts = {int(sources[0]): len(sources)}
     else:
         ids = as_ids(call.state.reader.store(side), given)
         found = _read(lambda: call.state.reader.embed(ids, version, side))
-        vectors, sources = found.vectors, found.sources
-        if options.missing == "error" and (sources < 0).any():
+        vectors, sources, counts = found.vectors, found.sources, found.counts
+        if options.missing == "error" and -1 in counts:
             raise missing_ids(found.missing, len(ids), side)
         call.drift.note(side, ids, sources)
     if not call.arrow_out:
@@ -131,13 +132,9 @@ def embeddings(call: Call) -> Answer:
             _model(call, version),
             options.encoding_format == "base64",
         )
-        return _answer(call, version, sources, body)
-    columns = {} if ids is None else {"id": ids}
-    columns |= {
-        "vector": arrow_stream.vector_column(vectors),
-        "computed_from": pa.array(sources),
-    }
-    return _answer(call, version, sources, _stream(call, columns, version, side))
+        return _answer(call, version, counts, body)
+    body = arrow_stream.write_vectors(ids, vectors, sources, _metadata(call, version, side))
+    return _answer(call, version, counts, body)
 
 
 def search(call: Call) -> Answer:
@@ -177,14 +174,14 @@ def search(call: Call) -> Answer:
         check_count(len(options.ids), settings.max_batch, "ids", "id")
         ids = as_ids(store, options.ids)
     found = _read(lambda: reader.search(given, options.k, version, side, options.metric, ids))
-    sources = np.concatenate([hits.versions for hits in found] or [np.zeros(0, np.int64)])
+    counts = Counter(version for hits in found for version in hits.versions.tolist())
     if not call.arrow_out:
-        distinct = sorted(set(sources.tolist()))
+        distinct = sorted(counts)
         origin, model = _origin(call, version, side), _model(call, version)
-        return _answer(call, version, sources, wire.search_json(found, distinct, origin, model))
+        return _answer(call, version, counts, wire.search_json(found, distinct, origin, model))
     columns = arrow_stream.hit_columns(found, store.id_type)
-    more = {"evergram.queries": str(len(found))}
-    return _answer(call, version, sources, _stream(call, columns, version, side, more))
+    metadata = _metadata(call, version, side) | {"evergram.queries": str(len(found))}
+    return _answer(call, version, counts, arrow_stream.write_stream(columns, metadata))
 
 
 def transform(call: Call) -> Answer:
@@ -207,12 +204,10 @@ def transform(call: Call) -> Answer:
     if not call.arrow_out:
         origin, model = _origin(call, target, None), _model(call, target)
         body = wire.transform_json(vectors, sources, origin, model)
-        return _answer(call, target, sources, body)
-    columns = {
-        "vector": arrow_stream.vector_column(vectors),
-        "computed_from": pa.array(sources),
-    }
-    return _answer(call, target, sources, _stream(call, columns, target, None))
+    else:
+        metadata = _metadata(call, target, None)
+        body = arrow_stream.write_vectors(None, vectors, sources, metadata)
+    return _answer(call, target, {source: len(vectors)}, body)
 
 
 def _encoded(
@@ -304,27 +299,16 @@ def _model(call: Call, version: int) -> str:
     return f"{call.lineage.name}@v{version}"
 
 
-def _stream(
-    call: Call,
-    columns: Mapping[str, pa.Array],
-    version: int,
-    side: str | None,
-    more: Mapping[str, str] | None = None,
-) -> bytes:
-    metadata = {
+def _metadata(call: Call, version: int, side: str | None) -> dict[str, str]:
+    """Of an answer's Arrow schema."""
+    found = {
         "evergram.model": _model(call, version),
         "evergram.version": str(version),
         "evergram.fingerprint": call.lineage.manifest(version).fingerprint,
-        **({} if side is None else {"evergram.side": side}),
-        **(more or {}),
     }
-    return arrow_stream.write_stream(columns, metadata)
+    return found if side is None else {**found, "evergram.side": side}
 
 
-def _answer(call: Call, version: int, sources: npt.NDArray[np.int64], body: bytes) -> Answer:
+def _answer(call: Call, version: int, sources: Mapping[int, int], body: bytes) -> Answer:
     media = arrow_stream.MEDIA if call.arrow_out else JSON
-    fingerprint = call.lineage.manifest(version).fingerprint
-    first = int(sources[0]) if len(sources) else version
-    alike = bool((sources == first).all())
-    counts = {first: len(sources)} if alike else Counter(sources.tolist())
-    return Answer(body, media, version, fingerprint, counts)
+    return Answer(body, media, version, call.lineage.manifest(version).fingerprint, sources)
