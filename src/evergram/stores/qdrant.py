@@ -76,9 +76,9 @@ class QdrantStore(SeparateStore):
         return self._meta()[1]
 
     def filled(self) -> dict[int, Space]:
-        # To count exactly is to look at every row.
+        # Without a filter an inexact count is a sum over segments, and 0 only where there is none.
         spaces = self.spaces()
-        return {v: spaces[v] for v in spaces if self._ask("scroll", self._at(v), limit=1)[0]}
+        return {v: spaces[v] for v in spaces if self._ask("count", self._at(v), exact=False).count}
 
     def count(self) -> dict[int, int]:
         counts = {v: self._ask("count", self._at(v), exact=True).count for v in self.spaces()}
