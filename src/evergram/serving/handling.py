@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from pydantic import BaseModel
+from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -55,14 +56,14 @@ class Front:
                 answer = await self._operate(request, operation, seen)
         except Exception as error:
             return self._refused(route, seen, started, error)
-        self._count(route, seen, answer.version, 200, started)
-        self.metrics.served(answer.version, dict(answer.sources))
         headers = {
             "x-evergram-version": str(answer.version),
             "x-evergram-computed-from": ",".join(str(v) for v in sorted(answer.sources)),
             "x-evergram-fingerprint": answer.fingerprint,
         }
-        return Response(answer.body, 200, headers, answer.media)
+        # Counted once it is sent: nobody waits for that.
+        counted = BackgroundTask(self._counted, route, seen, answer, time.perf_counter() - started)
+        return Response(answer.body, 200, headers, answer.media, counted)
 
     async def list(self, request: Request, route: str, listing: Listing) -> Response:
         """The answer of something that is listed."""
@@ -74,7 +75,7 @@ class Front:
                 found = await self.workers.run(lambda: listing(state, access), state.leave)
         except Exception as error:
             return self._refused(route, seen, started, error)
-        self._count(route, seen, None, 200, started)
+        self._count(route, seen, None, 200, time.perf_counter() - started)
         return Response(found.model_dump_json(), media_type=JSON)
 
     async def _operate(self, request: Request, operation: Operation, seen: _Seen) -> Answer:
@@ -211,14 +212,17 @@ class Front:
         elif isinstance(error, ClientDisconnect):
             error = RefusedError(400, "disconnected", "The request ended before its body did.")
         said = say(error)
-        self._count(route, seen, None, said.status, started)
+        self._count(route, seen, None, said.status, time.perf_counter() - started)
         self.metrics.errors.labels(said.code).inc()
         return Response(said.body, said.status, said.headers, JSON)
 
+    async def _counted(self, route: str, seen: _Seen, answer: Answer, seconds: float) -> None:
+        self._count(route, seen, answer.version, 200, seconds)
+        self.metrics.served(answer.version, answer.sources)
+
     def _count(
-        self, route: str, seen: _Seen, version: int | None, status: int, started: float
+        self, route: str, seen: _Seen, version: int | None, status: int, seconds: float
     ) -> None:
-        seconds = time.perf_counter() - started
         self.metrics.answered(route, seen.consumer, version, status, seconds)
         if route in VECTORS:
             self.latest.answered(seen.consumer, version, status, seconds)

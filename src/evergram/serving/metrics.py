@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -83,7 +84,7 @@ class Metrics:
         self._requests(route, consumer, number, str(status)).inc()
         self._seconds(route).observe(seconds)
 
-    def served(self, version: int, sources: dict[int, int]) -> None:
+    def served(self, version: int, sources: Mapping[int, int]) -> None:
         """Rows read as a version, by what they were computed from."""
         for source, rows in sources.items():
             self._rows(str(version), str(source)).inc(rows)
