@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tests.lineage.lines import lineage_of, read_as, vectors_of
+from tests.lineage.lines import lineage_of, publish, read_as, vectors_of
 from tests.stores.dictionary import DictionaryStore
 
-from evergram.errors import IntegrityError, LineageError, StoreError
+from evergram.errors import DataError, IntegrityError, LineageError, StoreError
 from evergram.lineage import backfill as module
 from evergram.lineage.backfill import Backfill
 from evergram.lineage.filling import fill, space_of, stored_rows
@@ -238,3 +238,78 @@ def test_killed_two_hundred_times_it_loses_nothing(tmp_path: Path) -> None:
     assert result["kills"] >= 200
     assert result["moments"] > 20, "the kills came at many points of the way"
     assert result["done"] == 1500
+
+
+def withdrawn_under_way(lineage: Lineage) -> tuple[DictionaryStore, list[tuple[int, np.ndarray]]]:
+    """Version 3 was published, 100 rows were refreshed to it, and it was taken back."""
+    store = DictionaryStore()
+    fill(lineage, store, "object")
+    before = [pair for rows in store.scan() for pair in _pairs(rows)]
+    publish(lineage, 3)
+    Backfill(lineage, store, "object").plan(batch=50)
+    Backfill(lineage, store, "object").apply(rows=100)
+    lineage.label("stable", 2)
+    lineage.withdraw(3, "it was bad")
+    return store, before
+
+
+def test_a_refresh_to_a_version_that_was_withdrawn_is_undone(lineage: Lineage) -> None:
+    lineage.label("kept", 2)
+    store, before = withdrawn_under_way(lineage)
+    with pytest.raises(LineageError, match=r"holds rows of version 3, which was withdrawn: put"):
+        Reader(lineage, {"object": store})
+    work = Backfill(lineage, store, "object")
+    assert work.status().held == {2: 200, 3: 100}
+    with pytest.raises(LineageError, match="withdrawn"):
+        work.apply()
+    assert work.rollback().held == {2: 300}
+    after = sorted((pair for rows in store.scan() for pair in _pairs(rows)), key=lambda p: p[0])
+    for one, other in zip(sorted(before, key=lambda p: p[0]), after, strict=True):
+        assert one[0] == other[0]
+        np.testing.assert_array_equal(one[1], other[1])
+    assert len(Reader(lineage, {"object": store}).embed(range(300), 0).vectors) == 300
+
+
+def test_rows_of_a_withdrawn_version_are_filled_over_or_go(lineage: Lineage) -> None:
+    lineage.label("kept", 2)
+    store, _ = withdrawn_under_way(lineage)
+    space = store.spaces()[3]
+    store.upsert(Rows(3, pa.array([5000]), np.ones((1, space.dim), np.float32)))
+    assert fill(lineage, store, "object") == 300
+    assert store.count() == {2: 300}
+    Reader(lineage, {"object": store})
+
+
+def test_the_lineages_own_snapshots_outlive_a_withdrawal(lineage: Lineage) -> None:
+    """Version 3 has objects that version 2 has not."""
+    lineage.label("kept", 2)
+    publish(lineage, 3, rows=350)
+    Reader.open(lineage).close()
+    lineage.label("stable", 2)
+    Reader.open(lineage).close()
+    lineage.withdraw(3, "it was bad")
+    reader = Reader.open(lineage)
+    found = reader.embed([0, 349], 2)
+    assert found.sources.tolist() == [2, -1]
+    reader.close()
+
+
+def test_room_that_another_lineage_made_is_not_filled(lineage: Lineage) -> None:
+    """Its process was killed before it wrote a row."""
+    store = DictionaryStore()
+    mine = space_of(lineage, 2)
+    store.add_space(Space(2, mine.dim, "sha256:another"))
+    with pytest.raises(IntegrityError, match="belongs to another lineage"):
+        fill(lineage, store, "object")
+    assert store.count() == {}
+    store = DictionaryStore()
+    store.add_space(space_of(lineage, 2, norms=False))
+    assert fill(lineage, store, "object") == 300
+
+
+def test_a_vector_that_is_too_long_for_its_norm_is_named(lineage: Lineage) -> None:
+    space = space_of(lineage, 1)
+    vectors = np.ones((2, 8), np.float32)
+    vectors[1] = 1e30
+    with pytest.raises(DataError, match=r"id 8 of version 1 is too long.*scaled down"):
+        stored_rows(lineage, Ways(lineage), space, pa.array([7, 8]), vectors)
