@@ -23,6 +23,7 @@ from evergram.lineage.filling import fill, space_of, stored_rows
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.reader import Reader
 from evergram.lineage.ways import Ways
+from evergram.stores.opening import open_store
 from evergram.stores.store import Rows, Space, Store
 
 
@@ -313,3 +314,22 @@ def test_a_vector_that_is_too_long_for_its_norm_is_named(lineage: Lineage) -> No
     vectors[1] = 1e30
     with pytest.raises(DataError, match=r"id 8 of version 1 is too long.*scaled down"):
         stored_rows(lineage, Ways(lineage), space, pa.array([7, 8]), vectors)
+
+
+@pytest.mark.parametrize("form", ["vec", "lance:vec#emb", "qdrant:vec#emb"])
+def test_a_store_is_its_folder_however_it_is_called(
+    lineage: Lineage, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two folders hold a store of one name; the plan of the one is not the other's."""
+
+    def opened(folder: str, address: str) -> Path:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        store = open_store(address, create="int64")
+        with store:
+            return Backfill(lineage, store, "object").folder
+
+    first, other = opened("a", form), opened("b", form)
+    assert first != other
+    assert opened("b", form.replace("vec", "../a/vec")) == first
+    assert opened("b", form.replace("vec", f"{tmp_path}/a/vec")) == first

@@ -73,7 +73,7 @@ class Backfill:
     def __init__(self, lineage: Lineage, store: Store, side: str) -> None:
         check_spaces(lineage, store, withdrawn=True)
         self.lineage, self.store, self.side = lineage, store, side
-        key = hashlib.sha256(store.address.encode()).hexdigest()[:12]
+        key = hashlib.sha256(store.place.encode()).hexdigest()[:12]
         self.folder = lineage.path / "backfills" / f"{side}-{key}"
 
     def plan(self, batch: int = BATCH) -> Status:
