@@ -333,3 +333,35 @@ def test_a_store_is_its_folder_however_it_is_called(
     assert first != other
     assert opened("b", form.replace("vec", "../a/vec")) == first
     assert opened("b", form.replace("vec", f"{tmp_path}/a/vec")) == first
+
+
+def test_what_is_written_by_hand_after_a_kill_is_put_back(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the old rows were kept and before the new ones were written."""
+    store = older(lineage)
+    work = Backfill(lineage, store, "object")
+    work.plan(batch=300)
+
+    def killed(rows: Rows) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(store, "upsert", killed)
+        with pytest.raises(KeyboardInterrupt):
+            work.apply()
+    space = space_of(lineage, 1)
+    mine = stored_rows(lineage, Ways(lineage), space, pa.array([5]), np.full((1, 8), 3, np.float32))
+    store.upsert(mine)
+    before = {i: z for rows in store.scan() for i, z in _pairs(rows)}
+    for _ in range(2):
+        with monkeypatch.context() as during:
+            during.setattr(store, "upsert", killed)
+            with pytest.raises(KeyboardInterrupt):
+                work.apply()
+    assert len(list((work.folder / "journal").iterdir())) == 2, "what is known is not kept again"
+    assert work.apply().held == {1: 20, 2: 300}
+    assert work.rollback().held == {1: 320}
+    for rows in store.scan():
+        for i, z in _pairs(rows):
+            np.testing.assert_array_equal(z, before[i])

@@ -21,7 +21,13 @@ from evergram.compatibility.certificate import certify
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.files import write_text
 from evergram.lineage.filling import Progress, fill, space_of
-from evergram.lineage.journal import journal_rows, read_table, write_journal, write_table
+from evergram.lineage.journal import (
+    journal_rows,
+    not_in_journals,
+    read_table,
+    write_journal,
+    write_table,
+)
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.reader import check_spaces
 from evergram.lineage.ways import Ways
@@ -233,8 +239,12 @@ class Backfill:
         old = [rows for rows in self.store.fetch(ids) if rows.version != target]
         if not old:
             return
-        if not journal.exists():
-            write_journal(journal, old)
+        # After a kill: what was written by hand since is kept too, in a file that comes after.
+        kept = sorted(journal.parent.glob(f"{journal.name}*"))
+        fresh = not_in_journals(old, kept)
+        if fresh:
+            after = f".{len(kept):06d}.sealed" if kept else ""
+            write_journal(journal.with_name(journal.name + after), fresh)
         waiting = _joined([rows.ids for rows in old], self.store.id_type)
         width = self.store.spaces()[target].dim
         for rows in source.fetch(waiting):
