@@ -13,16 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tests.lineage.lines import lineage_of, read_as, vectors_of
+from tests.lineage.lines import lineage_of, publish, read_as, vectors_of
 from tests.stores.dictionary import DictionaryStore
 
-from evergram.errors import IntegrityError, LineageError, StoreError
+from evergram.errors import DataError, IntegrityError, LineageError, StoreError
 from evergram.lineage import backfill as module
 from evergram.lineage.backfill import Backfill
 from evergram.lineage.filling import fill, space_of, stored_rows
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.reader import Reader
 from evergram.lineage.ways import Ways
+from evergram.stores.opening import open_store
 from evergram.stores.store import Rows, Space, Store
 
 
@@ -238,3 +239,129 @@ def test_killed_two_hundred_times_it_loses_nothing(tmp_path: Path) -> None:
     assert result["kills"] >= 200
     assert result["moments"] > 20, "the kills came at many points of the way"
     assert result["done"] == 1500
+
+
+def withdrawn_under_way(lineage: Lineage) -> tuple[DictionaryStore, list[tuple[int, np.ndarray]]]:
+    """Version 3 was published, 100 rows were refreshed to it, and it was taken back."""
+    store = DictionaryStore()
+    fill(lineage, store, "object")
+    before = [pair for rows in store.scan() for pair in _pairs(rows)]
+    publish(lineage, 3)
+    Backfill(lineage, store, "object").plan(batch=50)
+    Backfill(lineage, store, "object").apply(rows=100)
+    lineage.label("stable", 2)
+    lineage.withdraw(3, "it was bad")
+    return store, before
+
+
+def test_a_refresh_to_a_version_that_was_withdrawn_is_undone(lineage: Lineage) -> None:
+    lineage.label("kept", 2)
+    store, before = withdrawn_under_way(lineage)
+    with pytest.raises(LineageError, match=r"holds rows of version 3, which was withdrawn: put"):
+        Reader(lineage, {"object": store})
+    work = Backfill(lineage, store, "object")
+    assert work.status().held == {2: 200, 3: 100}
+    with pytest.raises(LineageError, match="withdrawn"):
+        work.apply()
+    assert work.rollback().held == {2: 300}
+    after = sorted((pair for rows in store.scan() for pair in _pairs(rows)), key=lambda p: p[0])
+    for one, other in zip(sorted(before, key=lambda p: p[0]), after, strict=True):
+        assert one[0] == other[0]
+        np.testing.assert_array_equal(one[1], other[1])
+    assert len(Reader(lineage, {"object": store}).embed(range(300), 0).vectors) == 300
+
+
+def test_rows_of_a_withdrawn_version_are_filled_over_or_go(lineage: Lineage) -> None:
+    lineage.label("kept", 2)
+    store, _ = withdrawn_under_way(lineage)
+    space = store.spaces()[3]
+    store.upsert(Rows(3, pa.array([5000]), np.ones((1, space.dim), np.float32)))
+    assert fill(lineage, store, "object") == 300
+    assert store.count() == {2: 300}
+    Reader(lineage, {"object": store})
+
+
+def test_the_lineages_own_snapshots_outlive_a_withdrawal(lineage: Lineage) -> None:
+    """Version 3 has objects that version 2 has not."""
+    lineage.label("kept", 2)
+    publish(lineage, 3, rows=350)
+    Reader.open(lineage).close()
+    lineage.label("stable", 2)
+    Reader.open(lineage).close()
+    lineage.withdraw(3, "it was bad")
+    reader = Reader.open(lineage)
+    found = reader.embed([0, 349], 2)
+    assert found.sources.tolist() == [2, -1]
+    reader.close()
+
+
+def test_room_that_another_lineage_made_is_not_filled(lineage: Lineage) -> None:
+    """Its process was killed before it wrote a row."""
+    store = DictionaryStore()
+    mine = space_of(lineage, 2)
+    store.add_space(Space(2, mine.dim, "sha256:another"))
+    with pytest.raises(IntegrityError, match="belongs to another lineage"):
+        fill(lineage, store, "object")
+    assert store.count() == {}
+    store = DictionaryStore()
+    store.add_space(space_of(lineage, 2, norms=False))
+    assert fill(lineage, store, "object") == 300
+
+
+def test_a_vector_that_is_too_long_for_its_norm_is_named(lineage: Lineage) -> None:
+    space = space_of(lineage, 1)
+    vectors = np.ones((2, 8), np.float32)
+    vectors[1] = 1e30
+    with pytest.raises(DataError, match=r"id 8 of version 1 is too long.*scaled down"):
+        stored_rows(lineage, Ways(lineage), space, pa.array([7, 8]), vectors)
+
+
+@pytest.mark.parametrize("form", ["vec", "lance:vec#emb", "qdrant:vec#emb"])
+def test_a_store_is_its_folder_however_it_is_called(
+    lineage: Lineage, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two folders hold a store of one name; the plan of the one is not the other's."""
+
+    def opened(folder: str, address: str) -> Path:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        store = open_store(address, create="int64")
+        with store:
+            return Backfill(lineage, store, "object").folder
+
+    first, other = opened("a", form), opened("b", form)
+    assert first != other
+    assert opened("b", form.replace("vec", "../a/vec")) == first
+    assert opened("b", form.replace("vec", f"{tmp_path}/a/vec")) == first
+
+
+def test_what_is_written_by_hand_after_a_kill_is_put_back(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the old rows were kept and before the new ones were written."""
+    store = older(lineage)
+    work = Backfill(lineage, store, "object")
+    work.plan(batch=300)
+
+    def killed(rows: Rows) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(store, "upsert", killed)
+        with pytest.raises(KeyboardInterrupt):
+            work.apply()
+    space = space_of(lineage, 1)
+    mine = stored_rows(lineage, Ways(lineage), space, pa.array([5]), np.full((1, 8), 3, np.float32))
+    store.upsert(mine)
+    before = {i: z for rows in store.scan() for i, z in _pairs(rows)}
+    for _ in range(2):
+        with monkeypatch.context() as during:
+            during.setattr(store, "upsert", killed)
+            with pytest.raises(KeyboardInterrupt):
+                work.apply()
+    assert len(list((work.folder / "journal").iterdir())) == 2, "what is known is not kept again"
+    assert work.apply().held == {1: 20, 2: 300}
+    assert work.rollback().held == {1: 320}
+    for rows in store.scan():
+        for i, z in _pairs(rows):
+            np.testing.assert_array_equal(z, before[i])

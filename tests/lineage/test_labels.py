@@ -76,6 +76,8 @@ def test_who_is_on_a_version_keeps_it() -> None:
         labels.without_newest(versions(3), WHY, {"ads": 2}, [1, 2])
     with pytest.raises(LineageError, match="embeddings of version 1 are no longer stored"):
         labels.without_newest(versions(3), WHY, {}, [2])
+    with pytest.raises(LineageError, match=r"version 1, which would be the newest, is retired"):
+        labels.without_newest(versions(3, retired=[1]), WHY, {}, [1, 2])
     with pytest.raises(LineageError, match="the only one"):
         labels.without_newest(versions(1), WHY, {}, [0])
     with pytest.raises(LineageError, match=r"newest .* cannot be retired"):

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from tests.stores.dictionary import DictionaryStore
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import build_transform
 from evergram.errors import DataError, LineageError
+from evergram.lineage import metric_search
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.metric_search import Field, by_cosine, by_distance, by_inner_product
 from evergram.lineage.ways import Ways
@@ -207,6 +209,39 @@ class _Matrix:
             Hits(pa.array(o), s[o].astype(np.float32), np.full(len(o), 1, dtype=np.int64))
             for o, s in zip(order, scores, strict=True)
         ]
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("norms", [False, True])
+def test_as_many_are_found_as_are_asked_for(
+    metric: str, norms: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also more than are ever looked at for few."""
+    monkeypatch.setattr(metric_search, "MOST", 100)
+    line = line_of([3, 4], torch.Generator().manual_seed(0))
+    ways = Ways(cast(Lineage, line))
+    vectors = np.random.default_rng(0).normal(size=(150, 4)).astype(np.float32)
+    stored = np.concatenate([vectors, ways.norms(vectors, 1)], axis=1) if norms else vectors
+    field = Field(cast(Any, _Matrix(stored)), ways, 1, 0, 4, stored.shape[1])
+    queries = np.ones((1, 3), np.float32)
+    assert len(SEARCHES[metric]([field], queries, 140, None)[0]) == 140
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_a_row_that_is_gone_when_it_is_read_is_no_hit(metric: str) -> None:
+    """Somebody else deletes it, or refreshes it, between the two looks; as a vector of zeros it
+    would be near."""
+    line = line_of([3, 4], torch.Generator().manual_seed(0))
+    vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32) + 9
+
+    class Moving(_Matrix):
+        def fetch(self, ids: pa.Array) -> list[Rows]:
+            return super().fetch(ids.filter(pc.not_equal(ids, 7)))
+
+    field = Field(cast(Any, Moving(vectors)), Ways(cast(Lineage, line)), 1, 1, 4, 4)
+    queries = np.full((1, 4), -1, np.float32)
+    found = SEARCHES[metric]([field], queries, 20, None)[0]
+    assert sorted(found.ids.to_pylist()) == [i for i in range(20) if i != 7]
 
 
 def test_a_way_that_is_not_affine_is_refused_for_search_and_read_for_fetch() -> None:

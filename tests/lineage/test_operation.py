@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,12 @@ def test_what_is_not_finite_is_not_published(lineage: Lineage) -> None:
     broken.block(SIDE)[1][3, 0] = float("nan")
     with pytest.raises(DataError, match=r"object embedding of id 'id3' has a NaN"):
         lineage.publish(broken)
+    wide = artefact(2, 1)
+    ids, vectors = wide.block(SIDE)
+    # A number, but none that can be written as float32.
+    wide = replace(wide, embeddings={SIDE: (ids, vectors.double() * 1e300)})
+    with pytest.raises(DataError, match=r"object embedding of id 'id0' has a NaN or an inf"):
+        lineage.publish(wide)
     assert Lineage.open(lineage.path).newest == 1
     assert lineage.publish(artefact(2, 1)) == 2
 

@@ -68,6 +68,22 @@ def test_a_label_that_moves_moves_production(tmp_path: Path) -> None:
         assert body["evergram"]["computed_from"] == [1]
 
 
+def test_a_version_that_is_taken_back_leaves_no_rows_behind(tmp_path: Path) -> None:
+    """It had objects that the version before has not, and it went before anybody looked."""
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    lineage.label("kept", 1)
+    publish(lineage, 2, rows=350)
+    service = Service.open(tmp_path / "line")
+    lineage.label("stable", 1)
+    lineage.withdraw(2, "it was bad")
+    assert service.refresh()
+    assert (service.problem, service.production) == (None, 1)
+    with service.entered() as state:
+        assert state.reader.store().count() == {1: 300}
+        assert state.reader.embed([0, 349], 0).sources.tolist() == [1, -1]
+    service.close()
+
+
 def test_a_change_of_consumers_does_not_open_the_lineage_again(served: Running) -> None:
     reader = served.service.opened.reader
     lineage = Lineage.open(served.folder)

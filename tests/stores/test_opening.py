@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evergram.errors import DataError
+from evergram.errors import DataError, StoreError
 from evergram.stores.opening import open_store
 
 
@@ -29,3 +29,15 @@ def test_a_path_is_a_snapshot_and_so_is_one_with_a_colon_that_says_so(tmp_path: 
 def test_ids_are_of_one_of_two_types(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="int64 or string"):
         open_store(str(tmp_path), create="uuid")
+
+
+def test_a_folder_with_segments_of_its_own_is_not_made_a_store(tmp_path: Path) -> None:
+    """A store would clear them away."""
+    mine = tmp_path / "segments" / "holiday.mp4"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(StoreError, match=r"'segments' with other files.*another folder"):
+        open_store(str(tmp_path), create="int64")
+    assert mine.read_text() == "mine"
+    mine.unlink()
+    open_store(str(tmp_path), create="int64").close()

@@ -58,7 +58,7 @@ def fill(
     version = found.production
     found.stored(side, version)
     with open_store(address, create=id_type(found, side, version)) as opened:
-        check_spaces(found, opened)
+        check_spaces(found, opened, withdrawn=True)
         rows = fill_store(found, opened, side, version, progress=_say_rows)
         if index:
             opened.build_index()

@@ -21,7 +21,13 @@ from evergram.compatibility.certificate import certify
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.files import write_text
 from evergram.lineage.filling import Progress, fill, space_of
-from evergram.lineage.journal import journal_rows, read_table, write_journal, write_table
+from evergram.lineage.journal import (
+    journal_rows,
+    not_in_journals,
+    read_table,
+    write_journal,
+    write_table,
+)
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.reader import check_spaces
 from evergram.lineage.ways import Ways
@@ -29,6 +35,8 @@ from evergram.stores.opening import open_store
 from evergram.stores.store import ID_TYPES, Floats, Rows, Store
 
 BATCH = 10_000
+# The error of a row of a withdrawn version, before all others.
+UNREADABLE = 1e9
 
 
 @dataclass(frozen=True)
@@ -69,9 +77,9 @@ class Backfill:
     """
 
     def __init__(self, lineage: Lineage, store: Store, side: str) -> None:
-        check_spaces(lineage, store)
+        check_spaces(lineage, store, withdrawn=True)
         self.lineage, self.store, self.side = lineage, store, side
-        key = hashlib.sha256(store.address.encode()).hexdigest()[:12]
+        key = hashlib.sha256(store.place.encode()).hexdigest()[:12]
         self.folder = lineage.path / "backfills" / f"{side}-{key}"
 
     def plan(self, batch: int = BATCH) -> Status:
@@ -114,13 +122,14 @@ class Backfill:
         Args:
             rows: stop after so many more (whole batches); all by default.
             progress: is told rows done and rows in all.
-        Raises: LineageError: nothing is planned, it was rolled back, or production has moved.
+        Raises: LineageError: nothing is planned, it was rolled back, or its version was withdrawn.
         """
         with self._locked():
             plan = self._planned()
             at = self._progress()
             if at["state"] == "rolled back":
                 raise LineageError("This backfill was rolled back; plan another.")
+            self.lineage.manifest(int(plan["target"]))
             order = read_table(self.folder / "order.sealed")["id"].combine_chunks()
             target, batch = int(plan["target"]), int(plan["batch"])
             space = space_of(self.lineage, target)
@@ -193,6 +202,9 @@ class Backfill:
                 mask = there.to_numpy(zero_copy_only=False)
                 without += int((~mask).sum())
                 ids.append(rows.ids.filter(there))
+                if version in self.lineage.withdrawn:
+                    errors.append(np.full(int(mask.sum()), UNREADABLE))
+                    continue
                 dim = self.lineage.manifest(version).dim
                 vectors = np.ascontiguousarray(rows.vectors[mask, :dim])
                 errors.append(self._predicted(ways, vectors, version, target))
@@ -227,8 +239,12 @@ class Backfill:
         old = [rows for rows in self.store.fetch(ids) if rows.version != target]
         if not old:
             return
-        if not journal.exists():
-            write_journal(journal, old)
+        # After a kill: what was written by hand since is kept too, in a file that comes after.
+        kept = sorted(journal.parent.glob(f"{journal.name}*"))
+        fresh = not_in_journals(old, kept)
+        if fresh:
+            after = f".{len(kept):06d}.sealed" if kept else ""
+            write_journal(journal.with_name(journal.name + after), fresh)
         waiting = _joined([rows.ids for rows in old], self.store.id_type)
         width = self.store.spaces()[target].dim
         for rows in source.fetch(waiting):
@@ -274,7 +290,11 @@ class Backfill:
                 "one."
             )
         plan = _read_json(self._plan_path)
-        if plan["fingerprint"] != self.lineage.manifest(int(plan["target"])).fingerprint:
+        target = int(plan["target"])
+        # What was refreshed to a version that was withdrawn since can still be put back.
+        gone = self.lineage.withdrawn.get(target)
+        known = self.lineage.manifest(target) if gone is None else gone
+        if plan["fingerprint"] != known.fingerprint:
             raise IntegrityError(
                 f"{self._plan_path} was made for another version {plan['target']}; plan again."
             )

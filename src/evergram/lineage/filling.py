@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from evergram.errors import IntegrityError, LineageError
+from evergram.errors import DataError, IntegrityError, LineageError
 from evergram.lineage.files import remove, write_text
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.ways import Ways
@@ -31,11 +31,22 @@ def space_of(lineage: Lineage, version: int, *, norms: bool = True) -> Space:
 def stored_rows(
     lineage: Lineage, ways: Ways, space: Space, ids: pa.Array, vectors: np.ndarray
 ) -> Rows:
-    """Vectors [n, D] of a version as its space holds them."""
+    """Vectors [n, D] of a version as its space holds them.
+
+    Raises: DataError: one is too long for its squared length to be stored beside it.
+    """
     dim = lineage.manifest(space.version).dim
     vectors = np.ascontiguousarray(vectors, dtype=np.float32)
     if space.dim > dim:
-        vectors = np.concatenate([vectors, ways.norms(vectors, space.version)], axis=1)
+        norms = ways.norms(vectors, space.version)
+        long = np.flatnonzero(~np.isfinite(norms).all(axis=1) & np.isfinite(vectors).all(axis=1))
+        if len(long):
+            raise DataError(
+                f"The vector of id {ids[long[0]].as_py()!r} of version {space.version} is too "
+                "long: its squared length, there or read as a version before, is past float32; "
+                "publish vectors that are scaled down."
+            )
+        vectors = np.concatenate([vectors, norms], axis=1)
     return Rows(space.version, ids, vectors)
 
 
@@ -48,17 +59,21 @@ def fill(
 ) -> int:
     """Write all embeddings of a version whose file the lineage holds; production's by default.
 
-    Rows of other versions stay where this version has none of their id.
+    Rows of other versions stay where this version has none of their id, but those of withdrawn
+    versions, which nobody can read.
 
     Args:
         progress: is told rows written and rows in all.
     Returns: rows written.
+    Raises: IntegrityError: the store has room for that version of another lineage.
     """
     version = lineage.production if version is None else version
     file = open_embeddings(lineage.stored(side, version))
     ways = Ways(lineage)
     there = store.spaces().get(version)
-    space = space_of(lineage, version) if there is None else there
+    # A space that is empty may be another lineage's all the same; its fingerprint is compared.
+    plain = there is not None and there.dim == lineage.manifest(version).dim
+    space = space_of(lineage, version, norms=not plain)
 
     def blocks() -> Iterator[Rows]:
         done = 0
@@ -68,7 +83,16 @@ def fill(
             if progress is not None:
                 progress(done, file.rows)
 
-    return store.load(space, blocks())
+    rows = store.load(space, blocks())
+    remove_withdrawn(lineage, store)
+    return rows
+
+
+def remove_withdrawn(lineage: Lineage, store: Store) -> None:
+    """Remove the rows of withdrawn versions: nothing leads from them to any other."""
+    for version in store.filled().keys() & lineage.withdrawn.keys():
+        for ids in [rows.ids for rows in store.scan(version)]:
+            store.delete(ids)
 
 
 def local_stores(lineage: Lineage, progress: Progress | None = None) -> dict[str, Store]:
@@ -110,6 +134,7 @@ def _snapshots(
             log.info("Filling %s with version %d.", folder, version)
             fill(lineage, store, side, version, progress)
             write_text(marker, json.dumps({"fingerprint": fingerprint, "version": version}))
+        remove_withdrawn(lineage, store)
         stores[side] = store
     return stores
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evergram.errors import IntegrityError
 from evergram.lineage.files import sync
@@ -73,3 +74,21 @@ def journal_rows(path: Path) -> Iterator[Rows]:
         mine = table.filter(pa.array(versions == version))
         vectors = np.stack([np.asarray(v, dtype=np.float32) for v in mine["vector"].to_numpy()])
         yield Rows(int(version), mine["id"].combine_chunks(), vectors)
+
+
+def not_in_journals(parts: list[Rows], paths: list[Path]) -> list[Rows]:
+    """Those of the rows that no journal has as they are. Raises: IntegrityError."""
+    for known in (rows for path in paths for rows in journal_rows(path)):
+        parts = [_without(rows, known) for rows in parts]
+    return [rows for rows in parts if len(rows)]
+
+
+def _without(rows: Rows, known: Rows) -> Rows:
+    if rows.version != known.version or not len(rows):
+        return rows
+    places = pc.index_in(rows.ids, value_set=known.ids)
+    new = places.is_null().to_numpy(zero_copy_only=False).copy()
+    there = ~new
+    same = rows.vectors[there] == known.vectors[places.drop_null().to_numpy()]
+    new[there] = ~same.all(axis=1)
+    return Rows(rows.version, rows.ids.filter(pa.array(new)), rows.vectors[new])

@@ -150,6 +150,11 @@ def without_newest(
             f"Version {number} is the only one of {record.name}; remove the folder instead."
         )
     before = record.versions[-2]
+    if before in record.retired:
+        raise LineageError(
+            f"Version {number} of {record.name} cannot be withdrawn: version {before}, "
+            "which would be the newest, is retired; publish a better version instead."
+        )
     if before not in held:
         raise LineageError(
             f"Version {number} of {record.name} cannot be withdrawn: the embeddings of version "

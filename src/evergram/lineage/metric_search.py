@@ -62,15 +62,21 @@ class Field:
         at = self.version
         return self.store.search({at: queries}, k, offsets={at: offsets}, ids=ids)
 
-    def read(self, hits: Hits) -> Floats:
-        """z̃ [n, D_j] of hits, in their order."""
+    def read(self, hits: Hits) -> tuple[Hits, npt.NDArray[np.float64]]:
+        """Those of the hits that are still here, in their order, and z̃ [n, D_j] of each: a row may
+        have been deleted, or refreshed to another version, since it was found."""
         found = np.zeros((len(hits), self.dim), dtype=np.float32)
+        there = np.zeros(len(hits), dtype=bool)
         for rows in self.store.fetch(hits.ids):
             if rows.version == self.version:
                 places = pc.index_in(hits.ids, value_set=rows.ids)
                 mine = places.is_valid().to_numpy(zero_copy_only=False)
                 found[mine] = rows.vectors[places.drop_null().to_numpy(), : self.dim]
-        return self.ways.rows(found, self.version, self.target)
+                there |= mine
+        if not there.all():
+            ids = hits.ids.filter(pa.array(there))
+            hits, found = Hits(ids, hits.scores[there], hits.versions[there]), found[there]
+        return hits, self.ways.rows(found, self.version, self.target).astype(np.float64)
 
 
 def by_inner_product(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:
@@ -94,8 +100,9 @@ def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> l
         parts = []
         for field in fields:
             query, offset = field.linear(2 * queries[i : i + 1], -1.0)
-            hits = field.search(query, offset, min(MOST, max(LEAST, 16 * k)), ids)[0]
-            parts.append(_ranked(hits, score(queries[i].astype(np.float64), _read(field, hits))))
+            hits = field.search(query, offset, _candidates(16, k), ids)[0]
+            hits, read = field.read(hits)
+            parts.append(_ranked(hits, score(queries[i].astype(np.float64), read)))
         found.append(merge_hits(parts, k))
     return found
 
@@ -121,7 +128,7 @@ def by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> lis
 
 def _cosines(field: Field, unit: Floats, k: int, ids: Ids) -> list[Hits]:
     """Of one version; queries have length 1."""
-    start = min(MOST, max(LEAST, WIDER * k))
+    start = _candidates(WIDER, k)
     asked, offsets = field.linear(unit)
     if field.norm is not None:
         # The smallest and the largest norm, in the same pass over the rows.
@@ -146,7 +153,7 @@ def _proved(
 ) -> Hits:
     """The k best cosines of one query of length 1, from those of a first round."""
     low, high = np.sqrt(norms[0]), np.sqrt(norms[1])
-    width = min(MOST, max(LEAST, WIDER * k))
+    width = _candidates(WIDER, k)
     while len(best) == k and high > 0:
         t = float(best.scores[-1])
         if t > 0:
@@ -160,22 +167,22 @@ def _proved(
         hits = field.search(asked, offset, width, ids)[0]
         best = merge_hits([best, _by_cosine(field, query, hits)], k)
         slack = 1e-5 * high
-        if len(hits) < width or width == MOST or float(hits.scores[-1]) < t * height - slack:
+        if len(hits) < width or width >= MOST or float(hits.scores[-1]) < t * height - slack:
             break
         width = min(MOST, WIDER * width)
     return best
 
 
 def _by_cosine(field: Field, query: Floats, hits: Hits) -> Hits:
-    read = _read(field, hits)
+    hits, read = field.read(hits)
     lengths = np.linalg.norm(read, axis=1)
     products = read @ query.astype(np.float64)
     scores = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
     return _ranked(hits, scores.astype(np.float32))
 
 
-def _read(field: Field, hits: Hits) -> npt.NDArray[np.float64]:
-    return field.read(hits).astype(np.float64)
+def _candidates(wider: int, k: int) -> int:
+    return max(k, min(MOST, max(LEAST, wider * k)))
 
 
 def _ranked(hits: Hits, scores: Floats) -> Hits:

@@ -67,9 +67,11 @@ class Sample:
     def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
         """The same blocks. Raises: DataError: a vector has a NaN or an infinity."""
         for ids, vectors in blocks:
+            # It is float32 that is written.
+            narrow = vectors.float()
             # One sum finds what is not finite; a sum may also be too large by itself.
-            if not bool(vectors.sum().isfinite()):
-                bad = (~vectors.isfinite()).any(1).nonzero()
+            if not bool(narrow.sum().isfinite()):
+                bad = (~narrow.isfinite()).any(1).nonzero()
                 if len(bad):
                     raise DataError(
                         f"The {self.side} embedding of id {ids[int(bad[0])].as_py()!r} has a NaN "

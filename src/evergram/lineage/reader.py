@@ -218,16 +218,32 @@ class Reader:
         return found
 
 
-def check_spaces(lineage: Lineage, store: Store) -> None:
-    """Raises: IntegrityError: a store holds vectors of another lineage, or of no version here."""
+def check_spaces(lineage: Lineage, store: Store, *, withdrawn: bool = False) -> None:
+    """Args:
+        withdrawn: whether it may have rows of a withdrawn version, which nobody can read.
+    Raises: IntegrityError: a store holds vectors of another lineage. LineageError: it holds some of
+        a withdrawn version.
+    """
+    known = {m.version: m for m in lineage.versions}
     for version, space in store.filled().items():
-        manifest = lineage.manifest(version)
-        if space.fingerprint != manifest.fingerprint:
+        gone = lineage.withdrawn.get(version)
+        owner = gone if gone is not None else known.get(version)
+        mark = "not there" if owner is None else owner.fingerprint
+        if space.fingerprint != mark:
             raise IntegrityError(
                 f"{store.address} holds vectors of version {version} with fingerprint "
-                f"{space.fingerprint}; that of {lineage.path} is {manifest.fingerprint}. It was "
+                f"{space.fingerprint}; that of {lineage.path} is {mark}. It was "
                 "filled from another lineage; use another store."
             )
+        if gone is not None:
+            if withdrawn:
+                continue
+            raise LineageError(
+                f"{store.address} holds rows of version {version}, which was withdrawn: put back "
+                "what they replaced by 'evergram backfill rollback', or fill the store again by "
+                "'evergram fill'."
+            )
+        manifest = known[version]
         if space.dim not in (manifest.dim, manifest.dim + version + 1):
             raise IntegrityError(
                 f"{store.address} holds vectors of version {version} with {space.dim} "

@@ -81,13 +81,14 @@ class Ways:
     def norms(self, vectors: Floats, source: int) -> Floats:
         """‖z̃_j‖² of rows [n, D_source] at each version j up to `source`, scaled; [n, source + 1].
 
-        They are stored as coordinates after the vector's own.
+        They are stored as coordinates after the vector's own. What is past float32 is infinite.
         """
         columns = []
         for target in range(source + 1):
             read = self.rows(vectors, source, target).astype(np.float64)
             columns.append((read**2).sum(axis=1) * NORM_SCALE)
-        return np.stack(columns, axis=1).astype(np.float32)
+        with np.errstate(over="ignore"):
+            return np.stack(columns, axis=1).astype(np.float32)
 
     def _way(self, source: int, target: int) -> Way | None:
         """None where it is not affine."""

@@ -6,12 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from evergram.errors import EvergramError
+from evergram.errors import EvergramError, LineageError
 from evergram.lineage.consumers import Consumers
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.reader import Reader
@@ -210,7 +210,9 @@ class Service:
             if marks[0] != self._marks[0]:
                 if self._read_on is not None:
                     # Rows of the new version will come into the stores one block after the other.
-                    self._switch(Opened(self._read_on(self._state.reader)), self._state.lineage)
+                    # Where a version with rows in them was withdrawn, what was served goes on.
+                    with suppress(LineageError):
+                        self._switch(Opened(self._read_on(self._state.reader)), self._state.lineage)
                 ready = Opened(self._open_reader())
                 self._switch(ready, ready.reader.lineage)
         except (EvergramError, OSError) as error:

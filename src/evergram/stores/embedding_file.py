@@ -52,17 +52,21 @@ class EmbeddingFile(ABC):
     def blocks(self, size: int = BLOCK) -> Iterator[Block]:
         """Ids [b] and vectors [b, D], b ≤ size: float64 where the file has that, else float32.
 
-        Raises: DataError: a vector is missing, of another length, or has a NaN or an infinity; the
-            row and its id are named.
+        Raises: DataError: a vector is missing, of another length, or has a NaN, an infinity or
+            what would be one as float32; the row and its id are named.
         """
         start = 0
         for ids, vectors in self._read(size):
+            # Vectors are published and written as float32.
+            narrow = vectors.float()
             # One sum finds what is not finite; a sum may also be too large by itself.
-            if not bool(vectors.sum().isfinite()):
-                bad = (~vectors.isfinite()).any(1).nonzero()
+            if not bool(narrow.sum().isfinite()):
+                bad = (~narrow.isfinite()).any(1).nonzero()
                 if len(bad):
                     row = int(bad[0])
-                    raise self._error(start + row, ids[row], "has a NaN or an infinity")
+                    large = bool(vectors[row].isfinite().all())
+                    what = "a number too large for float32" if large else "a NaN or an infinity"
+                    raise self._error(start + row, ids[row], f"has {what}")
             yield ids, vectors
             start += len(ids)
 

@@ -74,6 +74,10 @@ class LanceStore(SeparateStore):
         return f"lance:{self._folder}#{self._name}"
 
     @property
+    def place(self) -> str:
+        return f"lance:{self._folder.resolve()}#{self._name}"
+
+    @property
     def id_type(self) -> pa.DataType:
         return self._id_type
 

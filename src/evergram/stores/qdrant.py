@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 from uuid import UUID, uuid5
 
@@ -67,6 +68,11 @@ class QdrantStore(SeparateStore):
     @property
     def address(self) -> str:
         return f"qdrant:{self._place}#{self._name}"
+
+    @property
+    def place(self) -> str:
+        where = self._place if self._remote else Path(self._place).resolve()
+        return f"qdrant:{where}#{self._name}"
 
     @property
     def id_type(self) -> pa.DataType:

@@ -73,6 +73,10 @@ class SnapshotStore(Store):
         return self._folder.address
 
     @property
+    def place(self) -> str:
+        return f"snapshot:{self._folder.path.resolve()}"
+
+    @property
     def id_type(self) -> pa.DataType:
         return self._id_type
 

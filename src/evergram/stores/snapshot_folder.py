@@ -52,6 +52,12 @@ class SnapshotFolder:
             self.segments.mkdir(parents=True, exist_ok=True)
             with self._file_lock.acquire(timeout=self.wait):
                 if not (self.path / NAME).exists():
+                    # Writing removes from it what the store does not list.
+                    if any(self.segments.iterdir()):
+                        raise StoreError(
+                            f"{self.path} cannot be made a store: it has a folder 'segments' with "
+                            f"other files, and no {NAME}; give another folder."
+                        )
                     write_record(self.path / NAME, SnapshotRecord(id_type, 0, 0, (), ()))
                     sync_folder(self.path)
                     sync_folder(self.path.parent)

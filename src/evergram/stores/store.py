@@ -142,6 +142,11 @@ class Store(ABC):
         """Where it is, without a password; `open_store` opens it."""
 
     @property
+    def place(self) -> str:
+        """The address as it is from whatever folder: one store has one, two have two."""
+        return self.address
+
+    @property
     @abstractmethod
     def id_type(self) -> pa.DataType:
         """int64 or string."""

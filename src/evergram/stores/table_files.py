@@ -59,7 +59,11 @@ class Table(EmbeddingFile):
         self.path = path
         if rows and not fixed:
             first = next(self._batches(1, [vector_column]))[vector_column][0]
-            dim = len(first) if first.is_valid else 0
+            if not first.is_valid:
+                raise DataError(
+                    f"{path} row 1: its vector is missing; mend the file or leave the row out."
+                )
+            dim = len(first)
         super().__init__(path, rows, dim)
         self.marks = marks_of(schema.metadata)
 
