@@ -103,6 +103,37 @@ def test_strings_are_ids_where_they_are(tmp_path: Path) -> None:
             client_of(served).embed([7])
 
 
+def test_numbers_of_numpy_are_numbers(served: Running) -> None:
+    client = client_of(served)
+    one: Any = np.int64(1)
+    found = client.embed(np.array([3, 4]), one)
+    (hits,) = client.search(found.vectors[0], one, one, ids=np.array([3, 4]))
+    assert len(hits) == 1
+    with pytest.raises(DataError, match="is no id"):
+        client.search(found.vectors[0], version=1, ids=[object()])
+
+
+def test_what_cannot_be_asked_is_said(served: Running) -> None:
+    client = client_of(served)
+    for call in (lambda: client.embed("17"), lambda: client.search([0.0], ids="17")):
+        with pytest.raises(DataError, match=r"as a list: \['17'\]"):
+            call()
+    with pytest.raises(ShapeError):
+        client.transform([], 1, 0)
+
+
+@pytest.mark.parametrize("token", ["", "…", "a b", "secret\n"])
+def test_a_token_that_cannot_be_sent_is_not_told(token: str) -> None:
+    with pytest.raises(ServiceError, match="'evergram consumer-token'") as caught:
+        Client("http://service", token)
+    assert not token or token not in str(caught.value)
+
+
+def test_an_address_that_is_none_is_said() -> None:
+    with pytest.raises(ServiceError, match="no address: Invalid port"):
+        Client("http://127.0.0.1:port")
+
+
 class Flaky(httpx.BaseTransport):
     """Fails a few times in a row, then answers."""
 

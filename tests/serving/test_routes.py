@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 from numpy.testing import assert_allclose
 from tests.lineage.lines import read_as, vectors_of
 from tests.serving.running import Running
+
+from evergram.serving.operations import is_quick
 
 ARROW = "application/vnd.apache.arrow.stream"
 
@@ -91,6 +94,10 @@ def test_ids_may_be_said_in_several_ways(served: Running, given: Any, ids: list[
         ({"input": 1, "sides": "x"}, 400, "request", "sides"),
         ({"input": 1, "model": "line", "version": 0}, 400, "request", "not in both"),
         ({"input": {"features": {"genre": "war"}}}, 400, "lineage", "no encoder"),
+        ({"input": 2**63}, 400, "request", "less than 9223372036854775808"),
+        ({"input": "x" * 2000}, 400, "request", "at most 1024 characters"),
+        ({"input": {"features": {"year": 1.5}}}, 400, "request", "valid integer"),
+        ({"input": {"features": {}, "genre": "war"}}, 400, "request", "not permitted"),
     ],
 )
 def test_embeddings_refuses_with_a_sentence(
@@ -198,6 +205,28 @@ def test_search_and_transform_refuse_with_a_sentence(
 ) -> None:
     answer = served.post(path, asked)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, code), answer.text
+
+
+def test_search_by_an_id_that_is_not_stored_says_what_can_be_done(served: Running) -> None:
+    answer = served.post("/v1/search", {"id": 900})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (404, "unknown_id", "id")
+    assert "'id_side'" in error["message"]
+    assert "zeros" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "quick"),
+    [
+        (b'{"input": [1, 2]}', True),
+        (b'{"input": {"features": {}}}', False),
+        (rb'{"input": {"\u0066eatures": {}}}', False),
+        (b'{"input": 1, "user": "' + b"x" * 5000 + b'"}', False),
+    ],
+)
+def test_only_a_few_ids_are_answered_without_a_worker(body: bytes, quick: bool) -> None:
+    call: Any = SimpleNamespace(body=body, state=SimpleNamespace(opened=SimpleNamespace(at_hand=1)))
+    assert is_quick(call) is quick
 
 
 def test_versions_and_models_are_listed(served: Running) -> None:

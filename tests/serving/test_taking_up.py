@@ -144,6 +144,23 @@ def test_what_is_broken_is_reported_and_the_old_is_served_on(
     assert "evergram_reload_failed 0.0" in served.get("/metrics").text
 
 
+def test_two_services_on_one_folder_take_up_a_promotion(tmp_path: Path) -> None:
+    """Whichever is first removes the stores of the newest version's own, which both had open."""
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    first, second = Service.open(lineage.path), Service.open(lineage.path)
+    publish(lineage, 2, promote=False)
+    assert first.refresh()
+    assert second.refresh()
+    lineage.label("stable", 2)
+    assert first.refresh()
+    assert second.refresh()
+    for service in (first, second):
+        assert (service.production, service.problem) == (2, None)
+        with service.entered() as state:
+            assert state.reader.embed([1], 2).sources.tolist() == [2]
+        service.close()
+
+
 def test_a_store_that_does_not_answer_is_not_ready(
     served: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

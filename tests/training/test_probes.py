@@ -277,6 +277,7 @@ def bad_probe(tmp_path: Path, what: str) -> dict[str, Any]:
     text.write_text("x")
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes(b"x")
+    pq.write_table(pa.table({"id": ["a"]}), tmp_path / "columns.parquet")
     found: dict[str, dict[str, Any]] = {
         "kind": {"model": text},
         "gone": {"model": tmp_path / "gone.onnx"},
@@ -290,6 +291,7 @@ def bad_probe(tmp_path: Path, what: str) -> dict[str, Any]:
         "text": {"data": evaluation(tmp_path / "x.parquet", ["a"] * ROWS)},
         "ids": {"data": evaluation(tmp_path / "i.parquet", [True], ["elsewhere"])},
         "file": {"data": text},
+        "columns": {"data": tmp_path / "columns.parquet"},
         "side": {"side": "query"},
     }
     return {"model": good, "data": data, **found[what]}
@@ -310,6 +312,7 @@ def bad_probe(tmp_path: Path, what: str) -> dict[str, Any]:
         ("text", "needs numbers"),
         ("ids", "none of its ids"),
         ("file", "cannot be read as Parquet"),
+        ("columns", "with the columns id and label"),
         ("side", "There is no side 'query'; there is candidate"),
     ],
 )

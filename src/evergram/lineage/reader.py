@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
+from evergram.errors import DataError, IntegrityError, LineageError, ShapeError, StoreError
 from evergram.lineage.embedded import Embedded
 from evergram.lineage.filling import canary_stores, local_stores, open_stores
 from evergram.lineage.lineage import Lineage
@@ -79,11 +80,12 @@ class Reader:
             canaries = canary_stores(lineage)
         else:
             known = {m.version for m in lineage.versions}
-            canaries = {
-                side: open_store(store.address)
-                for side, store in self._canaries.items()
-                if store.spaces().keys() <= known
-            }
+            canaries = {}
+            for side, store in self._canaries.items():
+                # Another process on the folder may have removed them: the stores are then full.
+                with suppress(DataError, StoreError):
+                    if store.spaces().keys() <= known:
+                        canaries[side] = open_store(store.address)
         stores = {side: open_store(store.address) for side, store in self._stores.items()}
         settled = min(self._settled, lineage.production)
         return Reader(lineage, stores, canaries, settled)

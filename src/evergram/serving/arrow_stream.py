@@ -75,7 +75,9 @@ def vectors_of(column: pa.ChunkedArray) -> Floats:
     lengths = pc.unique(pc.list_value_length(rows)).to_pylist()
     if len(lengths) > 1:
         raise DataError("The vectors are not all of one length.")
-    found: Floats = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float32)
+    # A float64 past float32's range becomes infinite, and is refused where it is read.
+    with np.errstate(over="ignore"):
+        found: Floats = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float32)
     return found.reshape(len(rows), lengths[0] if lengths else 0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -56,11 +57,20 @@ class Client:
             import httpx
         except ImportError:
             raise ServiceError("The client needs httpx: pip install 'evergram[client]'.") from None
+        # An error of httpx would tell the token.
+        if token is not None and not re.fullmatch(r"[!-~]+", token):
+            raise ServiceError(
+                "The token is empty, or has a space or a character beyond ASCII in it; give the "
+                "one that 'evergram consumer-token' told."
+            )
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self.url = url.rstrip("/")
-        self._http = httpx.Client(
-            base_url=self.url, headers=headers, timeout=timeout, transport=transport
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=self.url, headers=headers, timeout=timeout, transport=transport
+            )
+        except httpx.InvalidURL as error:
+            raise ServiceError(f"{url!r} is no address: {error}.") from error
         self._retries = retries
 
     def embed(
@@ -74,6 +84,8 @@ class Client:
         Args:
             version: a number, "v0" or a label; the token's own where it is None, else production's.
         """
+        if isinstance(ids, str):
+            raise DataError(f"Ids are given as a list: [{ids[:40]!r}].")
         try:
             column = ids if isinstance(ids, pa.Array) else pa.array(ids)
         except (pa.ArrowException, OverflowError, TypeError) as error:
@@ -97,6 +109,8 @@ class Client:
         ids: pa.Array | Sequence[int | str] | None = None,
     ) -> list[Hits]:
         """The k nearest stored objects to vectors [Q, D_j] or [D_j] of a version, one list each."""
+        if isinstance(ids, str):
+            raise DataError(f"Ids are given as a list: [{ids[:40]!r}].")
         among = ids.to_pylist() if isinstance(ids, pa.Array) else ids
         asked = {
             "k": k,
@@ -155,7 +169,7 @@ class Client:
     ) -> pa.Table:
         named = {name: value for name, value in asked.items() if value is not None}
         table = pa.table(dict(columns)).replace_schema_metadata(
-            {"evergram.request": json.dumps(named)}
+            {"evergram.request": json.dumps(named, default=_plain)}
         )
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -177,7 +191,7 @@ class Client:
                 answer = self._http.request(method, path, content=body, headers=headers)
             except httpx.TransportError as error:
                 if last:
-                    why = str(error) or type(error).__name__
+                    why = str(error).rstrip(".") or type(error).__name__
                     raise ServiceError(f"{self.url} cannot be reached: {why}.") from error
             else:
                 if answer.status_code not in _AGAIN or last:
@@ -201,13 +215,20 @@ def _checked(answer: httpx.Response) -> httpx.Response:
     raise RAISED.get(code, ServiceError)(message)
 
 
+def _plain(value: object) -> object:
+    """A number of NumPy's as one of Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise DataError(f"{value!r} is no id, version or number; give a whole number or a text.")
+
+
 def _vector_column(given: npt.ArrayLike) -> pa.Array:
     try:
         found = np.ascontiguousarray(given, dtype=np.float32)
     except (ValueError, TypeError):
         raise ShapeError("Vectors must be numbers, all of one length.") from None
     found = found[None] if found.ndim == 1 else found
-    if found.ndim != 2:
+    if found.ndim != 2 or not found.shape[1]:
         raise ShapeError(f"Vectors are {list(found.shape)}; they must be [n, D].")
     return pa.FixedSizeListArray.from_arrays(pa.array(found.ravel()), found.shape[1])
 

@@ -83,7 +83,10 @@ class Answer:
 def is_quick(call: Call) -> bool:
     """Whether embeddings take less time than a worker's thread takes to begin: a few ids, on
     stores that are in this machine's memory."""
-    return len(call.body) <= QUICK and call.state.opened.at_hand and b'"features"' not in call.body
+    if len(call.body) > QUICK or not call.state.opened.at_hand:
+        return False
+    # JSON may write letters as \u0066, too.
+    return b"features" not in call.body and b"\\u00" not in call.body
 
 
 def embeddings(call: Call) -> Answer:
@@ -227,7 +230,13 @@ def _queries(call: Call, request: SearchRequest, version: int, side: str) -> Flo
         ids = as_ids(call.state.reader.store(whose), [request.id])
         found = _read(lambda: call.state.reader.embed(ids, version, whose))
         if (found.sources < 0).any():
-            raise missing_ids(found.missing, 1, whose)
+            raise RefusedError(
+                404,
+                "unknown_id",
+                f"The id {str(request.id)[:40]} is not stored on side {whose!r}; search by "
+                "another, by 'vector', or name the side it is of in 'id_side'.",
+                "id",
+            )
         return found.vectors
     return _vectors(call, [request.vector] if request.vector is not None else request.vectors)
 

@@ -265,7 +265,9 @@ ASKED: tuple[type[BaseModel], ...] = (EmbeddingsRequest, SearchRequest, Transfor
 
 def problem_of(errors: list[Any]) -> tuple[str, str | None]:
     """The first thing that is wrong with a request, in a sentence, and its field."""
-    first = errors[0]
+    # Of the kinds that something may be, the one that it is nearly: where more than the type is
+    # wrong, or what it was understood of the deepest.
+    first = min(errors, key=lambda e: (e["type"].endswith("_type"), -len(e["loc"])))
     where = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
     field = str(where[0]) if where else None
     said = str(first["msg"]).removeprefix("Value error, ")

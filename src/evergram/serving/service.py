@@ -143,9 +143,7 @@ class Service:
             lambda: Reader.open(where, stores),
             lambda: Consumers.open(where),
             watch.look,
-            read_on=(lambda before: before.carried(Lineage.open(where)))
-            if stores is None
-            else None,
+            read_on=read_on if stores is None else None,
             least_poll=REMOTE_POLL if watch.folder is None else 0.0,
         )
 

@@ -212,12 +212,13 @@ def _measure(
 def _evaluation(path: Path) -> tuple[pa.Array, pa.Array]:
     """Ids and labels. Raises: DataError."""
     try:
-        table = pq.read_table(path, columns=["id", "label"])
+        with pq.ParquetFile(path) as file:
+            lacking = {"id", "label"} - set(file.schema_arrow.names)
+            if lacking or not file.metadata.num_rows:
+                raise DataError(f"{path} needs at least one row, with the columns id and label.")
+            table = file.read(columns=["id", "label"])
     except (OSError, pa.ArrowException, KeyError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}.") from error
-    lacking = {"id", "label"} - set(table.column_names)
-    if lacking or not table.num_rows:
-        raise DataError(f"{path} needs at least one row, with the columns id and label.")
     ids, labels = table["id"].combine_chunks(), table["label"].combine_chunks()
     if ids.null_count or labels.null_count:
         raise DataError(f"{path} has a row without an id or without a label.")
