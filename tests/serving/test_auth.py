@@ -19,7 +19,7 @@ from tests.serving.test_routes import ARROW, stream
 from evergram.errors import ServiceError
 from evergram.lineage.consumers import Consumers
 from evergram.serving.app import create_app
-from evergram.serving.settings import Settings
+from evergram.serving.settings import Settings, admin_token
 
 ADMIN = "the-administrators"
 
@@ -217,6 +217,16 @@ def test_others_are_let_in_with_tokens_alone(
             create_app(served.service, Settings(host=host))
         Settings(host=host, no_auth=True).check(False)
         Settings(host=host).check(True)
+
+
+@pytest.mark.parametrize("given_token", ["pass word", "schlüssel"])
+def test_an_administrators_token_that_no_request_can_carry_is_refused(
+    monkeypatch: pytest.MonkeyPatch, given_token: str
+) -> None:
+    monkeypatch.setenv("EVERGRAM_ADMIN_TOKEN", given_token)
+    with pytest.raises(ServiceError, match="beyond ASCII") as refused:
+        admin_token()
+    assert given_token not in str(refused.value)
 
 
 def test_tokens_are_in_no_answer(guarded: Guarded) -> None:

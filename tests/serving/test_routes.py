@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_allclose
-from tests.lineage.lines import read_as, vectors_of
+from tests.lineage.lines import DIMS, read_as, vectors_of
 from tests.serving.running import Running
 
+from evergram.lineage.reader import Reader
 from evergram.serving.operations import is_quick
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -167,6 +168,25 @@ def test_transform_leads_from_version_to_version(served: Running) -> None:
     body_in = stream({"vector": vectors}, {"source": 2, "target": 0})
     table = table_of(post_stream(served, "/v1/transform", body_in))
     assert_allclose(table["vector"].to_pylist(), body["vectors"], rtol=1e-6)
+
+
+def test_what_is_not_finite_is_answered_in_no_form(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def endless(*_: Any) -> Any:
+        return np.full((1, DIMS[0]), np.inf, dtype=np.float32)
+
+    monkeypatch.setattr(Reader, "transform", endless)
+    asked = {"source": 2, "target": 0}
+    vector = [0.5] * DIMS[2]
+    body = stream({"vector": pa.array([vector], pa.list_(pa.float32()))}, asked)
+    answers = [
+        served.post("/v1/transform", {"vectors": [vector], **asked}),
+        post_stream(served, "/v1/transform", body),
+    ]
+    for answer in answers:
+        assert answer.status_code == 400
+        assert "not finite" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/search", "/v1/transform"])

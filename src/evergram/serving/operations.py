@@ -136,7 +136,8 @@ def embeddings(call: Call) -> Answer:
             options.encoding_format == "base64",
         )
         return _answer(call, version, counts, body)
-    body = arrow_stream.write_vectors(ids, vectors, sources, _metadata(call, version, side))
+    metadata = _metadata(call, version, side)
+    body = arrow_stream.write_vectors(ids, wire.finite(vectors), sources, metadata)
     return _answer(call, version, counts, body)
 
 
@@ -202,14 +203,16 @@ def transform(call: Call) -> Answer:
     source = call.access.version(call.lineage, options.source)
     target = call.access.version(call.lineage, options.target)
     _same_space(call, said, source, "vectors")
-    vectors = call.state.reader.transform(given, source, target)
+    # What becomes too large is refused where it is written.
+    with np.errstate(over="ignore", invalid="ignore"):
+        vectors = call.state.reader.transform(given, source, target)
     sources = np.full(len(vectors), source, dtype=np.int64)
     if not call.arrow_out:
         origin, model = _origin(call, target, None), _model(call, target)
         body = wire.transform_json(vectors, sources, origin, model)
     else:
         metadata = _metadata(call, target, None)
-        body = arrow_stream.write_vectors(None, vectors, sources, metadata)
+        body = arrow_stream.write_vectors(None, wire.finite(vectors), sources, metadata)
     return _answer(call, target, {source: len(vectors)}, body)
 
 

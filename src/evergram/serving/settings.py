@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
@@ -74,5 +75,14 @@ class Settings:
 
 
 def admin_token() -> str | None:
-    """The administrator's token, of the environment."""
-    return os.environ.get(ADMIN_TOKEN) or None
+    """The administrator's token, of the environment.
+
+    Raises: ServiceError: no request could carry it.
+    """
+    found = os.environ.get(ADMIN_TOKEN) or None
+    if found is not None and not re.fullmatch(r"[!-~]+", found):
+        raise ServiceError(
+            f"{ADMIN_TOKEN} has a space or a character beyond ASCII in it, which no request can "
+            "send; choose letters, digits and signs."
+        )
+    return found

@@ -67,7 +67,7 @@ def embeddings_json(
     vectors: Floats, sources: Sources, origin: Mapping[str, object], model: str, base64: bool
 ) -> bytes:
     """`schemas.EmbeddingsAnswer`. Raises: DataError: a value is not finite."""
-    vectors = _finite(vectors)
+    vectors = finite(vectors)
     data: object
     if base64 and vectors.size:
         data = orjson.Fragment(_base64_data(vectors))
@@ -94,7 +94,7 @@ def transform_json(
     return _json(
         {
             "object": "list",
-            "vectors": _finite(vectors),
+            "vectors": finite(vectors),
             "model": model,
             "evergram": {**origin, "computed_from": sources},
         }
@@ -127,8 +127,8 @@ def search_json(
     return _json({"object": "list", "data": data, "model": model, "evergram": origin})
 
 
-def _finite(vectors: Floats) -> Floats:
-    """C-ordered, for JSON. Raises: DataError: a value is not finite; JSON has no word for it."""
+def finite(vectors: Floats) -> Floats:
+    """The same, C-ordered. Raises: DataError: a value is not finite."""
     if not np.isfinite(vectors).all():
         raise DataError("A vector is not finite as it would be read; nothing is answered.")
     return np.ascontiguousarray(vectors)
