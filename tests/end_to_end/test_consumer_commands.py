@@ -132,6 +132,14 @@ def test_a_consumer_moves_and_goes(evergram: Any, files: Path) -> None:
     assert not list((files / "l" / "probes").glob("*/*"))
 
 
+def test_a_limit_that_is_missed_already_is_told(evergram: Any, files: Path) -> None:
+    evergram("align", "old.npy", "good.npy", "--lineage", "l")
+    found = evergram("consumer-add", "l", *ADD, "--metric", "rmse", "--max", "0")
+    assert (found.code, "past its limit already" in found.err) == (0, True)
+    found = evergram("consumer-pin", "l", "ads", "v0", *ADD[3:], "--min", "0.5")
+    assert (found.code, "past its limit" in found.err) == (0, False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -141,6 +149,7 @@ def test_a_consumer_moves_and_goes(evergram: Any, files: Path) -> None:
         (("consumer-add", "l", "a", "--pin", "v0", "--min", "1"), "without a probe"),
         (("consumer-add", "l", *ADD, "--metric", "f1"), "The probe cannot be: metric"),
         (("consumer-add", "l", *ADD, "--max", "1"), "auc takes min as its limit"),
+        (("consumer-add", "l", *ADD, "--min", "2"), "auc is between 0 and 1"),
         (("consumer-remove", "l", "a"), "no consumer 'a'; the consumers are: none"),
         (("probe", "l", "a"), "no consumer 'a'"),
         (("consumers", "nowhere"), "is not a lineage"),

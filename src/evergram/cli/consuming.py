@@ -286,5 +286,9 @@ def _tell(consumer: Consumer, as_json: bool, token: str | None = None) -> None:
             f"Its probe: {probe.metric} {base.value:.4f} on {base.objects} objects of version "
             f"{base.version}.\n"
         )
+        if (probe.min is not None and base.value < probe.min) or (
+            probe.max is not None and base.value > probe.max
+        ):
+            sys.stderr.write("That is past its limit already, so every upgrade will report it.\n")
     if token is not None:
         sys.stdout.write(f"Its token, which is not kept and not told again: {token}\n")

@@ -55,6 +55,12 @@ class Probe(_Frozen):
         if getattr(self, wrong) is not None:
             right = "max" if wrong == "min" else "min"
             raise ValueError(f"{self.metric} takes {right} as its limit, not {wrong}")
+        if self.min is not None and not 0 <= self.min <= 1:
+            raise ValueError(
+                f"{self.metric} is between 0 and 1, and so is its least, not {self.min}"
+            )
+        if self.max is not None and not self.max >= 0:
+            raise ValueError(f"rmse is at least 0; {self.max} is no most of it")
         return self
 
 
