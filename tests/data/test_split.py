@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evergram.data.corpus import Corpus
-from evergram.data.split import Pairs, Split, given_split, random_split, time_split
+from evergram.data.pair_hash import PairHash, TrainedPairs
+from evergram.data.rolling_window import RollingWindow
+from evergram.data.split import (
+    HeldOut,
+    Pairs,
+    Split,
+    given_split,
+    random_split,
+    time_split,
+    window_split,
+)
 from evergram.errors import DataError
 
 
@@ -53,8 +62,7 @@ def test_the_growing_corpus_by_hand() -> None:
         ),
         share=0.4,
         until=0.9,
-        seed=0,
-        selection="paper",
+        held_out=HeldOut("salt", selection="paper"),
     )
     # A new query's only edge, or all but its last, join training.
     assert trained(found) == [
@@ -77,12 +85,12 @@ PAIRS = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(PAIRS, st.integers(0, 100))
-def test_nothing_is_both_trained_and_tested(pairs: list[tuple[str, str]], seed: int) -> None:
+@given(PAIRS, st.text(max_size=5))
+def test_nothing_is_both_trained_and_tested(pairs: list[tuple[str, str]], salt: str) -> None:
     data = corpus(pairs)
     for split in (
-        random_split(data, share=0.3, seed=seed),
-        time_split(data, share=0.5, until=0.8, seed=seed),
+        random_split(data, share=0.3, held_out=HeldOut(salt)),
+        time_split(data, share=0.5, until=0.8, held_out=HeldOut(salt)),
     ):
         known = set(trained(split))
         for part in (split.selection, split.test):
@@ -95,33 +103,111 @@ def test_nothing_is_both_trained_and_tested(pairs: list[tuple[str, str]], seed: 
 @given(PAIRS)
 def test_time_never_looks_ahead(pairs: list[tuple[str, str]]) -> None:
     data = corpus(pairs)
-    split = time_split(data, share=0.5, until=0.8, seed=0)
+    split = time_split(data, share=0.5, until=0.8, held_out=HeldOut("salt"))
     assert int(split.training.column("time").max()) < round(0.8 * len(pairs))
 
 
 def test_a_published_split_by_external_ids() -> None:
     data = corpus([("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")] * 5)
     test = pa.table({"query": ["a", "b", "nobody"], "candidate": ["x", "never seen", "x"]})
-    split = given_split(data, test, share=0.1, seed=0)
+    split = given_split(data, test, share=0.1, held_out=HeldOut("salt"))
     # (a, x) was trained on: it tests nothing.
     assert named(split, split.test) == {("b", None)}
     assert split.unknown_queries == 1
 
 
-def test_the_same_seed_gives_the_same_split() -> None:
-    data = corpus([(str(i), str(i % 7)) for i in range(50)] * 2)
-    one, two = (random_split(data, share=0.3, seed=4) for _ in range(2))
-    other = random_split(data, share=0.3, seed=5)
-    assert torch.equal(one.test.query, two.test.query)
-    assert not torch.equal(one.training.column("query"), other.training.column("query"))
+Grown = st.lists(
+    st.tuples(PAIRS, st.sampled_from(["random", "time", "given"]), st.floats(0.1, 0.6)),
+    min_size=2,
+    max_size=4,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(Grown)
+def test_what_a_version_was_trained_on_no_later_one_is_tested_on(
+    versions: list[tuple[list[tuple[str, str]], str, float]],
+) -> None:
+    # However the data changes from version to version, and by whichever split.
+    before: set[tuple[str, str]] = set()
+    known = TrainedPairs()
+    for pairs, kind, share in versions:
+        data, held_out = corpus(pairs), HeldOut("salt", known)
+        if kind == "random":
+            split = random_split(data, share=share, held_out=held_out)
+        elif kind == "time":
+            split = time_split(data, share=share, until=share + 0.3, held_out=held_out)
+        else:
+            test = pa.table({"query": list("abcdef"), "candidate": list("uvwxyz")})
+            split = given_split(data, test, share=share, held_out=held_out)
+        for part in (split.selection, split.test):
+            assert not before & named(split, part)
+        before |= set(trained(split))
+        known = known.union([TrainedPairs.of(PairHash("salt").of_corpus(split.training))])
+        assert len(known) == len(before)
+
+
+def test_more_rows_in_another_order_hold_out_the_same_pairs() -> None:
+    pairs = [(str(q), str(c)) for q in range(40) for c in range(12)]
+    more = [(str(q), str(c)) for q in reversed(range(60)) for c in range(12)]
+
+    def held(rows: list[tuple[str, str]], salt: str = "salt") -> set[tuple[str, str]]:
+        split = random_split(corpus(rows), share=0.3, held_out=HeldOut(salt))
+        return set(rows) - set(trained(split))
+
+    assert held(pairs) == held(more) & set(pairs)
+    assert held(pairs) != held(pairs, "another")
+    assert abs(len(held(pairs)) / len(pairs) - 0.3) < 0.07
+
+
+def test_who_selects_goes_by_the_query() -> None:
+    pairs = [(str(q), str(c)) for q in range(40) for c in range(12)]
+    splits = [
+        random_split(corpus(rows), share=0.3, held_out=HeldOut("salt"))
+        for rows in (pairs, pairs[::-1], pairs[: len(pairs) // 2])
+    ]
+    selecting = [{q for q, _ in named(s, s.selection)} for s in splits]
+    testing = [{q for q, _ in named(s, s.test)} for s in splits]
+    assert selecting[0] == selecting[1]
+    assert selecting[2] <= selecting[0]
+    assert not set().union(*selecting) & set().union(*testing)
 
 
 def test_impossible_shares_are_refused() -> None:
     data = corpus([("a", "x"), ("b", "y")])
     with pytest.raises(DataError, match=r"in \(0, 1\)"):
-        random_split(data, share=1.0, seed=0)
+        random_split(data, share=1.0, held_out=HeldOut("salt"))
     with pytest.raises(DataError, match="0 < share < until"):
-        time_split(data, share=0.5, until=0.4, seed=0)
+        time_split(data, share=0.5, until=0.4, held_out=HeldOut("salt"))
     timeless = Corpus.from_tables(pa.table({"query": [1], "candidate": [1]}))
     with pytest.raises(DataError, match="column 'time'"):
-        time_split(timeless, share=0.5, until=0.6, seed=0)
+        time_split(timeless, share=0.5, until=0.6, held_out=HeldOut("salt"))
+
+
+def test_the_last_five_percent_is_the_window() -> None:
+    pairs = [(f"q{i % 10}", f"c{i % 7}") for i in range(100)]
+    split = window_split(
+        corpus(pairs),
+        last=RollingWindow.parse("5 %"),
+        held_out=HeldOut("salt", selection="paper"),
+    )
+    by_share = time_split(
+        corpus(pairs), share=0.95, until=1.0, held_out=HeldOut("salt", selection="paper")
+    )
+    assert trained(split) == trained(by_share) == pairs[:95]
+
+
+def test_the_last_days_are_the_window() -> None:
+    # Three interactions a day for ten days; the last ends at noon.
+    start, day = 1_600_000_000, 86_400
+    time = [start + i * day // 3 for i in range(30)]
+    data = Corpus.from_tables(
+        pa.table({"query": ["q"] * 30, "candidate": [f"c{i}" for i in range(30)], "time": time})
+    )
+    found = window_split(data, last=RollingWindow.parse("2 days"), held_out=HeldOut("salt"))
+    # Seven thirds of a day from the last one back, ends included.
+    assert len(found.training) == 30 - 7
+    with pytest.raises(DataError, match="holds all interactions"):
+        window_split(data, last=RollingWindow.parse("20 days"), held_out=HeldOut("salt"))
+    with pytest.raises(DataError, match="holds no interaction"):
+        window_split(data, last=RollingWindow.parse("1 %"), held_out=HeldOut("salt"))

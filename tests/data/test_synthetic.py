@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from evergram.data.split import random_split
+from evergram.data.split import HeldOut, random_split
 from evergram.data.synthetic import generate
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.training.loop import relevance_of
@@ -23,7 +23,7 @@ def test_the_same_arguments_give_the_same_corpus() -> None:
 
 def test_the_planted_ranking_is_far_better_than_popularity() -> None:
     planted = generate()
-    split = random_split(planted.corpus, share=0.2, seed=0)
+    split = random_split(planted.corpus, share=0.2, held_out=HeldOut("test"))
     training = split.training
     query = planted.corpus.queries.vocabulary.rows(training.queries.vocabulary.keys)
     candidate = planted.corpus.candidates.vocabulary.rows(training.candidates.vocabulary.keys)

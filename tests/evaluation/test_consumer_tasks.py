@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evergram.data.corpus import Corpus
-from evergram.data.split import time_split
+from evergram.data.split import HeldOut, time_split
 from evergram.data.synthetic import generate
 from evergram.errors import DataError
 from evergram.evaluation.consumer_tasks import (
@@ -164,7 +164,10 @@ def test_what_cannot_be_judged_is_left_out_with_a_sentence() -> None:
 def test_tasks_on_a_growing_corpus_and_a_limit() -> None:
     corpus = generate(queries=200, candidates=100, interactions=8000).corpus
     times = [0.5, 0.6, 0.7, 0.8]
-    training = [time_split(corpus, share=a, until=b, seed=0).training for a, b in pairwise(times)]
+    training = [
+        time_split(corpus, share=a, until=b, held_out=HeldOut("test")).training
+        for a, b in pairwise(times)
+    ]
     found, left_out = consumer_tasks(corpus, times, training)
     # These ratings never deviate by 1.
     assert "rating-deviation is left out: its 65 training examples" in " ".join(left_out)

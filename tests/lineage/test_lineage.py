@@ -206,8 +206,8 @@ def test_format_1_is_still_read(lineage: Lineage) -> None:
 
 def test_a_later_format_is_refused(lineage: Lineage) -> None:
     path = lineage.path / "lineage.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 4}))
-    with pytest.raises(FormatError, match="format_version 4"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 99}))
+    with pytest.raises(FormatError, match="format_version 99"):
         Lineage.open(lineage.path)
 
 
@@ -277,7 +277,9 @@ def test_a_publication_against_an_older_state_is_refused(lineage: Lineage) -> No
         stale.publish(artefact(6, 4))
     with pytest.raises(LineageError, match="open it again"):
         stale.embeddings("query")
-    assert contents(lineage.path) == before
+    kept = contents(lineage.path)
+    # Beside the lineage the model that came too late is kept; see test_nothing_silent.
+    assert {k: v for k, v in kept.items() if not k.startswith(".work/lost/")} == before
 
 
 def test_what_could_not_be_measured_is_null_in_json(tmp_path: Path) -> None:

@@ -44,9 +44,10 @@ def train(
 
     chosen = load_recipe(recipe, seed, set_)
     new = Lineage.create(lineage, chosen.name)
-    artefact = train_version(
-        chosen, device=device, progress=new_progress(), folder=new.work, board=tensorboard
-    )
+    with new.training():
+        artefact = train_version(
+            chosen, device=device, progress=new_progress(), folder=new.work, board=tensorboard
+        )
     new.publish(artefact)
     print_version(lineage, dict(artefact.metrics), as_json)
 
@@ -70,23 +71,36 @@ def upgrade(
     ] = None,
     strict_probes: StrictProbes = False,
     promote: Promote = True,
+    kept: Annotated[
+        bool,
+        typer.Option(
+            "--kept",
+            help="Publish the model of an upgrade that another one came before; only its transform "
+            "is fitted anew.",
+        ),
+    ] = False,
 ) -> None:
     """Train the next version together with its way back, and publish it."""
     from evergram.lineage.lineage import Lineage
     from evergram.training.probes import refuse_broken, with_probes
-    from evergram.training.upgrade import refuse_degradation
+    from evergram.training.upgrade import refuse_degradation, upgrade_lost
     from evergram.training.upgrade import upgrade as upgrade_version
 
     chosen = load_recipe(recipe, seed, set_)
     existing = Lineage.open(lineage)
-    artefact = upgrade_version(
-        chosen,
-        existing,
-        device=device,
-        progress=new_progress(),
-        folder=existing.work,
-        board=tensorboard,
-    )
+    if kept and tensorboard is not None:
+        raise DataError("--kept trains no model, so --tensorboard has nothing to write; drop one.")
+    if kept:
+        artefact = upgrade_lost(chosen, existing, device=device, progress=new_progress())
+    else:
+        artefact = upgrade_version(
+            chosen,
+            existing,
+            device=device,
+            progress=new_progress(),
+            folder=existing.work,
+            board=tensorboard,
+        )
     if max_degradation is not None:
         refuse_degradation(artefact, chosen.training.metric, max_degradation)
     artefact, readings = with_probes(artefact, existing)

@@ -20,6 +20,8 @@ def print_version(lineage: str | Path, metrics: dict[str, Any], as_json: bool) -
         dump({"lineage": str(lineage), **metrics})
         return
     metrics_table(f"Version {metrics['version']} in {lineage}", metrics["metrics"])
+    if "untested" in metrics:
+        sys.stderr.write(f"warning: {metrics['untested']}\n")
     for past, found in metrics.get("compatibility", {}).items():
         metrics_table(
             f"Read as version {past} (by the {found['queries']} test queries that it knew)",

@@ -1,14 +1,22 @@
-"""What a version may learn from, and what it is judged on."""
+"""What a version may learn from, and what it is judged on.
+
+What is held out depends on ids, times and the lineage's salt, never on a seed or on how many rows
+there are, and a pair that an earlier version was trained on is not tested: alignment carries what
+the past has seen. Source: docs/method.md, "Held out stays held out".
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary, plain
+from evergram.data.pair_hash import PairHash, TrainedPairs, below
+from evergram.data.rolling_window import RollingWindow
 from evergram.errors import DataError
 
 
@@ -28,6 +36,15 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.query)
 
+    @classmethod
+    def none(cls) -> Pairs:
+        empty = torch.zeros(0, dtype=torch.int64)
+        return cls(empty, empty)
+
+    def where(self, kept: Tensor) -> Pairs:
+        """The pairs that `kept`, bool [m], marks."""
+        return Pairs(self.query[kept], self.candidate[kept])
+
 
 @dataclass(frozen=True)
 class Split:
@@ -38,27 +55,48 @@ class Split:
         selection: pairs that choose the best epoch.
         test: pairs that are reported.
         unknown_queries: held-out pairs left out because training never saw their query.
+        trained_before: held-out pairs left out because an earlier version was trained on them.
+        untested: why nothing is tested, in one sentence; None where something is.
     """
 
     training: Corpus
     selection: Pairs
     test: Pairs
     unknown_queries: int
+    trained_before: int = 0
+    untested: str | None = None
 
 
-def random_split(corpus: Corpus, *, share: float, seed: int, selection: str = "strict") -> Split:
-    """Hold out a `share` of the interactions, drawn uniformly with `seed`."""
+@dataclass(frozen=True)
+class HeldOut:
+    """Decides which held-out pairs select an epoch, which are reported, and which are neither.
+
+    Args:
+        salt: of the lineage: it decides what a random split holds out and who selects.
+        trained: pairs that earlier versions of the lineage were trained on.
+        selection: "strict" selects on half of the queries, by a hash of their ids, and reports the
+            other half; "paper" does both on all of them, as [BC] did.
+    """
+
+    salt: str
+    trained: TrainedPairs = field(default_factory=TrainedPairs)
+    selection: str = "strict"
+
+    @property
+    def hash(self) -> PairHash:
+        return PairHash(self.salt)
+
+
+def random_split(corpus: Corpus, *, share: float, held_out: HeldOut) -> Split:
+    """Hold out the pairs whose hash is below `share`: about that share of the interactions, and of
+    a pair that comes twice both."""
     if not 0 < share < 1:
         raise DataError(f"A random split was asked to hold out {share}; give a share in (0, 1).")
-    order = torch.randperm(len(corpus), generator=torch.Generator().manual_seed(seed))
-    held = torch.zeros(len(corpus), dtype=torch.bool)
-    held[order[: round(share * len(corpus))]] = True
-    return _split(corpus, ~held, held, seed, selection)
+    held = torch.from_numpy(below(held_out.hash.of_corpus(corpus), share))
+    return _split(corpus, ~held, held, held_out)
 
 
-def time_split(
-    corpus: Corpus, *, share: float, until: float, seed: int, selection: str = "strict"
-) -> Split:
+def time_split(corpus: Corpus, *, share: float, until: float, held_out: HeldOut) -> Split:
     """The growing corpus: a version that has seen a `share` of all interactions in time order.
 
     Of the interactions after `share` and up to `until`, a new query's only one, or all but its
@@ -72,6 +110,11 @@ def time_split(
     if not 0 < share < until <= 1:
         raise DataError(f"A split by time needs 0 < share < until <= 1, not {share} and {until}.")
     past, future = round(share * len(corpus)), round(until * len(corpus))
+    return _split_at(corpus, past, future, held_out)
+
+
+def _split_at(corpus: Corpus, past: int, future: int, held_out: HeldOut) -> Split:
+    """`time_split` with both ends as numbers of interactions."""
     query = corpus.column("query")
     known = torch.zeros(len(corpus.queries), dtype=torch.bool)
     known[query[:past]] = True
@@ -85,39 +128,55 @@ def time_split(
     held[past:future] = ~new | ((last[arriving] == position) & many[arriving])
     training = torch.zeros(len(corpus), dtype=torch.bool)
     training[:future] = True
-    return _split(corpus, training & ~held, held, seed, selection)
+    return _split(corpus, training & ~held, held, held_out)
 
 
-def given_split(corpus: Corpus, test: pa.Table, *, share: float, seed: int) -> Split:
+def window_split(corpus: Corpus, *, last: RollingWindow, held_out: HeldOut) -> Split:
+    """The growing corpus without a list that must grow: all but the last `last` is seen.
+
+    What is in the window joins training or is held out as in `time_split`.
+
+    Raises: DataError: no times; or a window of time over times that are no dates; or a window that
+        holds nothing, or everything.
+    """
+    if not corpus.has_times:
+        raise DataError("A split by time needs a column 'time'; use split.kind = 'random' instead.")
+    past = last.begins(corpus.column("time"))
+    if not 0 < past < len(corpus):
+        time = corpus.column("time")
+        what = "holds no interaction" if past else "holds all interactions"
+        raise DataError(
+            f"The window split.last = {last.text!r} {what} (there are {len(corpus)}, with times "
+            f"from {time[0]} to {time[-1]}); give a {'longer' if past else 'shorter'} one."
+        )
+    return _split_at(corpus, past, len(corpus), held_out)
+
+
+def given_split(corpus: Corpus, test: pa.Table, *, share: float, held_out: HeldOut) -> Split:
     """A published split: `corpus` is its training part and `test` (columns `query`, `candidate` of
-    external ids) its test part; a `share` of the training interactions selects epochs."""
-    order = torch.randperm(len(corpus), generator=torch.Generator().manual_seed(seed))
-    held = torch.zeros(len(corpus), dtype=torch.bool)
-    held[order[: round(share * len(corpus))]] = True
+    external ids) its test part; a `share` of the training pairs, by their hash, selects epochs."""
+    held = torch.from_numpy(below(held_out.hash.of_corpus(corpus), share))
     training = corpus.restrict(torch.nonzero(~held).flatten())
-    selection, unknown_selection = _pairs(training, *_ids(corpus, held))
-    chosen, unknown_test = _pairs(training, plain(test["query"]), plain(test["candidate"]))
-    return Split(training, selection, chosen, unknown_selection + unknown_test)
-
-
-def _split(corpus: Corpus, training: Tensor, held: Tensor, seed: int, selection: str) -> Split:
-    """`strict` selects on half of the held-out queries and reports the other half; `paper`
-    does both on all of them, as [BC] did."""
-    compact = corpus.restrict(torch.nonzero(training).flatten())
-    pairs, unknown = _pairs(compact, *_ids(corpus, held))
-    if selection == "paper":
-        return Split(compact, pairs, pairs, unknown)
-    queries = torch.unique(pairs.query)
-    order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(seed))
-    chosen = torch.zeros(len(compact.queries), dtype=torch.bool)
-    chosen[queries[order[: len(queries) // 2]]] = True
-    first = chosen[pairs.query]
+    selection = _pairs(training, *_ids(corpus, held), held_out)
+    chosen = _pairs(training, plain(test["query"]), plain(test["candidate"]), held_out)
     return Split(
-        compact,
-        Pairs(pairs.query[first], pairs.candidate[first]),
-        Pairs(pairs.query[~first], pairs.candidate[~first]),
-        unknown,
+        training,
+        selection.pairs,
+        chosen.pairs,
+        selection.unknown + chosen.unknown,
+        selection.trained + chosen.trained,
     )
+
+
+def _split(corpus: Corpus, training: Tensor, held: Tensor, held_out: HeldOut) -> Split:
+    compact = corpus.restrict(torch.nonzero(training).flatten())
+    found = _pairs(compact, *_ids(corpus, held), held_out)
+    pairs = found.pairs
+    if held_out.selection == "paper":
+        return Split(compact, pairs, pairs, found.unknown, found.trained)
+    hashes = held_out.hash.of_ids(compact.queries.vocabulary.keys, "query")
+    selects = torch.from_numpy(below(hashes, 0.5))[pairs.query]
+    return Split(compact, pairs.where(selects), pairs.where(~selects), found.unknown, found.trained)
 
 
 def _ids(corpus: Corpus, held: Tensor) -> tuple[pa.Array, pa.Array]:
@@ -129,9 +188,26 @@ def _ids(corpus: Corpus, held: Tensor) -> tuple[pa.Array, pa.Array]:
     )
 
 
-def _pairs(training: Corpus, query_ids: pa.Array, candidate_ids: pa.Array) -> tuple[Pairs, int]:
-    """Held-out pairs of external ids in the training corpus's rows, each pair once, and how many
-    have a query that it does not know. A pair that training saw tests nothing and is left out."""
+@dataclass(frozen=True)
+class _Found:
+    """Pairs that may be tested, and how many may not: their query is unknown, or an earlier
+    version was trained on them."""
+
+    pairs: Pairs
+    unknown: int
+    trained: int
+
+
+def _pairs(
+    training: Corpus, query_ids: pa.Array, candidate_ids: pa.Array, held_out: HeldOut
+) -> _Found:
+    """Held-out pairs of external ids in the training corpus's rows, each pair once. A pair that
+    training saw tests nothing and is left out."""
+    before = np.zeros(len(query_ids), dtype=bool)
+    if len(held_out.trained):
+        before = held_out.trained.has(held_out.hash.of_pairs(query_ids, candidate_ids))
+        kept = pa.array(~before)
+        query_ids, candidate_ids = query_ids.filter(kept), candidate_ids.filter(kept)
     query = training.queries.vocabulary.rows(query_ids)
     distinct = Vocabulary.by_first_appearance(candidate_ids)
     row_of = training.candidates.vocabulary.rows(distinct.keys)
@@ -141,4 +217,4 @@ def _pairs(training: Corpus, query_ids: pa.Array, candidate_ids: pa.Array) -> tu
     width = len(training.candidates)
     trained = training.column("query") * width + training.column("candidate")
     seen = torch.isin(query * width + candidate, trained) & (candidate >= 0)
-    return Pairs(query[~seen], candidate[~seen]), int((~known).sum())
+    return _Found(Pairs(query[~seen], candidate[~seen]), int((~known).sum()), int(before.sum()))

@@ -18,9 +18,12 @@ from torch import Tensor
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
+from evergram.data.pair_hash import TrainedPairs
 from evergram.lineage.files import plain_numbers, save_tensors, write_text
 from evergram.lineage.manifest import EncoderRecord, Manifest, TransformRecord, sha256
 from evergram.lineage.moments import ForwardMap, Moments
+from evergram.lineage.pair_history import FILE as PAIRS
+from evergram.lineage.pair_history import write_trained_pairs
 from evergram.stores.parquet import vectors_to_arrow
 
 Block = tuple[pa.Array, Tensor]
@@ -57,6 +60,8 @@ class Artefact:
         encoder: None where the embeddings came from a file.
         canaries: for each side, ids and vectors [n, D] that are kept for ever.
         error: what B_k leaves, for the certificate.
+        trained: the pairs that the model was trained on, and the salt of their hashes; None where
+            no model was trained.
     """
 
     dim: int
@@ -67,6 +72,7 @@ class Artefact:
     encoder: EncoderParts | None = None
     canaries: Mapping[str, Block] = field(default_factory=dict)
     error: StepError | None = None
+    trained: tuple[str, TrainedPairs] | None = None
 
     def block(self, side: str) -> Block:
         """All ids [N] and vectors [N, D] of a side at once."""
@@ -85,12 +91,14 @@ def write_version(
     embeddings: dict[str, str],
     moments: Mapping[str, Moments],
     forward: ForwardMap | None,
+    trained: TrainedPairs | None,
 ) -> Manifest:
     """Fill the folder of a version with all but its embeddings, the manifest last.
 
     Args:
         embeddings: side to SHA-256.
         moments, forward: what was learnt of them.
+        trained: pairs of its training that no earlier version was trained on.
     """
     encoder, transform, error = artefact.encoder, artefact.transform, artefact.error
     if encoder is not None:
@@ -105,6 +113,8 @@ def write_version(
     if forward is not None:
         tensors = {"weight": forward.weight, "offset": forward.offset}
         save_tensors(tensors, folder / "forward.safetensors")
+    if trained is not None:
+        write_trained_pairs(trained, folder / PAIRS)
     parts = {}
     for side, (count, mean, second) in moments.items():
         parts[f"{side}.count"] = torch.tensor(count)

@@ -15,11 +15,14 @@ from torch import Tensor
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform, build_transform
 from evergram.data.corpus import Vocabulary
+from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import IntegrityError, ShapeError
 from evergram.lineage.artefact import Block
 from evergram.lineage.files import load_tensors
 from evergram.lineage.manifest import EncoderRecord, Manifest, check_files
 from evergram.lineage.moments import Moments
+from evergram.lineage.pair_history import FILE as PAIRS
+from evergram.lineage.pair_history import read_trained_pairs
 from evergram.stores.parquet import to_block
 
 
@@ -78,6 +81,12 @@ class Contents:
             return None
         tensors = load_tensors(self._checked("forward.safetensors"))
         return tensors["weight"], tensors["offset"]
+
+    def trained_pairs(self) -> TrainedPairs | None:
+        """The training pairs that no earlier version had; None where they were not recorded."""
+        if PAIRS not in self.manifest.files:
+            return None
+        return read_trained_pairs(self._checked(PAIRS))
 
     def moments(self) -> dict[str, Moments]:
         """By side: how many vectors, their mean [D] and second moments [D, D], float64."""

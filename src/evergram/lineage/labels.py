@@ -86,14 +86,19 @@ def _known(record: LineageRecord) -> str:
     return f"its versions are: {versions}" + (f"; its labels: {labels}" if labels else "")
 
 
-def with_version(record: LineageRecord, *, promote: bool) -> LineageRecord:
-    """One more version. Where it is not promoted, production stays what it was."""
+def with_version(record: LineageRecord, *, promote: bool, salt: str | None = None) -> LineageRecord:
+    """One more version. Where it is not promoted, production stays what it was.
+
+    Args:
+        salt: what the version held pairs out by; version 0's is the lineage's for ever.
+    """
     number, labels = record.following, dict(record.labels)
     if promote and STABLE in labels:
         labels[STABLE] = number
     elif not promote and record.versions:
         labels.setdefault(STABLE, production(record))
-    return _changed(record, versions=[*record.versions, number], labels=labels)
+    kept = record.salt if number else salt
+    return _changed(record, versions=[*record.versions, number], labels=labels, salt=kept)
 
 
 def with_label(

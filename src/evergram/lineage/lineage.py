@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform, Transform
 from evergram.data.corpus import Vocabulary
+from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import (
     DataError,
     IntegrityError,
@@ -25,9 +27,13 @@ from evergram.lineage import labels as rules
 from evergram.lineage.artefact import Artefact, Block, write_version
 from evergram.lineage.contents import Contents
 from evergram.lineage.files import beside, remove
+from evergram.lineage.lost_race import keep_lost, read_lost
 from evergram.lineage.manifest import EncoderRecord, Manifest, sha256
 from evergram.lineage.moments import Moments, Sample, forward_map
+from evergram.lineage.pair_history import PairHistory, unrecorded
+from evergram.lineage.record import LineageRecord
 from evergram.lineage.register import Register
+from evergram.lineage.training_claim import clear_work, training_claim
 from evergram.lineage.view import View
 from evergram.lineage.writing import clear_left, unchanged, write_record, writing
 from evergram.stores.parquet import read_embeddings, write_embeddings
@@ -50,6 +56,21 @@ class Lineage(Register):
     def work(self) -> Path:
         """Where runs keep what they need to go on; no part of the lineage, gone once published."""
         return self.path / ".work"
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Keep other processes from training this lineage's next version meanwhile.
+
+        Raises: LineageError: one does; who, and since when, is said. Of a lineage that is
+            elsewhere this is known of the processes of this machine, and said on stderr of others.
+        """
+        elsewhere = nullcontext() if self._remote is None else self._remote.training()
+        with training_claim(self.work, str(self)), elsewhere:
+            yield
+
+    def lost(self) -> Contents:
+        """The model of an upgrade that another one came before. Raises: LineageError: no such."""
+        return read_lost(self.work, str(self))
 
     def recipe(self, version: int) -> dict[str, Any]:
         """The whole recipe as it was run.
@@ -77,6 +98,23 @@ class Lineage(Register):
         """By side: of how many published vectors, their mean [D] and E[z zᵀ] [D, D], float64.
         Empty for a version of before format 3."""
         return self._contents(version).moments()
+
+    @property
+    def pair_history(self) -> PairHistory:
+        """What its versions were trained on, so that a later one is not tested on it. A withdrawn
+        version does not count: nothing leads through it."""
+        trained, without = [], []
+        for n, manifest in self._manifests.items():
+            pairs = self._contents(n).trained_pairs()
+            if pairs is not None:
+                trained.append(pairs)
+            elif manifest.encoder is not None:
+                without.append(n)
+        salt = self._record.salt
+        if without or (salt is None and self._manifests):
+            missing = without or list(self._manifests)
+            return PairHistory(salt, untested=unrecorded(missing, str(self)))
+        return PairHistory(salt, TrainedPairs().union(trained))
 
     def encoder_parts(
         self, version: int
@@ -229,10 +267,11 @@ class Lineage(Register):
         number = self.following
         self._check_fits(number, artefact)
         with writing(self.path, self._remote):
-            present = unchanged(self.path, self._record, str(self), labels=False)
+            present = self._present(number, artefact)
             clear_left(self.path, present)
             manifest = self._write(number, artefact)
-            record = rules.with_version(present, promote=promote)
+            salt = None if artefact.trained is None else artefact.trained[0]
+            record = rules.with_version(present, promote=promote, salt=salt)
             write_record(self.path, record, self._remote)
             self._record = record
             self._manifests[number] = manifest
@@ -243,8 +282,26 @@ class Lineage(Register):
         if self._remote is not None:
             self._remote.keep_only("embeddings", map(str, kept))
             self._remote.keep_only("versions", map(str, record.versions))
-        shutil.rmtree(self.work, ignore_errors=True)
+        clear_work(self.work)
         return number
+
+    def _present(self, number: int, artefact: Artefact) -> LineageRecord:
+        """`lineage.json` as it is on disk.
+
+        Raises: LineageError: another process has published meanwhile; a model is then kept.
+        """
+        try:
+            return unchanged(self.path, self._record, str(self), labels=False)
+        except LineageError as error:
+            if artefact.encoder is None or not number:
+                raise
+            kept = keep_lost(self.work, number, artefact)
+            raise LineageError(
+                f"{error} This version was trained after version {self.newest} and is not "
+                f"published; its model is kept in {kept}. 'evergram upgrade' with --kept publishes "
+                "it as the next version, with a transform fitted to the newest one and nothing "
+                "trained again; without --kept, a new model is trained."
+            ) from error
 
     def _write(self, number: int, artefact: Artefact) -> Manifest:
         """Both folders of a version, each written beside its place and renamed into it."""
@@ -261,7 +318,16 @@ class Lineage(Register):
         with beside(self._folder(number)) as folder:
             name = f"{self.name}@v{number}"
             forward = forward_map(samples, old)
-            return write_version(folder, name, number, artefact, embeddings, moments, forward)
+            return write_version(
+                folder,
+                name,
+                number,
+                artefact,
+                embeddings,
+                moments,
+                forward,
+                self.pair_history.new(artefact.trained),
+            )
 
     def _before(self) -> dict[str, Path]:
         """Files of the version before; without those there is no map forward, but a new version

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from evergram.errors import FormatError, IntegrityError, LineageError
 
-FORMAT_VERSION = 3
-READABLE = (1, 2, 3)
+FORMAT_VERSION = 4
+READABLE = (1, 2, 3, 4)
 
 
 class Frozen(BaseModel):
@@ -73,6 +73,8 @@ class LineageRecord(Checked):
         labels: name to version.
         withdrawn: by number; the number is never used again.
         retired: versions that are no longer read, but that the chain leads through.
+        salt: what decides which pairs are held out, by the recipe of version 0; None in a lineage
+            of files, and in one that is older than format 4.
     """
 
     format_version: int
@@ -81,6 +83,7 @@ class LineageRecord(Checked):
     labels: dict[str, int] = {}
     withdrawn: dict[int, Withdrawal] = {}
     retired: list[int] = []
+    salt: str | None = None
 
     @property
     def following(self) -> int:

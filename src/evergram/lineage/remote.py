@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,11 +17,11 @@ from evergram.errors import EvergramError, IntegrityError, LineageError
 from evergram.lineage.addresses import filesystem, mirror_of
 from evergram.lineage.files import put, sync
 from evergram.lineage.manifest import sha256
-from evergram.lineage.remote_lock import remote_lock
+from evergram.lineage.remote_lock import remote_lock, said_by, this_process
 
-RECORD, CONSUMERS = "lineage.json", "consumers.json"
+RECORD, CONSUMERS, TRAINING = "lineage.json", "consumers.json", "training.json"
 # What is brought when it is first read, and not when the lineage is opened.
-LARGE = ("encoder.safetensors", "vocabularies.parquet")
+LARGE = ("encoder.safetensors", "vocabularies.parquet", "trained_pairs.parquet")
 
 
 class Remote:
@@ -144,6 +145,29 @@ class Remote:
             except BaseException:
                 put(self.folder / CONSUMERS, before)
                 raise
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Say there that a version is being trained, and on stderr if another process said so.
+
+        It is a note and no lock, as a process that was killed leaves it behind.
+        """
+        mine = json.dumps(this_process()).encode()
+        with suppress(Exception):
+            others = self._cat([TRAINING]).get(TRAINING)
+            if others is not None:
+                logging.getLogger(__name__).warning(
+                    f"Another process began to train the next version of {self.address}: "
+                    f"{said_by(others)}. If it still runs, only the first to publish will succeed."
+                )
+            self._make_folder(f"{self._path}/{TRAINING}")
+            self._files.pipe_file(f"{self._path}/{TRAINING}", mine)
+        try:
+            yield
+        finally:
+            with suppress(Exception):
+                if self._cat([TRAINING]).get(TRAINING) == mine:
+                    self._files.rm_file(f"{self._path}/{TRAINING}")
 
     def upload(self, folder: str) -> None:
         """All files of a folder of the mirror, in place of what a killed upload may have left."""

@@ -30,15 +30,7 @@ def remote_lock(files: Any, path: str, address: str) -> Iterator[None]:
     Raises: LineageError: another process holds it; who, and what to do if that is dead, is said.
     """
     place = f"{path}/{NAME}"
-    mine = json.dumps(
-        {
-            "owner": _user(),
-            "host": socket.gethostname(),
-            "process": os.getpid(),
-            "since": datetime.now(UTC).isoformat(timespec="seconds"),
-            "mark": secrets.token_hex(8),
-        }
-    ).encode()
+    mine = json.dumps({**this_process(), "mark": secrets.token_hex(8)}).encode()
     held = False
     try:
         # A driver that does not know "create" would overwrite another's.
@@ -55,7 +47,8 @@ def remote_lock(files: Any, path: str, address: str) -> Iterator[None]:
         held = found == mine
         if not held:
             raise LineageError(
-                f"Another process is publishing to {address}: {_owner(files, place)}. Wait for it "
+                f"Another process is publishing to {address}: "
+                f"{said_by(_content(files, place))}. Wait for it "
                 f"and try again; if it is dead, delete {address}/{NAME} with your storage's own "
                 "tool."
             )
@@ -86,19 +79,22 @@ def _release(files: Any, place: str, mine: bytes, address: str) -> None:
         )
 
 
-def _owner(files: Any, place: str) -> str:
+def this_process() -> dict[str, str | int]:
+    """Who holds what this process holds, as JSON."""
     try:
-        found = json.loads(files.cat_file(place))
-        return (
-            f"{found['owner']} on {found['host']} (process {found['process']}) since "
-            f"{found['since']}"
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return "by whom is not readable"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (OSError, KeyError):
-        return "unknown"
+        user = "unknown"
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"owner": user, "host": socket.gethostname(), "process": os.getpid(), "since": since}
+
+
+def said_by(content: bytes | None) -> str:
+    """Who wrote `this_process`, in words."""
+    try:
+        read = json.loads(content or b"")
+        return (
+            f"{read['owner']} on {read['host']} (process {read['process']}) since {read['since']}"
+        )
+    except (ValueError, KeyError, TypeError):
+        return "by whom cannot be read"

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
-from evergram.data.corpus import Side, Vocabulary
+from evergram.data.corpus import Corpus, Side, Vocabulary
+from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.data.split import Split
 from evergram.encoders.building import restore_encoder
 from evergram.encoders.encoder import Encoder
@@ -48,12 +49,14 @@ def make_artefact(
     error: StepError | None = None,
     past: Mapping[str, Block] | None = None,
     options: Mapping[str, Any] | None = None,
+    trained_on: tuple[str, TrainedPairs] | None = None,
 ) -> Artefact:
     """What `Lineage.publish` takes.
 
     Args:
         past: the canaries of the version before; those that are still there stay canaries.
         options: of the encoder, where they are not the recipe's for this version.
+        trained_on: the split's salt and the pairs, see `trained_pairs`.
     """
     sides = dict(zip(SIDES, (split.training.queries, split.training.candidates), strict=True))
     vectors = {"query": trained.query, "candidate": trained.candidate}
@@ -80,7 +83,13 @@ def make_artefact(
         ),
         canaries=canaries,
         error=error,
+        trained=trained_on,
     )
+
+
+def trained_pairs(corpus: Corpus, salt: str) -> tuple[str, TrainedPairs]:
+    """The pairs of a training corpus as a lineage remembers them, and the salt of their hashes."""
+    return salt, TrainedPairs.of(PairHash(salt).of_corpus(corpus))
 
 
 def _canaries(vocabulary: Vocabulary, past: Block | None) -> Tensor:

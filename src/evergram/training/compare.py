@@ -25,7 +25,7 @@ from evergram.training.corpora import load_corpus, split_for
 from evergram.training.judging import Judge
 from evergram.training.methods import METHODS
 from evergram.training.progress import Progress
-from evergram.training.recipe import Recipe
+from evergram.training.recipe import Recipe, flat
 from evergram.training.upgrade import train, upgrade
 
 # Keys of [compare] that say how much is run, and change nothing of what has been run.
@@ -251,7 +251,7 @@ def _claim(out: Path, recipe: Recipe, corpus: Corpus, fresh: bool) -> None:
     kept = recipe.model_dump(mode="json")
     for key in EXTENT:
         del kept["compare"][key]
-    mine = _flat({**kept, "corpus": digest.hexdigest()})
+    mine = flat({**kept, "corpus": digest.hexdigest()})
     path = out / "recipe.json"
     if out.exists() and not out.is_dir():
         raise RecipeError(f"{out} is a file; a comparison is written into a folder.")
@@ -275,16 +275,6 @@ def _read(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise RecipeError(f"{path} cannot be read ({error}); choose another folder.") from error
-    return found
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
     return found
 
 

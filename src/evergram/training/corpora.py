@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,12 +11,23 @@ import torch
 from evergram.data.amazon import load_amazon
 from evergram.data.corpus import Corpus
 from evergram.data.movielens import load_movielens
-from evergram.data.split import Split, given_split, random_split, time_split
+from evergram.data.pair_hash import TrainedPairs
+from evergram.data.rolling_window import RollingWindow
+from evergram.data.split import (
+    HeldOut,
+    Pairs,
+    Split,
+    given_split,
+    random_split,
+    time_split,
+    window_split,
+)
 from evergram.data.synthetic import generate
 from evergram.data.tables import load_table, read_interactions
 from evergram.data.wikipedia import load_mediawiki
 from evergram.data.wikispeedia import load_wikispeedia
 from evergram.errors import DataError, RecipeError
+from evergram.lineage.pair_history import PairHistory
 from evergram.training.recipe import Recipe
 
 
@@ -58,39 +70,75 @@ def load_corpus(recipe: Recipe) -> Corpus:
     return corpus
 
 
-def split_for(recipe: Recipe, corpus: Corpus, version: int) -> Split:
+def split_for(
+    recipe: Recipe, corpus: Corpus, version: int, history: PairHistory | None = None
+) -> Split:
     """What version `version` learns from and is judged on.
 
-    Raises: RecipeError: the recipe names no such version.
+    Args:
+        history: what the lineage knows of held-out and trained pairs; None for one that begins.
+    Raises: RecipeError: the recipe names no such version, or another salt than the lineage's.
+        DataError: nothing is left to select or to test by.
     """
     split = recipe.split
+    held_out = HeldOut(
+        salt_of(recipe, history),
+        TrainedPairs() if history is None else history.trained,
+        split.selection,
+    )
     if split.kind == "random":
-        chosen = random_split(
-            corpus, share=split.share, seed=recipe.seed, selection=split.selection
-        )
+        chosen = random_split(corpus, share=split.share, held_out=held_out)
+    elif split.kind == "time" and split.last is not None:
+        last = RollingWindow.parse(split.last)
+        chosen = window_split(corpus, last=last, held_out=held_out)
     elif split.kind == "time":
         if version >= len(split.versions):
             raise RecipeError(
                 f"split.versions has {len(split.versions)} shares, so version {version} has none; "
-                "append the share of the corpus that it has seen."
+                "append the share of the corpus that it has seen, or set split.last = '5 %' in "
+                "its place, which holds for every version."
             )
         chosen = time_split(
             corpus,
             share=split.versions[version],
             until=split.ends[version + 1],
-            seed=recipe.seed,
-            selection=split.selection,
+            held_out=held_out,
         )
     else:
         columns = {str(k): v for k, v in recipe.data.columns.items()}
         test = read_interactions(Path(str(recipe.data.test)), columns)
-        chosen = given_split(corpus, test, share=split.share, seed=recipe.seed)
-    if not len(chosen.selection) or not len(chosen.test):
+        chosen = given_split(corpus, test, share=split.share, held_out=held_out)
+    if history is not None and history.untested is not None:
+        chosen = replace(chosen, test=Pairs.none(), untested=history.untested)
+    elif not len(chosen.test) and chosen.trained_before:
+        raise DataError(
+            f"All {chosen.trained_before} pairs that the split holds out were trained on by an "
+            "earlier version of the lineage, so nothing is left to test by; give data that has "
+            "grown, or another test file."
+        )
+    if not len(chosen.selection) or not (len(chosen.test) or chosen.untested):
         raise DataError(
             "The split holds out too few pairs of known queries to judge a model by; hold out a "
             "larger share or give more data."
         )
     return chosen
+
+
+def salt_of(recipe: Recipe, history: PairHistory | None = None) -> str:
+    """The salt that decides what is held out: the lineage's; of one that begins, the recipe's, or
+    the recipe's name.
+
+    Raises: RecipeError: the recipe has another salt than the lineage.
+    """
+    own = recipe.split.salt
+    if history is None or history.salt is None:
+        return own or recipe.name
+    if own is not None and own != history.salt:
+        raise RecipeError(
+            f"split.salt is {own!r} and the lineage holds out by {history.salt!r}; with another "
+            "salt pairs that were trained on would be tested. Remove split.salt."
+        )
+    return history.salt
 
 
 def _path(text: str | None) -> Path | None:

@@ -105,7 +105,7 @@ def diagnose(
     """
     version = lineage.newest
     corpus = load_corpus(recipe) if corpus is None else corpus
-    split = split_for(recipe, corpus, version)
+    split = split_for(recipe, corpus, version, lineage.pair_history)
     training = split.training
     encoder = load_encoder(lineage, version)
     vectors = encoder.embed_all(training)

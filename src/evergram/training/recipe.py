@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from evergram.compatibility.kinds import TransformKind
+from evergram.data.rolling_window import RollingWindow
 from evergram.errors import RecipeError
 from evergram.training.methods import METHODS
 
@@ -82,19 +83,45 @@ class SplitRecipe(_Strict):
     # random: the share held out. given: the share of training that selects epochs.
     share: Share = 0.1
     # time: version n has seen versions[n] of all interactions, in order of time.
-    versions: list[Share] = [0.8, 0.9]
+    versions: Annotated[list[Share], Field(min_length=1)] = [0.8, 0.9]
+    # time: where the last interval ends; as far again as the one before it where it is absent.
+    end: Annotated[float, Field(gt=0, le=1)] | None = None
+    # time: every version sees all but the last "5 %", or "7 days", instead of `versions`.
+    last: str | None = None
     selection: Literal["strict", "paper"] = "strict"
+    # What the hash of held-out pairs starts from; a lineage keeps that of its version 0.
+    salt: Annotated[str, Field(min_length=1, max_length=200)] | None = None
 
     @model_validator(mode="after")
     def _ascending(self) -> SplitRecipe:
-        if not self.versions or sorted(set(self.versions)) != self.versions:
+        if sorted(set(self.versions)) != self.versions:
             raise ValueError("split.versions must be one or more ascending shares")
+        if self.end is not None and self.end <= self.versions[-1]:
+            raise ValueError(
+                f"split.end is {self.end} and the last of split.versions {self.versions[-1]}; "
+                "nothing would be left to test"
+            )
+        if self.last is not None:
+            RollingWindow.parse(self.last)
+            # By value, as the recipe that a lineage stores has every key.
+            if self.end is not None or self.versions != [0.8, 0.9]:
+                raise ValueError(
+                    "split.last and split.versions (or split.end) exclude each other: either "
+                    "every version sees all but the last part, or each has a share of its own"
+                )
         return self
 
     @property
     def ends(self) -> list[float]:
         """Where each interval of time begins, and where the last one ends."""
-        return [*self.versions, min(1.0, self.versions[-1] + 0.1)]
+        last = self.versions[-1]
+        if self.end is not None:
+            end = self.end
+        elif len(self.versions) > 1:
+            end = min(1.0, 2 * last - self.versions[-2])
+        else:
+            end = 1.0
+        return [*self.versions, end]
 
 
 class ModelRecipe(_Strict):
@@ -435,6 +462,16 @@ class Recipe(_Strict):
             return cls.model_validate(values)
         except ValidationError as error:
             raise RecipeError(f"{source}: {_sentence(error)}") from None
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return found
 
 
 def _resolve(values: dict[str, Any], folder: Path) -> None:

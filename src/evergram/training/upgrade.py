@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
 
 from evergram.compatibility.certificate import certify
 from evergram.data.corpus import Corpus, Vocabulary
+from evergram.data.pair_hash import TrainedPairs
 from evergram.data.split import Split
+from evergram.encoders.building import restore_encoder
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
-from evergram.errors import DegradationError, RecipeError
+from evergram.errors import DegradationError, LineageError, RecipeError
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback
-from evergram.training.checkpoint import load_encoder, make_artefact
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.checkpoint import load_encoder, make_artefact, trained_pairs
+from evergram.training.corpora import load_corpus, salt_of, split_for
 from evergram.training.loop import Trained, judge, relevance_of, train_encoder
 from evergram.training.progress import Progress
 from evergram.training.reading import reading_report
-from evergram.training.recipe import Recipe
+from evergram.training.recipe import CLOSED, Recipe, flat
 from evergram.training.way_back import WayBack
 
 QUIET = Progress(quiet=True)
@@ -66,9 +69,30 @@ def train(
         folder=folder,
         callbacks=[*callbacks, *_board(board, 0, split)],
     )
-    return make_artefact(recipe, 0, split, trained, _report(recipe, 0, split, trained))
+    report = _report(recipe, 0, split, trained)
+    pairs = trained_pairs(split.training, salt_of(recipe))
+    return make_artefact(recipe, 0, split, trained, report, trained_on=pairs)
 
 
+Rest = ParamSpec("Rest")
+
+
+def _claiming(
+    train_next: Callable[Concatenate[Recipe, Lineage, Rest], Artefact],
+) -> Callable[Concatenate[Recipe, Lineage, Rest], Artefact]:
+    """The same, while no other process may train the lineage's next version."""
+
+    @wraps(train_next)
+    def claimed(
+        recipe: Recipe, lineage: Lineage, /, *args: Rest.args, **kwargs: Rest.kwargs
+    ) -> Artefact:
+        with lineage.training():
+            return train_next(recipe, lineage, *args, **kwargs)
+
+    return claimed
+
+
+@_claiming
 def upgrade(
     recipe: Recipe,
     lineage: Lineage,
@@ -81,6 +105,7 @@ def upgrade(
     callbacks: Sequence[Callback] = (),
     board: Path | None = None,
     readings: bool = True,
+    trained_as: int | None = None,
 ) -> Artefact:
     """The version after the newest and its backward transform, by the method of `recipe.upgrade`.
 
@@ -90,14 +115,16 @@ def upgrade(
     Args:
         encoder: a model of this version that has been trained alone already.
         readings: whether to measure what reading it as each past version keeps.
-    Raises: UnknownVersionError: the lineage has no version to start from. DataError, RecipeError,
-        TrainingError.
+        trained_as: the version whose data and seed `encoder` was trained with; this one by default.
+    Raises: UnknownVersionError: the lineage has no version to start from. LineageError: another
+        process is training the next version. DataError, RecipeError, TrainingError.
     Source: [BC] Eq. (3), (10), Table 1.
     """
-    past_version = lineage.newest
-    version = lineage.following
+    past_version, number = lineage.newest, lineage.following
+    version = number if trained_as is None else trained_as
     corpus = load_corpus(recipe) if corpus is None else corpus
-    split = split_for(recipe, corpus, version)
+    history = lineage.pair_history
+    split, salt = split_for(recipe, corpus, version, history), salt_of(recipe, history)
     chosen = pick_device(device)
     settings = recipe.upgrade
     if encoder is not None and (settings.fit == "joint" or settings.start != "fresh"):
@@ -135,7 +162,7 @@ def upgrade(
     started = time.perf_counter()
     back.finish(new)
     trained.seconds += time.perf_counter() - started
-    report = _report(recipe, version, split, trained)
+    report = _report(recipe, number, split, trained)
     if settings.alone:
         report["metrics"]["alone"] = trained.metrics["model"]
         if joint is not None or settings.start != "fresh":
@@ -144,7 +171,7 @@ def upgrade(
             )
             report["metrics"]["alone"] = alone.metrics["model"]
     longer = lineage.chain.extended(back.transform)
-    errors = {**lineage.errors, version: back.error(new)}
+    errors = {**lineage.errors, number: back.error(new)}
     report["compatibility"] = {
         str(j): reading_report(
             recipe, split, new, longer, j, load_encoder(lineage, j), settings.held_out
@@ -154,7 +181,7 @@ def upgrade(
     report["certificate"] = {
         str(j): asdict(found)
         for j in lineage.readable
-        if (found := certify(longer, errors, version, j)) is not None
+        if (found := certify(longer, errors, number, j)) is not None
     }
     options = None
     if settings.start == "frozen":
@@ -168,9 +195,63 @@ def upgrade(
         trained,
         report,
         back.transform,
-        errors[version],
+        errors[number],
         lineage.canaries(past_version),
         options,
+        # A frozen model was trained on nothing that its own version does not remember.
+        (salt, TrainedPairs())
+        if settings.start == "frozen"
+        else trained_pairs(split.training, salt),
+    )
+
+
+def upgrade_lost(
+    recipe: Recipe,
+    lineage: Lineage,
+    corpus: Corpus | None = None,
+    *,
+    device: str = "auto",
+    progress: Progress = QUIET,
+) -> Artefact:
+    """The model of an upgrade that another one came before, as the version after the newest: only
+    its transform is fitted anew, in closed form.
+
+    Raises: LineageError: no model is kept. RecipeError: it was trained by another recipe.
+    """
+    lost = lineage.lost()
+    theirs, mine = (
+        flat({k: v for k, v in values.items() if k not in ("upgrade", "compare", "metrics")})
+        for values in (lost.manifest.recipe, recipe.model_dump(mode="json"))
+    )
+    changed = sorted(k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k))
+    if changed:
+        raise RecipeError(
+            f"The kept model was trained by another recipe ({', '.join(changed[:5])} changed); "
+            "give the recipe and the options that it was trained with, or leave out --kept to "
+            "train a new one."
+        )
+    record, state, vocabularies = lost.encoder()
+    encoder = restore_encoder(
+        record.kind, record.options, record.inputs, state, vocabularies, "the kept model"
+    )
+    closed = recipe.upgrade.transform in CLOSED
+    settings = recipe.upgrade.model_copy(
+        update={
+            "fit": "posthoc",
+            "solver": "closed",
+            "start": "fresh",
+            "alone": False,
+            "transform": recipe.upgrade.transform if closed else "linear",
+        }
+    )
+    return upgrade(
+        recipe.model_copy(update={"upgrade": settings}),
+        lineage,
+        corpus,
+        encoder=encoder,
+        device=device,
+        progress=progress,
+        trained_as=lost.manifest.version,
     )
 
 
@@ -225,9 +306,12 @@ def evaluate(
     """Metrics of the stored embeddings, read as `version`, on the newest version's test pairs.
 
     Returns: {"model": {name: value}, "popularity": {name: value}}.
+    Raises: LineageError: no pair is known to be held out from every version of the lineage.
     """
     corpus = load_corpus(recipe) if corpus is None else corpus
-    split = split_for(recipe, corpus, lineage.newest)
+    split = split_for(recipe, corpus, lineage.newest, lineage.pair_history)
+    if split.untested is not None:
+        raise LineageError(split.untested)
     view = lineage.view(version)
     vectors: dict[str, Tensor] = {}
     for side, entities in zip(
@@ -270,6 +354,7 @@ def _report(recipe: Recipe, version: int, split: Split, trained: Trained) -> dic
         "version": version,
         "dim": trained.query.shape[1],
         "metrics": dict(trained.metrics),
+        **({"untested": split.untested} if split.untested else {}),
         "training": {
             "seconds": round(trained.seconds, 3),
             "best_epoch": trained.best_epoch,
@@ -287,5 +372,6 @@ def _report(recipe: Recipe, version: int, split: Split, trained: Trained) -> dic
             "test_queries": len(torch.unique(split.test.query)),
             "unknown_test_candidates": int((split.test.candidate < 0).sum()),
             "unknown_queries": split.unknown_queries,
+            "trained_before": split.trained_before,
         },
     }

@@ -1,0 +1,120 @@
+"""A hash of (query id, candidate id) pairs: it decides what is held out, and remembers what was
+trained on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from evergram.data.corpus import Corpus, Vocabulary, plain, to_tensor
+
+Hashes = NDArray[np.uint64]
+# Odd constants of splitmix64's finaliser (Steele, Lea & Flood 2014).
+_STEP, _FIRST, _SECOND = (
+    np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+
+
+@dataclass(frozen=True)
+class PairHash:
+    """Uniform 64-bit numbers of ids and of pairs of ids, the same on every machine.
+
+    A pair's number depends on its two ids and on `salt` alone: not on the other rows of a corpus,
+    on their order, or on a seed. An id counts as its text: 5 and "5" are one id, "05" is another.
+
+    Args:
+        salt: any text; another one gives numbers that have nothing to do with these.
+    """
+
+    salt: str
+
+    def of_ids(self, ids: pa.Array | pa.ChunkedArray, side: str) -> Hashes:
+        """One number an id, uint64 [n]; query "a" and candidate "a" have different ones."""
+        key = hashlib.blake2b(f"{side}\0{self.salt}".encode()).digest()
+        text = plain(ids).cast(pa.string()).to_pylist()
+        digests = b"".join(
+            hashlib.blake2b(str(one).encode(), digest_size=8, key=key).digest() for one in text
+        )
+        return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
+
+    def of_pairs(
+        self, queries: pa.Array | pa.ChunkedArray, candidates: pa.Array | pa.ChunkedArray
+    ) -> Hashes:
+        """One number a pair of external ids, uint64 [n]."""
+        parts = []
+        for side, ids in (("query", queries), ("candidate", candidates)):
+            distinct = Vocabulary.by_first_appearance(ids)
+            parts.append(self.of_ids(distinct.keys, side)[distinct.rows(plain(ids)).numpy()])
+        return _combined(*parts)
+
+    def of_corpus(self, corpus: Corpus) -> Hashes:
+        """One number an interaction, uint64 [n]."""
+        query, candidate = (
+            self.of_ids(entities.vocabulary.keys, side)[
+                to_tensor(corpus.interactions[side]).numpy()
+            ]
+            for side, entities in (("query", corpus.queries), ("candidate", corpus.candidates))
+        )
+        return _combined(query, candidate)
+
+
+def below(hashes: Hashes, share: float) -> NDArray[np.bool_]:
+    """Mark a `share` of all numbers, always the same ones, bool [n]."""
+    return hashes.astype(np.float64) < share * 2.0**64
+
+
+@dataclass(frozen=True)
+class TrainedPairs:
+    """Pairs that versions were trained on, as 32 bits of their hash.
+
+    It never forgets a pair. A pair that nobody trained on is taken for one with the chance
+    len(self) / 2³², which leaves out that share of a test at random.
+
+    Args:
+        marks: uint32, ascending, each once.
+    """
+
+    marks: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
+
+    @classmethod
+    def of(cls, hashes: Hashes) -> TrainedPairs:
+        return cls(np.unique(_mark(hashes)))
+
+    def __len__(self) -> int:
+        return len(self.marks)
+
+    def has(self, hashes: Hashes) -> NDArray[np.bool_]:
+        """Which of these pairs were trained on, bool [n]."""
+        if not len(self.marks):
+            return np.zeros(len(hashes), dtype=np.bool_)
+        marks = _mark(hashes)
+        place = np.minimum(np.searchsorted(self.marks, marks), len(self.marks) - 1)
+        found: NDArray[np.bool_] = self.marks[place] == marks
+        return found
+
+    def union(self, others: Iterable[TrainedPairs]) -> TrainedPairs:
+        """All pairs of this and of `others`."""
+        return TrainedPairs(np.unique(np.concatenate([self.marks, *(o.marks for o in others)])))
+
+    def without(self, other: TrainedPairs) -> TrainedPairs:
+        """The pairs that `other` does not have."""
+        return TrainedPairs(np.setdiff1d(self.marks, other.marks, assume_unique=True))
+
+
+def _mark(hashes: Hashes) -> NDArray[np.uint32]:
+    """The low bits: `below` looks at the high ones, so what is trained on is uniform in these."""
+    return (hashes & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+
+
+def _combined(query: Hashes, candidate: Hashes) -> Hashes:
+    with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴
+        x = query + _STEP * candidate
+        x = (x ^ (x >> np.uint64(30))) * _FIRST
+        x = (x ^ (x >> np.uint64(27))) * _SECOND
+        mixed: Hashes = x ^ (x >> np.uint64(31))
+    return mixed

@@ -1,0 +1,70 @@
+"""The end of a growing corpus: its last 5 %, or its last 7 days."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergram.errors import DataError
+
+_WINDOW = re.compile(r"(\d+(?:\.\d+)?)\s*(%|hour|day|week)s?")
+_SECONDS = {"hour": 3600, "day": 86_400, "week": 604_800}
+# Unix times of 1980 to 2100 in each unit do not overlap, so a time says what unit it is in.
+_FIRST, _LAST = 315_532_800, 4_102_444_800
+_UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
+
+
+@dataclass(frozen=True)
+class RollingWindow:
+    """The last part of a corpus that is in order of time.
+
+    Args:
+        text: as a person wrote it, such as "5 %", "36 hours", "7 days" or "2 weeks".
+        share: of all interactions; None for a length of time.
+        seconds: a length of time; None for a share.
+    """
+
+    text: str
+    share: float | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> RollingWindow:
+        """Raises: ValueError: it is neither a percentage nor a length of time."""
+        read = _WINDOW.fullmatch(text.strip())
+        number = float(read[1]) if read else 0.0
+        if read is None or number <= 0 or (read[2] == "%" and number >= 100):
+            raise ValueError(
+                f"split.last is {text!r}; it must be a percentage between 0 and 100 or a length of "
+                "time, such as '5 %', '36 hours', '7 days' or '2 weeks'"
+            )
+        if read[2] == "%":
+            return cls(text, share=number / 100)
+        return cls(text, seconds=number * _SECONDS[read[2]])
+
+    def begins(self, time: Tensor) -> int:
+        """How many of the interactions, at ascending times [n], come before the window.
+
+        A length of time counts back from the last interaction; one just as old is in the window.
+
+        Raises: DataError: a length of time was asked for and the times are no Unix times.
+        """
+        if self.share is not None:
+            return round((1 - self.share) * len(time))
+        assert self.seconds is not None
+        start = float(time[-1]) - self.seconds * _per_second(float(time[-1]), self.text)
+        return int(torch.searchsorted(time.double(), start))
+
+
+def _per_second(time: float, text: str) -> int:
+    """Units of time a second, by what makes `time` a date."""
+    for units in _UNITS.values():
+        if _FIRST * units <= time < _LAST * units:
+            return units
+    raise DataError(
+        f"split.last = {text!r} needs dates, or Unix times in {', '.join(_UNITS)}; the latest time "
+        f"here is {time:g}, which is none between 1980 and 2100. Give a percentage such as '5 %'."
+    )

@@ -1,0 +1,43 @@
+"""A model that was trained and could not be published, as another version came first."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from evergram.errors import LineageError
+from evergram.lineage.artefact import Artefact, write_version
+from evergram.lineage.contents import Contents
+from evergram.lineage.files import beside
+from evergram.lineage.manifest import read_manifest
+
+FOLDER = "lost"
+
+
+def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
+    """Keep all of a version but its embeddings, which its model gives again. Returns: where.
+
+    Args:
+        work: `.work` of the lineage.
+        number: of the version as which it was trained.
+    """
+    folder = work / FOLDER
+    work.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    with beside(folder) as part:
+        write_version(part, f"lost@v{number}", number, artefact, {}, {}, None, None)
+    return folder
+
+
+def read_lost(work: Path, lineage: str) -> Contents:
+    """The model that `keep_lost` kept.
+
+    Raises: LineageError: there is none. IntegrityError: it is damaged.
+    """
+    folder = work / FOLDER
+    if not folder.is_dir():
+        raise LineageError(
+            f"No model is kept for {lineage}: one is when its upgrade trained it and another "
+            "version was published first. Train one, without --kept."
+        )
+    return Contents(folder, read_manifest(folder))

@@ -1,0 +1,46 @@
+"""The end of a growing corpus, as a person writes it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evergram.data.rolling_window import RollingWindow
+from evergram.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("text", "share", "seconds"),
+    [
+        ("5 %", 0.05, None),
+        ("12.5%", 0.125, None),
+        ("7 days", None, 604_800),
+        ("1 day", None, 86_400),
+        ("36 hours", None, 129_600),
+        ("2 weeks", None, 1_209_600),
+    ],
+)
+def test_it_is_read(text: str, share: float | None, seconds: float | None) -> None:
+    found = RollingWindow.parse(text)
+    assert (found.share, found.seconds) == (share, seconds)
+
+
+@pytest.mark.parametrize("text", ["", "5", "0 %", "100 %", "0 days", "-1 days", "7 moons", "5 %%"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"split\.last is"):
+        RollingWindow.parse(text)
+
+
+@pytest.mark.parametrize("units", [1, 10**3, 10**6, 10**9])
+def test_a_day_is_a_day_in_every_unit(units: int) -> None:
+    hours = torch.arange(100) * 3600
+    time = (1_500_000_000 + hours) * units
+    # The last at hour 99: hours 75 to 99 are in the window, 75 before it.
+    assert RollingWindow.parse("1 day").begins(time) == 75
+
+
+def test_times_that_are_no_dates_take_a_share_alone() -> None:
+    time = torch.arange(100)
+    assert RollingWindow.parse("5 %").begins(time) == 95
+    with pytest.raises(DataError, match="none between 1980 and 2100"):
+        RollingWindow.parse("7 days").begins(time)
