@@ -19,7 +19,8 @@ from evergram.cli import main
 from evergram.lineage.lineage import Lineage
 from evergram.stores.embedding_files import open_embeddings
 from evergram.stores.embedding_writers import write_vectors
-from evergram.training.align import SIDE, Settings, align
+from evergram.training.align import Settings, align
+from evergram.training.past_file import SIDE
 
 FORMATS = ("parquet", "arrow", "arrows", "npy", "safetensors")
 ROWS, OLD_DIM, NEW_DIM = 600, 6, 9
