@@ -215,7 +215,8 @@ def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Any) ->
     few = evergram(*common, lineage, "--held-out", 0.1, *low, 1)
     assert "are held out to measure on, and 20 are needed; raise --held-out" in few.err
     assert not lineage.exists()
-    done = evergram(*common, lineage, "--held-out", 0.4, *low, rank, "--json")
+    # They are random, so that no map is better than chance.
+    done = evergram(*common, lineage, "--held-out", 0.4, *low, rank, "--max-error", "inf", "--json")
     assert done.code == 0, done.err
     assert done.json["alignment"]["transform"]["rank"] == rank
 

@@ -187,8 +187,8 @@ def _print_readings(lineage: Lineage, readings: list[Reading]) -> None:
     table(f"Version {lineage.newest} of {lineage}, read as", _READING, lines)
     sys.stdout.write(_EXPLANATION)
     for reading in readings:
-        for what in reading.unknown:
-            sys.stdout.write(f"Version {reading.version}: nothing is known of {what}.\n")
+        for what, why in reading.unknown.items():
+            sys.stdout.write(f"Version {reading.version}: its {what} is not known: {why}.\n")
     print_warnings(version_warnings(lineage))
 
 

@@ -50,7 +50,7 @@ class Reading:
         unseen: on those that no alignment on the way saw; None where they are fewer than
             `LEAST_OBJECTS`.
         amplification: the largest singular value of W_k^j; None where the way is not affine.
-        unknown: a sentence on each thing of these that is not known, and why.
+        unknown: why there is no "error" (on unseen canaries), "certificate" or "amplification".
     """
 
     version: int
@@ -59,7 +59,7 @@ class Reading:
     history: dict[int, float]
     unseen: Measured | None
     amplification: float | None
-    unknown: tuple[str, ...]
+    unknown: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,12 @@ def diagnose_lineage(lineage: Lineage) -> list[Reading]:
         unseen, problem = _measure_unseen(chain, canaries, shares, newest, j)
         certificate = certify(chain, errors, newest, j)
         reasons = uncertified(chain, errors, newest, j)
-        unknown = [problem] if problem else []
-        if reasons:
-            unknown.append(f"its estimate and its bound: {'; '.join(reasons)}")
         affine = chain.is_affine(newest, j)
+        unknown = {"error": problem} if problem else {}
+        if reasons:
+            unknown["certificate"] = "; ".join(reasons)
+        if not affine:
+            unknown["amplification"] = unknown["certificate"]
         found.append(
             Reading(
                 j,
@@ -110,7 +112,7 @@ def diagnose_lineage(lineage: Lineage) -> list[Reading]:
                 history,
                 unseen,
                 float(torch.linalg.matrix_norm(chain.matrix(newest, j), 2)) if affine else None,
-                tuple(unknown),
+                unknown,
             )
         )
     return found
@@ -133,9 +135,7 @@ def _measure_unseen(
     silent = [i for i in steps if shares[i] is None]
     if silent:
         versions = ", ".join(map(str, silent))
-        return None, (
-            f"its error: which objects alignment never saw is not recorded of version {versions}"
-        )
+        return None, f"which objects alignment never saw is not recorded of version {versions}"
     share = min(float(shares[i] or 0.0) for i in steps)
     kept = {}
     for side, (ids, vectors) in canaries[target].items():
@@ -145,8 +145,8 @@ def _measure_unseen(
     objects = 0 if found is None else found.objects
     if objects < LEAST_OBJECTS:
         return None, (
-            f"its error: the two versions have {objects} canaries in common that alignment never "
-            f"saw, and {LEAST_OBJECTS} are needed"
+            f"the two versions have {objects} canaries in common that alignment never saw, and "
+            f"{LEAST_OBJECTS} are needed"
         )
     return found, None
 
@@ -226,10 +226,10 @@ def past_limits(readings: list[Reading], limits: Limits) -> list[str]:
         for name, limit in asked.items():
             value = values[name]
             if value is None or math.isnan(value):
-                why = f" ({'; '.join(reading.unknown)})" if reading.unknown else ""
+                why = reading.unknown.get("certificate" if name == "bound" else name)
                 sentences.append(
                     f"Version {reading.version}: nothing is known of its {name}, and the limit "
-                    f"is {limit:g}{why}."
+                    f"is {limit:g}{f': {why}' if why else ''}."
                 )
             elif value > limit:
                 sentences.append(

@@ -34,8 +34,11 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
     found = _past_file(old, lineage)
     if lineage.versions and not isinstance(old, int):
         _refuse_another(found, lineage)
-    _refuse_row_numbers(found, "--old-ids", new)
-    _refuse_row_numbers(new, "--new-ids", found)
+    advice = _by_option("--old-ids", found)
+    if isinstance(old, int):
+        advice = "begin a lineage whose ids are given: 'evergram import FILE --ids IDS'"
+    _refuse_row_numbers(found, new, advice)
+    _refuse_row_numbers(new, found, _by_option("--new-ids", new))
     return found
 
 
@@ -73,7 +76,7 @@ def _refuse_another(old: EmbeddingFile, lineage: Lineage) -> None:
     advice = f"give {lineage.newest} in its place to go on from the stored vectors"
     if stored.dim != old.dim:
         raise LineageError(f"{what}: its dim is {old.dim}, not {stored.dim}; {advice}.")
-    _refuse_row_numbers(old, "--old-ids", stored)
+    _refuse_row_numbers(old, stored, _by_option("--old-ids", old))
     pairing = Pairing(stored, old)
     start = 0
     for ours, theirs in ahead(pairing.blocks()):
@@ -84,20 +87,20 @@ def _refuse_another(old: EmbeddingFile, lineage: Lineage) -> None:
         start += len(ours)
 
 
-def _refuse_row_numbers(file: EmbeddingFile, option: str, other: EmbeddingFile) -> None:
+def _refuse_row_numbers(file: EmbeddingFile, other: EmbeddingFile, advice: str) -> None:
     """Raises: DataError: `file` has no ids, and those of `other` are not the numbers of its rows:
-    paired by the numbers of their rows, they would be other objects.
-
-    Args:
-        option: what names a file of ids.
-    """
+    paired by the numbers of their rows, they would be other objects."""
     if file.has_ids or _are_row_numbers(other):
         return
     raise DataError(
         f"{file.path} has no ids, and {other.path} has ids of its own, such as "
-        f"{other.ids()[0].as_py()!r}: the number of a row does not say which object it is; name "
-        f"the ids of {file.path} by {option} FILE, one a line."
+        f"{other.ids()[0].as_py()!r}: the number of a row does not say which object it is; "
+        f"{advice}."
     )
+
+
+def _by_option(option: str, file: EmbeddingFile) -> str:
+    return f"name the ids of {file.path} by {option} FILE, one a line"
 
 
 def _are_row_numbers(file: EmbeddingFile) -> bool:

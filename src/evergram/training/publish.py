@@ -138,7 +138,8 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
     if unknown:
         raise DegradationError(
             f"{REFUSED}at most {limit:g} % of {metric} may be lost, and that cannot be measured: "
-            f"{'; '.join(unknown)}. Without the limit it is published all the same."
+            f"{'; '.join(unknown)}. Its training is kept: without the limit the same command "
+            "publishes it."
         )
     worst = {k: v for k, v in degradation(report, metric).items() if v > limit}
     if not worst:
