@@ -16,9 +16,9 @@ from evergram.lineage.version_warnings import version_warnings
 from evergram.training.probes import ProbeReading, refuse_broken, with_probes
 from evergram.training.recipe import Recipe
 
-# A metric over fewer queries is no ground to publish on: of fifty, one query that is found or lost
-# is two percent of what can be reached.
-LEAST_QUERIES = 50
+# A metric over fewer queries is no ground to publish on: of thirty, one query that is found or lost
+# is three percent of what can be reached.
+LEAST_QUERIES = 30
 REFUSED = "The new version was not published: "
 log = logging.getLogger(__name__)
 # Where the model trained alone stands among what a version is measured against.

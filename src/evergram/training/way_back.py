@@ -198,4 +198,5 @@ def _enough(corpus: Corpus, known: Mapping[str, Tensor], share: float) -> float:
     enough = int((hashes < share * 2**32).sum()) >= LEAST_OBJECTS
     if enough or len(hashes) < LEAST_COMMON:
         return share
-    return (int(hashes.sort().values[LEAST_OBJECTS - 1]) + 1) / 2**32
+    # Hashes are compared with a share in float32, whose steps here are 256 at most.
+    return (int(hashes.sort().values[LEAST_OBJECTS - 1]) + 512) / 2**32
