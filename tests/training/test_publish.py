@@ -150,3 +150,9 @@ def test_what_was_not_measured_fails_by_name(
 def test_a_version_from_a_file_has_no_metric_to_lose() -> None:
     with pytest.raises(DegradationError, match="no model was trained for it"):
         refuse_degradation(artefact(), [0], 100)
+
+
+def test_a_limit_that_is_no_number_is_none_to_pass() -> None:
+    for limit in (math.nan, -1.0):
+        with pytest.raises(DegradationError, match="it is a percentage"):
+            refuse_degradation(report(), [0], limit)

@@ -15,6 +15,7 @@ from torch import Tensor
 from evergram.compatibility.certificate import LEAST_OBJECTS, Guarantee, certify, uncertified
 from evergram.compatibility.chain import Chain
 from evergram.data.corpus import Vocabulary
+from evergram.errors import DataError
 from evergram.lineage.artefact import Block
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen import id_hash, unseen_share
@@ -208,8 +209,14 @@ def _common(canaries: Mapping[int, Mapping[str, Block]], versions: list[int]) ->
 
 def past_limits(readings: list[Reading], limits: Limits) -> list[str]:
     """A sentence for each reading that is past a limit, or that nothing is known of; and one where
-    there is no reading to hold to a limit that was asked for."""
+    there is no reading to hold to a limit that was asked for.
+
+    Raises: DataError: a limit is no number.
+    """
     asked = {name: limit for name, limit in asdict(limits).items() if limit is not None}
+    for name, limit in asked.items():
+        if math.isnan(limit):
+            raise DataError(f"The limit of the {name} is nan; it must be a number.")
     if asked and not readings:
         return [
             "No past version is read, so nothing can be held to a limit; leave the limits out "

@@ -91,6 +91,7 @@ def refuse_unmeasurable(
         refuse_untried(lineage)
     if max_degradation is None:
         return
+    _refuse_no_number(max_degradation)
     metric = recipe.training.metric
     if metric not in recipe.metrics:
         raise DegradationError(REFUSED + _not_measured(metric))
@@ -124,6 +125,7 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
     Args:
         past: the versions that must have been measured.
     """
+    _refuse_no_number(limit)
     metric = artefact.recipe.get("training", {}).get("metric")
     if metric is None or not past:
         raise DegradationError(
@@ -187,6 +189,13 @@ def _unmeasured(report: Mapping[str, Any], metric: str, past: Sequence[int]) -> 
         elif name not in losses:
             reasons.append(f"{what} had no {metric} above 0, of which something could be lost")
     return reasons
+
+
+def _refuse_no_number(limit: float) -> None:
+    if not limit >= 0:
+        raise DegradationError(
+            f"The limit of degradation is {limit}; it is a percentage, such as 2."
+        )
 
 
 def _is_number(value: Any) -> bool:
