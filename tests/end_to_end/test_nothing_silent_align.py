@@ -365,6 +365,7 @@ def test_also_strict_probes_that_try_nothing_are_refused(shop: Any, texts: Any) 
     assert (found.code, found.err.count("\n")) == (2, 1)
     assert "no consumer has a probe" in found.err
     assert versions_of("l") == [0]
+    assert shop("probe", "l").code == 2
     assert texts("align", "old.npy", "new.npy", "--lineage", "f", "--strict-probes").code == 2
     assert not Path("f").exists()
 

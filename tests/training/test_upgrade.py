@@ -15,7 +15,7 @@ from evergram.training.checkpoint import held_out, load_encoder
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 from evergram.training.upgrade import evaluate, train, upgrade
-from evergram.training.way_back import WayBack
+from evergram.training.way_back import Overlap, WayBack
 
 
 @pytest.fixture
@@ -163,6 +163,10 @@ def test_as_many_objects_are_held_out_as_a_measure_needs(
     with pytest.raises(DataError, match="--allow-small-overlap"):
         small.refuse_small(1, 0, allow_small=False)
     small.refuse_small(1, 0, allow_small=True)
+    with pytest.raises(DataError, match="of which 1 are not held out"):
+        Overlap(9, 1, 8, 0.9).refuse_small(1, 0, allow_small=True)
+    with pytest.raises(DataError, match="no objects in common"):
+        Overlap(0, 0, 0, 1.0).refuse_small(1, 0, allow_small=True)
 
 
 def test_an_upgrade_needs_a_version_and_a_share(recipe: Recipe, tmp_path: Path) -> None:

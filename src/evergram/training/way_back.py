@@ -64,10 +64,16 @@ class Overlap:
         """
         fits = self.held_out_share < 1
         said = f"Version {version} would have {self.common or 'no'} objects in common with version"
-        if not self.common or (fits and self.fitted < 2):
+        if not self.common:
             raise DataError(
                 f"{said} {before}, so it can neither be aligned to it nor be read as it; give data "
                 "with the same ids, or train a new lineage."
+            )
+        if fits and self.fitted < 2:
+            raise DataError(
+                f"{said} {before}, of which {self.fitted} are not held out, and 2 are needed to "
+                "fit its way back to; give data with more of the same ids, or lower "
+                "upgrade.held_out."
             )
         if self.small and not allow_small:
             raise DataError(
@@ -101,8 +107,7 @@ class WayBack:
         self.settings = recipe.upgrade
         self.seed = recipe.seed + version
         self.past, self.known = known_vectors(before, corpus)
-        self.held_out = _enough(corpus, self.known, self.settings.held_out)
-        self.aside = held_out_rows(corpus, self.held_out)
+        self.held_out, self.aside = _set_aside(corpus, self.known, self.settings.held_out)
         self.used = {side: self.known[side] & ~self.aside[side] for side in SIDES}
         self.loss = AlignmentLoss(chain, self.settings.steps)
         self.transform: Transform = build_transform(
@@ -190,13 +195,18 @@ def _count(rows: Mapping[str, Tensor]) -> int:
     return sum(int(mask.sum()) for mask in rows.values())
 
 
-def _enough(corpus: Corpus, known: Mapping[str, Tensor], share: float) -> float:
-    """The share to hold out: the one asked for, and more where that would be fewer than
-    `LEAST_OBJECTS` of the known objects, as long as no more than half of them are held out."""
+def _set_aside(
+    corpus: Corpus, known: Mapping[str, Tensor], share: float
+) -> tuple[float, dict[str, Tensor]]:
+    """The share to hold out, and the rows of each side that it marks: the share asked for, and more
+    where that would be fewer than `LEAST_OBJECTS` of the known objects, as long as no more than
+    half of them are held out."""
+    aside = held_out_rows(corpus, share)
+    enough = _count({side: known[side] & aside[side] for side in SIDES}) >= LEAST_OBJECTS
+    if enough or _count(known) < LEAST_COMMON:
+        return share, aside
     sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
     hashes = torch.cat([id_hash(entities.vocabulary)[known[side]] for side, entities in sides])
-    enough = int((hashes < share * 2**32).sum()) >= LEAST_OBJECTS
-    if enough or len(hashes) < LEAST_COMMON:
-        return share
     # Hashes are compared with a share in float32, whose steps here are 256 at most.
-    return (int(hashes.sort().values[LEAST_OBJECTS - 1]) + 512) / 2**32
+    share = (int(hashes.sort().values[LEAST_OBJECTS - 1]) + 512) / 2**32
+    return share, held_out_rows(corpus, share)
