@@ -31,10 +31,10 @@ import torch
 from benchmarks.gowalla import DATA
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.unseen import id_hash
 from evergram.stores.embedding_files import open_embeddings
 from evergram.stores.embedding_writers import write_vectors
 from evergram.training.align import Settings, align
-from evergram.training.checkpoint import id_hash
 from evergram.training.rewrite import transform_file
 
 FOLDER = DATA / "wikispeedia"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from evergram.serving.client import Client
     from evergram.training.compare import compare
     from evergram.training.corpora import load_corpus
+    from evergram.training.publish import publish
     from evergram.training.recipe import Recipe
     from evergram.training.upgrade import evaluate, train, upgrade
 
@@ -30,6 +31,7 @@ __all__ = [
     "compare",
     "evaluate",
     "load_corpus",
+    "publish",
     "train",
     "upgrade",
 ]
@@ -47,6 +49,7 @@ _HOME = {
     "compare": "evergram.training.compare",
     "evaluate": "evergram.training.upgrade",
     "load_corpus": "evergram.training.corpora",
+    "publish": "evergram.training.publish",
     "train": "evergram.training.upgrade",
     "upgrade": "evergram.training.upgrade",
 }

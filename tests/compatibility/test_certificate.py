@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evergram.compatibility.certificate import StepError, certify
+from evergram.compatibility.certificate import LEAST_OBJECTS, StepError, certify, uncertified
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform
 from evergram.errors import ShapeError
@@ -97,6 +98,26 @@ def test_nothing_is_claimed_where_nothing_is_known() -> None:
     assert same.bound == 0.0
     with pytest.raises(ShapeError, match="same objects"):
         StepError.of(torch.ones(2, 3), torch.ones(3, 3))
+
+
+def test_what_is_measured_on_few_objects_has_no_certificate() -> None:
+    """Nor has any chain through it; a step that is the identity needs no measure."""
+    chain, _, errors = lineage(3, 1)
+    few = {**errors, 2: replace(errors[2], objects=LEAST_OBJECTS - 1)}
+    assert certify(chain, few, 2, 1) is None
+    assert certify(chain, few, 3, 0) is None
+    assert certify(chain, few, 3, 2) == certify(chain, errors, 3, 2)
+    assert uncertified(chain, few, 3, 0) == [
+        f"the way back of version 2 was measured on {LEAST_OBJECTS - 1} objects, and "
+        f"{LEAST_OBJECTS} are needed"
+    ]
+    enough = {**errors, 2: replace(errors[2], objects=LEAST_OBJECTS)}
+    assert certify(chain, enough, 3, 0) is not None
+    dim = chain.dim(3)
+    identity = StepError(torch.zeros(dim, dim, dtype=torch.float64), 0, math.nan)
+    longer = chain.extended(LinearTransform.from_matrix(torch.eye(dim)))
+    assert certify(longer, {**errors, 4: identity}, 4, 0) is not None
+    assert uncertified(longer, errors, 4, 2) == ["version 4 was published without a measured error"]
 
 
 def test_no_objects_is_no_error_and_says_so() -> None:

@@ -19,7 +19,8 @@ from evergram.cli import main
 from evergram.lineage.lineage import Lineage
 from evergram.stores.embedding_files import open_embeddings
 from evergram.stores.embedding_writers import write_vectors
-from evergram.training.align import SIDE, Settings, align
+from evergram.training.align import Settings, align
+from evergram.training.past_file import SIDE
 
 FORMATS = ("parquet", "arrow", "arrows", "npy", "safetensors")
 ROWS, OLD_DIM, NEW_DIM = 600, 6, 9
@@ -214,7 +215,8 @@ def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Any) ->
     few = evergram(*common, lineage, "--held-out", 0.1, *low, 1)
     assert "are held out to measure on, and 20 are needed; raise --held-out" in few.err
     assert not lineage.exists()
-    done = evergram(*common, lineage, "--held-out", 0.4, *low, rank, "--json")
+    # They are random, so that no map is better than chance.
+    done = evergram(*common, lineage, "--held-out", 0.4, *low, rank, "--max-error", "inf", "--json")
     assert done.code == 0, done.err
     assert done.json["alignment"]["transform"]["rank"] == rank
 

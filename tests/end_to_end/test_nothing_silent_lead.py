@@ -70,7 +70,8 @@ def evergram(*arguments: str) -> int:
         try:
             main()
         except SystemExit as ended:
-            return int(ended.code or 0)
+            assert isinstance(ended.code, int)
+            return ended.code
     return 0
 
 
@@ -175,7 +176,7 @@ def test_1_an_old_lineage_is_told_and_has_no_test_figure(
     capsys.readouterr()
     assert evergram("upgrade", "golden.toml", "--lineage", "lin") == 0
     err = capsys.readouterr().err
-    assert "warning: No test figure: the training pairs of versions 0, 1, 2" in err
+    assert "warning: Version 3: No test figure: the training pairs of versions 0, 1, 2" in err
     stored = Lineage.open("lin").metrics(3)
     assert set(stored["metrics"]["model"].values()) == {None}
     assert stored["data"]["test_pairs"] == 0

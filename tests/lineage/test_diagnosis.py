@@ -11,7 +11,7 @@ import torch
 
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
-from evergram.errors import IntegrityError
+from evergram.errors import DataError, IntegrityError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.diagnosis import Limits, diagnose_lineage, past_limits
 from evergram.lineage.lineage import Lineage
@@ -96,6 +96,8 @@ def test_limits(lineage: Lineage) -> None:
     assert len(found) == 4
     assert "Version 0: its error is" in found[0]
     assert "past the limit of 1e-09" in found[0]
+    with pytest.raises(DataError, match="limit of the bound is nan"):
+        past_limits(readings, Limits(bound=math.nan))
 
 
 def test_what_is_not_known_is_past_any_limit(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from evergram.errors import RecipeError, UnknownVersionError
+from evergram.compatibility.certificate import LEAST_OBJECTS
+from evergram.errors import DataError, RecipeError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.training.checkpoint import held_out, load_encoder
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 from evergram.training.upgrade import evaluate, train, upgrade
-from evergram.training.way_back import WayBack
+from evergram.training.way_back import Overlap, WayBack
 
 
 @pytest.fixture
@@ -130,6 +131,42 @@ def test_held_out_objects_are_the_same_in_every_version(recipe: Recipe) -> None:
     some = part.queries.vocabulary.keys.filter(held_out(part.queries, 0.2).numpy())
     assert set(some.to_pylist()) <= set(whole.to_pylist())
     assert 0.1 < len(whole) / len(corpus.queries) < 0.3
+
+
+@pytest.mark.parametrize(("fit", "share"), [("joint", 0.05), ("joint", 0.5), ("none", 0.05)])
+def test_as_many_objects_are_held_out_as_a_measure_needs(
+    recipe: Recipe, tmp_path: Path, fit: str, share: float
+) -> None:
+    """A share of a small corpus would be fewer; where nothing is fitted, all were never seen."""
+    found = Lineage.create(tmp_path / "lineage")
+    corpus = load_corpus(recipe)
+    found.publish(train(recipe, corpus))
+    few = corpus.restrict(torch.arange(100))
+    before = load_encoder(found, 0)
+    overrides = [f"upgrade.fit={fit}", f"upgrade.held_out={share}"]
+    settings = Recipe.of(recipe.model_dump(), overrides)
+    back = WayBack(settings, found.history, before, few, 1, 12)
+    overlap = back.overlap
+    assert overlap.common == sum(int(back.known[s].sum()) for s in ("query", "candidate"))
+    if fit == "none":
+        assert (overlap.fitted, overlap.held_out) == (0, overlap.common)
+    else:
+        assert overlap.fitted + overlap.held_out == overlap.common
+        assert overlap.held_out in (LEAST_OBJECTS, LEAST_OBJECTS + 1) or share == 0.5
+        assert overlap.held_out >= LEAST_OBJECTS
+    assert not overlap.small
+    # Of too few objects to halve, no more are held out than was asked for.
+    fewer = corpus.restrict(torch.arange(9))
+    small = WayBack(settings, found.history, before, fewer, 1, 12).overlap
+    assert small.small
+    assert small.held_out_share == (1.0 if fit == "none" else share)
+    with pytest.raises(DataError, match="--allow-small-overlap"):
+        small.refuse_small(1, 0, allow_small=False)
+    small.refuse_small(1, 0, allow_small=True)
+    with pytest.raises(DataError, match="of which 1 are not held out"):
+        Overlap(9, 1, 8, 0.9).refuse_small(1, 0, allow_small=True)
+    with pytest.raises(DataError, match="no objects in common"):
+        Overlap(0, 0, 0, 1.0).refuse_small(1, 0, allow_small=True)
 
 
 def test_an_upgrade_needs_a_version_and_a_share(recipe: Recipe, tmp_path: Path) -> None:

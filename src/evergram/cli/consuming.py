@@ -221,6 +221,11 @@ def probe(
     readings = run_probes(found, names=None if name is None else [name])
     if name is not None and not readings:
         raise DataError(f"{name} has no probe; 'evergram consumer-pin' with --probe gives it one.")
+    if not readings:
+        raise DataError(
+            f"No consumer of {lineage} has a probe, so nothing was tried; 'evergram consumer-add' "
+            "with --probe adds one."
+        )
     if as_json:
         facts = {"lineage": str(lineage), "version": found.newest}
         dump({**facts, "probes": [r.as_json() for r in readings]})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from evergram.cli.options import (
+    AllowSmallOverlap,
     Device,
     IdColumn,
     Json,
@@ -21,12 +22,13 @@ from evergram.cli.options import (
     app,
     new_progress,
 )
-from evergram.cli.printing import dump, number, print_probes, table, warn_of_probes
+from evergram.cli.printing import dump, number, print_probes, table, warn
 
 _MAPPINGS = {
     "transformed": "new, transformed",
     "as_is": "new, as it is",
     "in_sample": "fitted to these too",
+    "chance": "objects mixed up",
 }
 
 
@@ -50,6 +52,15 @@ def align(
     vector_column: VectorColumn = "vector",
     old_ids: Annotated[Path | None, typer.Option(help="Ids of OLD, one a line.")] = None,
     new_ids: Annotated[Path | None, typer.Option(help="Ids of NEW, one a line.")] = None,
+    max_error: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Limit of the relative error on held-out objects, inf for none (default: one that "
+            "random vectors never meet).",
+        ),
+    ] = None,
+    allow_small_overlap: AllowSmallOverlap = False,
     strict_probes: StrictProbes = False,
     promote: Promote = True,
     as_json: Json = False,
@@ -69,27 +80,36 @@ def align(
     from evergram.training.align import align as align_files
 
     columns = {"id_column": id_column, "vector_column": vector_column}
-    settings = Settings(transform, rank, scaled, held_out, 0 if seed is None else seed)
+    drawn = 0 if seed is None else seed
+    settings = Settings(transform, rank, scaled, held_out, drawn, allow_small_overlap)
     is_version = old.isdecimal() and not Path(old).exists()
     facts = align_files(
         int(old) if is_version else open_embeddings(Path(old), ids=old_ids, **columns),
         open_embeddings(new, ids=new_ids, **columns),
         Lineage.open(lineage) if Lineage.exists(lineage) else Lineage.create(lineage, name),
         settings,
+        max_error=max_error,
         promote=promote,
         progress=new_progress(),
         strict_probes=strict_probes,
+        warn=warn,
     )
-    warn_of_probes(facts["probes"])
     if as_json:
         dump({"lineage": str(lineage), **facts})
         return
+    _print_alignment(lineage, facts)
+    if facts["probes"]:
+        print_probes(facts["probes"])
+
+
+def _print_alignment(lineage: str, facts: dict[str, Any]) -> None:
     found = facts["alignment"]
     pairs = found["pairs"]
+    by = ", paired by the numbers of their rows" if pairs["by_row_number"] else ""
     sys.stdout.write(
         f"Version {facts['version']} in {lineage}: {found['dims']['new']} dims, back to "
         f"{found['dims']['old']} by a {found['transform']['kind']} transform.\n"
-        f"{pairs['common']} objects in common ({pairs['only_old']} in the old file alone, "
+        f"{pairs['common']} objects in common{by} ({pairs['only_old']} in the old file alone, "
         f"{pairs['only_new']} in the new one): {pairs['fitted']} fitted to ({pairs['needed']} "
         f"needed), {pairs['held_out']} held out.\n"
     )
@@ -104,8 +124,11 @@ def align(
         f"Neighbours: of {sample['queries']} held-out objects among {sample['catalogue']} others, "
         "by cosine;\nown queries: of old vectors, among new ones.\n"
     )
-    if facts["probes"]:
-        print_probes(facts["probes"])
+    chance = found["chance"]
+    sys.stdout.write(
+        f"Better than chance: the error is {1 - chance['ratio']:.1%} below that of the same "
+        f"transform with the objects mixed up, by {chance['deviations']:.1f} standard deviations.\n"
+    )
 
 
 @app.command()

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergram.cli.options import As, Device, Json, LineageFolder, Seed, Set, app
-from evergram.cli.printing import dump, number, table
+from evergram.cli.printing import dump, number, print_warnings, table
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
     from evergram.lineage.diagnosis import Reading
+    from evergram.lineage.lineage import Lineage
 
 
 @app.command()
@@ -30,8 +31,10 @@ def versions(
     nothing here.)
     """
     from evergram.lineage.lineage import Lineage
+    from evergram.lineage.version_warnings import version_warnings
 
     found = Lineage.open(lineage)
+    warnings = version_warnings(found)
     rows = [
         {
             "version": m.version,
@@ -44,6 +47,7 @@ def versions(
             "retired": m.version in found.retired,
             "held": m.version in found.held,
             "metrics": found.metrics(m.version)["metrics"],
+            "warnings": warnings[m.version],
         }
         for m in found.versions
     ]
@@ -68,6 +72,7 @@ def versions(
         for r in rows
     ]
     table("Which is which", ["version", "fingerprint", "labels"], identities)
+    print_warnings(warnings)
     for n, w in found.withdrawn.items():
         sys.stdout.write(f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}\n")
 
@@ -106,6 +111,7 @@ def check(
     )
     from evergram.lineage.diagnosis import as_json as reading_json
     from evergram.lineage.lineage import Lineage
+    from evergram.lineage.version_warnings import version_warnings
 
     found = Lineage.open(lineage)
     readings = diagnose_lineage(found)
@@ -113,14 +119,10 @@ def check(
     if as_json:
         rows = [reading_json(r) for r in readings]
         facts = {"lineage": str(lineage), "version": found.newest}
-        dump({**facts, "readings": rows, "past_limits": sentences})
+        warnings = {str(n): said for n, said in version_warnings(found).items() if said}
+        dump({**facts, "readings": rows, "past_limits": sentences, "warnings": warnings})
     else:
-        lines = [_reading_line(r) for r in readings]
-        table(f"Version {found.newest} of {lineage}, read as", _READING, lines)
-        sys.stdout.write(
-            "error: on the canaries, over the length of their vectors. estimate and bound: the "
-            "certificate, likewise; amplification: the largest singular value.\n"
-        )
+        _print_readings(found, readings)
     for sentence in sentences:
         sys.stderr.write(f"{sentence}\n")
     if sentences:
@@ -168,21 +170,38 @@ def export(
     )
 
 
-_READING = ["version", "canaries", "error", "cosine", "estimate", "bound", "amplification"]
+# Nine columns are as many as eighty characters hold.
+_READING = ["as", "unseen", "error", "cosine", "all", "error", "estimate", "bound", "stretch"]
+_EXPLANATION = """\
+unseen: canaries that alignment never saw, their error over the length of their vectors, and their
+cosine; all: all canaries, and their error. estimate and bound: the certificate, likewise; stretch:
+the amplification, which is the largest singular value.
+"""
+
+
+def _print_readings(lineage: Lineage, readings: list[Reading]) -> None:
+    """A line for each past version, and a sentence on each thing that is not known."""
+    from evergram.lineage.version_warnings import version_warnings
+
+    lines = [_reading_line(r) for r in readings]
+    table(f"Version {lineage.newest} of {lineage}, read as", _READING, lines)
+    sys.stdout.write(_EXPLANATION)
+    for reading in readings:
+        for what, why in reading.unknown.items():
+            sys.stdout.write(f"Version {reading.version}: its {what} is not known: {why}.\n")
+    print_warnings(version_warnings(lineage))
 
 
 def _reading_line(reading: Reading) -> list[str]:
-    seen, known = reading.measured, reading.certificate
+    unseen, seen, known = reading.unseen, reading.measured, reading.certificate
     return [
         str(reading.version),
+        str(unseen.objects) if unseen else "–",
+        number(unseen.relative if unseen else None),
+        number(unseen.cosine if unseen else None),
         str(seen.objects if seen else 0),
-        *([number(seen.relative), number(seen.cosine)] if seen else ["–", "–"]),
-        *(
-            number(v)
-            for v in (
-                [known.relative, known.relative_bound, known.amplification]
-                if known
-                else [None, None, None]
-            )
-        ),
+        number(seen.relative if seen else None),
+        number(known.relative if known else None),
+        number(known.relative_bound if known else None),
+        number(reading.amplification),
     ]

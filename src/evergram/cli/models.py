@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from evergram.cli.options import (
+    AllowSmallOverlap,
     As,
     Board,
     Device,
@@ -24,7 +25,7 @@ from evergram.cli.options import (
     load_recipe,
     new_progress,
 )
-from evergram.cli.printing import dump, metrics_table, number, print_version, table, warn_of_probes
+from evergram.cli.printing import dump, metrics_table, number, print_version, table, warn
 from evergram.errors import DataError
 
 
@@ -70,6 +71,7 @@ def upgrade(
         ),
     ] = None,
     strict_probes: StrictProbes = False,
+    allow_small_overlap: AllowSmallOverlap = False,
     promote: Promote = True,
     kept: Annotated[
         bool,
@@ -82,16 +84,25 @@ def upgrade(
 ) -> None:
     """Train the next version together with its way back, and publish it."""
     from evergram.lineage.lineage import Lineage
-    from evergram.training.probes import refuse_broken, with_probes
-    from evergram.training.upgrade import refuse_degradation, upgrade_lost
+    from evergram.training.publish import publish, refuse_unmeasurable
     from evergram.training.upgrade import upgrade as upgrade_version
+    from evergram.training.upgrade import upgrade_lost
 
     chosen = load_recipe(recipe, seed, set_)
     existing = Lineage.open(lineage)
     if kept and tensorboard is not None:
         raise DataError("--kept trains no model, so --tensorboard has nothing to write; drop one.")
+    refuse_unmeasurable(
+        existing, chosen, max_degradation=max_degradation, strict_probes=strict_probes
+    )
     if kept:
-        artefact = upgrade_lost(chosen, existing, device=device, progress=new_progress())
+        artefact = upgrade_lost(
+            chosen,
+            existing,
+            device=device,
+            progress=new_progress(),
+            allow_small_overlap=allow_small_overlap,
+        )
     else:
         artefact = upgrade_version(
             chosen,
@@ -100,15 +111,17 @@ def upgrade(
             progress=new_progress(),
             folder=existing.work,
             board=tensorboard,
+            allow_small_overlap=allow_small_overlap,
         )
-    if max_degradation is not None:
-        refuse_degradation(artefact, chosen.training.metric, max_degradation)
-    artefact, readings = with_probes(artefact, existing)
-    if strict_probes:
-        refuse_broken(readings)
-    existing.publish(artefact, promote=promote)
-    warn_of_probes(artefact.metrics["probes"])
-    print_version(lineage, dict(artefact.metrics), as_json)
+    published = publish(
+        existing,
+        artefact,
+        max_degradation=max_degradation,
+        strict_probes=strict_probes,
+        promote=promote,
+        warn=warn,
+    )
+    print_version(lineage, dict(published.metrics), as_json)
 
 
 @app.command()

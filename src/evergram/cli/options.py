@@ -40,6 +40,13 @@ Promote = Annotated[
         " /--no-promote", help="Publish beside the version in production, which stays stable."
     ),
 ]
+AllowSmallOverlap = Annotated[
+    bool,
+    typer.Option(
+        "--allow-small-overlap",
+        help="Publish, without a certificate, what has few objects in common with the past.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Seed = Annotated[int | None, typer.Option(help="Override the recipe's seed.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]

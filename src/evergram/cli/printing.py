@@ -20,21 +20,42 @@ def print_version(lineage: str | Path, metrics: dict[str, Any], as_json: bool) -
         dump({"lineage": str(lineage), **metrics})
         return
     metrics_table(f"Version {metrics['version']} in {lineage}", metrics["metrics"])
-    if "untested" in metrics:
-        sys.stderr.write(f"warning: {metrics['untested']}\n")
+    if "overlap" in metrics:
+        _print_overlap(metrics["version"], metrics["overlap"])
     for past, found in metrics.get("compatibility", {}).items():
+        _print_reading(past, found)
+    if metrics.get("probes"):
+        print_probes(metrics["probes"])
+
+
+def _print_overlap(version: int, overlap: dict[str, Any]) -> None:
+    sys.stdout.write(
+        f"{overlap['common']} objects in common with the version before: {overlap['fitted']} that "
+        f"version {version} was aligned on, {overlap['held_out']} that its error was measured on.\n"
+    )
+
+
+def _print_reading(past: str, found: dict[str, Any]) -> None:
+    """What a new version keeps, read as a past one; what could not be measured is said."""
+    if found["queries"]:
         metrics_table(
             f"Read as version {past} (by the {found['queries']} test queries that it knew)",
             {_READINGS[name]: values for name, values in found["ranking"].items()},
         )
-        for kind, drift in found["drift"].items():
-            sys.stdout.write(
-                f"mean distance to version {past} on {drift['objects']} {_OBJECTS[kind]}: "
-                f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)\n"
-            )
-        sys.stdout.write(f"overlap@10 with version {past}: {found['overlap@10']:.3f}\n")
-    if metrics.get("probes"):
-        print_probes(metrics["probes"])
+    else:
+        sys.stdout.write(
+            f"Read as version {past}: no ranking was measured, as it knew none of the test "
+            "queries.\n"
+        )
+    for kind, drift in found["drift"].items():
+        if not drift["objects"]:
+            sys.stdout.write(f"distance to version {past}: there are no {_OBJECTS[kind]}\n")
+            continue
+        sys.stdout.write(
+            f"mean distance to version {past} on {drift['objects']} {_OBJECTS[kind]}: "
+            f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)\n"
+        )
+    sys.stdout.write(f"overlap@10 with version {past}: {number(found['overlap@10'])}\n")
 
 
 def print_probes(probes: list[dict[str, Any]], title: str = "Consumers' probes") -> None:
@@ -55,11 +76,16 @@ def print_probes(probes: list[dict[str, Any]], title: str = "Consumers' probes")
     table(title, header, lines)
 
 
-def warn_of_probes(probes: list[dict[str, Any]]) -> None:
-    """A line on stderr for each that is broken."""
-    for p in probes:
-        if p["broken"]:
-            sys.stderr.write(f"warning: {p['sentence']}\n")
+def warn(sentence: str) -> None:
+    """Write a line on stderr, which is no error."""
+    sys.stderr.write(f"warning: {sentence}\n")
+
+
+def print_warnings(warnings: dict[int, list[str]]) -> None:
+    """By version, what its readers should know."""
+    for version, sentences in warnings.items():
+        for sentence in sentences:
+            sys.stdout.write(f"Version {version}: {sentence}\n")
 
 
 _OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects that it knew"}

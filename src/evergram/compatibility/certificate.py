@@ -12,6 +12,11 @@ from torch import Tensor
 from evergram.compatibility.chain import Chain
 from evergram.errors import ShapeError
 
+# A step that was measured on fewer objects has no certificate. Measured on n objects, √E‖δ‖² is off
+# by about c / (2 √n), where c is the deviation of ‖δ‖² over its mean: of errors in two directions
+# alone, c = 1, and twenty objects give it within a ninth; in more directions it is nearer.
+LEAST_OBJECTS = 20
+
 
 @dataclass(frozen=True)
 class StepError:
@@ -46,6 +51,11 @@ class StepError:
         """√E‖δ_i‖²."""
         return math.sqrt(max(0.0, float(self.sigma.trace())))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it was measured on enough objects, or is the identity, which needs none."""
+        return self.objects >= LEAST_OBJECTS or math.isnan(self.power)
+
 
 @dataclass(frozen=True)
 class Guarantee:
@@ -79,12 +89,13 @@ def certify(
 
     Args:
         errors: Σ_i of each version i.
-    Returns: None where a step on the way has no Σ_i or is not affine: nothing is known then.
+    Returns: None where a step on the way has no Σ_i, was measured on fewer than `LEAST_OBJECTS`
+        objects or is not affine: nothing is known then, and `uncertified` says why.
     Source: [BC] Eq. (9); ../shared/method.md §2, "Error accounting".
     """
-    steps = range(target + 1, source + 1)
-    if any(i not in errors for i in steps) or not chain.is_affine(source, target):
+    if uncertified(chain, errors, source, target):
         return None
+    steps = range(target + 1, source + 1)
     terms: dict[int, float] = {}
     for i in steps:
         weight = chain.matrix(i - 1, target)
@@ -102,3 +113,22 @@ def certify(
         float(torch.linalg.matrix_norm(chain.matrix(source, target), 2)),
         terms,
     )
+
+
+def uncertified(
+    chain: Chain, errors: Mapping[int, StepError], source: int, target: int
+) -> list[str]:
+    """Return why reading version `source` as version `target` has no certificate, a reason for each
+    step to blame; nothing where it has one."""
+    reasons = []
+    for i in range(target + 1, source + 1):
+        if not chain.is_affine(i, i - 1):
+            reasons.append(f"the transform of version {i} is not affine")
+        elif i not in errors:
+            reasons.append(f"version {i} was published without a measured error")
+        elif not errors[i].is_known:
+            reasons.append(
+                f"the way back of version {i} was measured on {errors[i].objects} objects, and "
+                f"{LEAST_OBJECTS} are needed"
+            )
+    return reasons

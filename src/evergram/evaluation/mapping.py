@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.second_moments import SecondMoments
+from evergram.evaluation.chance import Chance
 from evergram.evaluation.compatibility import as_dim, overlap
 
+# How many neighbours are looked up.
+NEIGHBOURS = 10
 # W [D_old, D_new] and an offset [D_old].
 Affine = tuple[Tensor, Tensor | None]
 
@@ -54,10 +57,30 @@ def mapping_readings(
         found[name] = {
             "cosine": float((read * past).sum(1).mean()),
             "relative_error": math.sqrt(held.error(weight, offset) / power) if power else math.nan,
-            "overlap@10": overlap(read, among, past, among_past),
-            "overlap@10_own_queries": overlap(past, among, past, among_past),
+            "overlap@10": overlap(read, among, past, among_past, NEIGHBOURS),
+            "overlap@10_own_queries": overlap(past, among, past, among_past, NEIGHBOURS),
         }
     return found
+
+
+def chance_reading(one: Affine, chance: Chance, queries: Pairs, catalogue: int) -> dict[str, float]:
+    """What a map keeps of other objects than its own: the same names as of `mapping_readings`.
+
+    Args:
+        chance: of this map.
+        catalogue: among how many objects neighbours are looked up.
+    """
+    read = torch.nn.functional.normalize(_mapped(queries.new, *one), dim=1).double()
+    past = torch.nn.functional.normalize(queries.old, dim=1).double()
+    number = len(read)
+    others = read.sum(0) @ past.sum(0) - (read * past).sum()
+    found = min(1.0, NEIGHBOURS / catalogue) if catalogue else math.nan
+    return {
+        "cosine": float(others) / (number * (number - 1)) if number > 1 else math.nan,
+        "relative_error": chance.relative_error,
+        "overlap@10": found,
+        "overlap@10_own_queries": found,
+    }
 
 
 def _mapped(vectors: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:

@@ -8,14 +8,17 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.compatibility.certificate import Guarantee, certify
+from evergram.compatibility.certificate import LEAST_OBJECTS, Guarantee, certify, uncertified
 from evergram.compatibility.chain import Chain
 from evergram.data.corpus import Vocabulary
+from evergram.errors import DataError
 from evergram.lineage.artefact import Block
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.unseen import id_hash, unseen_share
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,21 @@ class Reading:
     """Version j, as the newest one reads it. None is what nothing is known of.
 
     Args:
-        history: the canaries' relative error at every version since j, by version.
+        measured: on all canaries, of which alignment saw most.
+        history: their relative error at every version since j, by version.
+        unseen: on those that no alignment on the way saw; None where they are fewer than
+            `LEAST_OBJECTS`.
+        amplification: the largest singular value of W_k^j; None where the way is not affine.
+        unknown: why there is no "error" (on unseen canaries), "certificate" or "amplification".
     """
 
     version: int
     certificate: Guarantee | None
     measured: Measured | None
     history: dict[int, float]
+    unseen: Measured | None
+    amplification: float | None
+    unknown: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,8 @@ class Limits:
     """What a reading may be at most; None is no limit.
 
     Args:
-        error: relative error, on canaries, or by the estimate where there are none.
+        error: relative error, on canaries that alignment never saw, or by the certificate's
+            estimate where they are too few.
         bound: of the certificate, over √E‖z_j‖².
         amplification: the largest singular value of W_k^j.
     """
@@ -76,6 +88,7 @@ def diagnose_lineage(lineage: Lineage) -> list[Reading]:
     newest, chain, errors = lineage.newest, lineage.chain, lineage.errors
     lineage.check()
     canaries = {m.version: lineage.canaries(m.version) for m in lineage.versions}
+    shares = {n: unseen_share(lineage, n) for n in range(1, newest + 1)}
     found = []
     for j in lineage.readable[:-1]:
         history = {}
@@ -83,15 +96,60 @@ def diagnose_lineage(lineage: Lineage) -> list[Reading]:
             measured = measure_canaries(chain, canaries, k, j)
             if measured is not None:
                 history[k] = measured.relative
+        unseen, problem = _measure_unseen(chain, canaries, shares, newest, j)
+        certificate = certify(chain, errors, newest, j)
+        reasons = uncertified(chain, errors, newest, j)
+        affine = chain.is_affine(newest, j)
+        unknown = {"error": problem} if problem else {}
+        if reasons:
+            unknown["certificate"] = "; ".join(reasons)
+        if not affine:
+            unknown["amplification"] = unknown["certificate"]
         found.append(
             Reading(
                 j,
-                certify(chain, errors, newest, j),
+                certificate,
                 measure_canaries(chain, canaries, newest, j),
                 history,
+                unseen,
+                float(torch.linalg.matrix_norm(chain.matrix(newest, j), 2)) if affine else None,
+                unknown,
             )
         )
     return found
+
+
+def _measure_unseen(
+    chain: Chain,
+    canaries: Mapping[int, Mapping[str, Block]],
+    shares: Mapping[int, float | None],
+    source: int,
+    target: int,
+) -> tuple[Measured | None, str | None]:
+    """The error on the canaries that no alignment from `target` to `source` saw; or why it is not
+    known.
+
+    Args:
+        shares: of each version, see `unseen_share`.
+    """
+    steps = range(target + 1, source + 1)
+    silent = [i for i in steps if shares[i] is None]
+    if silent:
+        versions = ", ".join(map(str, silent))
+        return None, f"which objects alignment never saw is not recorded of version {versions}"
+    share = min(float(shares[i] or 0.0) for i in steps)
+    kept = {}
+    for side, (ids, vectors) in canaries[target].items():
+        apart = id_hash(Vocabulary(ids)) < share * 2**32
+        kept[side] = ids.filter(pa.array(apart.numpy())), vectors[apart]
+    found = measure_canaries(chain, {**canaries, target: kept}, source, target)
+    objects = 0 if found is None else found.objects
+    if objects < LEAST_OBJECTS:
+        return None, (
+            f"the two versions have {objects} canaries in common that alignment never saw, and "
+            f"{LEAST_OBJECTS} are needed"
+        )
+    return found, None
 
 
 def measure_canaries(
@@ -150,23 +208,35 @@ def _common(canaries: Mapping[int, Mapping[str, Block]], versions: list[int]) ->
 
 
 def past_limits(readings: list[Reading], limits: Limits) -> list[str]:
-    """A sentence for each reading that is past a limit, or that nothing is known of."""
+    """A sentence for each reading that is past a limit, or that nothing is known of; and one where
+    there is no reading to hold to a limit that was asked for.
+
+    Raises: DataError: a limit is no number.
+    """
+    asked = {name: limit for name, limit in asdict(limits).items() if limit is not None}
+    for name, limit in asked.items():
+        if math.isnan(limit):
+            raise DataError(f"The limit of the {name} is nan; it must be a number.")
+    if asked and not readings:
+        return [
+            "No past version is read, so nothing can be held to a limit; leave the limits out "
+            "until there is one."
+        ]
     sentences = []
     for reading in readings:
         known = reading.certificate
         values = {
             "error": _error(reading),
             "bound": None if known is None else known.relative_bound,
-            "amplification": None if known is None else known.amplification,
+            "amplification": reading.amplification,
         }
-        for name, limit in asdict(limits).items():
-            if limit is None:
-                continue
+        for name, limit in asked.items():
             value = values[name]
             if value is None or math.isnan(value):
+                why = reading.unknown.get("certificate" if name == "bound" else name)
                 sentences.append(
                     f"Version {reading.version}: nothing is known of its {name}, and the limit "
-                    f"is {limit:g}."
+                    f"is {limit:g}{f': {why}' if why else ''}."
                 )
             elif value > limit:
                 sentences.append(
@@ -177,8 +247,8 @@ def past_limits(readings: list[Reading], limits: Limits) -> list[str]:
 
 
 def _error(reading: Reading) -> float | None:
-    if reading.measured is not None:
-        return reading.measured.relative
+    if reading.unseen is not None:
+        return reading.unseen.relative
     return None if reading.certificate is None else reading.certificate.relative
 
 

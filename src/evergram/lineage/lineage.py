@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from evergram.lineage.lost_race import keep_lost, read_lost
 from evergram.lineage.manifest import EncoderRecord, Manifest, sha256
 from evergram.lineage.moments import Moments, Sample, forward_map
 from evergram.lineage.pair_history import PairHistory, unrecorded
+from evergram.lineage.probe_check import refuse_unprobed
 from evergram.lineage.record import LineageRecord
 from evergram.lineage.register import Register
 from evergram.lineage.training_claim import clear_work, training_claim
@@ -257,17 +259,23 @@ class Lineage(Register):
     def publish(self, artefact: Artefact, *, promote: bool = True) -> int:
         """Add a version. Returns: its number.
 
+        Where consumers have probes, `evergram.publish` runs them first, and is the only way.
+
         Args:
             promote: whether production moves to it. If not, `stable` stays on, or is put on, the
                 version in production now, whose embeddings are then kept.
         Raises: ShapeError: the transform does not lead from it to the newest. DataError: a vector
-            is not finite. LineageError: another process is publishing or has published meanwhile,
-            or the folder cannot be written; the lineage is then as it was.
+            is not finite. LineageError: a consumer's probe was not run on it; another process is
+            publishing or has published meanwhile; or the folder cannot be written; the lineage is
+            then as it was.
         """
         number = self.following
         self._check_fits(number, artefact)
         with writing(self.path, self._remote):
             present = self._present(number, artefact)
+            if number:
+                known = partial(rules.resolve, present)
+                refuse_unprobed(self.address, artefact.metrics, number, known)
             clear_left(self.path, present)
             manifest = self._write(number, artefact)
             salt = None if artefact.trained is None else artefact.trained[0]

@@ -7,6 +7,7 @@ from datetime import datetime
 from evergram.errors import LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.manifest import Manifest
+from evergram.lineage.version_warnings import version_warnings
 from evergram.serving.auth import Access
 from evergram.serving.refusals import RefusedError
 from evergram.serving.schemas import (
@@ -26,6 +27,7 @@ def versions(state: State, access: Access) -> VersionsAnswer:
     readable = access.readable(lineage)
     held = sorted({v for side in state.reader.sides for v in state.reader.store(side).filled()})
     default = _default(lineage, access)
+    warnings = version_warnings(lineage)
     found = [
         VersionAnswer(
             version=manifest.version,
@@ -36,6 +38,7 @@ def versions(state: State, access: Access) -> VersionsAnswer:
             labels=sorted(k for k, v in lineage.labels.items() if v == manifest.version),
             default=manifest.version == default,
             computed_from=held,
+            warnings=warnings[manifest.version],
         )
         for manifest in lineage.versions
         if manifest.version in readable

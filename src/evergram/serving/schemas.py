@@ -200,10 +200,12 @@ class VersionAnswer(_Answered):
     labels: list[str]
     default: bool
     computed_from: list[int]
+    warnings: list[str]
 
 
 class VersionsAnswer(_Answered):
-    """`default` is what is read where no version is named; `computed_from` what the stores hold."""
+    """`default` is what is read where no version is named; `computed_from` what the stores hold;
+    `warnings` what a reader should know: few objects in common with the past, no certificate."""
 
     object: Literal["list"]
     name: str

@@ -26,7 +26,10 @@ class EmbeddingFile(ABC):
         rows, dim: N and D.
     Attributes:
         marks: what the file says of itself, see `stores.marks`.
+        has_ids: whether ids were given; if not, they are the numbers of the rows.
     """
+
+    has_ids = True
 
     def __init__(self, path: Path, rows: int, dim: int) -> None:
         if not rows or not dim:

@@ -26,10 +26,12 @@ class Plain(EmbeddingFile):
     """What has vectors alone, or integers beside them; text ids are in a file of their own."""
 
     _own: pa.Array | None = None
+    has_ids = False
 
     def _name(self, ids: Path | None) -> None:
         """Find the ids: those of a file, else the file's own, else the numbers of the rows."""
         beside = companion(self.path) if ids is None else ids
+        self.has_ids = ids is not None or self._own is not None or beside.is_file()
         if ids is None and (self._own is not None or not beside.is_file()):
             return
         try:

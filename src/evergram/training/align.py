@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,13 +15,14 @@ from evergram.compatibility.alignment import history_metric
 from evergram.compatibility.certificate import StepError, certify
 from evergram.compatibility.closed_form import KINDS, ClosedForm, fit_closed_form, pairs_needed
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.errors import DataError, LineageError
-from evergram.evaluation.mapping import Pairs, mapping_readings
+from evergram.errors import DataError
+from evergram.evaluation.chance import Chance, beside_chance
+from evergram.evaluation.mapping import chance_reading, mapping_readings
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
-from evergram.stores.embedding_files import EmbeddingFile, open_embeddings
+from evergram.stores.embedding_files import EmbeddingFile
 from evergram.stores.pairing import Pairing
-from evergram.stores.reading_ahead import ahead
+from evergram.training.alignment_gate import refuse_degenerate, refuse_error
 from evergram.training.pair_groups import (
     Groups,
     canary_rows,
@@ -30,14 +31,13 @@ from evergram.training.pair_groups import (
     refuse_few,
     sampled_rows,
 )
-from evergram.training.probes import refuse_broken, with_probes
+from evergram.training.pair_reading import PairReading, read_pairs
+from evergram.training.past_file import SIDE, checked_past
 from evergram.training.progress import Progress
+from evergram.training.publish import publish, refuse_untried
 
 QUIET = Progress(quiet=True)
-# The one side of a lineage that is made of files.
-SIDE = "object"
-# Two vectors are the same if they differ by no more than this share of their length.
-SAME = 1e-5
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Settings:
         held_out: share of the common objects, by a hash of their ids, that is measured on and never
             fitted to.
         seed: draws the catalogue in which neighbours are looked up.
+        allow_small_overlap: go on with fewer objects in common than the transform needs, or than
+            its error can be measured on.
     """
 
     transform: str = "linear"
@@ -58,6 +60,7 @@ class Settings:
     scaled: bool = False
     held_out: float = 0.1
     seed: int = 0
+    allow_small_overlap: bool = False
 
     def __post_init__(self) -> None:
         if self.transform not in KINDS:
@@ -72,17 +75,76 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Vectors that are kept in memory: rows of the pairing and both vectors of each."""
+class Alignment:
+    """Two files, and the map from the new vectors to the old ones.
 
-    rows: Tensor
-    old: Tensor
-    new: Tensor
+    Args:
+        pairing: the objects that they have in common, and `groups` what these are for.
+        small: whether they are few, and that was allowed.
+        read: what the one pass over them has learnt.
+        fitted: to all pairs but the held-out ones; `ideal` to those too.
+        chance: how much better it is than one that knows nothing.
+        readings: what it keeps on held-out objects, see `mapping_readings`.
+        neighbours: how many of these were looked up, and among how many.
+        canaries: rows whose vectors are kept for ever.
+    """
 
-    def take(self, rows: Tensor) -> Pairs:
-        """Old and new vectors of some of the rows."""
-        place = torch.searchsorted(self.rows, rows)
-        return Pairs(self.old[place], self.new[place])
+    old: EmbeddingFile
+    new: EmbeddingFile
+    settings: Settings
+    pairing: Pairing
+    groups: Groups
+    small: bool
+    read: PairReading
+    fitted: ClosedForm
+    chance: Chance
+    readings: Mapping[str, Mapping[str, float]]
+    neighbours: Mapping[str, int]
+    canaries: Tensor
+
+    @property
+    def error(self) -> StepError:
+        """On the held-out objects."""
+        held = self.read.held
+        return StepError(held.sigma(*_published(self.fitted)), held.count, held.power)
+
+    def overlap(self) -> dict[str, Any]:
+        """JSON of how much there was to align and to measure, as of a trained version."""
+        held = int(self.groups.held.sum())
+        return {
+            "common": len(self.pairing),
+            "fitted": len(self.pairing) - held,
+            "held_out": held,
+            "held_out_share": self.settings.held_out,
+            "small": self.small,
+        }
+
+    def report(self) -> dict[str, Any]:
+        """JSON of what the map keeps."""
+        dims = self.old.dim, self.new.dim
+        settings, overlap = self.settings, self.overlap()
+        rank = min(settings.rank, *dims)
+        return {
+            "pairs": {
+                "common": overlap["common"],
+                "only_old": self.pairing.only_old,
+                "only_new": self.pairing.only_new,
+                "common_share": overlap["common"] / min(self.old.rows, self.new.rows),
+                "fitted": overlap["fitted"],
+                "held_out": overlap["held_out"],
+                "needed": pairs_needed(settings.transform, *dims, rank),
+                "by_row_number": not (self.old.has_ids or self.new.has_ids),
+            },
+            "dims": {"old": dims[0], "new": dims[1]},
+            "transform": {
+                "kind": self.fitted.transform.kind,
+                **self.fitted.transform.options,
+                "ridge": self.fitted.ridge,
+            },
+            "neighbours": dict(self.neighbours),
+            "held_out": dict(self.readings),
+            "chance": {"ratio": self.chance.ratio, "deviations": self.chance.deviations},
+        }
 
 
 def align(
@@ -91,9 +153,11 @@ def align(
     lineage: Lineage,
     settings: Settings = Settings(),
     *,
+    max_error: float | None = None,
     promote: bool = True,
     progress: Progress = QUIET,
     strict_probes: bool = False,
+    warn: Callable[[str], None] = log.warning,
 ) -> dict[str, Any]:
     """Publish `new` as the next version of `lineage`, with its way back to `old`.
 
@@ -102,91 +166,50 @@ def align(
 
     Args:
         old: a file, or the number of the newest version, whose stored vectors are then read.
-        promote: as for `Lineage.publish`.
-        strict_probes: publish only if no consumer's probe is past its limit.
+        max_error: the most that the relative error on held-out objects may be, infinite for no
+            limit; None for one that random vectors never meet.
+        promote, strict_probes, warn: as for `evergram.publish`.
     Returns: JSON of what the mapping keeps on held-out objects, as docs/align.md says.
-    Raises: DataError: the files have too few objects in common, or cannot be used. LineageError:
-        the lineage is not one of files, or its newest vectors are others; or a file carries the
-        fingerprint of another version. DegradationError: a probe is past its limit; nothing is
-        then published.
+    Raises: DataError: the files have too few objects in common, one of them alone has ids, or they
+        cannot be used. LineageError: the lineage is not one of files, or its newest vectors are
+        others; or a file carries the fingerprint of another version. DegradationError: the error
+        or a probe is past its limit, or cannot be measured; nothing is then published.
     """
-    first = not lineage.versions
-    _refuse_known(new, lineage)
-    before = _past_file(old, lineage)
-    if not first and not isinstance(old, int):
-        _check_same(before, lineage)
-    pairing = Pairing(before, new)
-    rank = min(settings.rank, before.dim, new.dim)
-    hashes = id_hashes(pairing.ids)
-    groups = pair_groups(hashes, settings.held_out)
-    refuse_few(groups, before.dim, new.dim, settings.transform, rank)
-    queries, catalogue = sampled_rows(hashes, groups.held, settings.seed)
-    past = None if first else lineage.canaries(lineage.newest).get(SIDE, (None,))[0]
-    kept = canary_rows(pairing.ids, hashes, groups.held, past)
-    moments, sample = _pass(pairing, groups, torch.cat([queries, catalogue, kept]), progress)
-    metric = None if first else _metric(lineage)
-
-    def fit(some: SecondMoments, choosing: SecondMoments | None) -> ClosedForm:
-        kind, scaled = settings.transform, settings.scaled
-        return fit_closed_form(kind, some, choosing, metric, rank=rank, scaled=scaled)
-
-    fitted = fit(moments["seen"], moments["chosen"])
-    fitted.transform.requires_grad_(False).eval()
-    whole = SecondMoments(before.dim, new.dim)
-    for part in moments.values():
-        whole.merge(part)
-    ideal = fit(whole, None)
-    held = moments["held"]
-    report = {
-        "pairs": {
-            "common": len(pairing),
-            "only_old": pairing.only_old,
-            "only_new": pairing.only_new,
-            "common_share": len(pairing) / min(before.rows, new.rows),
-            "fitted": int((groups.seen | groups.chosen).sum()),
-            "held_out": held.count,
-            "needed": pairs_needed(settings.transform, before.dim, new.dim, rank),
-        },
-        "dims": {"old": before.dim, "new": new.dim},
-        "transform": {
-            "kind": fitted.transform.kind,
-            **fitted.transform.options,
-            "ridge": fitted.ridge,
-        },
-        "neighbours": {"queries": len(queries), "catalogue": len(catalogue)},
-        "held_out": mapping_readings(
-            {"transformed": _published(fitted), "in_sample": _published(ideal)},
-            held,
-            sample.take(queries),
-            sample.take(catalogue),
-        ),
-    }
-    error = StepError(held.sigma(*_published(fitted)), held.count, held.power)
-    canaries = sample.take(kept)
-    ids = pairing.ids.take(pa.array(kept.numpy())).cast(pa.string())
-    recipe = {"align": {**asdict(settings), "old": str(before.path), "new": str(new.path)}}
-    if first:
+    if strict_probes:
+        refuse_untried(lineage)
+    before = checked_past(old, new, lineage)
+    found = _aligned(before, new, lineage, settings, progress)
+    error = found.readings["transformed"]["relative_error"]
+    refuse_error(error, found.chance, found.error.objects, max_error, (before.path, new.path))
+    canaries = found.read.sample.take(found.canaries)
+    ids = found.pairing.ids.take(pa.array(found.canaries.numpy())).cast(pa.string())
+    said = {**asdict(settings), "old": str(before.path), "new": str(new.path)}
+    if not lineage.versions:
+        recipe = {"align": {**said, "has_ids": before.has_ids}}
         lineage.publish(first_version(before, (ids, canaries.old), recipe))
     number = lineage.following
-    chain = lineage.chain.extended(fitted.transform)
-    errors = {**lineage.errors, number: error}
+    chain = lineage.chain.extended(found.fitted.transform)
+    errors = {**lineage.errors, number: found.error}
     certificates = {j: certify(chain, errors, number, j) for j in lineage.readable}
+    report = found.report()
     report["certificate"] = {str(j): asdict(c) for j, c in certificates.items() if c is not None}
-    facts = {"version": number, "dim": new.dim, "metrics": {"model": {}}, "alignment": report}
     artefact = Artefact(
         dim=new.dim,
         embeddings={SIDE: lambda: new.blocks()},
-        transform=fitted.transform,
-        metrics=facts,
-        recipe=recipe,
+        transform=found.fitted.transform,
+        metrics={
+            "version": number,
+            "dim": new.dim,
+            "metrics": {"model": {}},
+            "overlap": found.overlap(),
+            "alignment": report,
+        },
+        recipe={"align": {**said, "has_ids": new.has_ids}},
         canaries={SIDE: (ids, canaries.new)},
-        error=error,
+        error=found.error,
     )
-    artefact, readings = with_probes(artefact, lineage)
-    if strict_probes:
-        refuse_broken(readings)
-    lineage.publish(artefact, promote=promote)
-    return dict(artefact.metrics)
+    published = publish(lineage, artefact, strict_probes=strict_probes, promote=promote, warn=warn)
+    return dict(published.metrics)
 
 
 def first_version(file: EmbeddingFile, canaries: Block, recipe: Mapping[str, Any]) -> Artefact:
@@ -201,55 +224,55 @@ def first_version(file: EmbeddingFile, canaries: Block, recipe: Mapping[str, Any
     )
 
 
-def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
-    """Raises: LineageError: the new vectors say that they are of a version there is already."""
-    known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
-    if known is not None:
-        raise LineageError(
-            f"{new.path} holds vectors of version {known} of {lineage}, as its fingerprint "
-            "says, and cannot be a new version; give the new model's vectors."
-        )
+def _aligned(
+    old: EmbeddingFile, new: EmbeddingFile, lineage: Lineage, settings: Settings, progress: Progress
+) -> Alignment:
+    """Read both files and fit the map. Raises: DataError: they cannot be aligned."""
+    pairing = Pairing(old, new)
+    dims = old.dim, new.dim
+    rank = min(settings.rank, *dims)
+    hashes = id_hashes(pairing.ids)
+    groups = pair_groups(hashes, settings.held_out)
+    allow = settings.allow_small_overlap
+    small = refuse_few(groups, dims, settings.transform, rank, allow_small=allow)
+    queries, catalogue = sampled_rows(hashes, groups.held, settings.seed)
+    past = lineage.canaries(lineage.newest).get(SIDE, (None,))[0] if lineage.versions else None
+    kept = canary_rows(pairing.ids, hashes, groups.held, past)
+    rows = torch.cat([queries, catalogue, kept])
+    read = read_pairs(pairing, dims, groups, rows, progress)
+    whole = read.whole
+    refuse_degenerate(old.path, new.path, whole, read.zeros)
+    metric = _metric(lineage) if lineage.versions else None
 
+    def fit(some: SecondMoments, choosing: SecondMoments | None) -> ClosedForm:
+        kind, scaled = settings.transform, settings.scaled
+        return fit_closed_form(kind, some, choosing, metric, rank=rank, scaled=scaled)
 
-def _past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
-    if not isinstance(old, int):
-        return old
-    if not lineage.versions or old != lineage.newest:
-        has = f"its newest is {lineage.newest}" if lineage.versions else "it has none yet"
-        raise LineageError(
-            f"The vectors of version {old} are not stored in {lineage} ({has}); give the "
-            "newest version's number, or the file of its vectors."
-        )
-    return open_embeddings(_stored(lineage))
-
-
-def _stored(lineage: Lineage) -> Path:
-    """The file of the newest version's vectors."""
-    sides = list(lineage.manifest(lineage.newest).embeddings)
-    if sides != [SIDE]:
-        raise LineageError(
-            f"{lineage} has the sides {' and '.join(sides)}, of a model that was trained; "
-            "a file of vectors can follow another file only. Choose another folder."
-        )
-    return lineage.stored(SIDE)
-
-
-def _check_same(old: EmbeddingFile, lineage: Lineage) -> None:
-    """Raises: LineageError: the newest version's vectors are not those of `old`."""
-    lineage.refuse_other(old.fingerprint, lineage.newest, str(old.path))
-    stored = open_embeddings(_stored(lineage))
-    what = f"{old.path} is not what version {lineage.newest} of {lineage} is"
-    advice = f"give {lineage.newest} in its place to go on from the stored vectors"
-    if stored.dim != old.dim:
-        raise LineageError(f"{what}: its dim is {old.dim}, not {stored.dim}; {advice}.")
-    pairing = Pairing(stored, old)
-    start = 0
-    for ours, theirs in ahead(pairing.blocks()):
-        far = (ours - theirs).norm(dim=1) > SAME * ours.norm(dim=1)
-        if bool(far.any()):
-            id_ = pairing.ids[start + int(far.nonzero()[0])].as_py()
-            raise LineageError(f"{what}: the vector of id {id_!r} is another; {advice}.")
-        start += len(ours)
+    fitted, ideal = fit(read.seen, read.chosen), fit(whole, None)
+    fitted.transform.requires_grad_(False).eval()
+    found = _published(fitted)
+    chance = beside_chance(read.held, *found)
+    readings = mapping_readings(
+        {"transformed": found, "in_sample": _published(ideal)},
+        read.held,
+        read.sample.take(queries),
+        read.sample.take(catalogue),
+    )
+    readings["chance"] = chance_reading(found, chance, read.sample.take(queries), len(catalogue))
+    return Alignment(
+        old=old,
+        new=new,
+        settings=settings,
+        pairing=pairing,
+        groups=groups,
+        small=small,
+        read=read,
+        fitted=fitted,
+        chance=chance,
+        readings=readings,
+        neighbours={"queries": len(queries), "catalogue": len(catalogue)},
+        canaries=kept,
+    )
 
 
 def _metric(lineage: Lineage) -> Tensor | None:
@@ -259,29 +282,6 @@ def _metric(lineage: Lineage) -> Tensor | None:
         return None
     steps = [chain.matrix(n, n - 1) for n in range(1, chain.newest + 1)]
     return history_metric(steps, chain.dim(0))
-
-
-def _pass(
-    pairing: Pairing, groups: Groups, rows: Tensor, progress: Progress
-) -> tuple[dict[str, SecondMoments], Sample]:
-    """The one pass over both files: moments by group, and the vectors of some rows."""
-    masks = {"seen": groups.seen, "chosen": groups.chosen, "held": groups.held}
-    wanted = torch.zeros(len(pairing), dtype=torch.bool)
-    wanted[rows] = True
-    moments: dict[str, SecondMoments] = {}
-    kept: list[tuple[Tensor, Tensor]] = []
-    start = 0
-    with progress.task("pairs", len(pairing)) as bar:
-        for old, new in ahead(pairing.blocks()):
-            part = slice(start, start + len(old))
-            for name, mask in masks.items():
-                found = moments.setdefault(name, SecondMoments(old.shape[1], new.shape[1]))
-                found.add(old[mask[part]], new[mask[part]])
-            kept.append((old[wanted[part]].float(), new[wanted[part]].float()))
-            start += len(old)
-            bar.advance(len(old), len(old))
-    both = (torch.cat(side) for side in zip(*kept, strict=True))
-    return moments, Sample(wanted.nonzero().squeeze(1), *both)
 
 
 def _published(fitted: ClosedForm) -> tuple[Tensor, Tensor | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.unseen import id_hash
 from evergram.training.build import encoder_options
 from evergram.training.loop import Trained
 from evergram.training.recipe import Recipe
@@ -108,9 +108,3 @@ def held_out(entities: Side, share: float) -> Tensor:
     Chosen by a hash of the id: the same objects in every version, with the canaries among them.
     """
     return id_hash(entities.vocabulary) < share * 2**32
-
-
-def id_hash(vocabulary: Vocabulary) -> Tensor:
-    """A number in [0, 2³²) for each id, the same on every machine, int64 [N]."""
-    texts = vocabulary.keys.cast(pa.string()).to_pylist()
-    return torch.tensor([zlib.crc32(text.encode()) for text in texts], dtype=torch.int64)

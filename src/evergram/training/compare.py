@@ -21,6 +21,7 @@ from evergram.lineage.files import plain_numbers
 from evergram.lineage.lineage import Lineage
 from evergram.training.build import pick_device
 from evergram.training.checkpoint import load_encoder
+from evergram.training.compare_scope import unmeasurable
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.judging import Judge
 from evergram.training.methods import METHODS
@@ -85,7 +86,8 @@ def compare(
     runs = runs_of(recipe)
     seeds = seeds_of(recipe)
     # Seeds choose who selects an epoch, and nothing of what a version learns from.
-    training = [split_for(recipe, corpus, k).training for k in range(len(recipe.split.versions))]
+    splits = [split_for(recipe, corpus, k) for k in range(len(recipe.split.versions))]
+    training = [split.training for split in splits]
     tasks, left_out = consumer_tasks(
         corpus,
         recipe.split.ends,
@@ -94,6 +96,8 @@ def compare(
         limit=settings.max_examples,
         seed=recipe.seed,
     )
+    for sentence in unmeasurable(recipe, splits, tasks, left_out, len(seeds)):
+        progress.say(sentence)
     found: dict[int, dict[str, Any]] = {}
     for seed in seeds:
         said = progress.of(f"seed {seed}")
@@ -182,6 +186,8 @@ def run_version(
         progress=progress,
         folder=lineage.work,
         readings=False,
+        # What is compared is measured here, whatever can be certified.
+        allow_small_overlap=True,
     )
 
 

@@ -49,7 +49,9 @@ def import_embeddings(
     if start != len(ids):
         raise DataError(f"{file.path} changed while it was read; import it again.")
     canaries = ids.take(pa.array(kept.numpy())).cast(pa.string()), vectors
-    number = lineage.publish(first_version(file, canaries, {"import": {"file": str(file.path)}}))
+    number = lineage.publish(
+        first_version(file, canaries, {"import": {"file": str(file.path), "has_ids": file.has_ids}})
+    )
     return {
         "version": number,
         "rows": file.rows,

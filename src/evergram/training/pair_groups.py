@@ -8,15 +8,15 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.closed_form import pairs_needed
 from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError
-from evergram.training.checkpoint import CANARIES, id_hash
+from evergram.lineage.unseen import id_hash
+from evergram.training.checkpoint import CANARIES
 
 # What the neighbours are looked up for, and among.
 QUERIES, CATALOGUE = 1000, 20_000
-# Fewer held-out pairs than this say nothing.
-LEAST_HELD_OUT = 20
 # Of the pairs that are not held out, the share on which the ridge is chosen.
 CHOOSING = 0.1
 
@@ -44,30 +44,43 @@ def pair_groups(hashes: Tensor, share: float) -> Groups:
     return Groups(~held & ~chosen, chosen, held)
 
 
-def refuse_few(groups: Groups, old_dim: int, new_dim: int, kind: str, rank: int) -> None:
-    """Raises: DataError: too few pairs to fit, or to measure on; with what could be done."""
+def refuse_few(
+    groups: Groups, dims: tuple[int, int], kind: str, rank: int, *, allow_small: bool = False
+) -> bool:
+    """Refuse too few pairs to fit a transform, or to measure its error on.
+
+    Args:
+        dims: old and new.
+        allow_small: go on with few; nothing can be done with next to none.
+    Returns: whether they are too few, and were allowed.
+    Raises: DataError: with what could be done.
+    """
     held, fitted = int(groups.held.sum()), int((~groups.held).sum())
-    needed = pairs_needed(kind, old_dim, new_dim, rank)
+    needed = pairs_needed(kind, *dims, rank)
+    if fitted >= needed and held >= LEAST_OBJECTS and bool(groups.chosen.any()):
+        return False
+    some = all(bool(rows.any()) for rows in (groups.held, groups.chosen, groups.seen))
+    if some and allow_small:
+        return True
+    option = ", or go on with so few by --allow-small-overlap" if some else ""
     if fitted < needed:
-        ranks = [
-            r
-            for r in range(1, min(old_dim, new_dim))
-            if pairs_needed("low_rank", old_dim, new_dim, r) <= fitted
-        ]
-        turn = pairs_needed("orthogonal", old_dim, new_dim)
-        advice = [f"--transform low_rank --rank {ranks[-1]}"] if ranks else []
-        advice += ["--transform orthogonal"] if turn <= fitted else []
-        instead = f", or use {' or '.join(advice)}" if advice else ""
         raise DataError(
             f"{fitted} common objects are there to fit to ({held} more are held out), and a "
-            f"{kind} transform from {new_dim} to {old_dim} dims needs {needed}; "
-            f"give files with more objects in common{instead}."
+            f"{kind} transform from {dims[1]} to {dims[0]} dims needs {needed}; "
+            f"give files with more objects in common{_instead(fitted, dims)}{option}."
         )
-    if held < LEAST_HELD_OUT or not bool(groups.chosen.any()):
-        raise DataError(
-            f"Only {held} of {held + fitted} common objects are held out to measure on, and "
-            f"{LEAST_HELD_OUT} are needed; raise --held-out."
-        )
+    raise DataError(
+        f"Only {held} of {held + fitted} common objects are held out to measure on, and "
+        f"{LEAST_OBJECTS} are needed; raise --held-out{option}."
+    )
+
+
+def _instead(fitted: int, dims: tuple[int, int]) -> str:
+    """Which other transform so many pairs would do for."""
+    ranks = [r for r in range(1, min(dims)) if pairs_needed("low_rank", *dims, r) <= fitted]
+    advice = [f"--transform low_rank --rank {ranks[-1]}"] if ranks else []
+    advice += ["--transform orthogonal"] if pairs_needed("orthogonal", *dims) <= fitted else []
+    return f", or use {' or '.join(advice)}" if advice else ""
 
 
 def sampled_rows(hashes: Tensor, held: Tensor, seed: int) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,7 @@ class ProbeReading:
         baseline: what it was when the probe was added.
         objects, missing: rows of the evaluation file with an embedding, and without one.
         broken: whether it is past the limit, or nothing is known of it.
+        model_sha256, data_sha256: of the probe's files, which say which probe it was.
     """
 
     consumer: str
@@ -52,6 +53,8 @@ class ProbeReading:
     missing: int
     broken: bool
     problem: str | None = None
+    model_sha256: str = ""
+    data_sha256: str = ""
 
     def as_json(self) -> dict[str, Any]:
         found = asdict(replace(self, baseline=None))
@@ -189,11 +192,14 @@ def _reading(consumers: Consumers, consumer: Consumer, source: _Source) -> Probe
         missing=missing,
         broken=past or value is None,
         problem=problem,
+        model_sha256=probe.model_sha256,
+        data_sha256=probe.data_sha256,
     )
 
 
 def _worse(metric: str, value: float, limit: float) -> bool:
-    return value > limit if metric == "rmse" else value < limit
+    # What is not a number is worse than any limit.
+    return not (value <= limit if metric == "rmse" else value >= limit)
 
 
 def _measure(

@@ -64,6 +64,11 @@ class Progress:
         """Progress of a part of the whole, whose tasks are named after it."""
         return Progress(self._quiet, f"{self._prefix}{part}, ")
 
+    def say(self, sentence: str) -> None:
+        """Write a line that is no task's."""
+        if not self._quiet:
+            sys.stderr.write(f"{self._prefix}{sentence}\n")
+
     @contextmanager
     def task(self, title: str, total: int) -> Iterator[Handle]:
         title = self._prefix + title

@@ -11,6 +11,7 @@ from evergram.stores.embedding_files import Block, EmbeddingFile
 from evergram.stores.embedding_writers import check_writable, write_vectors
 from evergram.stores.marks import marks
 from evergram.stores.reading_ahead import ahead
+from evergram.training.past_file import refuse_unnamed_rows
 from evergram.training.progress import Progress
 
 QUIET = Progress(quiet=True)
@@ -33,7 +34,8 @@ def transform_file(
     Returns: rows written. The file says by its fingerprints what it is and comes from.
     Raises: ShapeError: the file's dim is not that version's. LineageError: the file says by its
         fingerprint that it is another version's. UnknownVersionError. DataError: a vector cannot be
-        used, or `out` cannot be written.
+        used, or `out` cannot be written; or the file has no ids, and `out` would say that the
+        numbers of its rows are the version's ids.
     """
     version = lineage.newest if source is None else lineage.resolve(source)
     wanted = lineage.resolve(target)
@@ -44,6 +46,8 @@ def transform_file(
             f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "
             f"{chain.dim(version)}. Name the version that these vectors are of with --from."
         )
+    if out.suffix.lower() != ".npy":
+        refuse_unnamed_rows(file, lineage, version)
     chain.is_affine(version, wanted)  # refuses a version that there is not
     check_writable(out)
     with progress.task(f"as version {wanted}", file.rows) as bar:

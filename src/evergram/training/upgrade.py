@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
@@ -19,7 +19,7 @@ from evergram.data.split import Split
 from evergram.encoders.building import restore_encoder
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
-from evergram.errors import DegradationError, LineageError, RecipeError
+from evergram.errors import LineageError, RecipeError
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
@@ -106,6 +106,7 @@ def upgrade(
     board: Path | None = None,
     readings: bool = True,
     trained_as: int | None = None,
+    allow_small_overlap: bool = False,
 ) -> Artefact:
     """The version after the newest and its backward transform, by the method of `recipe.upgrade`.
 
@@ -116,8 +117,11 @@ def upgrade(
         encoder: a model of this version that has been trained alone already.
         readings: whether to measure what reading it as each past version keeps.
         trained_as: the version whose data and seed `encoder` was trained with; this one by default.
+        allow_small_overlap: go on where it has so few objects in common with the version before
+            that its error cannot be measured.
     Raises: UnknownVersionError: the lineage has no version to start from. LineageError: another
-        process is training the next version. DataError, RecipeError, TrainingError.
+        process is training the next version. DataError: it has no object in common with the
+        version before, or too few; or the data cannot be used. RecipeError, TrainingError.
     Source: [BC] Eq. (3), (10), Table 1.
     """
     past_version, number = lineage.newest, lineage.following
@@ -138,6 +142,7 @@ def upgrade(
         recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
     new_dim = before.dim if settings.start == "frozen" else recipe.model.dim_of(version)
     back = WayBack(recipe, lineage.history, before, split.training, version, new_dim)
+    back.overlap.refuse_small(version, past_version, allow_small=allow_small_overlap)
     joint = back.joint()
     title = f"version {version}"
     common: dict[str, Any] = {"past": back.past, "folder": folder}
@@ -170,11 +175,12 @@ def upgrade(
                 recipe, split, version, chosen, progress, title=f"{title} alone", **common
             )
             report["metrics"]["alone"] = alone.metrics["model"]
+    report["overlap"] = back.overlap.as_json()
     longer = lineage.chain.extended(back.transform)
     errors = {**lineage.errors, number: back.error(new)}
     report["compatibility"] = {
         str(j): reading_report(
-            recipe, split, new, longer, j, load_encoder(lineage, j), settings.held_out
+            recipe, split, new, longer, j, load_encoder(lineage, j), back.held_out
         )
         for j in (lineage.readable if readings else ())
     }
@@ -212,6 +218,7 @@ def upgrade_lost(
     *,
     device: str = "auto",
     progress: Progress = QUIET,
+    allow_small_overlap: bool = False,
 ) -> Artefact:
     """The model of an upgrade that another one came before, as the version after the newest: only
     its transform is fitted anew, in closed form.
@@ -252,46 +259,7 @@ def upgrade_lost(
         device=device,
         progress=progress,
         trained_as=lost.manifest.version,
-    )
-
-
-def degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
-    """What a version loses in percent of `metric`, by what: "alone" is what the same model has
-    without alignment, and "0", "1", … what each past version had on what it knew."""
-    found = report["metrics"]
-    pairs = {}
-    if "alone" in found:
-        pairs["alone"] = found["model"].get(metric), found["alone"].get(metric)
-    for j, reading in report.get("compatibility", {}).items():
-        ranking = reading["ranking"]
-        pairs[j] = ranking["chain"].get(metric), ranking["past"].get(metric)
-    return {
-        name: 100 * (was - now) / was
-        for name, (now, was) in pairs.items()
-        if now is not None and was is not None and was > 0
-    }
-
-
-def refuse_degradation(artefact: Artefact, metric: str, limit: float) -> None:
-    """Raises: DegradationError: the model, or what a past version is read as, loses more than
-    `limit` percent of `metric`."""
-    found = degradation(artefact.metrics, metric)
-    if not found:
-        raise DegradationError(
-            f"The new version was not published: {metric} was not measured, so nothing is known of "
-            "what it loses; add it to `metrics` in the recipe."
-        )
-    worst = {k: v for k, v in found.items() if v > limit}
-    if not worst:
-        return
-    losses = ", ".join(
-        f"{value:.2f} % {'to the model trained alone' if name == 'alone' else f'as version {name}'}"
-        for name, value in worst.items()
-    )
-    raise DegradationError(
-        f"The new version was not published: it loses {losses} of {metric}, and at most {limit:g} "
-        "% is allowed. Its training is kept: the same command with another --max-degradation "
-        "goes on from there; or change the recipe."
+        allow_small_overlap=allow_small_overlap,
     )
 
 
