@@ -18,7 +18,7 @@ from evergram.lineage.filling import canary_stores, local_stores, open_stores
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.metric_search import Field, by_cosine, by_distance, by_inner_product
 from evergram.lineage.ways import Ways
-from evergram.stores.store import Floats, Hits, Rows, Store
+from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
 
 Metric = Literal["ip", "l2", "cosine"]
 Version = int | str | None
@@ -173,13 +173,19 @@ class Reader:
         target = self.lineage.resolve(version)
         store = self._store(side, target)
         given = self._queries(queries, target)
-        fields = [
-            Field(store, self._ways, v, target, self.lineage.manifest(v).dim, space.dim)
-            for v, space in store.filled().items()
-        ]
-        if not fields:
-            return [_nothing(store) for _ in given]
-        return _SEARCHES[metric](fields, given, k, ids)
+
+        def search(view: StoreView) -> list[Hits]:
+            fields = [
+                Field(view, self._ways, v, target, self.lineage.manifest(v).dim, space.dim)
+                for v, space in view.filled().items()
+            ]
+            if not fields:
+                return [_nothing(view) for _ in given]
+            return _SEARCHES[metric](fields, given, k, ids)
+
+        # Of one moment: rows that move to another version while the spaces are searched one after
+        # the other are otherwise in none of them.
+        return store.read_consistently(search)
 
     def transform(
         self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
@@ -256,5 +262,5 @@ def check_spaces(lineage: Lineage, store: Store, *, withdrawn: bool = False) -> 
 _SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
 
 
-def _nothing(store: Store) -> Hits:
+def _nothing(store: StoreView) -> Hits:
     return Hits(pa.array([], store.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64))

@@ -191,6 +191,20 @@ class Connections:
             connection.close()
 
 
+class OneConnection:
+    """One connection in the place of all, for what must be asked on the same one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Return what `work` returns; whoever lent the connection sees to its errors."""
+        return work(self._connection)
+
+    def close(self) -> None:
+        """Nothing: it is lent."""
+
+
 class _Cut(psycopg.OperationalError):
     """The connection ended before the answer."""
 
