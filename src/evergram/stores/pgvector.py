@@ -48,6 +48,13 @@ LOOKED_UP = 10_000
 
 WRITTEN_AT_ONCE = 10_000
 
+# Of each space, and whether it has rows.
+FACTS = (
+    "select version, dim, fingerprint,"
+    " exists (select from {table} as vectors where vectors.version = space.version)"
+    " from {meta} as space order by version"
+)
+
 
 class PgvectorStore(Store):
     kind: ClassVar[str] = "pgvector"
@@ -60,6 +67,8 @@ class PgvectorStore(Store):
         self._name = name
         self._id_type = id_type
         self._oid = oid
+        # Rows of FACTS, for a view of one moment; None where each call asks.
+        self._facts: list[Any] | None = None
         self._table = Identifier(f"{name}_vectors")
         self._meta = Identifier(f"{name}_spaces")
         number = pa.types.is_integer(id_type)
@@ -95,12 +104,16 @@ class PgvectorStore(Store):
         return self._connections.run(lambda connection: read_side(connection, self._name))
 
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+        # With its first question in one message: all later ones see what was committed then.
+        begin = self._sql("begin isolation level repeatable read, read only; " + FACTS)
+
         def at_one_moment(connection: Connection) -> T:
             view = copy(self)
             view._connections = OneConnection(connection)
-            # All that follows sees what was committed when the first question was asked.
-            connection.execute(SQL("begin isolation level repeatable read, read only"))
             try:
+                answer = connection.execute(begin)
+                answer.nextset()
+                view._facts = answer.fetchall()
                 return work(view)
             finally:
                 if not connection.closed:
@@ -109,17 +122,15 @@ class PgvectorStore(Store):
         return self._connections.run(at_one_moment)
 
     def spaces(self) -> dict[int, Space]:
-        found = self._ask("select version, dim, fingerprint from {meta} order by version")
-        return {version: Space(version, dim, mark) for version, dim, mark in found}
+        found = self._facts
+        if found is None:
+            found = self._ask("select version, dim, fingerprint, null from {meta} order by version")
+        return {version: Space(version, dim, mark) for version, dim, mark, _ in found}
 
     def filled(self) -> dict[int, Space]:
         # To count is to look at every row.
-        found = self._ask(
-            "select version, dim, fingerprint from {meta} as space where exists"
-            " (select from {table} as vectors where vectors.version = space.version)"
-            " order by version"
-        )
-        return {version: Space(version, dim, mark) for version, dim, mark in found}
+        found = self._ask(FACTS) if self._facts is None else self._facts
+        return {version: Space(version, dim, mark) for version, dim, mark, any_ in found if any_}
 
     def count(self) -> dict[int, int]:
         return dict(
