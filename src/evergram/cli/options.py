@@ -55,6 +55,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe."),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
 IdColumn = Annotated[str, typer.Option(help="The column (or tensor) of ids.")]
 VectorColumn = Annotated[str, typer.Option(help="The column (or tensor) of vectors.")]
 

@@ -24,16 +24,20 @@ def transform_file(
     *,
     source: int | str | None = None,
     progress: Progress = QUIET,
+    overwrite: bool = False,
 ) -> int:
     """Write `file`, vectors of version `source` (default: the newest), as version `target`.
 
     Reading, multiplying and writing go on at once, a few blocks at a time: memory does not grow
     with the file. Ids and their order stay.
 
+    Args:
+        out: its suffix says the format.
+        overwrite: whether to write over a file that is there.
     Returns: rows written. The file says by its fingerprints what it is and comes from.
     Raises: ShapeError: the file's dim is not that version's. LineageError: the file says by its
         fingerprint that it is another version's. UnknownVersionError. DataError: a vector cannot be
-        used, or `out` cannot be written.
+        used, or `out` is there or cannot be written.
     """
     version = lineage.newest if source is None else lineage.resolve(source)
     wanted = lineage.resolve(target)
@@ -45,7 +49,7 @@ def transform_file(
             f"{chain.dim(version)}. Name the version that these vectors are of with --from."
         )
     chain.is_affine(version, wanted)  # refuses a version that there is not
-    check_writable(out)
+    check_writable(out, overwrite=overwrite)
     with progress.task(f"as version {wanted}", file.rows) as bar:
 
         def rewritten() -> Iterator[Block]:
@@ -58,4 +62,4 @@ def transform_file(
                 bar.advance(len(ids), len(ids))
 
         said = (lineage.manifest(n).fingerprint for n in (wanted, version))
-        return write_vectors(out, counted(), marks(*said))
+        return write_vectors(out, counted(), marks(*said), overwrite=overwrite)
