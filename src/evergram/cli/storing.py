@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -91,7 +93,8 @@ def plan(
     set_: Set = None,
 ) -> None:
     """Find the rows to refresh and order them by the error that they are predicted to have."""
-    _print(_open(lineage, store).plan(batch), as_json)
+    with _opened(lineage, store) as work:
+        _print(work.plan(batch), as_json)
 
 
 @backfill.command("apply")
@@ -107,7 +110,8 @@ def apply(
     set_: Set = None,
 ) -> None:
     """Refresh rows in the planned order; started again, it goes on where it was."""
-    _print(_open(lineage, store).apply(rows, progress=_say_rows), as_json)
+    with _opened(lineage, store) as work:
+        _print(work.apply(rows, progress=_say_rows), as_json)
 
 
 @backfill.command("status")
@@ -120,7 +124,8 @@ def status(
     set_: Set = None,
 ) -> None:
     """How far it is."""
-    _print(_open(lineage, store).status(), as_json)
+    with _opened(lineage, store) as work:
+        _print(work.status(), as_json)
 
 
 @backfill.command("rollback")
@@ -133,10 +138,12 @@ def rollback(
     set_: Set = None,
 ) -> None:
     """Put back the rows that were refreshed, as they were."""
-    _print(_open(lineage, store).rollback(progress=partial(_say, what="batches")), as_json)
+    with _opened(lineage, store) as work:
+        _print(work.rollback(progress=partial(_say, what="batches")), as_json)
 
 
-def _open(lineage: str, store: list[str]) -> Backfill:
+@contextmanager
+def _opened(lineage: str, store: list[str]) -> Iterator[Backfill]:
     from evergram.lineage.backfill import Backfill
     from evergram.lineage.lineage import Lineage
     from evergram.stores.opening import open_store
@@ -149,7 +156,8 @@ def _open(lineage: str, store: list[str]) -> Backfill:
     ((side, address),) = stores_by_side(store).items()
     found = Lineage.open(lineage)
     found.stored(side, found.production)
-    return Backfill(found, open_store(address), side)
+    with open_store(address) as opened:
+        yield Backfill(found, opened, side)
 
 
 def _say_rows(done: int, total: int) -> None:

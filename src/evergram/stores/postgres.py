@@ -144,10 +144,14 @@ class Connections:
                 prepare_threshold=None,
             )
         except psycopg.Error as error:
-            raise StoreError(
-                f"{self.shown} cannot be reached: {_said(error)}; is the server running, and are "
-                "host, user and password right?"
-            ) from None
+            said = _said(error)
+            todo = "is the server running, and are host, user and password right?"
+            if "password" in said:
+                todo = (
+                    "give the right one in the environment as PGPASSWORD, or in ~/.pgpass "
+                    "(readable by you alone)."
+                )
+            raise StoreError(f"{self.shown} cannot be reached: {said}; {todo}") from None
         connection.adapters.register_dumper(Raw, _RawDumper)
         try:
             self._prepare(connection)
