@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,41 @@ def test_17_a_search_has_hits_while_rows_move_to_another_version(
             assert len(answer.json()["data"][0]["hits"]) == 10
         assert moved == [1, 300]
         assert other.count() == {2: 300}
+
+
+def test_also_all_of_two_hundred_wait_for_their_turn_on_a_slow_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten connections, each question a tenth of a second: the last has waited two seconds, which is
+    more patience than there is with a server that answers nobody."""
+    from evergram.stores import postgres as pool
+    from evergram.stores.pgvector import PgvectorStore
+
+    lineage = lineage_of(tmp_path / "line")
+    address = place(tmp_path, "pgvector", "rows")
+    with open_store(address, create="int64") as store:
+        fill(lineage, store, "object")
+    monkeypatch.setattr(pool, "WAIT", 1.0)
+    read = PgvectorStore._read
+
+    def slowly(self: PgvectorStore, ids: pa.Array) -> Any:
+        self._ask("select pg_sleep(0.1)::text")
+        return read(self, ids)
+
+    with served(
+        monkeypatch, tmp_path / "line", "--store", f"object={address}", "--workers", 200
+    ) as url:
+        monkeypatch.setattr(PgvectorStore, "_read", slowly)
+        limits = httpx.Limits(max_connections=200)
+        with httpx.Client(base_url=url, timeout=60, limits=limits) as http:
+
+            def ask(number: int) -> tuple[int, str]:
+                answer = http.post("/v1/embeddings", json={"input": [number]})
+                return answer.status_code, answer.text
+
+            with ThreadPoolExecutor(200) as clients:
+                answers = list(clients.map(ask, range(200)))
+    assert {code for code, _ in answers} == {200}, next(t for code, t in answers if code != 200)
 
 
 @contextmanager
