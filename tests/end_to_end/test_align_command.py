@@ -295,7 +295,7 @@ def test_memory_is_flat(tmp_path: Path) -> None:
         "from evergram.stores.embedding_files import open_embeddings\n"
         "from evergram.training.rewrite import transform_file\n"
         "file = open_embeddings(Path(sys.argv[1]))\n"
-        "transform_file(file, Lineage.open(sys.argv[2]), 0, Path(sys.argv[3]))\n"
+        "transform_file(file, Lineage.open(sys.argv[2]), 0, Path(sys.argv[3]), overwrite=True)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )
     peaks = {}

@@ -87,7 +87,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 
 def trained_on(lineage: str, version: int) -> int:
     """How many pairs a version was trained on that none before it was."""
-    return pq.read_metadata(f"{lineage}/versions/{version}/trained_pairs.parquet").num_rows
+    return int(pq.read_metadata(f"{lineage}/versions/{version}/trained_pairs.parquet").num_rows)
 
 
 def upgrades(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:

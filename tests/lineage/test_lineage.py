@@ -121,7 +121,7 @@ def test_an_export_is_ids_and_fixed_size_lists(lineage: Lineage, tmp_path: Path)
 
 
 def test_an_export_that_cannot_be_written(lineage: Lineage, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(DataError, match="make the folder first"):
         lineage.view(0).export(tmp_path / "nowhere" / "out.parquet", "query")
 
 

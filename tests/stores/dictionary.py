@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store
+from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store, StoreView
+
+T = TypeVar("T")
 
 
 class DictionaryStore(Store):
@@ -16,6 +19,7 @@ class DictionaryStore(Store):
 
     def __init__(self, id_type: str = "int64") -> None:
         self._id_type = ID_TYPES[id_type]
+        self._side: str | None = None
         self._spaces: dict[int, Space] = {}
         self._rows: dict[int | str, tuple[int, Floats, int]] = {}
 
@@ -26,6 +30,15 @@ class DictionaryStore(Store):
     @property
     def id_type(self) -> pa.DataType:
         return self._id_type
+
+    @property
+    def side(self) -> str | None:
+        return self._side
+
+    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+        view = copy(self)
+        view._spaces, view._rows = dict(self._spaces), dict(self._rows)
+        return work(view)
 
     def spaces(self) -> dict[int, Space]:
         return dict(sorted(self._spaces.items()))
@@ -42,6 +55,9 @@ class DictionaryStore(Store):
 
     def _add_space(self, space: Space) -> None:
         self._spaces[space.version] = space
+
+    def _set_side(self, side: str) -> None:
+        self._side = side
 
     def _write(self, rows: Rows, checks: Checks) -> None:
         for key, vector, check in zip(rows.ids.to_pylist(), rows.vectors, checks, strict=True):

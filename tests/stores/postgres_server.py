@@ -37,6 +37,23 @@ class PostgresServer:
             cursor = connection.execute(query.encode())
             return cursor.fetchall() if cursor.description else []
 
+    def address_with_password(self, name: str, role: str, password: str) -> str:
+        """Make a role that is let in by its password alone. Returns: its address, without it."""
+        self.sql(f"create role {role} superuser login password '{password}'")
+        rules = self._server.pgdata / "pg_hba.conf"
+        line = f"local all {role} scram-sha-256\nhost all {role} all scram-sha-256\n"
+        rules.write_text(line + rules.read_text())
+        self.sql("select pg_reload_conf()")
+        uri = self.uri.replace("postgres:@", f"{role}@")
+        # It is told to read the file again, and does so when it gets to it.
+        for _ in range(1000):
+            try:
+                psycopg.connect(uri, passfile=os.devnull).close()
+            except psycopg.OperationalError:
+                return f"{uri}#{name}"
+            time.sleep(0.01)
+        raise TimeoutError("PostgreSQL lets everybody in")
+
     def stop(self) -> None:
         """As an administrator would: sessions are ended, data is written."""
         self._server.stop()

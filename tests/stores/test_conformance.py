@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +16,7 @@ from tests.stores.dictionary import DictionaryStore
 from tests.stores.kinds import STORES
 
 from evergram.errors import DataError, IntegrityError, ShapeError
-from evergram.stores.store import Floats, Rows, Space, Store
+from evergram.stores.store import Floats, Hits, Rows, Space, Store, StoreView
 
 OLD, NEW = Space(0, 6, "sha256:old"), Space(3, 4, "sha256:new")
 DIMS = {OLD.version: OLD.dim, NEW.version: NEW.dim}
@@ -89,6 +92,10 @@ class Pair:
     def queries(self, count: int = 3) -> dict[int, Floats]:
         return {version: self.floats(count, dim) for version, dim in DIMS.items()}
 
+    def opened_again(self) -> Store:
+        """Another handle of the same store."""
+        return self._open()
+
     def reopen(self) -> None:
         self.store.close()
         self.store = self._open()
@@ -135,6 +142,83 @@ def test_a_space_is_added_once(pair: Pair) -> None:
         with pytest.raises(IntegrityError, match="another lineage"):
             pair.store.add_space(other)
     same_rows(pair.store, pair.oracle)
+
+
+def test_a_store_is_of_one_side_for_good(pair: Pair) -> None:
+    assert pair.store.side is None
+    pair.fill()
+    assert pair.store.side is None, "rows alone do not say it"
+    for _ in range(2):
+        pair.store.take_side("candidate")
+        assert pair.store.side == "candidate"
+    with pytest.raises(IntegrityError, match="store of side 'candidate'; side 'query' was given"):
+        pair.store.take_side("query")
+    same_rows(pair.store, pair.oracle)
+    pair.upsert(pair.rows(OLD.version, pair.names(range(50, 60))))
+    for store in pair.both:
+        store.add_space(Space(7, 3, "sha256:seven"))
+        store.delete(pair.names([1]))
+    pair.reopen()
+    assert pair.store.side == "candidate"
+    with pytest.raises(IntegrityError, match="use another store"):
+        pair.store.take_side("query")
+    same_rows(pair.store, pair.oracle)
+
+
+def test_of_two_who_take_a_store_for_different_sides_one_has_it(pair: Pair) -> None:
+    def take(side: str) -> str | None:
+        try:
+            with closing(pair.opened_again()) as store:
+                store.take_side(side)
+        except IntegrityError:
+            return None
+        return side
+
+    with ThreadPoolExecutor(4) as pool:
+        had = {side for side in pool.map(take, ["query", "candidate"] * 4) if side is not None}
+    assert had == {pair.store.side}
+
+
+# Which of a view's calls the rows move before or after; and where they all are then.
+MOMENTS = [("filled", OLD), ("filled", NEW), ("_nearest", OLD), ("_nearest", NEW)]
+
+
+@pytest.mark.parametrize(("moment", "space"), MOMENTS)
+def test_a_search_is_of_one_moment(
+    pair: Pair, moment: str, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows move to one version by another's hand, between two readings of the same search."""
+    pair.fill()
+    queries, everything = pair.queries(), pair.names(range(40))
+    if moment == "filled":
+        start = NEW if space is OLD else OLD
+        pair.upsert(pair.rows(start.version, everything))
+    read = getattr(type(pair.store), moment)
+    moved: list[str] = []
+
+    def look(view: StoreView) -> tuple[Hits, dict[Id, tuple[int, bytes]]]:
+        hits = view.search({version: queries[version] for version in view.filled()}, 100)[0]
+        return hits, as_dict(view.fetch(hits.ids))
+
+    with closing(pair.opened_again()) as other, monkeypatch.context() as during:
+
+        def read_and_move(self: Any, *args: Any) -> Any:
+            found = read(self, *args)
+            if not moved:
+                moved.append(moment)
+                other.upsert(pair.rows(space.version, everything))
+            return found
+
+        during.setattr(type(pair.store), moment, read_and_move)
+        hits, rows = pair.store.read_consistently(look)
+    assert moved
+    assert sorted(hits.ids.to_pylist()) == sorted(everything)
+    assert {key: version for key, (version, _) in rows.items()} == dict(
+        zip(hits.ids.to_pylist(), hits.versions.tolist(), strict=True)
+    )
+    # The next one sees what was moved.
+    after, _ = pair.store.read_consistently(look)
+    assert after.versions.tolist() == [space.version] * 40
 
 
 def test_a_row_is_replaced_within_a_version_and_across(pair: Pair) -> None:

@@ -159,20 +159,19 @@ def test_what_is_written_is_read_again(
         ids = [7 * i - 3 for i in torch.randperm(rows, generator=draw).tolist()]
     elif kind == "text":
         ids = [f"ü {i}" for i in ids]
-    # What an earlier run left of other ids must not be taken for these.
-    companion(path).write_text("stale\n" * rows)
+    # What an earlier run left of other ids must not be taken for these, nor is it removed.
+    stale = "stale\n" * rows
+    companion(path).write_text(stale)
     assert write_vectors(path, blocks_of(ids, vectors, size)) == rows
     if path.suffix in (".npy", ".safetensors"):
         # By other readers.
         again = np.load(path) if path.suffix == ".npy" else load_file(path)["vector"]
         assert torch.equal(torch.as_tensor(again), vectors)
-        beside = kind == "text" or (kind == "numbers" and path.suffix == ".npy")
-        assert companion(path).exists() == beside
+        beside = kind == "text" or path.suffix == ".npy"
+        lines = "".join(f"{i}\n" for i in ids)
+        assert companion(path).read_text() == (lines if beside else stale)
     found_ids, found = whole(open_embeddings(path), size)
-    if kind == "numbers" and path.suffix == ".npy":
-        assert found_ids == [str(i) for i in ids]
-    else:
-        assert found_ids == ids
+    assert found_ids == ids
     assert torch.equal(found, vectors)
     assert not list(path.parent.glob(".*"))
 
@@ -323,7 +322,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     for name in ("x.npy", "x.safetensors"):
         with pytest.raises(DataError, match=r"'a\\nb' has a line break"):
             write_vectors(tmp_path / name, one)
-    for name, message in (("x.csv", "known format"), ("no/x.npy", "is not there"), (".", "folder")):
+    for name, message in (("x.txt", "known format"), ("no/x.npy", "is not there"), (".", "folder")):
         with pytest.raises(DataError, match=message):
             write_vectors(tmp_path / name, one)
     assert write_vectors(tmp_path / "x.parquet", one) == 1

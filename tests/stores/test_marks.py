@@ -34,7 +34,7 @@ def test_what_is_written_is_read(tmp_path: Path, suffix: str, ids: list[int | st
     write_vectors(path, blocks)
     again = open_embeddings(path)
     assert (again.fingerprint, again.marks) == (None, {})
-    assert {p.name for p in tmp_path.iterdir()} <= {path.name, "x.ids.txt"}
+    assert {p.name for p in tmp_path.iterdir()} <= {path.name, "x.ids.txt", "x.npy.json"}
 
 
 def test_other_metadata_is_not_ours(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import typer
 from evergram.cli.options import (
     AllowSmallOverlap,
     Device,
+    Force,
     IdColumn,
     Json,
     LineageOption,
@@ -22,7 +23,7 @@ from evergram.cli.options import (
     app,
     new_progress,
 )
-from evergram.cli.printing import dump, number, print_probes, table, warn
+from evergram.cli.printing import dump, file_written, number, print_probes, table, warn
 
 _MAPPINGS = {
     "transformed": "new, transformed",
@@ -148,6 +149,7 @@ def transform(
     id_column: IdColumn = "id",
     vector_column: VectorColumn = "vector",
     ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
+    force: Force = False,
     as_json: Json = False,
     seed: Seed = None,
     device: Device = "auto",
@@ -166,12 +168,15 @@ def transform(
     source = found.newest if from_version is None else found.resolve(from_version)
     target = found.resolve(as_version)
     opened = open_embeddings(file, id_column=id_column, vector_column=vector_column, ids=ids)
-    rows = transform_file(opened, found, target, out, source=source, progress=new_progress())
+    rows = transform_file(
+        opened, found, target, out, source=source, progress=new_progress(), overwrite=force
+    )
     dim = found.manifest(target).dim
     if as_json:
         facts = {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": target}
         dump(facts)
         return
     sys.stdout.write(
-        f"{rows} vectors of version {source}, written as version {target} ({dim} dims): {out}\n"
+        f"{rows} vectors of version {source}, written as version {target} ({dim} dims): "
+        f"{file_written(out)}\n"
     )

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergram.cli.options import As, Device, Json, LineageFolder, Seed, Set, app
-from evergram.cli.printing import dump, number, print_warnings, table
-from evergram.errors import DataError
+from evergram.cli.options import As, Device, Force, Json, LineageFolder, Seed, Set, app
+from evergram.cli.printing import dump, file_written, number, print_warnings, table
 
 if TYPE_CHECKING:
     from evergram.lineage.diagnosis import Reading
@@ -132,15 +131,23 @@ def check(
 @app.command()
 def export(
     lineage: LineageFolder,
-    out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="File to write.")],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="File to write; its suffix says the format: .parquet, .arrow, .npy (its ids in a "
+            "file beside it), .safetensors or .csv.",
+        ),
+    ],
     side: Annotated[str, typer.Option(help="query or candidate; object, of a lineage of files.")],
     as_version: As = None,
+    force: Force = False,
     as_json: Json = False,
     seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
-    """Write embeddings at any version: columns `id` and `vector`, a fixed-size list of float32.
+    """Write embeddings at any version to a file of ids and float32 vectors.
 
     (Nothing is drawn or trained: --seed, --device and --set, which every command takes, change
     nothing here.)
@@ -149,9 +156,7 @@ def export(
 
     found = Lineage.open(lineage)
     view = found.view(as_version)
-    if out.is_dir():
-        raise DataError(f"{out} is a folder; give the path of a file to write.")
-    rows = view.export(out, side)
+    rows = view.export(out, side, overwrite=force)
     if as_json:
         dump(
             {
@@ -166,7 +171,7 @@ def export(
         return
     sys.stdout.write(
         f"{rows} {side} embeddings of version {view.source}, read as version {view.version} "
-        f"({view.dim} dims): {out}\n"
+        f"({view.dim} dims): {file_written(out)}\n"
     )
 
 

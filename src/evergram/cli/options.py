@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from evergram.errors import DataError
 
 if TYPE_CHECKING:
     from evergram.training.progress import Progress
@@ -58,6 +62,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe."),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
 IdColumn = Annotated[str, typer.Option(help="The column (or tensor) of ids.")]
 VectorColumn = Annotated[str, typer.Option(help="The column (or tensor) of vectors.")]
 
@@ -66,6 +71,28 @@ def load_recipe(path: Path, seed: int | None, overrides: list[str] | None) -> Re
     from evergram.training.recipe import Recipe
 
     return Recipe.load(path, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
+
+
+def stores_by_side(given: Sequence[str]) -> dict[str, str]:
+    """Read `--store SIDE=ADDRESS`, given any number of times.
+
+    Returns: side to address.
+    Raises: DataError: one is not that, or a side comes twice. The message does not repeat what was
+        given: there may be a password in it.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        side, _, address = text.partition("=")
+        # An address without a side may have an equals sign too.
+        if not address or not re.fullmatch(r"[^\s:/@#]+", side):
+            raise DataError(
+                "--store must be SIDE=ADDRESS, as in candidate=lance:vectors#films; what was given "
+                "is not, and is not repeated here, as there may be a password in it."
+            )
+        if side in found:
+            raise DataError(f"--store is given twice for side {side!r}; give each side once.")
+        found[side] = address
+    return found
 
 
 def new_progress() -> Progress:

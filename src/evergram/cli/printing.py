@@ -15,6 +15,13 @@ def dump(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(plain_numbers(value), indent=2) + "\n")
 
 
+def file_written(path: Path) -> str:
+    """How a file of vectors is named to a person, with that of its ids where there is one."""
+    from evergram.stores.embedding_files import companion
+
+    return f"{path}, with its ids in {companion(path)}" if path.suffix == ".npy" else str(path)
+
+
 def print_version(lineage: str | Path, metrics: dict[str, Any], as_json: bool) -> None:
     if as_json:
         dump({"lineage": str(lineage), **metrics})

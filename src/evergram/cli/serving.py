@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from evergram.cli.options import Device, Json, LineageFolder, Seed, Set, app
-from evergram.errors import DataError, ServiceError
+from evergram.cli.options import Device, Json, LineageFolder, Seed, Set, app, stores_by_side
+from evergram.errors import ServiceError
 
 
 @app.command()
@@ -26,7 +26,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="SIDE=ADDRESS",
-            help="Where a side's embeddings are (default: snapshots in DIR/stores).",
+            help="Where a side's embeddings are (default: snapshots in DIR/stores); repeatable. "
+            "A database's password is best in PGPASSWORD or ~/.pgpass.",
         ),
     ] = None,
     no_auth: Annotated[
@@ -78,7 +79,7 @@ def serve(
     # What is taken up, and what cannot be, is said on stderr as it happens.
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
     logging.getLogger("evergram").setLevel(logging.INFO)
-    stores = _stores(store)
+    stores = stores_by_side(store or ()) or None
     # Both before the stores are filled, which may take long.
     settings.check(has_tokens(Consumers.open(lineage)))
     listening = _bound(host, port)
@@ -110,17 +111,6 @@ def serve(
     sys.stderr.write(f"Serving version {found['version']} on {found['url']} ({who}).\n")
     sys.stderr.flush()
     server.run(sockets=[listening])
-
-
-def _stores(given: list[str] | None) -> dict[str, str] | None:
-    """Side to address. Raises: DataError: one is not SIDE=ADDRESS, or a side comes twice."""
-    found: dict[str, str] = {}
-    for text in given or ():
-        side, equals, address = text.partition("=")
-        if not (side and equals and address) or side in found:
-            raise DataError(f"--store {text} must be SIDE=ADDRESS, once for each side.")
-        found[side] = address
-    return found or None
 
 
 def _bound(host: str, port: int) -> socket.socket:

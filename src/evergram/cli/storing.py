@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergram.cli.options import Device, Json, LineageFolder, Seed, Set, app
+from evergram.cli.options import Device, Json, LineageFolder, Seed, Set, app, stores_by_side
 from evergram.cli.printing import dump
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
     from evergram.lineage.backfill import Backfill, Status
 
-StoreOption = Annotated[
-    str,
+_WHERE = (
+    "a folder, postgresql://…#TABLE, lance:DIR#TABLE or qdrant:URL#COLLECTION. A database's "
+    "password is best in PGPASSWORD or ~/.pgpass, a Qdrant server's key in QDRANT_API_KEY."
+)
+Stores = Annotated[
+    list[str],
     typer.Option(
         "--store",
         metavar="SIDE=ADDRESS",
-        help="Which side goes where: a folder, postgresql://…#TABLE, lance:DIR#TABLE or "
-        "qdrant:URL#COLLECTION.",
+        help=f"Which side goes where; repeatable, once for each side: {_WHERE}",
     ),
+]
+# Typer would take the last of several without a word.
+OneStore = Annotated[
+    list[str],
+    typer.Option("--store", metavar="SIDE=ADDRESS", help=f"Which side is where: {_WHERE}"),
 ]
 backfill = typer.Typer(
     help="Refresh a store's older rows to production's version, the worst first.",
@@ -34,7 +44,7 @@ app.add_typer(backfill, name="backfill")
 @app.command()
 def fill(
     lineage: LineageFolder,
-    store: StoreOption,
+    store: Stores,
     index: Annotated[
         bool, typer.Option("--index", help="Build the store's native index afterwards.")
     ] = False,
@@ -43,37 +53,39 @@ def fill(
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
-    """Write all embeddings of production's version to a store, which is made if it is not there.
+    """Write all embeddings of production's version to stores, made where they are not there.
 
     (--seed, --device and --set, which every command takes, change nothing here.)
     """
     from evergram.lineage.filling import fill as fill_store
-    from evergram.lineage.filling import id_type
+    from evergram.lineage.filling import stores_to_fill
     from evergram.lineage.lineage import Lineage
-    from evergram.lineage.reader import check_spaces
-    from evergram.stores.opening import open_store
 
-    side, address = _side_and_address(store)
+    addresses = stores_by_side(store)
     found = Lineage.open(lineage)
     version = found.production
-    found.stored(side, version)
-    with open_store(address, create=id_type(found, side, version)) as opened:
-        check_spaces(found, opened, withdrawn=True)
-        rows = fill_store(found, opened, side, version, progress=_say_rows)
-        if index:
-            opened.build_index()
-        held = opened.count()
-        facts = {"store": opened.address, "side": side, "version": version, "rows": rows}
+    filled: list[dict[str, Any]] = []
+    with stores_to_fill(found, addresses) as stores:
+        for side, opened in stores.items():
+            progress = partial(_say, what=f"rows of side {side}")
+            rows = fill_store(found, opened, side, version, progress=progress)
+            if index:
+                opened.build_index()
+            facts = {"store": opened.address, "side": side, "rows": rows, "held": opened.count()}
+            filled.append(facts)
     if as_json:
-        dump({**facts, "held": held})
+        dump({"version": version, "stores": filled})
         return
-    sys.stdout.write(f"{rows} rows of version {version}: {facts['store']}\n")
+    for facts in filled:
+        sys.stdout.write(
+            f"{facts['rows']} rows of side {facts['side']}, version {version}: {facts['store']}\n"
+        )
 
 
 @backfill.command("plan")
 def plan(
     lineage: LineageFolder,
-    store: StoreOption,
+    store: OneStore,
     batch: Annotated[int, typer.Option(min=1, help="Rows written at a time.")] = 10_000,
     as_json: Json = False,
     seed: Seed = None,
@@ -81,13 +93,14 @@ def plan(
     set_: Set = None,
 ) -> None:
     """Find the rows to refresh and order them by the error that they are predicted to have."""
-    _print(_open(lineage, store).plan(batch), as_json)
+    with _opened(lineage, store) as work:
+        _print(work.plan(batch), as_json)
 
 
 @backfill.command("apply")
 def apply(
     lineage: LineageFolder,
-    store: StoreOption,
+    store: OneStore,
     rows: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many (whole batches).")
     ] = None,
@@ -97,53 +110,54 @@ def apply(
     set_: Set = None,
 ) -> None:
     """Refresh rows in the planned order; started again, it goes on where it was."""
-    _print(_open(lineage, store).apply(rows, progress=_say_rows), as_json)
+    with _opened(lineage, store) as work:
+        _print(work.apply(rows, progress=_say_rows), as_json)
 
 
 @backfill.command("status")
 def status(
     lineage: LineageFolder,
-    store: StoreOption,
+    store: OneStore,
     as_json: Json = False,
     seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
     """How far it is."""
-    _print(_open(lineage, store).status(), as_json)
+    with _opened(lineage, store) as work:
+        _print(work.status(), as_json)
 
 
 @backfill.command("rollback")
 def rollback(
     lineage: LineageFolder,
-    store: StoreOption,
+    store: OneStore,
     as_json: Json = False,
     seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
     """Put back the rows that were refreshed, as they were."""
-    _print(_open(lineage, store).rollback(progress=partial(_say, what="batches")), as_json)
+    with _opened(lineage, store) as work:
+        _print(work.rollback(progress=partial(_say, what="batches")), as_json)
 
 
-def _open(lineage: str, store: str) -> Backfill:
+@contextmanager
+def _opened(lineage: str, store: list[str]) -> Iterator[Backfill]:
     from evergram.lineage.backfill import Backfill
     from evergram.lineage.lineage import Lineage
     from evergram.stores.opening import open_store
 
-    side, address = _side_and_address(store)
+    if len(store) > 1:
+        raise DataError(
+            f"A backfill is of one store; {len(store)} were given by --store: run the command once "
+            "for each."
+        )
+    ((side, address),) = stores_by_side(store).items()
     found = Lineage.open(lineage)
     found.stored(side, found.production)
-    return Backfill(found, open_store(address), side)
-
-
-def _side_and_address(given: str) -> tuple[str, str]:
-    side, equals, address = given.partition("=")
-    if not (side and equals and address):
-        raise DataError(
-            f"--store {given!r} must be SIDE=ADDRESS, as in candidate=lance:vectors#films."
-        )
-    return side, address
+    with open_store(address) as opened:
+        yield Backfill(found, opened, side)
 
 
 def _say_rows(done: int, total: int) -> None:

@@ -29,7 +29,7 @@ from evergram.lineage.journal import (
     write_table,
 )
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.reader import check_spaces
+from evergram.lineage.store_checks import check_store
 from evergram.lineage.ways import Ways
 from evergram.stores.opening import open_store
 from evergram.stores.store import ID_TYPES, Floats, Rows, Store
@@ -73,11 +73,11 @@ class Backfill:
     the new ones are written, and writing a batch again changes nothing. Until `rollback` or
     the next plan these files are kept, so that every row can be put back.
 
-    Raises: IntegrityError: the store was filled from another lineage.
+    Raises: IntegrityError: the store was filled from another lineage, or with another side.
     """
 
     def __init__(self, lineage: Lineage, store: Store, side: str) -> None:
-        check_spaces(lineage, store, withdrawn=True)
+        check_store(lineage, store, side, withdrawn=True)
         self.lineage, self.store, self.side = lineage, store, side
         key = hashlib.sha256(store.place.encode()).hexdigest()[:12]
         self.folder = lineage.path / "backfills" / f"{side}-{key}"
@@ -132,6 +132,7 @@ class Backfill:
             self.lineage.manifest(int(plan["target"]))
             order = read_table(self.folder / "order.sealed")["id"].combine_chunks()
             target, batch = int(plan["target"]), int(plan["batch"])
+            self.store.take_side(self.side)
             space = space_of(self.lineage, target)
             self.store.add_space(self.store.spaces().get(target, space))
             done = int(at["done"])

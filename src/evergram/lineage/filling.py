@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow as pa
 from evergram.errors import DataError, IntegrityError, LineageError
 from evergram.lineage.files import remove, write_text
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.store_checks import check_store, take_side
 from evergram.lineage.ways import Ways
 from evergram.stores.embedding_files import open_embeddings
 from evergram.stores.store import Rows, Space, Store
@@ -60,15 +62,17 @@ def fill(
     """Write all embeddings of a version whose file the lineage holds; production's by default.
 
     Rows of other versions stay where this version has none of their id, but those of withdrawn
-    versions, which nobody can read.
+    versions, which nobody can read. The store is of this side from then on.
 
     Args:
         progress: is told rows written and rows in all.
     Returns: rows written.
-    Raises: IntegrityError: the store has room for that version of another lineage.
+    Raises: IntegrityError: the store has vectors, or room for that version, of another lineage, or
+        is of another side.
     """
     version = lineage.production if version is None else version
     file = open_embeddings(lineage.stored(side, version))
+    take_side(lineage, store, side, withdrawn=True)
     ways = Ways(lineage)
     there = store.spaces().get(version)
     # A space that is empty may be another lineage's all the same; its fingerprint is compared.
@@ -86,6 +90,43 @@ def fill(
     rows = store.load(space, blocks())
     remove_withdrawn(lineage, store)
     return rows
+
+
+@contextmanager
+def stores_to_fill(lineage: Lineage, addresses: Mapping[str, str]) -> Iterator[dict[str, Store]]:
+    """Open a store for each side, and make it where it is not there, for `fill`.
+
+    All are checked before the first row is written to any.
+
+    Args:
+        addresses: by side.
+    Raises: LineageError: no such side. DataError: one store is given for two sides. As `fill`.
+    """
+    from evergram.stores.opening import open_store
+
+    version = lineage.production
+    kinds = {side: id_type(lineage, side, version) for side in addresses}
+    with ExitStack() as opened:
+        stores = {
+            side: opened.enter_context(open_store(address, create=kinds[side]))
+            for side, address in addresses.items()
+        }
+        _refuse_shared(stores)
+        for side, store in stores.items():
+            check_store(lineage, store, side, withdrawn=True)
+        yield stores
+
+
+def _refuse_shared(stores: Mapping[str, Store]) -> None:
+    """Raises: DataError: one store is given for two sides."""
+    places: dict[str, str] = {}
+    for side, store in stores.items():
+        first = places.setdefault(store.place, side)
+        if first != side:
+            raise DataError(
+                f"{store.address} is given for side {first!r} and for side {side!r}; a store holds "
+                "one side: give each its own."
+            )
 
 
 def remove_withdrawn(lineage: Lineage, store: Store) -> None:
@@ -140,7 +181,10 @@ def _snapshots(
 
 
 def open_stores(lineage: Lineage, addresses: Mapping[str, str]) -> dict[str, Store]:
-    """Stores at addresses, by side. Raises: LineageError: no such side."""
+    """Open the stores at addresses, by side.
+
+    Raises: LineageError: no such side. DataError: one store is given for two sides.
+    """
     from evergram.stores.opening import open_store
 
     sides = lineage.manifest(lineage.production).embeddings
@@ -149,7 +193,13 @@ def open_stores(lineage: Lineage, addresses: Mapping[str, str]) -> dict[str, Sto
         raise LineageError(
             f"There is no side {unknown[0]!r} in {lineage.path}; it has {' and '.join(sides)}."
         )
-    return {side: open_store(address) for side, address in addresses.items()}
+    with ExitStack() as opened:
+        stores = {
+            side: opened.enter_context(open_store(address)) for side, address in addresses.items()
+        }
+        _refuse_shared(stores)
+        opened.pop_all()  # From here on they are the caller's.
+    return stores
 
 
 def id_type(lineage: Lineage, side: str, version: int) -> str:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from evergram.errors import DataError
 from evergram.lineage.ways import NORM_SCALE, Ways
-from evergram.stores.store import Floats, Hits, Store, merge_hits
+from evergram.stores.store import Floats, Hits, StoreView, merge_hits
 
 Ids: TypeAlias = pa.Array | Sequence[int | str] | None
 # Candidates of a re-rank: at first for each one asked for, at least, and at most.
@@ -33,7 +33,7 @@ class Field:
         width: all that are stored: norms may follow the vector.
     """
 
-    store: Store
+    store: StoreView
     ways: Ways
     version: int
     target: int

@@ -12,13 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.errors import DataError, IntegrityError, LineageError, ShapeError, StoreError
+from evergram.errors import DataError, LineageError, ShapeError, StoreError
 from evergram.lineage.embedded import Embedded
 from evergram.lineage.filling import canary_stores, local_stores, open_stores
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.metric_search import Field, by_cosine, by_distance, by_inner_product
+from evergram.lineage.store_checks import check_spaces, check_store
 from evergram.lineage.ways import Ways
-from evergram.stores.store import Floats, Hits, Rows, Store
+from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
 
 Metric = Literal["ip", "l2", "cosine"]
 Version = int | str | None
@@ -37,7 +38,7 @@ class Reader:
         canaries: side to a store of the newest version's, while that is not production: versions
             after production are read from it, and nobody else sees it.
         settled: the last version that is read from `stores`; production by default.
-    Raises: IntegrityError: a store holds vectors of another lineage.
+    Raises: IntegrityError: a store holds vectors of another lineage, or of another side.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class Reader:
         self._canaries = dict(canaries or {})
         self._settled = lineage.production if settled is None else settled
         self._ways = Ways(lineage)
-        for store in (*self._stores.values(), *self._canaries.values()):
-            check_spaces(lineage, store)
+        for side, store in (*self._stores.items(), *self._canaries.items()):
+            check_store(lineage, store, side)
 
     @classmethod
     def open(cls, lineage: Lineage | str | Path, stores: Mapping[str, str] | None = None) -> Reader:
@@ -173,13 +174,19 @@ class Reader:
         target = self.lineage.resolve(version)
         store = self._store(side, target)
         given = self._queries(queries, target)
-        fields = [
-            Field(store, self._ways, v, target, self.lineage.manifest(v).dim, space.dim)
-            for v, space in store.filled().items()
-        ]
-        if not fields:
-            return [_nothing(store) for _ in given]
-        return _SEARCHES[metric](fields, given, k, ids)
+
+        def search(view: StoreView) -> list[Hits]:
+            fields = [
+                Field(view, self._ways, v, target, self.lineage.manifest(v).dim, space.dim)
+                for v, space in view.filled().items()
+            ]
+            if not fields:
+                return [_nothing(view) for _ in given]
+            return _SEARCHES[metric](fields, given, k, ids)
+
+        # Of one moment: rows that move to another version while the spaces are searched one after
+        # the other are otherwise in none of them.
+        return store.read_consistently(search)
 
     def transform(
         self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
@@ -220,41 +227,8 @@ class Reader:
         return found
 
 
-def check_spaces(lineage: Lineage, store: Store, *, withdrawn: bool = False) -> None:
-    """Args:
-        withdrawn: whether it may have rows of a withdrawn version, which nobody can read.
-    Raises: IntegrityError: a store holds vectors of another lineage. LineageError: it holds some of
-        a withdrawn version.
-    """
-    known = {m.version: m for m in lineage.versions}
-    for version, space in store.filled().items():
-        gone = lineage.withdrawn.get(version)
-        owner = gone if gone is not None else known.get(version)
-        mark = "not there" if owner is None else owner.fingerprint
-        if space.fingerprint != mark:
-            raise IntegrityError(
-                f"{store.address} holds vectors of version {version} with fingerprint "
-                f"{space.fingerprint}; that of {lineage.path} is {mark}. It was "
-                "filled from another lineage; use another store."
-            )
-        if gone is not None:
-            if withdrawn:
-                continue
-            raise LineageError(
-                f"{store.address} holds rows of version {version}, which was withdrawn: put back "
-                "what they replaced by 'evergram backfill rollback', or fill the store again by "
-                "'evergram fill'."
-            )
-        manifest = known[version]
-        if space.dim not in (manifest.dim, manifest.dim + version + 1):
-            raise IntegrityError(
-                f"{store.address} holds vectors of version {version} with {space.dim} "
-                f"coordinates; the version has {manifest.dim}."
-            )
-
-
 _SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
 
 
-def _nothing(store: Store) -> Hits:
+def _nothing(store: StoreView) -> Hits:
     return Hits(pa.array([], store.id_type), np.zeros(0, np.float32), np.zeros(0, np.int64))

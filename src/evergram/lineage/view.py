@@ -11,8 +11,8 @@ from torch import Tensor
 
 from evergram.compatibility.chain import Chain
 from evergram.lineage.artefact import Block
+from evergram.stores.embedding_writers import check_writable, write_vectors
 from evergram.stores.marks import marks
-from evergram.stores.parquet import write_embeddings
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,20 @@ class View:
         ids, vectors = self._read(side)
         return ids, self.transform(vectors)
 
-    def export(self, path: str | Path, side: str, batch: int = 65_536) -> int:
-        """Write `embeddings` as Parquet (columns `id`, `vector`), marked with both fingerprints.
+    def export(
+        self, path: str | Path, side: str, batch: int = 65_536, *, overwrite: bool = False
+    ) -> int:
+        """Write `embeddings`, marked with both fingerprints, in the format that the suffix says.
 
+        Args:
+            path: ends in .parquet, .arrow, .npy, .safetensors, .csv or one of their like; see
+                `stores.embedding_writers.write_vectors`.
+            overwrite: whether to write over a file that is there.
         Returns: rows written.
+        Raises: DataError: no such format, a file that is there, or a folder that cannot be written.
         """
+        path = Path(path)
+        check_writable(path, overwrite=overwrite)
         ids, vectors = self._read(side)
 
         def blocks() -> Iterator[tuple[pa.Array, Tensor]]:
@@ -59,4 +68,5 @@ class View:
                     self.transform(vectors[start : start + batch]),
                 )
 
-        return write_embeddings(Path(path), blocks(), marks(self.fingerprint, self.computed_from))
+        said = marks(self.fingerprint, self.computed_from)
+        return write_vectors(path, blocks(), said, overwrite=overwrite)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import replace
 from datetime import timedelta
 from math import ceil, isqrt
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.lance_folder import alone, meta_file, read_meta, told, write_meta
+from evergram.stores.lance_folder import Meta, alone, meta_file, read_meta, told, write_meta
 from evergram.stores.naming import checked_name
 from evergram.stores.separate import SeparateStore
-from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space
+from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
+
+T = TypeVar("T")
 
 # As many ids as stand in one condition.
 LOOKED_UP = 10_000
@@ -34,6 +38,9 @@ PROBED = 0.2
 # And lists with at least so many rows for each that is wanted.
 ROWS_A_RESULT = 20
 
+# So often it is looked for a moment at which nobody writes, before writers are kept waiting.
+LOOKS = 50
+
 
 class LanceStore(SeparateStore):
     kind: ClassVar[str] = "lance"
@@ -44,6 +51,10 @@ class LanceStore(SeparateStore):
         self._id_type = id_type
         self._lock = threading.Lock()
         self._tables: dict[int, Any] = {}
+        # Of each space the latest version of its table that somebody read, and the table at it.
+        self._pinned: dict[int, tuple[int, Any]] = {}
+        # What the file says, for a view of one moment; None where each call reads it.
+        self._moment: Meta | None = None
         self._closed = False
         # 0: every read looks whether another process has written.
         self._database = _lancedb().connect(folder, read_consistency_interval=timedelta(0))
@@ -61,10 +72,10 @@ class LanceStore(SeparateStore):
                 folder.mkdir(parents=True, exist_ok=True)
                 with alone(folder, name, shown):
                     if not meta_file(folder, name).exists():
-                        write_meta(folder, name, create, {})
+                        write_meta(folder, name, Meta(create))
             if not meta_file(folder, name).exists():
                 raise DataError(f"There is no store at {shown}; create it first.")
-            kind, _ = read_meta(folder, name, shown)
+            kind = read_meta(folder, name, shown).id_type
             if create is not None and kind != create:
                 raise DataError(f"{shown} is there with ids of type {kind}; {create} was given.")
             return cls(folder, name, ID_TYPES[kind])
@@ -81,9 +92,12 @@ class LanceStore(SeparateStore):
     def id_type(self) -> pa.DataType:
         return self._id_type
 
+    @property
+    def side(self) -> str | None:
+        return self._meta().side
+
     def spaces(self) -> dict[int, Space]:
-        with told(self.address):
-            return read_meta(self._folder, self._name, self.address)[1]
+        return self._meta().spaces
 
     def count(self) -> dict[int, int]:
         with told(self.address):
@@ -105,6 +119,22 @@ class LanceStore(SeparateStore):
     def close(self) -> None:
         self._closed = True
         self._tables.clear()
+        self._pinned.clear()
+
+    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+        with told(self.address):
+            for _ in range(LOOKS):
+                meta, versions = self._meta(), self._table_versions()
+                # Each only grows, so what is twice the same was so in between, all at once.
+                if (meta, versions) == (self._meta(), self._table_versions()):
+                    break
+            else:
+                with self._writing():
+                    meta, versions = self._meta(), self._table_versions()
+            view = copy(self)
+            view._moment = meta
+            view._tables = {space: self._at(space, n) for space, n in versions.items()}
+        return work(view)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -117,17 +147,23 @@ class LanceStore(SeparateStore):
         fields = {"id": self._id_type, "vector": pa.list_(pa.float32(), space.dim)}
         schema = pa.schema({**fields, "check": pa.uint32()})
         with self._writing(), told(self.address):
-            there = self.spaces()
-            if space.version not in there:
+            meta = self._meta()
+            if space.version not in meta.spaces:
                 # A table that the file does not name was left by one who was killed here.
                 name = f"{self._name}-v{space.version}"
                 self._database.drop_table(name, ignore_missing=True)
                 self._database.create_table(name, schema=schema).create_index("id", config=BTree())
-                kind = "int64" if pa.types.is_integer(self._id_type) else "string"
-                write_meta(self._folder, self._name, kind, {**there, space.version: space})
+                spaces = {**meta.spaces, space.version: space}
+                write_meta(self._folder, self._name, replace(meta, spaces=spaces))
         if self.spaces()[space.version] != space:
             # Another process was quicker, with another one.
             self.add_space(space)
+
+    def _set_side(self, side: str) -> None:
+        with self._writing(), told(self.address):
+            meta = self._meta()
+            if meta.side is None:
+                write_meta(self._folder, self._name, replace(meta, side=side))
 
     def _put(self, rows: Rows, checks: Checks) -> None:
         flat = pa.array(rows.vectors.reshape(-1))
@@ -202,6 +238,26 @@ class LanceStore(SeparateStore):
         if table is None:
             table = self._database.open_table(f"{self._name}-v{version}")
             self._tables[version] = table
+        return table
+
+    def _meta(self) -> Meta:
+        if self._moment is not None:
+            return self._moment
+        with told(self.address):
+            return read_meta(self._folder, self._name, self.address)
+
+    def _table_versions(self) -> dict[int, int]:
+        """Of the table of each space: every write adds one."""
+        return {version: int(self._table(version).version) for version in self.spaces()}
+
+    def _at(self, space: int, version: int) -> Any:
+        """The table of a space as it is at a version, opened once."""
+        known = self._pinned.get(space)
+        if known is not None and known[0] == version:
+            return known[1]
+        table = self._database.open_table(f"{self._name}-v{space}")
+        table.checkout(version)
+        self._pinned[space] = version, table
         return table
 
     def _compact(self, table: Any) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -14,7 +15,9 @@ from filelock import FileLock, Timeout
 from evergram.errors import EvergramError, FormatError, StoreError
 from evergram.stores.store import Space
 
-FORMAT = 1
+# 2: with the side. One of format 1 has none until somebody fills it.
+FORMAT = 2
+READABLE = (1, 2)
 WAIT = 60.0  # seconds, for another process that writes
 
 
@@ -51,19 +54,38 @@ def meta_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.json"
 
 
-def read_meta(folder: Path, name: str, shown: str) -> tuple[str, dict[int, Space]]:
+@dataclass(frozen=True)
+class Meta:
+    """What the file of a store says.
+
+    Args:
+        side: which side the rows are of; None where nobody has said.
+    """
+
+    id_type: str
+    spaces: dict[int, Space] = field(default_factory=dict)
+    side: str | None = None
+
+
+def read_meta(folder: Path, name: str, shown: str) -> Meta:
     raw = json.loads(meta_file(folder, name).read_text())
-    if raw["format_version"] != FORMAT:
+    if raw["format_version"] not in READABLE:
         raise FormatError(
-            f"{shown} has format {raw['format_version']}; this Evergram has {FORMAT}."
+            f"{shown} has format {raw['format_version']}; this Evergram reads {READABLE[0]} to "
+            f"{READABLE[-1]}."
         )
     spaces = [Space(**space) for space in raw["spaces"]]
-    return raw["id_type"], {space.version: space for space in spaces}
+    return Meta(raw["id_type"], {space.version: space for space in spaces}, raw.get("side"))
 
 
-def write_meta(folder: Path, name: str, id_type: str, spaces: dict[int, Space]) -> None:
-    listed = [vars(spaces[version]) for version in sorted(spaces)]
-    raw = {"format_version": FORMAT, "id_type": id_type, "spaces": listed}
+def write_meta(folder: Path, name: str, meta: Meta) -> None:
+    listed = [vars(meta.spaces[version]) for version in sorted(meta.spaces)]
+    raw = {
+        "format_version": FORMAT,
+        "id_type": meta.id_type,
+        "side": meta.side,
+        "spaces": listed,
+    }
     part = folder / f".{name}.json.part"
     with part.open("w") as file:
         json.dump(raw, file, indent=2)

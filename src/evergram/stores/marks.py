@@ -12,6 +12,8 @@ from evergram.errors import DataError
 # The version whose space the vectors are in, and the one that they were computed from.
 FINGERPRINT = "evergram.fingerprint"
 COMPUTED_FROM = "evergram.computed_from"
+# Beside a .npy file, whose ids are lines of text: whether they were "int64" or "string".
+ID_TYPE = "evergram.id_type"
 
 
 def marks(fingerprint: str, computed_from: str) -> dict[str, str]:
@@ -31,12 +33,15 @@ def marks_of(metadata: Mapping[Any, Any] | None) -> dict[str, str]:
 
 
 def marks_beside(path: Path) -> Path:
-    """Where the marks of a file without room for them are: `NAME.npy.json`."""
+    """Where the marks of a file without room for them are: `NAME.npy.json`, `NAME.csv.json`."""
     return path.with_name(f"{path.name}.json")
 
 
-def read_beside(path: Path) -> dict[str, str]:
-    """The marks beside a file, none where there are none. Raises: DataError: they are damaged."""
+def read_beside(path: Path) -> dict[str, Any]:
+    """What is said beside a file, nothing where there is nothing; `marks_of` it are its marks.
+
+    Raises: DataError: it is damaged.
+    """
     beside = marks_beside(path)
     if not beside.is_file():
         return {}
@@ -46,4 +51,4 @@ def read_beside(path: Path) -> dict[str, str]:
         raise DataError(f"{beside} cannot be read: {error}.") from error
     if not isinstance(found, dict):
         raise DataError(f"{beside} holds no object of marks; remove it, or write {path} again.")
-    return marks_of(found)
+    return found

@@ -34,6 +34,12 @@ def open_store(address: str, *, create: str | None = None) -> Store:
                 f"There is no kind of store for {scheme}:…; there is a folder's path, "
                 f"{'; '.join(SCHEMES.values())}."
             )
+        # USER:PASSWORD@ is of no folder. Nor is it repeated, here or as the name of a new one.
+        if re.search(r"//[^/]*:[^/]*@", address):
+            raise DataError(
+                "The address of a store has a user and a password in it, and no scheme before "
+                f"'://'; there is a folder's path, {'; '.join(SCHEMES.values())}."
+            )
         scheme = "snapshot"
     if scheme == "postgresql":
         from evergram.stores.pgvector import PgvectorStore

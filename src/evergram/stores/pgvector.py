@@ -1,29 +1,43 @@
 """Embeddings in PostgreSQL with the extension pgvector.
 
-Two tables a store: `NAME_spaces`, and `NAME_vectors` with the rows of all versions. Its primary key
-is the id, so PostgreSQL itself sees to it that an id is in one space, whoever writes at once; each
-space has its own index, over the rows of its version alone.
+Three tables a store: `NAME_spaces`, `NAME_side`, and `NAME_vectors` with the rows of all versions.
+The primary key of the last is the id, so PostgreSQL itself sees to it that an id is in one space,
+whoever writes at once; each space has its own index, over the rows of its version alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError
-from evergram.stores.pgvector_tables import create_tables, look, prepare
-from evergram.stores.postgres import Connection, Connections, read_address, show_address
+from evergram.stores.pgvector_tables import (
+    create_tables,
+    look,
+    prepare,
+    read_side,
+    write_side,
+)
+from evergram.stores.postgres import (
+    Connection,
+    Connections,
+    OneConnection,
+    read_address,
+    show_address,
+)
 from evergram.stores.postgres_binary import Raw, integers, layout, vector, vectors
-from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store
+from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store, StoreView
 
 # After the import above, which says so where psycopg is missing.
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal  # isort: skip
 
+T = TypeVar("T")
 
 # A space smaller than this is searched exactly; and pgvector's HNSW takes no longer vectors.
 # (It would take halves of them, but those are not the vectors that were written.)
@@ -34,6 +48,13 @@ LOOKED_UP = 10_000
 
 WRITTEN_AT_ONCE = 10_000
 
+# Of each space, and whether it has rows.
+FACTS = (
+    "select version, dim, fingerprint,"
+    " exists (select from {table} as vectors where vectors.version = space.version)"
+    " from {meta} as space order by version"
+)
+
 
 class PgvectorStore(Store):
     kind: ClassVar[str] = "pgvector"
@@ -41,11 +62,13 @@ class PgvectorStore(Store):
     def __init__(
         self, connections: Connections, address: str, name: str, id_type: pa.DataType, oid: int
     ) -> None:
-        self._connections = connections
+        self._connections: Connections | OneConnection = connections
         self._address = address
         self._name = name
         self._id_type = id_type
         self._oid = oid
+        # Rows of FACTS, for a view of one moment; None where each call asks.
+        self._facts: list[Any] | None = None
         self._table = Identifier(f"{name}_vectors")
         self._meta = Identifier(f"{name}_spaces")
         number = pa.types.is_integer(id_type)
@@ -76,18 +99,38 @@ class PgvectorStore(Store):
     def id_type(self) -> pa.DataType:
         return self._id_type
 
+    @property
+    def side(self) -> str | None:
+        return self._connections.run(lambda connection: read_side(connection, self._name))
+
+    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+        # With its first question in one message: all later ones see what was committed then.
+        begin = self._sql("begin isolation level repeatable read, read only; " + FACTS)
+
+        def at_one_moment(connection: Connection) -> T:
+            view = copy(self)
+            view._connections = OneConnection(connection)
+            try:
+                answer = connection.execute(begin)
+                answer.nextset()
+                view._facts = answer.fetchall()
+                return work(view)
+            finally:
+                if not connection.closed:
+                    connection.rollback()
+
+        return self._connections.run(at_one_moment)
+
     def spaces(self) -> dict[int, Space]:
-        found = self._ask("select version, dim, fingerprint from {meta} order by version")
-        return {version: Space(version, dim, mark) for version, dim, mark in found}
+        found = self._facts
+        if found is None:
+            found = self._ask("select version, dim, fingerprint, null from {meta} order by version")
+        return {version: Space(version, dim, mark) for version, dim, mark, _ in found}
 
     def filled(self) -> dict[int, Space]:
         # To count is to look at every row.
-        found = self._ask(
-            "select version, dim, fingerprint from {meta} as space where exists"
-            " (select from {table} as vectors where vectors.version = space.version)"
-            " order by version"
-        )
-        return {version: Space(version, dim, mark) for version, dim, mark in found}
+        found = self._ask(FACTS) if self._facts is None else self._facts
+        return {version: Space(version, dim, mark) for version, dim, mark, any_ in found if any_}
 
     def count(self) -> dict[int, int]:
         return dict(
@@ -104,6 +147,9 @@ class PgvectorStore(Store):
 
     def close(self) -> None:
         self._connections.close()
+
+    def _set_side(self, side: str) -> None:
+        self._connections.run(lambda connection: write_side(connection, self._name, side))
 
     def _add_space(self, space: Space) -> None:
         self._ask(

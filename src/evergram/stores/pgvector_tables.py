@@ -11,6 +11,12 @@ from psycopg.sql import SQL, Identifier  # isort: skip
 
 COLUMNS = {"int64": SQL("bigint"), "string": SQL('text collate "C"')}
 
+# One row at most: which side the store holds. Older stores lack the table.
+SIDE_TABLE = SQL(
+    "create table if not exists {side} (one boolean primary key default true check (one),"
+    " side text not null)"
+)
+
 # pgvector's iterative scans, without which a filter or a large k loses rows.
 OLDEST = (0, 8)
 
@@ -58,11 +64,48 @@ def create_tables(connection: Connection, name: str, id_type: str) -> None:
                 "create table if not exists {meta} (version bigint primary key,"
                 " dim integer not null, fingerprint text not null)"
             ),
+            SIDE_TABLE,
         ):
             index = Identifier(f"{name}_version")
             connection.execute(
-                query.format(table=table, meta=meta, id=COLUMNS[id_type], index=index)
+                query.format(
+                    table=table,
+                    meta=meta,
+                    side=_side_table(name),
+                    id=COLUMNS[id_type],
+                    index=index,
+                )
             )
+
+
+def _side_table(name: str) -> Identifier:
+    return Identifier(f"{name}_side")
+
+
+def read_side(connection: Connection, name: str) -> str | None:
+    """Which side a store says that it holds; None where it does not say."""
+    if not _has_side_table(connection, name):
+        return None
+    query = SQL("select side from {side}").format(side=_side_table(name))
+    row = connection.execute(query).fetchone()
+    return None if row is None else row[0]
+
+
+def write_side(connection: Connection, name: str, side: str) -> None:
+    """Write down a store's side, unless one is written down already."""
+    table = _side_table(name)
+    with connection.transaction():
+        if not _has_side_table(connection, name):
+            connection.execute(SQL("select pg_advisory_xact_lock(hashtext('evergram'))"))
+            connection.execute(SIDE_TABLE.format(side=table))
+        insert = SQL("insert into {table} (side) values (%s) on conflict do nothing")
+        connection.execute(insert.format(table=table), [side])
+
+
+def _has_side_table(connection: Connection, name: str) -> bool:
+    shown = _side_table(name).as_string(connection)
+    found = connection.execute(SQL("select to_regclass(%s)::text"), [shown]).fetchone()
+    return found is not None and found[0] is not None
 
 
 def look(connection: Connection, name: str, shown: str) -> tuple[str, int]:

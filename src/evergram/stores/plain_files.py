@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from evergram.errors import DataError
 from evergram.stores.embedding_file import Block, EmbeddingFile, sentence
-from evergram.stores.marks import marks_of, read_beside
+from evergram.stores.marks import ID_TYPE, marks_beside, marks_of, read_beside
 
 
 def companion(path: Path) -> Path:
@@ -49,6 +50,24 @@ class Plain(EmbeddingFile):
             raise DataError(f"{beside} line {lines.index('') + 1} has no id; give it one.")
         self._own = pa.array(lines, pa.string())
 
+    def _as_written(self, id_type: str) -> None:
+        """Take the lines of ids for what they were written from, integers or text."""
+        beside, said = companion(self.path), marks_beside(self.path)
+        if self._own is None:
+            raise DataError(
+                f"{beside} is missing, though {self.path} was written with its ids there; restore "
+                f"it, or remove {said} to take the numbers of the rows for ids."
+            )
+        if id_type != "int64":
+            return
+        try:
+            self._own = pc.cast(self._own, pa.int64())
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"{beside} has an id that is no integer, though {self.path} was written with "
+                f"integers ({sentence(error)}); restore it, or remove {said} to take text for ids."
+            ) from error
+
     def ids(self) -> pa.Array:
         return self._own if self._own is not None else pa.array(np.arange(self.rows))
 
@@ -75,9 +94,12 @@ class NpyVectors(Plain):
                 "needed."
             )
         super().__init__(path, *array.shape)
-        self.marks = read_beside(path)
+        said = read_beside(path)
+        self.marks = marks_of(said)
         self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32
         self._name(ids)
+        if ids is None and ID_TYPE in said:
+            self._as_written(str(said[ID_TYPE]))
 
     def _slice(self, start: int, stop: int) -> Tensor:
         mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)

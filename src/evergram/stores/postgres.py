@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 from evergram.errors import DataError, StoreError
 from evergram.stores.naming import checked_name
 from evergram.stores.postgres_binary import Raw
+from evergram.stores.turns import Turns
 
 try:
     import psycopg
@@ -24,7 +25,7 @@ except ImportError as error:
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# At once; who comes later waits for one of them.
+# At once; who comes later waits for one of them, as long as others get on.
 CONNECTIONS = 10
 WAIT = 10.0  # seconds
 
@@ -103,7 +104,7 @@ class Connections:
         self._prepare = prepare
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
-        self._turns = threading.BoundedSemaphore(CONNECTIONS)
+        self._turns = Turns(CONNECTIONS, WAIT)
         self._closed = False
 
     def run(self, work: Callable[[Connection], T]) -> T:
@@ -113,10 +114,10 @@ class Connections:
         Raises: StoreError: the server cannot be reached or refuses. DataError: a value that it
             cannot hold.
         """
-        if not self._turns.acquire(timeout=WAIT):
+        if not self._turns.take():
             raise StoreError(
-                f"All {CONNECTIONS} connections to {self.shown} were busy for {WAIT:.0f} s; ask "
-                "less at once."
+                f"None of the {CONNECTIONS} connections to {self.shown} has answered anything for "
+                f"{WAIT:.0f} s; see what the server is doing, and ask less at once."
             )
         try:
             try:
@@ -130,7 +131,7 @@ class Connections:
         except psycopg.Error as error:
             raise StoreError(f"{self.shown} did not do what was asked: {_said(error)}.") from None
         finally:
-            self._turns.release()
+            self._turns.end()
 
     def connect(self) -> Connection:
         """A new connection, for the caller to close. Raises: StoreError: there is no way."""
@@ -144,10 +145,14 @@ class Connections:
                 prepare_threshold=None,
             )
         except psycopg.Error as error:
-            raise StoreError(
-                f"{self.shown} cannot be reached: {_said(error)}; is the server running, and are "
-                "host, user and password right?"
-            ) from None
+            said = _said(error)
+            todo = "is the server running, and are host, user and password right?"
+            if "password" in said:
+                todo = (
+                    "give the right one in the environment as PGPASSWORD, or in ~/.pgpass "
+                    "(readable by you alone)."
+                )
+            raise StoreError(f"{self.shown} cannot be reached: {said}; {todo}") from None
         connection.adapters.register_dumper(Raw, _RawDumper)
         try:
             self._prepare(connection)
@@ -189,6 +194,20 @@ class Connections:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+
+class OneConnection:
+    """One connection in the place of all, for what must be asked on the same one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Return what `work` returns; whoever lent the connection sees to its errors."""
+        return work(self._connection)
+
+    def close(self) -> None:
+        """Nothing: it is lent."""
 
 
 class _Cut(psycopg.OperationalError):

@@ -7,11 +7,12 @@ checksum are in the payload.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
-from uuid import UUID, uuid5
+from uuid import UUID, uuid4, uuid5
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +21,13 @@ from evergram.errors import DataError, FormatError, StoreError
 from evergram.stores.naming import checked_name
 from evergram.stores.qdrant_connection import KEY, QdrantConnection, is_url
 from evergram.stores.separate import SeparateStore
-from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space
+from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
 
 T = TypeVar("T")
 
-FORMAT = 1
+# 2: with the side, and with a mark of moves. One of format 1 has none until somebody writes.
+FORMAT = 2
+READABLE = (1, 2)
 
 # Of the points' ids; another one would not find the rows of today.
 NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
@@ -37,6 +40,24 @@ LOOKED_UP = 10_000
 
 INDEXING = 3_600.0  # seconds that `build_index` waits for a server
 UNFINISHED = {"yellow"}
+
+# So often something is read again because rows moved meanwhile.
+LOOKS = 10
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What the small collection says.
+
+    Args:
+        side: which side the rows are of; None where nobody has said.
+        moved: another text whenever rows are about to leave a space.
+    """
+
+    id_type: str
+    spaces: dict[int, Space]
+    side: str | None
+    moved: str | None
 
 
 class QdrantStore(SeparateStore):
@@ -78,8 +99,30 @@ class QdrantStore(SeparateStore):
     def id_type(self) -> pa.DataType:
         return self._id_type
 
+    @property
+    def side(self) -> str | None:
+        return self._meta().side
+
     def spaces(self) -> dict[int, Space]:
-        return self._meta()[1]
+        return self._meta().spaces
+
+    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+        for _ in range(LOOKS):
+            before = self._meta().moved
+            found = work(self)
+            # A row leaves a space after it is in the other and after the mark was changed. One
+            # that was in neither when they were looked at has changed it in between.
+            if self._meta().moved == before:
+                return found
+        with self._writing():
+            before = self._meta().moved
+            found = work(self)
+            if self._meta().moved == before:
+                return found
+        raise StoreError(
+            f"Another process moves rows of {self.address} all the time, so that no reading of it "
+            "is of one moment; wait for it and try again."
+        )
 
     def filled(self) -> dict[int, Space]:
         # Without a filter an inexact count is a sum over segments, and 0 only where there is none.
@@ -118,24 +161,34 @@ class QdrantStore(SeparateStore):
                 self._ask("upsert", self._name, [point], wait=True)
         if not self._ask("collection_exists", self._name):
             raise DataError(f"There is no store at {self.address}; create it first.")
-        kind = self._meta()[0]
+        kind = self._meta().id_type
         if create is not None and kind != create:
             raise DataError(f"{self.address} is there with ids of type {kind}; {create} was given.")
         return ID_TYPES[kind]
 
-    def _meta(self) -> tuple[str, dict[int, Space]]:
-        """Type of ids, and the spaces."""
+    def _meta(self) -> Meta:
         points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
         with self._connection.told():
             said = {point.id: point.payload for point in points}
             head = said.pop(0)
-            if head["format_version"] != FORMAT:
+            if head["format_version"] not in READABLE:
                 raise FormatError(
-                    f"{self.address} has format {head['format_version']}; this Evergram has "
-                    f"{FORMAT}."
+                    f"{self.address} has format {head['format_version']}; this Evergram reads "
+                    f"{READABLE[0]} to {READABLE[-1]}."
                 )
             spaces = {one["version"]: Space(**one) for one in said.values()}
-        return head["id_type"], dict(sorted(spaces.items()))
+            id_type, side, moved = head["id_type"], head.get("side"), head.get("moved")
+        return Meta(id_type, dict(sorted(spaces.items())), side, moved)
+
+    def _say(self, **facts: str) -> None:
+        """Write facts of the whole store down; the others stay."""
+        payload = {"format_version": FORMAT, **facts}
+        self._ask("set_payload", self._name, payload, [0], wait=True)
+
+    def _set_side(self, side: str) -> None:
+        with self._writing():
+            if self.side is None:
+                self._say(side=side)
 
     def _make(self, collection: str, dim: int) -> None:
         from qdrant_client import models
@@ -183,11 +236,15 @@ class QdrantStore(SeparateStore):
     def _remove(self, version: int, ids: pa.Array) -> None:
         from qdrant_client import models
 
-        at = self._at(version)
+        at, told = self._at(version), False
         for keys in _blocks(_points(ids.to_pylist()), POINTS):
             # The local mode writes to its disk for every id, be it there or not.
             held = self._ask("retrieve", at, keys, with_payload=False, with_vectors=False)
             if held:
+                if not told:
+                    # For those who are reading: see `read_consistently`.
+                    self._say(moved=uuid4().hex)
+                    told = True
                 chosen = models.PointIdsList(points=[point.id for point in held])
                 self._ask("delete", at, chosen, wait=True)
 

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError
 from evergram.stores.faiss_index import build
-from evergram.stores.generation import Part
+from evergram.stores.generation import Generation, Part
 from evergram.stores.merging import next_merge
 from evergram.stores.nearest import Best, look_at, look_at_all
 from evergram.stores.segment import Wanted
 from evergram.stores.segment_writer import MAX_ROWS, SegmentWriter
 from evergram.stores.snapshot_folder import SnapshotFolder
 from evergram.stores.snapshot_record import NAME, SegmentRecord
-from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store, row_checks
+from evergram.stores.store import (
+    ID_TYPES,
+    Checks,
+    Floats,
+    Rows,
+    Space,
+    Store,
+    StoreView,
+    row_checks,
+)
+
+T = TypeVar("T")
 
 # Rows that are copied at once while segments are merged.
 BLOCK = 16_384
@@ -40,6 +52,9 @@ class SnapshotStore(Store):
     """
 
     kind: ClassVar[str] = "snapshot"
+
+    # What a view of one moment reads; None where each call reads the newest.
+    _moment: Generation | None = None
 
     def __init__(self, path: Path, *, index_from: int = 200_000, wait: float = 10.0) -> None:
         self._folder = SnapshotFolder(path, wait)
@@ -80,11 +95,21 @@ class SnapshotStore(Store):
     def id_type(self) -> pa.DataType:
         return self._id_type
 
+    @property
+    def side(self) -> str | None:
+        return self._current().record.side
+
     def spaces(self) -> dict[int, Space]:
-        return {space.version: space for space in self._folder.current().record.spaces}
+        return {space.version: space for space in self._current().record.spaces}
 
     def count(self) -> dict[int, int]:
-        return self._folder.current().count()
+        return self._current().count()
+
+    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+        view = copy(self)
+        # A generation never changes, and its files stay mapped though others remove them.
+        view._moment = self._current()
+        return work(view)
 
     def close(self) -> None:
         """Let go of the files; a later call opens them again."""
@@ -147,6 +172,9 @@ class SnapshotStore(Store):
                     before = plain[0].record
                     self._folder.commit([replace(before, index=index)], [before])
 
+    def _current(self) -> Generation:
+        return self._folder.current() if self._moment is None else self._moment
+
     def _of(self, space: Space, rows: Rows) -> Rows:
         if rows.version != space.version:
             raise DataError(
@@ -160,6 +188,11 @@ class SnapshotStore(Store):
             if space.version not in [other.version for other in there]:
                 spaces = sorted([*there, space], key=lambda other: other.version)
                 self._folder.commit([], spaces=tuple(spaces))
+
+    def _set_side(self, side: str) -> None:
+        with self._folder.writing():
+            if self._folder.current().record.side is None:
+                self._folder.commit([], side=side)
 
     def _write(self, rows: Rows, checks: Checks) -> None:
         with self._folder.writing():
@@ -179,7 +212,7 @@ class SnapshotStore(Store):
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         wanted = Wanted.of(ids)
         found: dict[int, list[tuple[Rows, Checks]]] = {}
-        for part in self._folder.current().data():
+        for part in self._current().data():
             which, rows = part.find(wanted)
             if len(rows):
                 mine = ids if len(which) == len(ids) else ids.take(pa.array(which))
@@ -193,7 +226,7 @@ class SnapshotStore(Store):
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[tuple[pa.Array, Floats]]:
-        parts = self._folder.current().of(version)
+        parts = self._current().of(version)
         indexes = self._folder.indexes
         best = Best(len(queries), k)
         wanted = None if ids is None else Wanted.of(ids)

@@ -164,6 +164,7 @@ class SnapshotFolder:
         added: Iterable[SegmentRecord],
         removed: Iterable[SegmentRecord] = (),
         spaces: tuple[Space, ...] | None = None,
+        side: str | None = None,
     ) -> None:
         """Acknowledge: swap `store.json`, then remove the files that it no longer lists."""
         before, added = self.current(), list(added)
@@ -175,6 +176,7 @@ class SnapshotFolder:
             next_number=max([before.record.next_number, *(s.number + 1 for s in added)]),
             segments=tuple(sorted([*kept, *added], key=lambda segment: segment.number)),
             spaces=before.record.spaces if spaces is None else spaces,
+            side=before.record.side if side is None else side,
         )
         try:
             after = before.advanced(record, self._load_trusted).without_empty()

@@ -13,7 +13,9 @@ from typing import Any
 from evergram.errors import FormatError, IntegrityError
 from evergram.stores.store import Space
 
-FORMAT_VERSION = 1
+# 2: with the side. One of format 1 has none until somebody fills it.
+FORMAT_VERSION = 2
+READABLE = (1, 2)
 NAME = "store.json"
 
 
@@ -65,13 +67,18 @@ class SegmentRecord:
 
 @dataclass(frozen=True)
 class SnapshotRecord:
-    """A generation of a snapshot. Segments are ascending by number, none of which is used twice."""
+    """A generation of a snapshot. Segments are ascending by number, none of which is used twice.
+
+    Args:
+        side: which side the rows are of; None where nobody has said.
+    """
 
     id_type: str
     generation: int
     next_number: int
     spaces: tuple[Space, ...]
     segments: tuple[SegmentRecord, ...]
+    side: str | None = None
 
 
 class Opened:
@@ -114,10 +121,10 @@ def _parsed(text: bytes, path: Path) -> SnapshotRecord:
             f"{path} is damaged (its checksum differs); restore the store from a copy, or fill it "
             "again."
         )
-    if body["format_version"] != FORMAT_VERSION:
+    if body["format_version"] not in READABLE:
         raise FormatError(
             f"{path} has format_version {body['format_version']}; this Evergram reads "
-            f"{FORMAT_VERSION}. Use a later one."
+            f"{READABLE[0]} to {READABLE[-1]}. Use a later one."
         )
     return SnapshotRecord(
         body["id_type"],
@@ -125,6 +132,7 @@ def _parsed(text: bytes, path: Path) -> SnapshotRecord:
         body["next_number"],
         tuple(Space(**space) for space in body["spaces"]),
         tuple(_segment(segment) for segment in body["segments"]),
+        body.get("side"),
     )
 
 

@@ -25,17 +25,21 @@ def transform_file(
     *,
     source: int | str | None = None,
     progress: Progress = QUIET,
+    overwrite: bool = False,
 ) -> int:
     """Write `file`, vectors of version `source` (default: the newest), as version `target`.
 
     Reading, multiplying and writing go on at once, a few blocks at a time: memory does not grow
     with the file. Ids and their order stay.
 
+    Args:
+        out: its suffix says the format.
+        overwrite: whether to write over a file that is there.
     Returns: rows written. The file says by its fingerprints what it is and comes from.
     Raises: ShapeError: the file's dim is not that version's. LineageError: the file says by its
         fingerprint that it is another version's. UnknownVersionError. DataError: a vector cannot be
-        used, or `out` cannot be written; or the file has no ids, and `out` would say that the
-        numbers of its rows are the version's ids.
+        used, or `out` is there or cannot be written; or the file has no ids, and `out` would say
+            that the numbers of its rows are the version's ids.
     """
     version = lineage.newest if source is None else lineage.resolve(source)
     wanted = lineage.resolve(target)
@@ -46,10 +50,9 @@ def transform_file(
             f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "
             f"{chain.dim(version)}. Name the version that these vectors are of with --from."
         )
-    if out.suffix.lower() != ".npy":
-        refuse_unnamed_rows(file, lineage, version)
+    refuse_unnamed_rows(file, lineage, version)
     chain.is_affine(version, wanted)  # refuses a version that there is not
-    check_writable(out)
+    check_writable(out, overwrite=overwrite)
     with progress.task(f"as version {wanted}", file.rows) as bar:
 
         def rewritten() -> Iterator[Block]:
@@ -62,4 +65,4 @@ def transform_file(
                 bar.advance(len(ids), len(ids))
 
         said = (lineage.manifest(n).fingerprint for n in (wanted, version))
-        return write_vectors(out, counted(), marks(*said))
+        return write_vectors(out, counted(), marks(*said), overwrite=overwrite)

@@ -1,0 +1,132 @@
+"""Rows of embeddings as stores take and give them, their checksums, and what a search finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from evergram.errors import DataError, ShapeError
+
+Floats = npt.NDArray[np.float32]
+Checks = npt.NDArray[np.uint32]
+
+# What ids may be; one store holds one of them.
+ID_TYPES = {"int64": pa.int64(), "string": pa.string()}
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where the vectors of one version live.
+
+    Args:
+        version: its number in the lineage.
+        dim: D of its vectors as they are stored.
+        fingerprint: of the version; vectors of another are never put beside these.
+    """
+
+    version: int
+    dim: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that were embedded with one version.
+
+    Args:
+        version: of their space.
+        ids: [n], int64 or string, each once.
+        vectors: float32 [n, D], finite.
+    Raises: ShapeError, DataError: they are not that.
+    """
+
+    version: int
+    ids: pa.Array
+    vectors: Floats
+
+    def __post_init__(self) -> None:
+        if self.vectors.ndim != 2 or len(self.ids) != len(self.vectors):
+            raise ShapeError(
+                f"{len(self.ids)} ids and vectors of shape {list(self.vectors.shape)} were given; "
+                "vectors must be [n, D], one an id."
+            )
+        if self.vectors.dtype != np.float32:
+            raise DataError(f"Vectors are {self.vectors.dtype}; a store holds float32.")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Hits:
+    """What one query found, best first.
+
+    Args:
+        ids: [n].
+        scores: float32 [n], descending.
+        versions: int64 [n], what each row was embedded with.
+    """
+
+    ids: pa.Array
+    scores: Floats
+    versions: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def first(self, k: int) -> Hits:
+        return Hits(self.ids.slice(0, k), self.scores[:k], self.versions[:k])
+
+
+def row_checks(rows: Rows) -> Checks:
+    """A checksum of id, version and vector of each row [n]: it is stored with the row and compared
+    when the row is fetched, so that no damaged vector, and none under another id, is given out.
+
+    Σ_i m_i w_i modulo 2³², with w the 32-bit words of a row and m odd: whatever happens to one word
+    changes it, and what happens to several goes unseen once in 2³². (A CRC would do the same, row
+    by row; this is all rows at once, which a request for a hundred rows feels.)
+    """
+    vectors = np.ascontiguousarray(rows.vectors, dtype="<f4").view("<u4")
+    odd = _multipliers(vectors.shape[1] + 3)
+    if pa.types.is_integer(rows.ids.type):
+        keys = rows.ids.to_numpy().astype("<i8", copy=False).view("<u4").reshape(-1, 2)
+    else:
+        texts = (crc32(key.encode()) for key in rows.ids.to_pylist())
+        keys = np.zeros((len(rows), 2), dtype=np.uint32)
+        keys[:, 0] = np.fromiter(texts, dtype=np.uint32, count=len(rows))
+    found: Checks = np.einsum("nd,d->n", vectors, odd[3:], dtype=np.uint32)
+    found += keys @ odd[1:3]
+    # Beginning at one: a row of zeros under id 0 has no check of zero.
+    found += np.uint32((1 + int(odd[0]) * rows.version) & 0xFFFFFFFF)
+    return found
+
+
+@lru_cache
+def _multipliers(count: int) -> Checks:
+    """Odd numbers without a pattern: the finaliser of MurmurHash3 on 1, 2, …"""
+    found = np.arange(1, count + 1, dtype=np.uint32)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        found ^= found >> np.uint32(shift)
+        found *= np.uint32(factor)
+    return found | np.uint32(1)
+
+
+def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
+    """The best k of what several spaces gave, each id once: at the latest version that has it."""
+    parts = [part for part in parts if len(part)] or list(parts[:1])
+    if len(parts) == 1:
+        return parts[0].first(k)
+    parts = sorted(parts, key=lambda part: -int(part.versions[0]))
+    ids = pa.concat_arrays([part.ids for part in parts])
+    scores = np.concatenate([part.scores for part in parts])
+    versions = np.concatenate([part.versions for part in parts])
+    codes = ids.dictionary_encode().indices.to_numpy()
+    first = np.unique(codes, return_index=True)[1]
+    best = first[np.argsort(-scores[first], kind="stable")][:k]
+    return Hits(ids.take(pa.array(best)), scores[best], versions[best])
