@@ -39,6 +39,7 @@ def write_vectors(
     marks: Mapping[str, str] | None = None,
     *,
     overwrite: bool = True,
+    named: bool = True,
 ) -> int:
     """Write ids and float32 vectors in the format that the name's suffix says, in their order.
 
@@ -52,6 +53,8 @@ def write_vectors(
         marks: what the file says of itself, see `stores.marks`: in its metadata, or beside it in
             `NAME.npy.json` or `NAME.csv.json`.
         overwrite: whether to write over what is there, be it the file or one beside it.
+        named: False where the ids are only the numbers of rows: an .npy file then has no ids beside
+            it, as these would be taken for a version's own.
     Returns: rows written.
     Raises: DataError: a format that there is not, a folder that cannot be written, nothing to
         write, a file that is there, or an id with a line break in it where ids are lines.
@@ -65,7 +68,7 @@ def write_vectors(
     if suffix in ARROW:
         return _write_arrow(path, blocks, marks)
     if suffix == ".npy":
-        return _write_npy(path, blocks, marks)
+        return _write_npy(path, blocks, marks, named)
     blocks = iter(blocks)
     first = next(blocks, None)
     if first is not None and not overwrite and not pa.types.is_integer(first[0].type):
@@ -146,11 +149,16 @@ def _write_csv(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | N
     return rows
 
 
-def _write_npy(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None) -> int:
+def _write_npy(
+    path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None, named: bool
+) -> int:
     with _beside(marks_beside(path)) as said, _beside(path) as part, _beside(companion(path)) as t:
         ids = _write_plain(path, part, t, blocks, NPY_HEADER, _npy_header)
         kind = "string" if ids.integers is None else "int64"
-        _write_marks(path, said, {**(marks or {}), ID_TYPE: kind})
+        _write_marks(path, said, {**(marks or {}), **({ID_TYPE: kind} if named else {})})
+        if not named:
+            t.unlink()
+            companion(path).unlink(missing_ok=True)
     return ids.rows
 
 

@@ -50,7 +50,9 @@ def transform_file(
             f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "
             f"{chain.dim(version)}. Name the version that these vectors are of with --from."
         )
-    refuse_unnamed_rows(file, lineage, version)
+    named = out.suffix.lower() != ".npy" or file.has_ids
+    if named:
+        refuse_unnamed_rows(file, lineage, version)
     chain.is_affine(version, wanted)  # refuses a version that there is not
     check_writable(out, overwrite=overwrite)
     with progress.task(f"as version {wanted}", file.rows) as bar:
@@ -65,4 +67,4 @@ def transform_file(
                 bar.advance(len(ids), len(ids))
 
         said = (lineage.manifest(n).fingerprint for n in (wanted, version))
-        return write_vectors(out, counted(), marks(*said), overwrite=overwrite)
+        return write_vectors(out, counted(), marks(*said), overwrite=overwrite, named=named)
