@@ -60,6 +60,10 @@ def service_of(folder: Path) -> Service:
     )
 
 
+# One of the names that a service on loopback is asked for under.
+ADDRESS = "http://127.0.0.1"
+
+
 @dataclass
 class Running:
     """A service and a client of it that needs no network."""
@@ -84,7 +88,7 @@ def running(folder: Path, settings: Settings | None = None, **line: Any) -> Iter
         lineage_of(folder, **line)
     service = service_of(folder)
     app = create_app(service, Settings(poll=0.05) if settings is None else settings)
-    with TestClient(app, raise_server_exceptions=False) as http:
+    with TestClient(app, ADDRESS, raise_server_exceptions=False) as http:
         yield Running(folder, service, http)
 
 

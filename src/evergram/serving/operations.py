@@ -11,21 +11,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from evergram.errors import ShapeError, UnknownVersionError
+from evergram.errors import UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.serving import arrow_stream, wire
 from evergram.serving.auth import Access
 from evergram.serving.drift import Drift
-from evergram.serving.inputs import as_ids, check_count, missing_ids, model_version
+from evergram.serving.inputs import (
+    as_ids,
+    check_count,
+    ids_of,
+    missing_ids,
+    model_version,
+    objects_of,
+    vector_of,
+    vectors_of,
+)
 from evergram.serving.json_pieces import Body
 from evergram.serving.parsing import Parsed, parse
 from evergram.serving.refusals import RefusedError
 from evergram.serving.schemas import (
-    NUMBERS,
-    OBJECTS,
-    TEXTS,
-    VECTOR,
-    VECTORS,
     EmbeddingsOptions,
     EmbeddingsRequest,
     Features,
@@ -104,7 +108,7 @@ def embeddings(call: Call) -> Answer:
         options = parse(EmbeddingsOptions, stream.request, call.settings).asked
     else:
         request = parse(EmbeddingsRequest, call.body, call.settings)
-        options, given = request.asked, _inputs(call, request)
+        options, given = request.asked, objects_of(request, call.settings)
     version = model_version(call.lineage, call.access, options)
     dim = call.lineage.manifest(version).dim
     if options.dimensions not in (None, dim):
@@ -176,7 +180,7 @@ def search(call: Call) -> Answer:
     ids = None
     if options.ids is not None:
         check_count(request.count("ids"), settings.max_batch, "ids", "id")
-        ids = as_ids(store, _ids(request, "ids", options.ids))
+        ids = as_ids(store, ids_of(request, "ids"))
     found = _read(lambda: reader.search(given, options.k, version, side, options.metric, ids))
     counts = Counter(version for hits in found for version in hits.versions.tolist())
     if not call.arrow_out:
@@ -199,7 +203,7 @@ def transform(call: Call) -> Answer:
         given = arrow_stream.vectors_of(stream.column)
     else:
         request = parse(TransformRequest, call.body, call.settings)
-        options, given = request.asked, _vectors(call, request)
+        options, given = request.asked, vectors_of(request, call.settings)
     source = call.access.version(call.lineage, options.source)
     target = call.access.version(call.lineage, options.target)
     _same_space(call, [*said, options.fingerprint], source)
@@ -227,26 +231,6 @@ def _encoded(
     return call.state.reader.transform(vectors, source, version), sources
 
 
-def _inputs(call: Call, request: Parsed[EmbeddingsRequest]) -> list[Any]:
-    """Ids, all of one type, or objects with features."""
-    given = request.asked.input
-    if not isinstance(given, list):
-        return [given]
-    check_count(request.count("input"), call.settings.max_batch, "input", "input")
-    if isinstance(given[0], Features):
-        return [one for part in request.parts("input", OBJECTS) for one in part]
-    return _ids(request, "input", given)
-
-
-def _ids(request: Parsed[Any], name: str, given: Sequence[Any]) -> list[Any]:
-    """Args:
-    given: the list, or the beginning of it.
-    """
-    if given and isinstance(given[0], str):
-        return [key for part in request.parts(name, TEXTS) for key in part]
-    return [key for part in request.parts(name, NUMBERS) for key in part]
-
-
 def _queries(call: Call, request: Parsed[SearchRequest], version: int, side: str) -> Floats:
     asked = request.asked
     if asked.id is not None:
@@ -263,37 +247,8 @@ def _queries(call: Call, request: Parsed[SearchRequest], version: int, side: str
             )
         return found.vectors
     if asked.vector is not None:
-        return _rows(call, [[x for part in request.parts("vector", VECTOR) for x in part]])
-    return _vectors(call, request)
-
-
-def _vectors(call: Call, request: Parsed[Any]) -> Floats:
-    """[n, D] of the request's `vectors`."""
-    check_count(request.count("vectors"), call.settings.max_batch, "vectors", "vector")
-    return _joined(_rows(call, part) for part in request.parts("vectors", VECTORS))
-
-
-def _joined(parts: Iterable[Floats]) -> Floats:
-    found = list(parts)
-    if any(part.shape[1] != found[0].shape[1] for part in found):
-        raise ShapeError("The vectors are not all of one length.")
-    return found[0] if len(found) == 1 else np.concatenate(found)
-
-
-def _rows(call: Call, given: Sequence[Sequence[float]]) -> Floats:
-    longest = max(map(len, given))
-    if longest > call.settings.max_dim:
-        raise RefusedError(
-            413,
-            "limit",
-            f"A vector has {longest} coordinates; at most {call.settings.max_dim} are read.",
-            "vectors",
-        )
-    if any(len(row) != longest for row in given):
-        raise ShapeError("The vectors are not all of one length.")
-    # A float64 past float32's range becomes infinite, and is refused where it is read.
-    with np.errstate(over="ignore"):
-        return np.asarray(given, dtype=np.float64).astype(np.float32)
+        return vector_of(request, call.settings)
+    return vectors_of(request, call.settings)
 
 
 def _same_space(call: Call, said: Iterable[str | None], version: int) -> None:
