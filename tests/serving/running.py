@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.testclient import TestClient
 from tests.lineage.lines import lineage_of
 from tests.stores.dictionary import DictionaryStore
@@ -20,6 +19,7 @@ from evergram.lineage.filling import fill, id_type
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.reader import Reader
 from evergram.serving.app import create_app
+from evergram.serving.connections import server_of
 from evergram.serving.service import Service
 from evergram.serving.settings import Settings
 from evergram.serving.watching import Watch
@@ -95,8 +95,9 @@ def running(folder: Path, settings: Settings | None = None, **line: Any) -> Iter
 @contextmanager
 def server(app: Any) -> Iterator[str]:
     """A real server in a thread. Yields: its address."""
-    config = uvicorn.Config(app, port=0, log_level="error", access_log=False)
-    found = uvicorn.Server(config)
+    front = app.state.front
+    found = server_of(app, front.settings, front.connections)
+    found.config.port = 0
     thread = threading.Thread(target=found.run)
     thread.start()
     try:

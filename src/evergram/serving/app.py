@@ -15,7 +15,7 @@ from evergram.errors import EvergramError
 from evergram.serving import dashboard, listings, operations
 from evergram.serving.dashboard_facts import DashboardData
 from evergram.serving.handling import Front, Operation
-from evergram.serving.host_check import HostCheck, check_hosts
+from evergram.serving.host_check import HostCheck
 from evergram.serving.openapi import describe, errors, vectors
 from evergram.serving.refusals import RefusedError, say
 from evergram.serving.schemas import (
@@ -65,7 +65,6 @@ def create_app(service: Service, settings: Settings | None = None) -> FastAPI:
     Raises: ServiceError: others can reach it, and it has no tokens; an allowed host is none.
     """
     settings = Settings() if settings is None else settings
-    check_hosts(settings.allowed_hosts)
     with service.entered() as state:
         settings.check(state.tokens)
     front = Front(service, settings)

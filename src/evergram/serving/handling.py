@@ -15,6 +15,7 @@ from starlette.responses import Response
 from evergram.errors import UnknownVersionError
 from evergram.serving.arrow_stream import MEDIA as ARROW
 from evergram.serving.auth import Access, authenticate
+from evergram.serving.connections import Connections
 from evergram.serving.dashboard_data import dashboard_data
 from evergram.serving.dashboard_facts import DashboardData
 from evergram.serving.live import Latest
@@ -48,6 +49,9 @@ class Front:
         self.latest = Latest()
         self.workers = Workers(settings.workers, settings.max_waiting)
         self.bodies = BodyBudget(max(settings.max_buffered, settings.max_body))
+        self.connections = Connections(
+            settings.max_connections, settings.silence, lambda why: self.metrics.ended(why)
+        )
         # Opening a new version may take long, and must not wait for requests, nor they for it.
         self._next_drift = 0.0
         self._looking: Future[bool] | None = None
@@ -223,6 +227,8 @@ class Front:
         self.metrics.version.set(self.service.production)
         self.metrics.stale.set(self.service.problem is not None)
         self.metrics.working.set(self.workers.busy)
+        self.metrics.connections.set(len(self.connections.open))
+        self.metrics.buffered.set(self.bodies.held)
         return Response(self.metrics.page(), media_type="text/plain; version=0.0.4")
 
     def close(self) -> None:

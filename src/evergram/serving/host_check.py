@@ -11,7 +11,7 @@ list depends on whether tokens are asked for, and the refusal says what to do.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -19,12 +19,10 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from evergram.errors import ServiceError
 from evergram.serving.refusals import RefusedError, Said, say
 from evergram.serving.settings import Settings
 
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::([0-9]{1,5}))?", re.I)
-_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.I)
 _PORTS = {"http": "80", "https": "443"}
 
 
@@ -122,17 +120,6 @@ class HostCheck:
             return False
         same = host and named == host and asked in ((port,) if port else _PORTS.values())
         return bool(same) or self._is_listed(named)
-
-
-def check_hosts(patterns: Sequence[str]) -> None:
-    """Raises: ServiceError: one can be no host's name."""
-    for pattern in patterns:
-        if not _PATTERN.fullmatch(pattern):
-            raise ServiceError(
-                f"--allowed-host {pattern} is no name of a host; give one such as "
-                "shop.example.com, *.example.com for all below it, or * for any, without http:// "
-                "and without a port."
-            )
 
 
 def _parted(text: str) -> tuple[str, str | None]:

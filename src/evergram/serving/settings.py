@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from evergram.errors import ServiceError
 
 ADMIN_TOKEN = "EVERGRAM_ADMIN_TOKEN"
+_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.I)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,15 @@ class Settings:
         return self.no_auth or (self.loopback and not tokens and self.admin_token is None)
 
     def check(self, tokens: bool) -> None:
-        """Raises: ServiceError: others can reach it, and there is no token to ask of them."""
+        """Raises: ServiceError: others can reach it, and there is no token to ask of them; or an
+        allowed host can be no host's name."""
+        for pattern in self.allowed_hosts:
+            if not _PATTERN.fullmatch(pattern):
+                raise ServiceError(
+                    f"--allowed-host {pattern} is no name of a host; give one such as "
+                    "shop.example.com, *.example.com for all below it, or * for any, without "
+                    "http:// and without a port."
+                )
         if self.no_auth or self.loopback or tokens or self.admin_token is not None:
             return
         raise ServiceError(
