@@ -26,6 +26,7 @@ from evergram.serving.auth import Access
 from evergram.serving.drift import Drift
 from evergram.serving.operations import Call
 from evergram.serving.refusals import say
+from evergram.serving.service import State
 from evergram.serving.settings import Settings
 
 ROUTES = {
@@ -120,6 +121,10 @@ def mutated(draw: random.Random, known: list[bytes]) -> bytes:
     return bytes(body)
 
 
+def call_of(state: State, body: bytes) -> Call:
+    return Call(state, Access(""), SETTINGS, Drift(), len(body), lambda: body, True, True, None)
+
+
 def main(folder: Path, count: int, seed: int) -> None:
     draw = random.Random(seed)
     states = [service_of(folder / name).enter() for name in ("numbers", "texts")]
@@ -133,9 +138,7 @@ def main(folder: Path, count: int, seed: int) -> None:
             last.seek(0)
             last.truncate()
             last.write(route.encode() + b"\n" + body)
-            call = Call(
-                states[number // 3 % 2], Access(""), SETTINGS, Drift(), body, True, True, None
-            )
+            call = call_of(states[number // 3 % 2], body)
             try:
                 ROUTES[route](call)
             except Exception as error:

@@ -245,7 +245,9 @@ def test_search_by_an_id_that_is_not_stored_says_what_can_be_done(served: Runnin
     ],
 )
 def test_only_a_few_ids_are_answered_without_a_worker(body: bytes, quick: bool) -> None:
-    call: Any = SimpleNamespace(body=body, state=SimpleNamespace(opened=SimpleNamespace(at_hand=1)))
+    call: Any = SimpleNamespace(
+        body=body, size=len(body), state=SimpleNamespace(opened=SimpleNamespace(at_hand=1))
+    )
     assert is_quick(call) is quick
 
 

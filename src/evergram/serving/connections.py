@@ -26,6 +26,9 @@ from evergram.serving.settings import Settings
 REFUSED = 64
 # Bytes of a request's headers.
 HEADERS = 1 << 14
+# Bytes that are read of a connection at once. In chunks of one byte each, a quarter of a megabyte,
+# as asyncio would read, keeps the event loop from everybody else for more than a second.
+READ = 1 << 14
 
 
 class Wait(Enum):
@@ -91,6 +94,8 @@ class LimitedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if hasattr(transport, "max_size"):
+            transport.max_size = READ
         if self.rules.add(self):
             self._settle()
             return

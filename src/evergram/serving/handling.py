@@ -125,6 +125,7 @@ class Front:
             access,
             self.settings,
             self.metrics.drift,
+            body.size,
             body.content,
             arrow_in,
             ARROW in request.headers.get("accept", ""),

@@ -29,6 +29,8 @@ from evergram.serving.settings import Settings
 from evergram.stores.store import Floats, Store
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
+# Features of an object of a full request, on average.
+FEATURES = 32
 # So many of the ids that are not stored are named.
 _NAMED = 5
 
@@ -62,9 +64,17 @@ def objects_of(request: Parsed[EmbeddingsRequest], settings: Settings) -> list[A
     if not isinstance(given, list):
         return [given]
     check_count(request.count("input"), settings.max_batch, "input", "input")
-    if isinstance(given[0], Features):
-        return [one for part in request.parts("input", OBJECTS) for one in part]
-    return ids_of(request, "input")
+    if not isinstance(given[0], Features):
+        return ids_of(request, "input")
+    found: list[Features] = []
+    features, most = 0, settings.max_batch * FEATURES
+    for part in request.parts("input", OBJECTS):
+        features += sum(len(one.features) for one in part)
+        if features > most:
+            what = f"The objects have more than {most} features together; send fewer at a time."
+            raise RefusedError(413, "limit", what, "input")
+        found += part
+    return found
 
 
 def ids_of(request: Parsed[Any], name: str) -> list[Any]:

@@ -33,12 +33,20 @@ class Piece:
     """Some elements of a list, next to each other.
 
     Args:
-        text: "[a, b, c]".
+        body: the whole request.
+        begin, end: what stands around the elements.
         count: how many they are.
     """
 
-    text: bytes
+    body: Body
+    begin: int
+    end: int
     count: int
+
+    @property
+    def text(self) -> bytes:
+        """A list of them alone, as JSON."""
+        return b"".join((b"[", memoryview(self.body)[self.begin + 1 : self.end], b"]"))
 
 
 @dataclass(frozen=True)
@@ -79,17 +87,16 @@ def cut(body: Body, most: Limit, longest: Limit) -> Cut:
     Raises: RefusedError: there are more, or it is no JSON object.
     """
     lists = list(_lists(body, most, longest("")))
-    parts: list[Body] = []
-    after = 0
-    for one in lists:
-        parts.append(body[after : one.first])
-        after = one.end
-    parts.append(body[after:])
-    beside = sum(map(len, parts)) - sum(one.first - one.start for one in lists)
+    beside = len(body) - sum(one.end - one.start for one in lists)
     if beside > longest(""):
         raise _too_long("What is in no list of the request", beside, longest(""), None)
     pieces = {one.name: list(_pieces(body, one, longest(one.name))) for one in lists}
-    return Cut(b"".join(parts), pieces)
+    whole, after = memoryview(body), 0
+    parts = []
+    for one in lists:
+        parts.append(whole[after : one.first])
+        after = one.end
+    return Cut(b"".join([*parts, whole[after:]]), pieces)
 
 
 def _pieces(body: Body, one: _List, longest: int) -> Iterator[Piece]:
@@ -103,14 +110,10 @@ def _pieces(body: Body, one: _List, longest: int) -> Iterator[Piece]:
             what = f"An element of {one.name[:80]!r}"
             raise _too_long(what, end - before - 1, longest, one.name)
         if count and end - begin > PIECE:
-            yield Piece(_text(body, begin, before), count)
+            yield Piece(body, begin, before, count)
             begin, count = before, 0
         count += 1
-    yield Piece(_text(body, begin, one.end), count)
-
-
-def _text(body: Body, begin: int, end: int) -> bytes:
-    return b"".join((b"[", memoryview(body)[begin + 1 : end], b"]"))
+    yield Piece(body, begin, one.end, count)
 
 
 def _lists(body: Body, most: Limit, longest: int) -> Iterator[_List]:

@@ -53,6 +53,8 @@ class Call:
     """One request, with all that answers it.
 
     Args:
+        size: bytes of the body.
+        content: puts the body together.
         arrow_in, arrow_out: whether the body is an Arrow stream, and whether the answer is to be.
         fingerprint: that the request's vectors are said to have, of the header.
     """
@@ -61,10 +63,15 @@ class Call:
     access: Access
     settings: Settings
     drift: Drift
-    body: Body
+    size: int
+    content: Callable[[], Body]
     arrow_in: bool
     arrow_out: bool
     fingerprint: str | None
+
+    @property
+    def body(self) -> Body:
+        return self.content()
 
     @property
     def lineage(self) -> Lineage:
@@ -90,10 +97,11 @@ class Answer:
 def is_quick(call: Call) -> bool:
     """Whether embeddings take less time than a worker's thread takes to begin: a few ids, on
     stores that are in this machine's memory."""
-    if len(call.body) > QUICK or not call.state.opened.at_hand:
+    if call.size > QUICK or not call.state.opened.at_hand:
         return False
     # JSON may write letters as \u0066, too.
-    return b"features" not in call.body and b"\\u00" not in call.body
+    body = call.body
+    return b"features" not in body and b"\\u00" not in body
 
 
 def embeddings(call: Call) -> Answer:

@@ -14,6 +14,8 @@ JSON = "application/json"
 # Bytes of each body that are counted to no budget, so that whoever fills it keeps only large
 # requests out.
 FREE = 1 << 16
+# What a part of a body takes beside its bytes.
+PART = 64
 
 
 class BodyBudget:
@@ -46,9 +48,16 @@ class HeldBody:
     """The body of one request, on the budget until everybody has left who holds it."""
 
     def __init__(self, budget: BodyBudget) -> None:
-        self.content = bytearray()
+        self.size = 0
+        self._parts: list[bytes] = []
         self._budget, self._taken, self._holders = budget, 0, 1
         self._lock = threading.Lock()
+
+    def content(self) -> bytes:
+        """All of it, put together when it is first asked for: of a large one, by a worker."""
+        if len(self._parts) != 1:
+            self._parts = [b"".join(self._parts)]
+        return self._parts[0]
 
     def hold(self) -> None:
         with self._lock:
@@ -85,18 +94,20 @@ class HeldBody:
             ) from None
 
     def _add(self, chunk: bytes, limit: int) -> None:
-        size = len(self.content) + len(chunk)
+        size = self.size + len(chunk)
         if size > limit:
             raise RefusedError(
                 413,
                 "limit",
                 f"The body is longer than {limit} bytes; send fewer rows at a time.",
             )
-        more = max(0, size - FREE) - self._taken
-        if more:
+        more = max(0, size + PART * len(self._parts) - FREE) - self._taken
+        if more > 0:
             self._budget.take(more)
             self._taken += more
-        self.content += chunk
+        self.size = size
+        if chunk:
+            self._parts.append(chunk)
 
 
 def is_stream(request: Request) -> bool:
