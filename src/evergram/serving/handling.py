@@ -12,7 +12,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from evergram.errors import UnknownVersionError
+from evergram.errors import LineageError, UnknownVersionError
 from evergram.serving.arrow_stream import MEDIA as ARROW
 from evergram.serving.auth import Access, authenticate
 from evergram.serving.connections import Connections
@@ -207,10 +207,19 @@ class Front:
         Raises: EvergramError.
         """
         state, access = self._enter(request, _Seen())
+        try:
+            return await self._shown(state, access)
+        except LineageError:
+            # Files of a version before are gone once another is published.
+            if not await self._taken_up(state.opened):
+                raise
+        state, access = self._enter(request, _Seen())
+        return await self._shown(state, access)
 
+    async def _shown(self, state: State, access: Access) -> DashboardData:
         def made() -> DashboardData:
             access.require_admin("The dashboard")
-            live = self.latest.live(state.reader, self.metrics)
+            live = self.latest.live(state.reader, self.metrics, self.service.filling)
             lineage, diagnosis = state.reader.lineage, state.opened.diagnosis()
             return dashboard_data(lineage, list(state.roll.list()), live, diagnosis)
 
