@@ -84,7 +84,7 @@ def serve(
             f"'evergram serve' needs {error.name}: pip install 'evergram[serve]'."
         ) from None
     from evergram.lineage.consumers import Consumers
-    from evergram.serving.service import Service, has_tokens
+    from evergram.serving.service import Service, checked_sentence, has_tokens
     from evergram.serving.settings import Settings, admin_token
 
     settings = Settings(
@@ -117,11 +117,15 @@ def serve(
     # through for garbage.
     gc.collect()
     gc.freeze()
+    files = service.files()
+    sys.stderr.write(f"{checked_sentence(files)}\n")
     found = {
         "lineage": str(lineage),
         "url": f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}",
         "version": service.production,
         "open": settings.is_open(service.tokens),
+        "checked": [name for name, done in files.items() if done],
+        "unchecked": [name for name, done in files.items() if not done],
     }
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")

@@ -26,6 +26,9 @@ def versions(state: State, access: Access) -> VersionsAnswer:
     readable = access.readable(lineage)
     held = sorted({v for side in state.reader.sides for v in state.reader.store(side).filled()})
     default = _default(lineage, access)
+    # Of the lineage that is read from, which while stores are filled is one step ahead.
+    ahead = state.reader.lineage
+    files = {m.version: ahead.files(m.version) for m in ahead.versions}
     found = [
         VersionAnswer(
             version=manifest.version,
@@ -36,6 +39,8 @@ def versions(state: State, access: Access) -> VersionsAnswer:
             labels=sorted(k for k, v in lineage.labels.items() if v == manifest.version),
             default=manifest.version == default,
             computed_from=held,
+            checked=[name for name, done in files.get(manifest.version, {}).items() if done],
+            unchecked=[name for name, done in files.get(manifest.version, {}).items() if not done],
         )
         for manifest in lineage.versions
         if manifest.version in readable

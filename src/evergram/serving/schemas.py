@@ -247,10 +247,14 @@ class VersionAnswer(_Answered):
     labels: list[str]
     default: bool
     computed_from: list[int]
+    checked: list[str]
+    unchecked: list[str]
 
 
 class VersionsAnswer(_Answered):
-    """`default` is what is read where no version is named; `computed_from` what the stores hold."""
+    """`default` is what is read where no version is named; `computed_from` what the stores hold;
+    `checked` are the published files that were compared with their hashes, `unchecked` the others,
+    which are compared when they are first read."""
 
     object: Literal["list"]
     name: str

@@ -243,6 +243,7 @@ class Service:
         before.leave()
         if lineage is not before.lineage:
             log.info("Serving %s, version %d.", lineage.name, lineage.production)
+            log.info("%s", checked_sentence(self.files()))
 
     @property
     def tokens(self) -> bool:
@@ -257,6 +258,13 @@ class Service:
     @property
     def production(self) -> int:
         return self._state.lineage.production
+
+    def files(self) -> dict[str, bool]:
+        """The published files of all versions: whether each was compared with its hash."""
+        with self.entered() as state:
+            lineage = state.reader.lineage
+            numbers = [m.version for m in lineage.versions]
+            return {k: v for n in numbers for k, v in lineage.files(n).items()}
 
     def check_stores(self) -> None:
         """Ask each store something small, for `store_problem`."""
@@ -281,6 +289,19 @@ class Service:
             log.error("%s %s", said, error)
         self.problem = said
         return False
+
+
+def checked_sentence(files: Mapping[str, bool]) -> str:
+    """Which published files were compared with their hashes, and which were not yet.
+
+    Args:
+        files: see `Service.files`.
+    """
+    done = [name for name, checked in files.items() if checked]
+    said = f"Compared with the hashes of their publication: {', '.join(done) or 'no file'}"
+    if len(done) == len(files):
+        return f"{said}; these are all."
+    return f"{said}. The other {len(files) - len(done)} are compared when they are first read."
 
 
 def has_tokens(roll: Consumers) -> bool:
