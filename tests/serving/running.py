@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.testclient import TestClient
 from tests.lineage.lines import lineage_of
 from tests.stores.dictionary import DictionaryStore
@@ -20,6 +19,7 @@ from evergram.lineage.filling import fill, id_type
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.reader import Reader
 from evergram.serving.app import create_app
+from evergram.serving.connections import server_of
 from evergram.serving.service import Service
 from evergram.serving.settings import Settings
 from evergram.serving.watching import Watch
@@ -60,6 +60,10 @@ def service_of(folder: Path) -> Service:
     )
 
 
+# One of the names that a service on loopback is asked for under.
+ADDRESS = "http://127.0.0.1"
+
+
 @dataclass
 class Running:
     """A service and a client of it that needs no network."""
@@ -84,15 +88,16 @@ def running(folder: Path, settings: Settings | None = None, **line: Any) -> Iter
         lineage_of(folder, **line)
     service = service_of(folder)
     app = create_app(service, Settings(poll=0.05) if settings is None else settings)
-    with TestClient(app, raise_server_exceptions=False) as http:
+    with TestClient(app, ADDRESS, raise_server_exceptions=False) as http:
         yield Running(folder, service, http)
 
 
 @contextmanager
 def server(app: Any) -> Iterator[str]:
     """A real server in a thread. Yields: its address."""
-    config = uvicorn.Config(app, port=0, log_level="error", access_log=False)
-    found = uvicorn.Server(config)
+    front = app.state.front
+    found = server_of(app, front.settings, front.connections)
+    found.config.port = 0
     thread = threading.Thread(target=found.run)
     thread.start()
     try:

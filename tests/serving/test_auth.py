@@ -165,14 +165,59 @@ def test_without_a_known_token_nothing_is_read(
     assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
-def test_a_refusal_names_no_version_that_may_not_be_read(guarded: Guarded) -> None:
-    for what in ("v7", "nightly"):
-        asked = {"input": 1, "version": what}
-        answer = guarded.send("/v1/embeddings", asked, guarded.tokens["old"])
+@pytest.mark.parametrize("route", ["embeddings", "search", "transform", "model"])
+def test_a_refusal_does_not_tell_whether_there_is_such_a_version(
+    guarded: Guarded, route: str
+) -> None:
+    """Versions 1 and 2, `canary` and `stable` are there; the others are not."""
+    said = set()
+    for what in ("v1", "v2", "stable", "canary", "newest", "v7", "nightly", "v" + "9" * 60, 1, 7):
+        path, asked = asked_of(
+            "embeddings" if route == "model" else route,
+            what,
+            "v0",
+            by_model=route == "model",
+        )
+        answer = guarded.send(path, asked, guarded.tokens["old"])
         message = answer.json()["error"]["message"]
-        assert answer.status_code == 404
         assert "may read v0." in message
-        assert "stable" not in message
+        said.add(
+            (answer.status_code, message.replace(f"'{what}'", "?").replace(f" {what};", " ?;"))
+        )
+    assert len(said) == 1, said
+    assert said.pop()[0] == 403
+
+
+def test_what_a_consumer_might_read_and_is_gone_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "line"
+    lineage = lineage_of(folder, versions=3)
+    consumers = Consumers.open(folder)
+    consumers.add("ads", "v0", lineage.resolve, allowed=("v1",))
+    token = consumers.issue_token("ads")
+    lineage.retire(1)
+    with running(folder) as served:
+        for what, status in ((1, 404), ("v01", 404), ("v2", 403), ("v3", 403), (0, 200)):
+            answer = served.post("/v1/embeddings", {"input": 1, "version": what}, token)
+            assert answer.status_code == status, answer.text
+
+
+def test_two_tokens_in_one_request_are_refused(guarded: Guarded, served: Running) -> None:
+    """A proxy may have looked at the first, and the service would at the last."""
+    good, other = guarded.tokens["both"], guarded.tokens["old"]
+    for http, first, second in (
+        (guarded.served.http, good, other),
+        (guarded.served.http, good, good),
+        (served.http, "any", "any"),
+    ):
+        headers = [("Authorization", f"Bearer {token}") for token in (first, second)]
+        for answer in (
+            http.post("/v1/embeddings", json={"input": [1]}, headers=headers),
+            http.get("/v1/versions", headers=headers),
+            http.get("/v1/dashboard", headers=headers),
+            http.get("/metrics", headers=headers),
+        ):
+            assert answer.status_code == 400
+            assert "more than once" in answer.json()["error"]["message"]
 
 
 def test_a_label_that_moves_takes_its_readers_along(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def test_a_body_is_counted_as_it_comes(small: Running) -> None:
             sent += 1
             yield b" " * 500
 
-    answer = small.http.post("/v1/embeddings", content=chunks())
+    headers = {"Content-Type": "application/json"}
+    answer = small.http.post("/v1/embeddings", content=chunks(), headers=headers)
     assert answer.status_code == 413
     assert "2000 bytes" in answer.json()["error"]["message"]
 

@@ -21,6 +21,7 @@ from tests.stores.kinds import STORES
 from evergram.lineage.filling import fill
 
 AT_ONCE, WARM_UP = 200, 8.0
+JSON = {"Content-Type": "application/json"}
 
 
 @contextmanager
@@ -131,7 +132,7 @@ async def _load(
                     before = resident(process)
                 path, body = bodies[number % len(bodies)]
                 number += 1
-                answer = await http.post(path, content=body)
+                answer = await http.post(path, content=body, headers=JSON)
                 statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
 
         await asyncio.gather(*(ask(n) for n in range(AT_ONCE)))

@@ -245,7 +245,9 @@ def test_search_by_an_id_that_is_not_stored_says_what_can_be_done(served: Runnin
     ],
 )
 def test_only_a_few_ids_are_answered_without_a_worker(body: bytes, quick: bool) -> None:
-    call: Any = SimpleNamespace(body=body, state=SimpleNamespace(opened=SimpleNamespace(at_hand=1)))
+    call: Any = SimpleNamespace(
+        body=body, size=len(body), state=SimpleNamespace(opened=SimpleNamespace(at_hand=1))
+    )
     assert is_quick(call) is quick
 
 
@@ -254,6 +256,11 @@ def test_versions_and_models_are_listed(served: Running) -> None:
     assert [v["dim"] for v in body["data"]] == [6, 8, 10]
     assert [v["default"] for v in body["data"]] == [False, False, True]
     assert body["data"][0]["computed_from"] == [2]
+    assert "embeddings/2/object.parquet" in body["data"][2]["checked"]
+    metrics = "versions/1/metrics.json"
+    assert metrics in body["data"][1]["unchecked"]
+    assert served.get("/v1/dashboard").status_code == 200
+    assert metrics in served.get("/v1/versions").json()["data"][1]["checked"]
     names = [m["id"] for m in served.get("/v1/models").json()["data"]]
     assert names == ["line@v0", "line@v1", "line@v2", "line"]
     assert served.get("/v1/models/line@v1").json()["id"] == "line@v1"

@@ -14,6 +14,9 @@ import typer
 from evergram.cli.options import Device, Json, LineageFolder, Seed, Set, app, stores_by_side
 from evergram.errors import ServiceError
 
+# Files of a process that are no connections: of stores, logs, modules.
+FILES = 256
+
 
 @app.command()
 def serve(
@@ -36,11 +39,31 @@ def serve(
     max_batch: Annotated[int, typer.Option(min=1, help="Rows of one request.")] = 2048,
     max_k: Annotated[int, typer.Option(min=1, help="Results of one query.")] = 1000,
     max_body: Annotated[int, typer.Option(min=1, help="MiB of one request.")] = 16,
+    max_buffered: Annotated[
+        int, typer.Option(min=1, help="MiB of all requests at once, beside their first 64 KiB.")
+    ] = 256,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds of one request.")] = 30.0,
     workers: Annotated[int, typer.Option(min=1, help="Requests worked on at once.")] = 4,
     max_waiting: Annotated[
         int, typer.Option(min=0, help="Requests that may wait; the next is answered 503.")
     ] = 1000,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Connections; past it, the longest silent is closed.")
+    ] = 1000,
+    silence: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that a client may be silent within a request.")
+    ] = 10.0,
+    keep_alive: Annotated[
+        int, typer.Option(min=1, help="Seconds that a connection stays open between requests.")
+    ] = 120,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name that it is asked for under, such as shop.example, *.example or * for any "
+            "(default: localhost; where tokens are asked for, any).",
+        ),
+    ] = None,
     as_json: Json = False,
     seed: Seed = None,
     device: Device = "auto",
@@ -54,15 +77,15 @@ def serve(
     """
     try:
         import prometheus_client  # noqa: F401
-        import uvicorn
 
         from evergram.serving.app import create_app
+        from evergram.serving.connections import server_of
     except ImportError as error:
         raise ServiceError(
             f"'evergram serve' needs {error.name}: pip install 'evergram[serve]'."
         ) from None
     from evergram.lineage.consumers import Consumers
-    from evergram.serving.service import Service, has_tokens
+    from evergram.serving.service import Service, checked_sentence, has_tokens
     from evergram.serving.settings import Settings, admin_token
 
     settings = Settings(
@@ -75,6 +98,11 @@ def serve(
         timeout=timeout,
         workers=workers,
         max_waiting=max_waiting,
+        allowed_hosts=tuple(allowed_host or ()),
+        max_buffered=max_buffered * 2**20,
+        max_connections=_room_for(max_connections),
+        silence=silence,
+        keep_alive=keep_alive,
     )
     # What is taken up, and what cannot be, is said on stderr as it happens.
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
@@ -84,25 +112,21 @@ def serve(
     settings.check(has_tokens(Consumers.open(lineage)))
     listening = _bound(host, port)
     service = Service.open(lineage, stores)
-    config = uvicorn.Config(
-        create_app(service, settings),
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=max(1, int(timeout)),
-    )
-    server = uvicorn.Server(config)
+    application = create_app(service, settings)
+    server = server_of(application, settings, application.state.front.connections)
     # What was imported stays: without this, now and then a request waits while all of it is looked
     # through for garbage.
     gc.collect()
     gc.freeze()
+    files = service.files()
+    sys.stderr.write(f"{checked_sentence(files)}\n")
     found = {
         "lineage": str(lineage),
         "url": f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}",
         "version": service.production,
         "open": settings.is_open(service.tokens),
+        "checked": [name for name, done in files.items() if done],
+        "unchecked": [name for name, done in files.items() if not done],
     }
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
@@ -111,6 +135,30 @@ def serve(
     sys.stderr.write(f"Serving version {found['version']} on {found['url']} ({who}).\n")
     sys.stderr.flush()
     server.run(sockets=[listening])
+
+
+def _room_for(connections: int) -> int:
+    """How many connections the process may have, of so many; each takes one of its files.
+
+    Past its limit of files, a process takes no connection at all, and closes none.
+    """
+    try:
+        import resource
+    except ImportError:  # where processes have no such limit
+        return connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections
+    room = max(1, soft - FILES)
+    sys.stderr.write(
+        f"This process may open {soft} files, so it takes {room} connections at once, not "
+        f"{connections}; 'ulimit -n {wanted}' makes room for them.\n"
+    )
+    return room
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from evergram.stores.embedding_files import open_embeddings
 from evergram.stores.store import Rows, Space, Store
 
 Progress = Callable[[int, int], None]
+# Also told the side and the version that it is filled with.
+SideProgress = Callable[[str, int, int, int], None]
 log = logging.getLogger(__name__)
 
 
@@ -136,7 +139,7 @@ def remove_withdrawn(lineage: Lineage, store: Store) -> None:
             store.delete(ids)
 
 
-def local_stores(lineage: Lineage, progress: Progress | None = None) -> dict[str, Store]:
+def local_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict[str, Store]:
     """The lineage's own snapshots, DIR/stores/<side>, brought to production's version.
 
     Raises: StoreError: another process is filling them.
@@ -144,7 +147,7 @@ def local_stores(lineage: Lineage, progress: Progress | None = None) -> dict[str
     return _snapshots(lineage, lineage.path / "stores", lineage.production, progress)
 
 
-def canary_stores(lineage: Lineage, progress: Progress | None = None) -> dict[str, Store]:
+def canary_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict[str, Store]:
     """Snapshots of the newest version, DIR/stores/.canary/<side>; none where it is production."""
     folder = lineage.path / "stores" / ".canary"
     if lineage.newest == lineage.production:
@@ -154,7 +157,7 @@ def canary_stores(lineage: Lineage, progress: Progress | None = None) -> dict[st
 
 
 def _snapshots(
-    lineage: Lineage, parent: Path, version: int, progress: Progress | None
+    lineage: Lineage, parent: Path, version: int, progress: SideProgress | None
 ) -> dict[str, Store]:
     from evergram.stores.opening import open_store
 
@@ -173,7 +176,8 @@ def _snapshots(
             ) from error
         if loaded != fingerprint:
             log.info("Filling %s with version %d.", folder, version)
-            fill(lineage, store, side, version, progress)
+            told = None if progress is None else partial(progress, side, version)
+            fill(lineage, store, side, version, told)
             write_text(marker, json.dumps({"fingerprint": fingerprint, "version": version}))
         remove_withdrawn(lineage, store)
         stores[side] = store

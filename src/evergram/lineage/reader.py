@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from evergram.errors import DataError, LineageError, ShapeError, StoreError
 from evergram.lineage.embedded import Embedded
-from evergram.lineage.filling import canary_stores, local_stores, open_stores
+from evergram.lineage.filling import SideProgress, canary_stores, local_stores, open_stores
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.metric_search import Field, by_cosine, by_distance, by_inner_product
 from evergram.lineage.store_checks import check_spaces, check_store
@@ -59,15 +59,22 @@ class Reader:
             check_store(lineage, store, side)
 
     @classmethod
-    def open(cls, lineage: Lineage | str | Path, stores: Mapping[str, str] | None = None) -> Reader:
+    def open(
+        cls,
+        lineage: Lineage | str | Path,
+        stores: Mapping[str, str] | None = None,
+        progress: SideProgress | None = None,
+    ) -> Reader:
         """A lineage read from stores, or from its own snapshots, which are then filled first.
 
         Args:
             stores: side to address, see `stores.opening`.
+            progress: is told, while a snapshot is filled, its side and version, and how many rows
+                are written, of how many.
         """
         found = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
-        opened = local_stores(found) if stores is None else open_stores(found, stores)
-        return cls(found, opened, canary_stores(found))
+        opened = local_stores(found, progress) if stores is None else open_stores(found, stores)
+        return cls(found, opened, canary_stores(found, progress))
 
     def carried(self, lineage: Lineage) -> Reader:
         """A reader of the lineage as it has become, on the same stores as they are.

@@ -34,6 +34,7 @@ class Register:
         self.path = path
         self._remote = remote
         self._record = record
+        self._checked: set[str] = set()
         self._manifests = {n: read_manifest(self._folder(n)) for n in record.versions}
         for n, manifest in self._manifests.items():
             if manifest.version != n or (manifest.transform is None) != (n == 0):
@@ -167,6 +168,18 @@ class Register:
             f"{fingerprint}; give vectors of version {version}, or name the right version."
         )
 
+    def files(self, version: int) -> dict[str, bool]:
+        """The published files of a version, by their path in the lineage: whether each was compared
+        with its hash since the lineage was opened. A file is when it is read.
+
+        Raises: UnknownVersionError.
+        """
+        manifest = self.manifest(version)
+        names = [f"versions/{version}/{name}" for name in manifest.files]
+        if version in self.held:
+            names += [f"embeddings/{version}/{side}.parquet" for side in manifest.embeddings]
+        return {name: name in self._checked for name in sorted(names)}
+
     def manifest(self, version: int) -> Manifest:
         """Raises: UnknownVersionError."""
         if version not in self._manifests:
@@ -247,3 +260,4 @@ class Register:
     def _check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
         """As `check_files`; of a lineage that is elsewhere, what is not here yet is brought."""
         (check_files if self._remote is None else self._remote.check_files)(folder, hashes)
+        self._checked.update((folder / name).relative_to(self.path).as_posix() for name in hashes)

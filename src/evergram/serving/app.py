@@ -15,6 +15,7 @@ from evergram.errors import EvergramError
 from evergram.serving import dashboard, listings, operations
 from evergram.serving.dashboard_facts import DashboardData
 from evergram.serving.handling import Front, Operation
+from evergram.serving.host_check import HostCheck
 from evergram.serving.openapi import describe, errors, vectors
 from evergram.serving.refusals import RefusedError, say
 from evergram.serving.schemas import (
@@ -61,7 +62,7 @@ class _Direct:
 def create_app(service: Service, settings: Settings | None = None) -> FastAPI:
     """The service as an ASGI application. It closes the service when it is shut down.
 
-    Raises: ServiceError: others can reach it, and it has no tokens.
+    Raises: ServiceError: others can reach it, and it has no tokens; an allowed host is none.
     """
     settings = Settings() if settings is None else settings
     with service.entered() as state:
@@ -85,6 +86,9 @@ def create_app(service: Service, settings: Settings | None = None) -> FastAPI:
         # These pages load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
+        # A redirect would name the host that was asked for, whoever asked.
+        redirect_slashes=False,
+        responses=errors(403, 421),
     )
     app.state.front = front
     _vector_routes(app, front)
@@ -92,6 +96,10 @@ def create_app(service: Service, settings: Settings | None = None) -> FastAPI:
     _health_routes(app, front)
     _dashboard(app, front)
     _refusals(app)
+    # Added last, it is asked first.
+    app.add_middleware(
+        HostCheck, settings=settings, tokens=lambda: service.tokens, refused=front.refused
+    )
     describe(app, settings)
     return app
 
@@ -131,7 +139,7 @@ def _vector_routes(app: FastAPI, front: Front) -> None:
 
 
 def _listing_routes(app: FastAPI, front: Front) -> None:
-    refused = errors(401, 403, 500, 503, 504)
+    refused = errors(400, 401, 500, 503, 504)
 
     @app.get(
         "/v1/versions",
@@ -193,7 +201,7 @@ def _health_routes(app: FastAPI, front: Front) -> None:
         "/metrics",
         summary="For Prometheus",
         response_class=Response,
-        responses={**_TEXT, **errors(401, 403)},
+        responses={**_TEXT, **errors(400, 401)},
     )
     async def metrics(request: Request) -> Response:
         return front.metrics_page(request)
@@ -203,7 +211,7 @@ def _dashboard(app: FastAPI, front: Front) -> None:
     async def shown(request: Request) -> DashboardData:
         return await front.dashboard(request)
 
-    app.include_router(dashboard.router(shown), responses=errors(401, 403, 500, 503))
+    app.include_router(dashboard.router(shown), responses=errors(400, 401, 500, 503))
 
 
 def _refusals(app: FastAPI) -> None:
@@ -211,7 +219,8 @@ def _refusals(app: FastAPI) -> None:
 
     async def refused(_: Request, error: Any) -> Response:
         sentences = {
-            404: "There is no such page; /openapi.json describes those that there are.",
+            404: "There is no such page, or not with a slash at its end; /openapi.json describes "
+            "those that there are.",
             405: "This page does not take that method; /openapi.json says which it takes.",
         }
         sentence = sentences.get(error.status_code, str(error.detail))

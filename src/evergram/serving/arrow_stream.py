@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,27 +20,46 @@ Sources = npt.NDArray[np.int64]
 MEDIA = "application/vnd.apache.arrow.stream"
 REQUEST = b"evergram.request"
 FINGERPRINT = b"evergram.fingerprint"
+# So many columns are named in a refusal.
+_NAMED = 5
 # What stands after the last message of a stream.
 _END = struct.pack("<Ii", 0xFFFFFFFF, 0)
 
 
-def read_stream(body: bytes, column: str, limit: int) -> tuple[pa.ChunkedArray, dict[str, Any]]:
-    """The one column that a request has, and what its metadata asks for.
+@dataclass(frozen=True)
+class Stream:
+    """What a request as a stream holds.
 
-    Compressed batches are refused: a few bytes of them may be any number of rows.
+    Args:
+        column: its rows.
+        request: JSON, all else that it asks for.
+        fingerprint: that the rows are said to have; None where nothing is said.
+    """
+
+    column: pa.ChunkedArray
+    request: bytes
+    fingerprint: str | None
+
+
+def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
+    """The one column that a request has, and what its metadata says.
+
+    Compressed batches are refused: a few bytes of them may be any number of rows. The type of each
+    message is looked at before Arrow reads it: Arrow takes it for granted, and a record batch read
+    as a schema ends the process.
 
     Args:
         column: "id" or "vector".
         limit: rows that there may be.
-    Returns: the column; the JSON under `evergram.request`, and `evergram.fingerprint` as
-        "fingerprint" where there is one.
     Raises: DataError: it is not such a stream.
     """
     try:
         messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
-        schema = pa.ipc.read_schema(messages.read_next_message())
+        first = messages.read_next_message()
+        if first.type != "schema":
+            raise DataError(f"The Arrow stream begins with a {first.type}; send its schema first.")
+        schema = pa.ipc.read_schema(first)
         _check_schema(schema, column)
-        asked = _asked(schema.metadata or {})
         batches, rows = [], 0
         for message in _each(messages):
             if message.type != "record batch":
@@ -61,7 +80,10 @@ def read_stream(body: bytes, column: str, limit: int) -> tuple[pa.ChunkedArray, 
     found = table[column]
     if found.null_count:
         raise DataError(f"The column {column!r} has a null in row {_first_null(found)}.")
-    return found, asked
+    metadata = schema.metadata or {}
+    said = metadata.get(FINGERPRINT)
+    fingerprint = None if said is None else said.decode(errors="replace")
+    return Stream(found, metadata.get(REQUEST, b"{}"), fingerprint)
 
 
 def vectors_of(column: pa.ChunkedArray) -> Floats:
@@ -161,7 +183,8 @@ def _each(messages: Any) -> Any:
 
 def _check_schema(schema: pa.Schema, column: str) -> None:
     if schema.names != [column]:
-        has = ", ".join(schema.names) or "none"
+        has = ", ".join(name[:40] for name in schema.names[:_NAMED]) or "none"
+        has += ", …" if len(schema.names) > _NAMED else ""
         raise DataError(f"The Arrow stream has the columns {has}; it takes one, {column!r}.")
     kind = schema.field(column).type
     if column == "id":
@@ -184,18 +207,6 @@ def _check_schema(schema: pa.Schema, column: str) -> None:
         wanted = "lists of float32"
     if not fits:
         raise DataError(f"The column {column!r} is {kind}; it must be {wanted}.")
-
-
-def _asked(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    try:
-        found = json.loads(metadata.get(REQUEST, b"{}"))
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise DataError("The schema's metadata 'evergram.request' is not a JSON object.")
-    if FINGERPRINT in metadata:
-        found["fingerprint"] = metadata[FINGERPRINT].decode(errors="replace")
-    return found
 
 
 def _first_null(column: pa.ChunkedArray) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,7 +58,10 @@ class Access:
     def version(self, lineage: Versions, what: int | str | None) -> int:
         """The number of what is asked for; the default where that is None.
 
-        Raises: UnknownVersionError: there is none. RefusedError: it may not be read.
+        A consumer is told the same of a version that it may not read, whether there is one or not.
+
+        Raises: UnknownVersionError: there is none, of what it may read. RefusedError: it may not be
+            read.
         """
         if self.allowed is None:
             return lineage.resolve(what)
@@ -66,17 +70,19 @@ class Access:
         try:
             number = lineage.resolve(asked)
         except LineageError:
+            number = None
+        if number in mine:
+            return number
+        if _plain(asked) in self.allowed:
             raise UnknownVersionError(
-                f"There is no version {asked!r}; this token may read {_listed(mine)}."
-            ) from None
-        if number not in mine:
-            raise RefusedError(
-                403,
-                "forbidden_version",
-                f"This token may not read version {asked!r}; it may read {_listed(mine)}. "
-                "'evergram consumer-pin' moves it to another.",
+                f"There is no version {asked!r} any more; this token may read {_listed(mine)}."
             )
-        return number
+        raise RefusedError(
+            403,
+            "forbidden_version",
+            f"This token may not read version {asked!r}; it may read {_listed(mine)}. "
+            "'evergram consumer-pin' moves it to another.",
+        )
 
     def require_admin(self, what: str) -> None:
         """Raises: RefusedError: a consumer's token."""
@@ -86,16 +92,23 @@ class Access:
             )
 
 
-def authenticate(settings: Settings, roll: Consumers, tokens: bool, header: str | None) -> Access:
-    """Who sent the header `Authorization`.
+def authenticate(
+    settings: Settings, roll: Consumers, tokens: bool, headers: Sequence[str]
+) -> Access:
+    """Who sent the headers `Authorization`.
 
     Args:
         tokens: whether a consumer has one.
-    Raises: RefusedError: a token is needed, or this one is not known.
+    Raises: RefusedError: a token is needed, this one is not known, or there are several: a proxy
+        before the service may have looked at another one than it would.
     """
+    if len(headers) > 1:
+        raise RefusedError(
+            400, "several_tokens", "The header 'Authorization' was sent more than once; send one."
+        )
     if settings.is_open(tokens):
         return Access("")
-    scheme, _, token = (header or "").partition(" ")
+    scheme, _, token = (headers[0] if headers else "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise RefusedError(
             401, "no_token", "A token is needed: send the header 'Authorization: Bearer TOKEN'."
@@ -113,6 +126,12 @@ def authenticate(settings: Settings, roll: Consumers, tokens: bool, header: str 
             "This token is not known; 'evergram consumer-token' issues one.",
         )
     return Access(known.name, known.pinned, tuple(known.allowed))
+
+
+def _plain(what: int | str | None) -> str:
+    """A version as consumers' rights name it: "v0", or a label."""
+    text = str(what).removeprefix("v")
+    return f"v{int(text)}" if text.isascii() and text.isdigit() else str(what)
 
 
 def _listed(versions: set[int]) -> str:

@@ -121,7 +121,12 @@ class Traffic(_Facts):
 
 
 class Backfill(_Facts):
-    """How far the rows of a store's side have been brought to a version."""
+    """How far the rows of a store's side have been brought to a version.
+
+    Args:
+        state: "planned", "under way", "applied" or "rolled back", as `evergram backfill` says;
+            "being filled" of the service's own snapshots.
+    """
 
     side: str
     version: int
@@ -147,17 +152,31 @@ class Drift(_Facts):
     limit: float | None = None
 
 
+class Rate(_Facts):
+    """Requests within a few seconds.
+
+    Args:
+        ago: seconds from their end until now.
+        per_minute: how many they would be in a minute.
+    """
+
+    ago: float
+    per_minute: float
+
+
 class Live(_Facts):
     """What the running service knows; None is what it does not.
 
     Args:
         started: when, ISO 8601.
+        rates: of the last ten minutes, oldest first.
         latency_ms: of answers, "p50" and "p99" to milliseconds.
         rows: side to version to rows in its store.
     """
 
     started: str | None = None
     traffic: list[Traffic] | None = None
+    rates: list[Rate] | None = None
     latency_ms: dict[str, float] | None = None
     drift: list[Drift] | None = None
     rows: dict[str, dict[int, int]] | None = None

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from pydantic import BaseModel
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from evergram.errors import UnknownVersionError
+from evergram.errors import LineageError, UnknownVersionError
 from evergram.serving.arrow_stream import MEDIA as ARROW
 from evergram.serving.auth import Access, authenticate
+from evergram.serving.connections import Connections
 from evergram.serving.dashboard_data import dashboard_data
 from evergram.serving.dashboard_facts import DashboardData
 from evergram.serving.live import Latest
 from evergram.serving.metrics import Metrics
 from evergram.serving.operations import JSON, Answer, Call, embeddings, is_quick
-from evergram.serving.refusals import RefusedError, log, say
+from evergram.serving.refusals import RefusedError, Said, log, say
+from evergram.serving.request_body import BodyBudget, HeldBody, is_stream
 from evergram.serving.service import Opened, Service, State
 from evergram.serving.settings import Settings
 from evergram.serving.working import Workers
@@ -29,6 +31,9 @@ Operation = Callable[[Call], Answer]
 Listing = Callable[[State, Access], BaseModel]
 # Routes that are traffic, as the dashboard shows it.
 VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform")
+# Refusals that a version which is only being taken up may end. Of a consumer that may not read one,
+# it takes as long whether there is one or not.
+_MAY_COME = ("taking_up", "forbidden_version")
 # Seconds that a request for a version which is not known waits for it to be taken up.
 PATIENCE = 2.0
 # Seconds between two looks at what was served.
@@ -43,8 +48,13 @@ class Front:
         self.metrics = Metrics()
         self.latest = Latest()
         self.workers = Workers(settings.workers, settings.max_waiting)
+        self.bodies = BodyBudget(max(settings.max_buffered, settings.max_body))
+        self.connections = Connections(
+            settings.max_connections, settings.silence, lambda why: self.metrics.ended(why)
+        )
         # Opening a new version may take long, and must not wait for requests, nor they for it.
         self._next_drift = 0.0
+        self._looking: Future[bool] | None = None
         self._refresher = ThreadPoolExecutor(1, thread_name_prefix="evergram-refresh")
 
     async def answer(self, request: Request, route: str, operation: Operation) -> Response:
@@ -79,52 +89,71 @@ class Front:
         return Response(found.model_dump_json(), media_type=JSON)
 
     async def _operate(self, request: Request, operation: Operation, seen: _Seen) -> Answer:
-        headers = request.headers
-        arrow_in = headers.get("content-type", "").partition(";")[0].strip().lower() == ARROW
-        arrow_out = ARROW in headers.get("accept", "")
         # Whose token it is counts before anything else is read.
         state, access = self._enter(request, seen)
+        body = HeldBody(self.bodies)
         try:
-            body = await _body(request, self.settings.max_body)
-        except BaseException:
-            state.leave()
-            raise
-
-        def call_of(state: State, access: Access) -> Call:
-            return Call(
-                state,
-                access,
-                self.settings,
-                self.metrics.drift,
-                body,
-                arrow_in,
-                arrow_out,
-                headers.get("x-evergram-fingerprint"),
-            )
-
-        call = call_of(state, access)
-        try:
+            try:
+                arrow_in = is_stream(request)
+                await body.read(request, self.settings.max_body, self.settings.silence)
+            except BaseException:
+                state.leave()
+                raise
+            call = self._call(request, state, access, body, arrow_in)
             if operation is embeddings and is_quick(call):
-                try:
-                    return operation(call)
-                finally:
-                    state.leave()
-            return await self.workers.run(lambda: operation(call), state.leave)
-        except (UnknownVersionError, RefusedError) as error:
-            if isinstance(error, RefusedError) and error.code != "taking_up":
-                raise
-            if not await self._taken_up(call.state.opened):
-                raise
-        state, access = self._enter(request, seen)
-        call = call_of(state, access)
-        return await self.workers.run(lambda: operation(call), state.leave)
+                run = self._at_once(call, operation)
+            else:
+                run = self._in_a_worker(call, operation, body)
+            try:
+                return await run
+            except (UnknownVersionError, RefusedError) as error:
+                if isinstance(error, RefusedError) and error.code not in _MAY_COME:
+                    raise
+                if not await self._taken_up(call.state.opened):
+                    raise
+            state, access = self._enter(request, seen)
+            call = self._call(request, state, access, body, arrow_in)
+            return await self._in_a_worker(call, operation, body)
+        finally:
+            body.leave()
+
+    def _call(
+        self, request: Request, state: State, access: Access, body: HeldBody, arrow_in: bool
+    ) -> Call:
+        return Call(
+            state,
+            access,
+            self.settings,
+            self.metrics.drift,
+            body.size,
+            body.content,
+            arrow_in,
+            ARROW in request.headers.get("accept", ""),
+            request.headers.get("x-evergram-fingerprint"),
+        )
+
+    async def _at_once(self, call: Call, operation: Operation) -> Answer:
+        try:
+            return operation(call)
+        finally:
+            call.state.leave()
+
+    async def _in_a_worker(self, call: Call, operation: Operation, body: HeldBody) -> Answer:
+        # A worker reads it to the end, also where nobody waits for the answer any more.
+        body.hold()
+
+        def done() -> None:
+            body.leave()
+            call.state.leave()
+
+        return await self.workers.run(lambda: operation(call), done)
 
     def _enter(self, request: Request, seen: _Seen) -> tuple[State, Access]:
         """Raises: RefusedError: a token is needed, or is not known."""
         state = self.service.enter()
         try:
-            header = request.headers.get("authorization")
-            access = authenticate(self.settings, state.roll, state.tokens, header)
+            headers = request.headers.getlist("authorization")
+            access = authenticate(self.settings, state.roll, state.tokens, headers)
         except BaseException:
             state.leave()
             raise
@@ -135,7 +164,11 @@ class Front:
         """Whether something else than `before` is served, now or within a moment."""
         if self.service.least_poll:
             return False
-        looked = self._refresher.submit(self.service.refresh)
+        # One look that has not begun serves everybody who waits: behind a long one, that fills
+        # stores, no queue of others gathers.
+        looked = self._looking
+        if looked is None or looked.running() or looked.done():
+            looked = self._looking = self._refresher.submit(self.service.refresh)
         end = time.monotonic() + PATIENCE
         while self.service.opened is before and time.monotonic() < end:
             if looked.done() and self.service.problem is None:
@@ -174,10 +207,19 @@ class Front:
         Raises: EvergramError.
         """
         state, access = self._enter(request, _Seen())
+        try:
+            return await self._shown(state, access)
+        except LineageError:
+            # Files of a version before are gone once another is published.
+            if not await self._taken_up(state.opened):
+                raise
+        state, access = self._enter(request, _Seen())
+        return await self._shown(state, access)
 
+    async def _shown(self, state: State, access: Access) -> DashboardData:
         def made() -> DashboardData:
             access.require_admin("The dashboard")
-            live = self.latest.live(state.reader, self.metrics)
+            live = self.latest.live(state.reader, self.metrics, self.service.filling)
             lineage, diagnosis = state.reader.lineage, state.opened.diagnosis()
             return dashboard_data(lineage, list(state.roll.list()), live, diagnosis)
 
@@ -195,6 +237,8 @@ class Front:
         self.metrics.version.set(self.service.production)
         self.metrics.stale.set(self.service.problem is not None)
         self.metrics.working.set(self.workers.busy)
+        self.metrics.connections.set(len(self.connections.open))
+        self.metrics.buffered.set(self.bodies.held)
         return Response(self.metrics.page(), media_type="text/plain; version=0.0.4")
 
     def close(self) -> None:
@@ -213,8 +257,12 @@ class Front:
             error = RefusedError(400, "disconnected", "The request ended before its body did.")
         said = say(error)
         self._count(route, seen, None, said.status, time.perf_counter() - started)
-        self.metrics.errors.labels(said.code).inc()
+        self.refused(said)
         return Response(said.body, said.status, said.headers, JSON)
+
+    def refused(self, said: Said) -> None:
+        """Count a refusal."""
+        self.metrics.errors.labels(said.code).inc()
 
     async def _counted(self, route: str, seen: _Seen, answer: Answer, seconds: float) -> None:
         self._count(route, seen, answer.version, 200, seconds)
@@ -232,21 +280,3 @@ class _Seen:
     """Whose request it is, as far as is known."""
 
     consumer = ""
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    """Counted as it comes: what a header says of its length may be wrong, or missing.
-
-    Raises: RefusedError: it is longer than the limit.
-    """
-    parts, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise RefusedError(
-                413,
-                "limit",
-                f"The body is longer than {limit} bytes; send fewer rows at a time.",
-            )
-        parts.append(chunk)
-    return b"".join(parts)

@@ -1,4 +1,4 @@
-"""From what a request names to ids and versions."""
+"""From what a request names to ids, vectors and versions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,28 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evergram.errors import DataError, UnknownVersionError
+from evergram.errors import DataError, ShapeError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.serving.auth import Access
+from evergram.serving.parsing import Parsed
 from evergram.serving.refusals import RefusedError
-from evergram.serving.schemas import EmbeddingsOptions
-from evergram.stores.store import Store
+from evergram.serving.schemas import (
+    NUMBERS,
+    OBJECTS,
+    TEXTS,
+    VECTOR,
+    VECTORS,
+    EmbeddingsOptions,
+    EmbeddingsRequest,
+    Features,
+    SearchRequest,
+)
+from evergram.serving.settings import Settings
+from evergram.stores.store import Floats, Store
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
+# Features of an object of a full request, on average.
+FEATURES = 32
 # So many of the ids that are not stored are named.
 _NAMED = 5
 
@@ -42,6 +56,63 @@ def as_ids(store: Store, given: pa.Array | Sequence[Any]) -> pa.Array:
         return pa.array(np.array(numbers_given, dtype=np.int64))
     except (OverflowError, pa.ArrowInvalid):
         raise DataError("Ids are whole numbers of 64 bits here; one is larger.") from None
+
+
+def objects_of(request: Parsed[EmbeddingsRequest], settings: Settings) -> list[Any]:
+    """What is to be embedded: ids, all of one type, or objects with features."""
+    given = request.asked.input
+    if not isinstance(given, list):
+        return [given]
+    check_count(request.count("input"), settings.max_batch, "input", "input")
+    if not isinstance(given[0], Features):
+        return ids_of(request, "input")
+    found: list[Features] = []
+    features, most = 0, settings.max_batch * FEATURES
+    for part in request.parts("input", OBJECTS):
+        features += sum(len(one.features) for one in part)
+        if features > most:
+            what = f"The objects have more than {most} features together; send fewer at a time."
+            raise RefusedError(413, "limit", what, "input")
+        found += part
+    return found
+
+
+def ids_of(request: Parsed[Any], name: str) -> list[Any]:
+    """The ids under a name, all of the first one's type."""
+    given = getattr(request.asked, name)
+    if given and isinstance(given[0], str):
+        return [key for part in request.parts(name, TEXTS) for key in part]
+    return [key for part in request.parts(name, NUMBERS) for key in part]
+
+
+def vector_of(request: Parsed[SearchRequest], settings: Settings) -> Floats:
+    """[1, D], of the request's `vector`."""
+    return _rows([[x for part in request.parts("vector", VECTOR) for x in part]], settings)
+
+
+def vectors_of(request: Parsed[Any], settings: Settings) -> Floats:
+    """[n, D], of the request's `vectors`. Raises: RefusedError, ShapeError."""
+    check_count(request.count("vectors"), settings.max_batch, "vectors", "vector")
+    parts = [_rows(part, settings) for part in request.parts("vectors", VECTORS)]
+    if any(part.shape[1] != parts[0].shape[1] for part in parts):
+        raise ShapeError("The vectors are not all of one length.")
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _rows(given: Sequence[Sequence[float]], settings: Settings) -> Floats:
+    longest = max(map(len, given))
+    if longest > settings.max_dim:
+        raise RefusedError(
+            413,
+            "limit",
+            f"A vector has {longest} coordinates; at most {settings.max_dim} are read.",
+            "vectors",
+        )
+    if any(len(row) != longest for row in given):
+        raise ShapeError("The vectors are not all of one length.")
+    # A float64 past float32's range becomes infinite, and is refused where it is read.
+    with np.errstate(over="ignore"):
+        return np.asarray(given, dtype=np.float64).astype(np.float32)
 
 
 def _said(numbers: bool) -> str:

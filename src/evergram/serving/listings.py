@@ -28,6 +28,9 @@ def versions(state: State, access: Access) -> VersionsAnswer:
     held = sorted({v for side in state.reader.sides for v in state.reader.store(side).filled()})
     default = _default(lineage, access)
     warnings = version_warnings(lineage)
+    # Of the lineage that is read from, which while stores are filled is one step ahead.
+    ahead = state.reader.lineage
+    files = {m.version: ahead.files(m.version) for m in ahead.versions}
     found = [
         VersionAnswer(
             version=manifest.version,
@@ -39,6 +42,8 @@ def versions(state: State, access: Access) -> VersionsAnswer:
             default=manifest.version == default,
             computed_from=held,
             warnings=warnings[manifest.version],
+            checked=[name for name, done in files.get(manifest.version, {}).items() if done],
+            unchecked=[name for name, done in files.get(manifest.version, {}).items() if not done],
         )
         for manifest in lineage.versions
         if manifest.version in readable

@@ -59,6 +59,20 @@ class Metrics:
         self.working = Gauge(
             "evergram_requests_working", "Being worked on, or waiting.", registry=self.registry
         )
+        self.connections = Gauge(
+            "evergram_connections", "Connections that are open.", registry=self.registry
+        )
+        self._ended = Counter(
+            "evergram_connections_ended",
+            "Connections that the service closed, by why.",
+            ["why"],
+            registry=self.registry,
+        )
+        self.buffered = Gauge(
+            "evergram_buffered_bytes",
+            "Of the budget for bodies of requests, what is taken.",
+            registry=self.registry,
+        )
         self.distance = Gauge(
             "evergram_drift_relative",
             "Distance of the second moments of served vectors from the stored ones, relative.",
@@ -83,6 +97,10 @@ class Metrics:
         number = "" if version is None else str(version)
         self._requests(route, consumer, number, str(status)).inc()
         self._seconds(route).observe(seconds)
+
+    def ended(self, why: str) -> None:
+        """A connection that was closed though its client kept it open."""
+        self._ended.labels(why).inc()
 
     def served(self, version: int, sources: Mapping[int, int]) -> None:
         """Rows read as a version, by what they were computed from."""

@@ -19,14 +19,18 @@ _REF = "#/components/schemas/{model}"
 _STATUS = {
     400: "What was asked cannot be done; the sentence says why.",
     401: "A token is needed, or is not known.",
-    403: "The token may not read this version.",
+    403: "The token may not read this version, or a web page of another origin asked.",
     404: "There is no such version, or no such id.",
+    408: "The body stopped coming.",
     409: "The vectors carry the fingerprint of another space.",
     413: "More than one request may hold.",
+    415: "The body is neither JSON nor an Arrow stream, or does not say which.",
+    421: "The service was asked for under a host that is none of its names.",
     500: "What the service reads is damaged.",
     503: "Too many requests wait, or a store does not answer; `Retry-After` says when.",
     504: "It took longer than a request may.",
 }
+_REFUSED = (400, 401, 403, 404, 408, 409, 413, 415, 421, 500, 503, 504)
 _STREAM = {"schema": {"type": "string", "format": "binary"}}
 _HEADERS = {
     "x-evergram-version": "The version that the answer is read as.",
@@ -57,7 +61,7 @@ def vectors(asked: type[BaseModel], answered: type[BaseModel], column: str) -> d
         },
     }
     return {
-        "responses": {200: answer, **errors(400, 401, 403, 404, 409, 413, 500, 503, 504)},
+        "responses": {200: answer, **errors(*_REFUSED)},
         "openapi_extra": {"requestBody": {"required": True, "content": body, "description": said}},
     }
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydantic import BaseModel, ValidationError
 
-from evergram.errors import ShapeError, UnknownVersionError
+from evergram.errors import UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.serving import arrow_stream, wire
 from evergram.serving.auth import Access
 from evergram.serving.drift import Drift
-from evergram.serving.inputs import as_ids, check_count, missing_ids, model_version
+from evergram.serving.inputs import (
+    as_ids,
+    check_count,
+    ids_of,
+    missing_ids,
+    model_version,
+    objects_of,
+    vector_of,
+    vectors_of,
+)
+from evergram.serving.json_pieces import Body
+from evergram.serving.parsing import Parsed, parse
 from evergram.serving.refusals import RefusedError
 from evergram.serving.schemas import (
     EmbeddingsOptions,
@@ -28,7 +37,6 @@ from evergram.serving.schemas import (
     SearchRequest,
     TransformOptions,
     TransformRequest,
-    problem_of,
 )
 from evergram.serving.service import State
 from evergram.serving.settings import Settings
@@ -37,7 +45,6 @@ from evergram.stores.store import Floats
 JSON = "application/json"
 # Bytes of a request of few ids.
 QUICK = 4096
-T = TypeVar("T", bound=BaseModel)
 R = TypeVar("R")
 
 
@@ -46,6 +53,8 @@ class Call:
     """One request, with all that answers it.
 
     Args:
+        size: bytes of the body.
+        content: puts the body together.
         arrow_in, arrow_out: whether the body is an Arrow stream, and whether the answer is to be.
         fingerprint: that the request's vectors are said to have, of the header.
     """
@@ -54,10 +63,15 @@ class Call:
     access: Access
     settings: Settings
     drift: Drift
-    body: bytes
+    size: int
+    content: Callable[[], Body]
     arrow_in: bool
     arrow_out: bool
     fingerprint: str | None
+
+    @property
+    def body(self) -> Body:
+        return self.content()
 
     @property
     def lineage(self) -> Lineage:
@@ -83,10 +97,11 @@ class Answer:
 def is_quick(call: Call) -> bool:
     """Whether embeddings take less time than a worker's thread takes to begin: a few ids, on
     stores that are in this machine's memory."""
-    if len(call.body) > QUICK or not call.state.opened.at_hand:
+    if call.size > QUICK or not call.state.opened.at_hand:
         return False
     # JSON may write letters as \u0066, too.
-    return b"features" not in call.body and b"\\u00" not in call.body
+    body = call.body
+    return b"features" not in body and b"\\u00" not in body
 
 
 def embeddings(call: Call) -> Answer:
@@ -94,17 +109,14 @@ def embeddings(call: Call) -> Answer:
     options: EmbeddingsOptions
     given: Any
     if call.arrow_in:
-        limit = call.settings.max_batch
-        given, asked = arrow_stream.read_stream(call.body, "id", limit)
-        given = given.combine_chunks()
+        stream = arrow_stream.read_stream(call.body, "id", call.settings.max_batch)
+        given = stream.column.combine_chunks()
         if not len(given):
             given = pa.array([], pa.null())
-        asked.pop("fingerprint", None)
-        options = _checked(EmbeddingsOptions, asked)
+        options = parse(EmbeddingsOptions, stream.request, call.settings).asked
     else:
-        options = request = _parsed(EmbeddingsRequest, call.body)
-        given = request.input if isinstance(request.input, list) else [request.input]
-        check_count(len(given), call.settings.max_batch, "input", "input")
+        request = parse(EmbeddingsRequest, call.body, call.settings)
+        options, given = request.asked, objects_of(request, call.settings)
     version = model_version(call.lineage, call.access, options)
     dim = call.lineage.manifest(version).dim
     if options.dimensions not in (None, dim):
@@ -145,23 +157,23 @@ def search(call: Call) -> Answer:
     """`POST /v1/search`. Raises: EvergramError."""
     reader, settings = call.state.reader, call.settings
     options: SearchOptions
+    request: Parsed[Any]
     given: Floats | None = None
-    said = call.fingerprint
+    said = [call.fingerprint]
     if call.arrow_in:
-        column, asked = arrow_stream.read_stream(call.body, "vector", settings.max_batch)
-        said = asked.pop("fingerprint", said)
-        options = _checked(SearchOptions, asked)
-        given = arrow_stream.vectors_of(column)
-        request = None
+        stream = arrow_stream.read_stream(call.body, "vector", settings.max_batch)
+        said.append(stream.fingerprint)
+        request = parse(SearchOptions, stream.request, settings)
+        given = arrow_stream.vectors_of(stream.column)
     else:
-        options = request = _parsed(SearchRequest, call.body)
+        request = parse(SearchRequest, call.body, settings)
+    options = request.asked
     version = call.access.version(call.lineage, options.version)
-    _same_space(call, said, version, "vectors")
+    _same_space(call, [*said, options.fingerprint], version)
     side = reader.default_side if options.side is None else options.side
     store = reader.store(side)
-    if request is not None:
+    if given is None:
         given = _queries(call, request, version, side)
-    assert given is not None
     if options.k > settings.max_k:
         raise RefusedError(
             400, "limit", f"k is {options.k}; it may be at most {settings.max_k}.", "k"
@@ -175,8 +187,8 @@ def search(call: Call) -> Answer:
         )
     ids = None
     if options.ids is not None:
-        check_count(len(options.ids), settings.max_batch, "ids", "id")
-        ids = as_ids(store, options.ids)
+        check_count(request.count("ids"), settings.max_batch, "ids", "id")
+        ids = as_ids(store, ids_of(request, "ids"))
     found = _read(lambda: reader.search(given, options.k, version, side, options.metric, ids))
     counts = Counter(version for hits in found for version in hits.versions.tolist())
     if not call.arrow_out:
@@ -191,18 +203,18 @@ def search(call: Call) -> Answer:
 def transform(call: Call) -> Answer:
     """`POST /v1/transform`. Raises: EvergramError."""
     options: TransformOptions
-    said = call.fingerprint
+    said = [call.fingerprint]
     if call.arrow_in:
-        column, asked = arrow_stream.read_stream(call.body, "vector", call.settings.max_batch)
-        said = asked.pop("fingerprint", said)
-        options = _checked(TransformOptions, asked)
-        given = arrow_stream.vectors_of(column)
+        stream = arrow_stream.read_stream(call.body, "vector", call.settings.max_batch)
+        said.append(stream.fingerprint)
+        options = parse(TransformOptions, stream.request, call.settings).asked
+        given = arrow_stream.vectors_of(stream.column)
     else:
-        options = request = _parsed(TransformRequest, call.body)
-        given = _vectors(call, request.vectors)
+        request = parse(TransformRequest, call.body, call.settings)
+        options, given = request.asked, vectors_of(request, call.settings)
     source = call.access.version(call.lineage, options.source)
     target = call.access.version(call.lineage, options.target)
-    _same_space(call, said, source, "vectors")
+    _same_space(call, [*said, options.fingerprint], source)
     # What becomes too large is refused where it is written.
     with np.errstate(over="ignore", invalid="ignore"):
         vectors = call.state.reader.transform(given, source, target)
@@ -227,50 +239,39 @@ def _encoded(
     return call.state.reader.transform(vectors, source, version), sources
 
 
-def _queries(call: Call, request: SearchRequest, version: int, side: str) -> Floats:
-    if request.id is not None:
-        whose = side if request.id_side is None else request.id_side
-        ids = as_ids(call.state.reader.store(whose), [request.id])
+def _queries(call: Call, request: Parsed[SearchRequest], version: int, side: str) -> Floats:
+    asked = request.asked
+    if asked.id is not None:
+        whose = side if asked.id_side is None else asked.id_side
+        ids = as_ids(call.state.reader.store(whose), [asked.id])
         found = _read(lambda: call.state.reader.embed(ids, version, whose))
         if (found.sources < 0).any():
             raise RefusedError(
                 404,
                 "unknown_id",
-                f"The id {str(request.id)[:40]} is not stored on side {whose!r}; search by "
+                f"The id {str(asked.id)[:40]} is not stored on side {whose!r}; search by "
                 "another, by 'vector', or name the side it is of in 'id_side'.",
                 "id",
             )
         return found.vectors
-    return _vectors(call, [request.vector] if request.vector is not None else request.vectors)
+    if asked.vector is not None:
+        return vector_of(request, call.settings)
+    return vectors_of(request, call.settings)
 
 
-def _vectors(call: Call, given: Sequence[Sequence[float] | None] | None) -> Floats:
-    assert given is not None
-    check_count(len(given), call.settings.max_batch, "vectors", "vector")
-    longest = max(len(row or ()) for row in given)
-    if longest > call.settings.max_dim:
-        raise RefusedError(
-            413,
-            "limit",
-            f"A vector has {longest} coordinates; at most {call.settings.max_dim} are read.",
-            "vectors",
-        )
-    if any(len(row or ()) != longest for row in given):
-        raise ShapeError("The vectors are not all of one length.")
-    # A float64 past float32's range becomes infinite, and is refused where it is read.
-    with np.errstate(over="ignore"):
-        return np.asarray(given, dtype=np.float64).astype(np.float32)
-
-
-def _same_space(call: Call, fingerprint: str | None, version: int, what: str) -> None:
+def _same_space(call: Call, said: Iterable[str | None], version: int) -> None:
+    """Args:
+    said: the fingerprints that the vectors are said to have, wherever one can be said.
+    """
     mine = call.lineage.manifest(version).fingerprint
-    if fingerprint is not None and fingerprint != mine:
-        raise RefusedError(
-            409,
-            "fingerprint",
-            f"The {what} carry the fingerprint {fingerprint[:80]}; that of version {version} is "
-            f"{mine}. They are of another space; name the version they are of.",
-        )
+    for fingerprint in said:
+        if fingerprint is not None and fingerprint != mine:
+            raise RefusedError(
+                409,
+                "fingerprint",
+                f"The vectors carry the fingerprint {fingerprint[:80]}; that of version {version} "
+                f"is {mine}. They are of another space; name the version they are of.",
+            )
 
 
 def _read(found: Callable[[], R]) -> R:
@@ -281,25 +282,6 @@ def _read(found: Callable[[], R]) -> R:
         raise RefusedError(
             503, "taking_up", "A new version is being taken up; try again."
         ) from error
-
-
-def _parsed(kind: type[T], body: bytes) -> T:
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _wrong(error) from None
-
-
-def _checked(kind: type[T], asked: Mapping[str, Any]) -> T:
-    try:
-        return kind.model_validate_json(json.dumps(asked))
-    except ValidationError as error:
-        raise _wrong(error) from None
-
-
-def _wrong(error: ValidationError) -> RefusedError:
-    message, field = problem_of(error.errors(include_url=False, include_context=False))
-    return RefusedError(400, "request", message, field)
 
 
 def _origin(call: Call, version: int, side: str | None) -> dict[str, object]:

@@ -38,6 +38,8 @@ RAISED: dict[str, type[EvergramError]] = {
     "fingerprint": LineageError,
 }
 RETRY_AFTER = {503: "1"}
+# Characters of a sentence: a part of the request may be repeated in it.
+LONGEST = 1000
 
 # Nothing of this machine is told: no file, no address of a store.
 _ADDRESS = re.compile(r"\b[a-z][a-z0-9+.\-]*:(?://)?[^\s;,']*[/#][^\s;,']*", re.I)
@@ -88,14 +90,20 @@ def say(error: Exception) -> Said:
 
 def clean(message: str) -> str:
     """The sentence without files and addresses of the machine."""
-    return _PATH.sub("the lineage", _ADDRESS.sub("the store", message))
+    # Cut first: to look for addresses takes the square of the length.
+    return _PATH.sub("the lineage", _ADDRESS.sub("the store", _short(message)))
+
+
+def _short(message: str) -> str:
+    return message if len(message) <= LONGEST else f"{message[:LONGEST]}…"
 
 
 def _said(status: int, code: str, message: str, param: str | None = None) -> Said:
     kind = "invalid_request_error" if status < 500 else "server_error"
     if status in (401, 403):
         kind = "authentication_error" if status == 401 else "permission_error"
-    error = {"message": message, "type": kind, "param": param, "code": code}
+    param = None if param is None else param[:80]
+    error = {"message": _short(message), "type": kind, "param": param, "code": code}
     headers = {"Retry-After": RETRY_AFTER[status]} if status in RETRY_AFTER else {}
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="evergram"'

@@ -5,7 +5,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 Text = Annotated[StrictStr, Field(max_length=1024)]
@@ -13,7 +23,15 @@ Id = Int64 | Text
 # A number, "v0", or a label.
 Version = Annotated[StrictInt, Field(ge=0, lt=2**31)] | Annotated[StrictStr, Field(max_length=64)]
 SideName = Annotated[StrictStr, Field(max_length=64)]
-Vector = Annotated[list[float], Field(min_length=1)]
+# Of every list no more than the first wrong element is looked at: an error takes far more memory
+# than what it is about.
+Vector = Annotated[list[float], Field(min_length=1, fail_fast=True)]
+Vectors = Annotated[list[Vector], Field(fail_fast=True)]
+Numbers = Annotated[list[Int64], Field(fail_fast=True)]
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+Fingerprint = Annotated[StrictStr, Field(max_length=256)]
+# Features of one object.
+MOST_FEATURES = 256
 Metric = Literal["ip", "l2", "cosine"]
 
 
@@ -29,8 +47,24 @@ class Features(_Asked):
         id: of the object, where the encoder may know it; nothing is looked up in a store.
     """
 
-    features: dict[str, Id | list[Id]]
+    features: Annotated[
+        dict[str, Id | Annotated[list[Id], Field(fail_fast=True)]], Field(max_length=MOST_FEATURES)
+    ]
     id: Id | None = None
+
+    @field_validator("features", mode="wrap")
+    @classmethod
+    def _first_wrong(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        if isinstance(value, dict):
+            if len(value) > MOST_FEATURES:
+                raise ValueError(f"an object has at most {MOST_FEATURES} features")
+            for name, keys in value.items():
+                if type(keys) not in (int, str, list):
+                    return check({name: keys})
+        return check(value)
+
+
+Objects = Annotated[list[Features], Field(fail_fast=True)]
 
 
 class EmbeddingsOptions(_Asked):
@@ -64,9 +98,9 @@ class EmbeddingsRequest(EmbeddingsOptions):
     """Whole numbers are ids, not OpenAI's tokens; where ids are numbers, "17" is 17."""
 
     input: (
-        Annotated[list[Int64], Field(min_length=1)]
-        | Annotated[list[Text], Field(min_length=1)]
-        | Annotated[list[Features], Field(min_length=1)]
+        Annotated[Numbers, Field(min_length=1)]
+        | Annotated[Texts, Field(min_length=1)]
+        | Annotated[Objects, Field(min_length=1)]
         | Text
         | Int64
         | Features
@@ -79,13 +113,15 @@ class SearchOptions(_Asked):
     Args:
         side: that is searched.
         ids: search among these alone.
+        fingerprint: of the vectors; refused where the version has another.
     """
 
     k: Annotated[StrictInt, Field(ge=1)] = 10
     version: Version | None = None
     side: SideName | None = None
     metric: Metric = "ip"
-    ids: list[Int64] | list[Text] | None = Field(default=None, union_mode="left_to_right")
+    ids: Numbers | Texts | None = Field(default=None, union_mode="left_to_right")
+    fingerprint: Fingerprint | None = None
 
 
 class SearchRequest(SearchOptions):
@@ -97,7 +133,7 @@ class SearchRequest(SearchOptions):
     """
 
     vector: Vector | None = None
-    vectors: Annotated[list[Vector], Field(min_length=1)] | None = None
+    vectors: Annotated[Vectors, Field(min_length=1)] | None = None
     id: Id | None = None
     id_side: SideName | None = None
 
@@ -113,14 +149,25 @@ class TransformOptions(_Asked):
 
     Args:
         target: the token's default, else production, where it is left out.
+        fingerprint: of the vectors; refused where `source` has another.
     """
 
     source: Version
     target: Version | None = None
+    fingerprint: Fingerprint | None = None
 
 
 class TransformRequest(TransformOptions):
-    vectors: Annotated[list[Vector], Field(min_length=1)]
+    vectors: Annotated[Vectors, Field(min_length=1)]
+
+
+# Of a list that is parsed by itself, piece by piece.
+_FINITE = ConfigDict(allow_inf_nan=False)
+NUMBERS: TypeAdapter[list[int]] = TypeAdapter(Numbers)
+TEXTS: TypeAdapter[list[str]] = TypeAdapter(Texts)
+OBJECTS: TypeAdapter[list[Features]] = TypeAdapter(Objects)
+VECTOR: TypeAdapter[list[float]] = TypeAdapter(Vector, config=_FINITE)
+VECTORS: TypeAdapter[list[list[float]]] = TypeAdapter(Vectors, config=_FINITE)
 
 
 class _Answered(BaseModel):
@@ -201,11 +248,15 @@ class VersionAnswer(_Answered):
     default: bool
     computed_from: list[int]
     warnings: list[str]
+    checked: list[str]
+    unchecked: list[str]
 
 
 class VersionsAnswer(_Answered):
     """`default` is what is read where no version is named; `computed_from` what the stores hold;
-    `warnings` what a reader should know: few objects in common with the past, no certificate."""
+    `warnings` what a reader should know: few objects in common with the past, no certificate;
+    `checked` are the published files that were compared with their hashes, `unchecked` the others,
+    which are compared when they are first read."""
 
     object: Literal["list"]
     name: str
@@ -271,6 +322,7 @@ def problem_of(errors: list[Any]) -> tuple[str, str | None]:
     # wrong, or what it was understood of the deepest.
     first = min(errors, key=lambda e: (e["type"].endswith("_type"), -len(e["loc"])))
     where = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
+    where = [part if isinstance(part, int) else part[:80] for part in where]
     field = str(where[0]) if where else None
     said = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "json_invalid":

@@ -97,6 +97,8 @@ class Service:
         open_roll: reads its consumers.
         look: marks of both, see `Watch.look`.
         read_on: opens the same, but leaves the stores of an open reader as they are.
+        filling: what `open_reader` keeps of the stores that it fills: by side the version, and how
+            many rows are written, of how many.
     Raises: EvergramError: it cannot be opened.
     """
 
@@ -108,7 +110,9 @@ class Service:
         *,
         read_on: Callable[[Reader], Reader] | None = None,
         least_poll: float = 0.0,
+        filling: Mapping[str, tuple[int, int, int]] | None = None,
     ) -> None:
+        self.filling = {} if filling is None else filling
         self._open_reader, self._open_roll, self._look = open_reader, open_roll, look
         self._read_on = read_on
         self.least_poll = least_poll
@@ -139,12 +143,24 @@ class Service:
         def read_on(before: Reader) -> Reader:
             return before.carried(Lineage.open(where))
 
+        filling: dict[str, tuple[int, int, int]] = {}
+
+        def progress(side: str, version: int, done: int, total: int) -> None:
+            filling[side] = version, done, total
+
+        def open_reader() -> Reader:
+            try:
+                return Reader.open(where, stores, progress)
+            finally:
+                filling.clear()
+
         return cls(
-            lambda: Reader.open(where, stores),
+            open_reader,
             lambda: Consumers.open(where),
             watch.look,
             read_on=read_on if stores is None else None,
             least_poll=REMOTE_POLL if watch.folder is None else 0.0,
+            filling=filling,
         )
 
     def enter(self) -> State:
@@ -227,6 +243,7 @@ class Service:
         before.leave()
         if lineage is not before.lineage:
             log.info("Serving %s, version %d.", lineage.name, lineage.production)
+            log.info("%s", checked_sentence(self.files()))
 
     @property
     def tokens(self) -> bool:
@@ -241,6 +258,13 @@ class Service:
     @property
     def production(self) -> int:
         return self._state.lineage.production
+
+    def files(self) -> dict[str, bool]:
+        """The published files of all versions: whether each was compared with its hash."""
+        with self.entered() as state:
+            lineage = state.reader.lineage
+            numbers = [m.version for m in lineage.versions]
+            return {k: v for n in numbers for k, v in lineage.files(n).items()}
 
     def check_stores(self) -> None:
         """Ask each store something small, for `store_problem`."""
@@ -265,6 +289,19 @@ class Service:
             log.error("%s %s", said, error)
         self.problem = said
         return False
+
+
+def checked_sentence(files: Mapping[str, bool]) -> str:
+    """Which published files were compared with their hashes, and which were not yet.
+
+    Args:
+        files: see `Service.files`.
+    """
+    done = [name for name, checked in files.items() if checked]
+    said = f"Compared with the hashes of their publication: {', '.join(done) or 'no file'}"
+    if len(done) == len(files):
+        return f"{said}; these are all."
+    return f"{said}. The other {len(files) - len(done)} are compared when they are first read."
 
 
 def has_tokens(roll: Consumers) -> bool:

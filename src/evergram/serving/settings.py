@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from evergram.errors import ServiceError
 
 ADMIN_TOKEN = "EVERGRAM_ADMIN_TOKEN"
+_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.I)
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,13 @@ class Settings:
         workers: requests that are worked on at once.
         max_waiting: requests that may wait for a worker; the next is answered 503.
         poll: seconds between two looks at `lineage.json` and `consumers.json`.
+        allowed_hosts: names that it is asked for under, beside those of loopback: "shop.example",
+            "*.example", or "*" for any.
+        max_buffered: bytes of all requests that are held at once; at least of one.
+        max_connections: connections that are open at once.
+        silence: seconds that a client may be silent within a request: in its headers, from one
+            part of its body to the next, and while it should take an answer.
+        keep_alive: seconds that a connection stays open between two requests.
     """
 
     host: str = "127.0.0.1"
@@ -44,6 +52,13 @@ class Settings:
     workers: int = 4
     max_waiting: int = 1000
     poll: float = 1.0
+    allowed_hosts: tuple[str, ...] = ()
+    max_buffered: int = 256 * 2**20
+    max_connections: int = 1000
+    silence: float = 10.0
+    # Longer than clients and proxies keep theirs (httpx 5 s, nginx 60, Go 90): whoever closes first
+    # must be the one who knows that no request is on its way.
+    keep_alive: float = 120.0
 
     @cached_property
     def loopback(self) -> bool:
@@ -64,7 +79,15 @@ class Settings:
         return self.no_auth or (self.loopback and not tokens and self.admin_token is None)
 
     def check(self, tokens: bool) -> None:
-        """Raises: ServiceError: others can reach it, and there is no token to ask of them."""
+        """Raises: ServiceError: others can reach it, and there is no token to ask of them; or an
+        allowed host can be no host's name."""
+        for pattern in self.allowed_hosts:
+            if not _PATTERN.fullmatch(pattern):
+                raise ServiceError(
+                    f"--allowed-host {pattern} is no name of a host; give one such as "
+                    "shop.example.com, *.example.com for all below it, or * for any, without "
+                    "http:// and without a port."
+                )
         if self.no_auth or self.loopback or tokens or self.admin_token is not None:
             return
         raise ServiceError(

@@ -11,7 +11,9 @@ from tests.serving.page.looking import refresh, rows, show, text, written
 from evergram.serving.dashboard_facts import (
     DashboardData,
     Live,
+    Rate,
     StepFacts,
+    Traffic,
 )
 
 
@@ -69,6 +71,31 @@ def test_it_asks_only_its_own_service_and_logs_no_error(browser: Browser, servic
     assert service.url + "v1/dashboard" in asked
     assert service.url + "dashboard/dashboard.js" in asked
     assert {u for u in asked if not u.startswith(service.url)} == set()
+
+
+def test_requests_are_shown_at_once(
+    browser: Browser, service: Service, data: DashboardData
+) -> None:
+    """Not from the second look on: the service has counted those that came before."""
+    rates = [Rate(ago=5, per_minute=36), Rate(ago=0, per_minute=24)]
+    traffic = [
+        Traffic(consumer="ads", version=0, requests=4, errors=0, per_minute=4.0),
+        Traffic(consumer="feed", version=3, requests=1, errors=0, per_minute=1.0),
+    ]
+    live = data.live.model_copy(update={"traffic": traffic, "rates": rates})
+    service.data = data.model_copy(update={"live": live})
+    show(browser, service)
+    facts = browser.run("return document.getElementById('facts').innerText")
+    assert "5.00" in facts
+    assert rows(browser, "rate-table") == [["0", "24.0"], ["5", "36.0"]]
+    assert "Now 24.0" in text(browser, "#rates desc")
+    # A service that has only begun.
+    live = live.model_copy(update={"rates": rates[1:], "traffic": []})
+    service.data = data.model_copy(update={"live": live})
+    show(browser, service)
+    assert browser.run("return document.querySelector('#rates .line').getTotalLength()") > 0
+    browser.listen()
+    assert browser.console == []
 
 
 def test_one_version_and_nobody(browser: Browser, service: Service, data: DashboardData) -> None:

@@ -168,6 +168,8 @@ export function drawRates(node, points) {
     nothing(node, "The rate is known from the second refresh on.");
     return;
   }
+  // A line has two ends.
+  if (points.length === 1) points = [[points[0][0] + 1, points[0][1]], points[0]];
   const width = node.clientWidth;
   const span = Math.max(60, points[0][0]);
   const top = Math.max(1, ...points.map(([, rate]) => rate));
