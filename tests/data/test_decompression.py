@@ -169,7 +169,7 @@ def test_genuine_files_are_far_from_the_limit(real_data: Path) -> None:
     for path in sorted(real_data.rglob("*")):
         if path.suffix == ".gz":
             with gzip.open(path) as file:
-                size = sum(map(len, iter(lambda file=file: file.read(1 << 20), b"")))
+                size = len(file.read())
             ratios[path.name] = size / path.stat().st_size
         elif path.suffix == ".bz2":
             ratios[path.name] = len(bz2.decompress(path.read_bytes())) / path.stat().st_size

@@ -36,7 +36,8 @@ class Baseline(_Frozen):
 class Probe(_Frozen):
     """A consumer's own model and an evaluation file, both kept in the lineage's folder.
 
-    Before they are there, `model` and `data` are where the files are, and have no hashes.
+    Before they are there, `model` and `data` are where the files are; their hashes, where they
+    have some, say which contents were tried.
     """
 
     model: str

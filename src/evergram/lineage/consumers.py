@@ -214,6 +214,11 @@ class Consumers:
             "data": f"{here}/data.parquet",
         }
         hashes = {f"{k}_sha256": sha256(self.folder / v) for k, v in kept.items()}
+        for source, what in ((model, "model_sha256"), (data, "data_sha256")):
+            if getattr(probe, what) not in ("", hashes[what]):
+                raise LineageError(
+                    f"{source} was changed after its probe was run; run the same command again."
+                )
         return probe.model_copy(update={**kept, **hashes})
 
     def _tidy(self, name: str) -> None:
