@@ -97,7 +97,7 @@ def test_the_models_of_the_consumers_page_can_be_probes(
         exec(compile(block, "consumers.md", "exec"), space)
     expected = classifier.predict(vectors.numpy()).tolist()
     for name in ("ads.onnx", "ads.safetensors"):
-        predicted = load_probe_model(tmp_path / name).answers(vectors).predicted
+        predicted = load_probe_model(tmp_path / name).answers(vectors.numpy()).predicted
         assert predicted is not None
         assert [bool(p) for p in predicted.to_pylist()] == expected
 

@@ -145,7 +145,7 @@ def test_a_limit_that_is_missed_already_is_told(evergram: Any, files: Path) -> N
     ("arguments", "message"),
     [
         (("consumer-add", "l", "a", "--pin", "v9"), "no version 9"),
-        (("consumer-add", "l", "A", "--pin", "v0"), "cannot be the name of a consumer"),
+        (("consumer-add", "l", "A b", "--pin", "v0"), "cannot be the name of a consumer"),
         (("consumer-add", "l", *ADD[:5]), "give both --probe and --data"),
         (("consumer-add", "l", "a", "--pin", "v0", "--min", "1"), "without a probe"),
         (("consumer-add", "l", *ADD, "--metric", "f1"), "The probe cannot be: metric"),

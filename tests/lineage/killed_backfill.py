@@ -1,4 +1,5 @@
-"""A program: refresh a snapshot and put it back, killed 200 times; prints what it found.
+"""A program: refresh a snapshot and put it back, killed 200 times at some file operation; prints
+what it found.
 
 It runs in a process of its own with one thread, because it forks after torch was loaded.
 """
@@ -6,16 +7,14 @@ It runs in a process of its own with one thread, because it forks after torch wa
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from tests.dying import run_until
 from tests.lineage.lines import lineage_of, vectors_of
 
 from evergram.lineage.backfill import Backfill
@@ -25,25 +24,9 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.ways import Ways
 from evergram.stores.opening import open_store
 
-ROWS, BATCH = 1500, 10
-
-
-def killed(work: Callable[[], object], after: float) -> bool:
-    """Run it in a fork and kill that after some seconds. Returns: whether it had not finished."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except BaseException as error:
-            sys.stderr.write(f"{type(error).__name__}: {error}\n")
-            os._exit(1)
-        os._exit(0)
-    time.sleep(after)
-    os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
-        raise RuntimeError("an operation failed by itself")
-    return os.WIFSIGNALED(status)
+ROWS, BATCH = 300, 10
+# Operations of a process before it is killed, at most; a batch takes about thirty.
+APPLIED, PUT_BACK = 80, 300
 
 
 def check(lineage: Lineage, address: str) -> int:
@@ -79,19 +62,23 @@ def main(folder: Path, kills: int) -> None:
         store.load(space, [rows])
         Backfill(lineage, store, "object").plan(BATCH)
 
-    def run(what: str) -> None:
+    def run(what: str, pipe: int = -1) -> None:
         with open_store(address) as store:
             work = Backfill(lineage, store, "object")
             work.apply() if what == "apply" else work.rollback()
 
     draw = random.Random(0)
     happened, seen = 0, []
+
+    def killed(what: str, most: int) -> bool:
+        return run_until(draw.randrange(1, most), partial(run, what), folder)[0]
+
     while happened < kills:
-        happened += killed(lambda: run("apply"), draw.uniform(0, 0.15))
+        happened += killed("apply", APPLIED)
         seen.append(check(lineage, address))
         if seen[-1] == ROWS:
             # Back to the start, killed on the way too.
-            while killed(lambda: run("rollback"), draw.uniform(0.05, 0.4)):
+            while killed("rollback", PUT_BACK):
                 happened += 1
             with open_store(address) as store:
                 assert store.count() == {1: ROWS}, "not all rows were put back"

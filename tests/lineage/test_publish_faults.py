@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
-import signal
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from tests.dying import run_until
 from tests.lineage.test_lineage import artefact
 
 from evergram.errors import EvergramError
 from evergram.lineage.lineage import Lineage
 
-# The dims of versions 0, 1, …; each leads back to the one before.
-START, KILLS = 2, 200
+# The dim of version 0; each later one has one more, and leads back to the one before.
+START, NEWEST = 2, 1
 
 
 def publish_next(lineage: Lineage) -> None:
@@ -27,14 +26,23 @@ def publish_next(lineage: Lineage) -> None:
     lineage.publish(artefact(START + number, before, seed=number))
 
 
-def publish_for_ever(path: Path, pipe: int) -> None:
-    """Say each version that `publish` returned."""
+def publish_one(path: Path, pipe: int) -> None:
+    """Publish, and say that it was done."""
     # Threads do not come through a fork: LAPACK would wait for them for ever.
     torch.set_num_threads(1)
+    publish_next(Lineage.open(path))
+    os.write(pipe, b"done")
+
+
+def check_whole(path: Path) -> int:
+    """Every file is as it was published. Returns: the newest version."""
     lineage = Lineage.open(path)
-    while True:
-        publish_next(lineage)
-        os.write(pipe, f"{lineage.newest}\n".encode())
+    lineage.check()
+    newest = lineage.newest
+    published = artefact(START + newest, START + newest - 1, newest)
+    for side in ("query", "candidate"):
+        assert torch.equal(lineage.embeddings(side)[1], published.block(side)[1])
+    return newest
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
@@ -46,48 +54,46 @@ def read(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.long
-def test_a_publisher_killed_at_200_random_moments_leaves_whole_versions(tmp_path: Path) -> None:
-    path = tmp_path / "lineage"
-    publish_next(Lineage.create(path))
-    whole = tmp_path / "whole"
-    shutil.copytree(path, whole)
+def test_a_publisher_killed_after_each_of_its_operations_leaves_whole_versions(
+    tmp_path: Path,
+) -> None:
+    """Killed there, then somewhere else on top of what that left; the next publication succeeds."""
+    whole, path = tmp_path / "whole", tmp_path / "lineage"
+    lineage = Lineage.create(whole)
+    for _ in range(NEWEST + 1):
+        publish_next(lineage)
+    # A version whose embeddings go with the next publication, and one whose stay.
+    lineage.label("kept", NEWEST)
+    publish_next(lineage)
     draw = random.Random(0)
-    context = multiprocessing.get_context("fork")
-    versions = between = 0
-    for _ in range(KILLS):
-        newest = Lineage.open(path).newest
-        reading, writing = os.pipe()
-        process = context.Process(target=publish_for_ever, args=(path, writing))
-        process.start()
-        os.close(writing)
-        time.sleep(draw.uniform(0, 0.06))
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-        said = b""
-        while more := os.read(reading, 4096):
-            said += more
-        os.close(reading)
-        acknowledged = int(said.split()[-1]) if said else newest
-        lineage = Lineage.open(path)
-        # The last one may be there and not yet be said.
-        assert lineage.newest in (acknowledged, acknowledged + 1)
-        versions += lineage.newest - newest
-        between += any((path / "versions").glob(".*")) or any((path / "embeddings").glob(".*"))
-        lineage.check()
-        published = artefact(START + lineage.newest, START + lineage.newest - 1, lineage.newest)
-        for side in ("query", "candidate"):
-            assert torch.equal(lineage.embeddings(side)[1], published.block(side)[1])
+    before = after = left_over = operation = 0
+    killed = True
+    while killed:
+        operation += 1
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(whole, path)
+        work = partial(publish_one, path)
+        killed, said = run_until(operation, work, path)
+        assert said == (b"" if killed else b"done")
+        newest = check_whole(path)
+        # Once it is there it stays: all that is killed later has published.
+        assert newest == NEWEST + 2 if after else newest in (NEWEST + 1, NEWEST + 2)
+        before += newest == NEWEST + 1
+        after += newest == NEWEST + 2
+        left_over += any(path.rglob(".*.part"))
+        run_until(draw.randrange(1, 60), work, path)
+        assert check_whole(path) in (newest, newest + 1)
         # The next one succeeds and clears away what was left.
+        lineage = Lineage.open(path)
         publish_next(lineage)
         assert not list(path.rglob(".*.part"))
-        if lineage.newest > 12:
-            # A long chain takes long to read.
-            shutil.rmtree(path)
-            shutil.copytree(whole, path)
-    assert versions > KILLS / 4
-    assert between > KILLS / 10
+        assert {p.name for p in (path / "versions").iterdir()} == set(
+            map(str, range(lineage.newest + 1))
+        )
+    # It dies on both sides of the one rename that publishes, and with half of a version there.
+    assert before > 30
+    assert after > 3
+    assert left_over > 20
 
 
 @pytest.mark.long

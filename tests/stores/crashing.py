@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from tests.dying import run_until
 
 from evergram.stores.snapshot import SnapshotStore
 from evergram.stores.store import ID_TYPES, Rows, Space, Store
 
 IDS = 400
 DIMS = {0: 4, 1: 6}
+# Operations on files before a writer is killed, at most: some of its own, of about ten each.
+MOST = 100
 # Id to version and the operation that wrote it.
 Model: TypeAlias = dict[int, tuple[int, int]]
 Open: TypeAlias = Callable[[], Store]
@@ -92,9 +94,10 @@ def is_as(store: Store, model: Model) -> bool:
     return found == wanted
 
 
-def killed_at_random(open_store: Open, kills: int, seed: int) -> int:
-    """Kill a writer so many times. Returns: how many operations were acknowledged.
+def killed_at_random(open_store: Open, folder: Path, kills: int, seed: int) -> int:
+    """Kill a writer so many times, at some operation on a file of the store's folder.
 
+    Returns: how many of its own operations were acknowledged.
     Raises: AssertionError: a row was lost, or is half there.
     """
     draw = random.Random(seed)
@@ -105,23 +108,7 @@ def killed_at_random(open_store: Open, kills: int, seed: int) -> int:
     done = 0
     for kill in range(kills):
         store.close()
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                os.close(reading)
-                work(open_store, done, writing)
-            finally:
-                os._exit(1)
-        os.close(writing)
-        said = os.read(reading, 100)
-        time.sleep(draw.uniform(0, 0.03))
-        os.kill(child, signal.SIGKILL)
-        while more := os.read(reading, 4096):
-            said += more
-        os.close(reading)
-        _, status = os.waitpid(child, 0)
-        assert os.WTERMSIG(status) == signal.SIGKILL, f"the writer failed before kill {kill}"
+        _, said = run_until(draw.randrange(1, MOST), partial(work, open_store, done), folder)
         for _ in said.splitlines():
             model, done = apply(model, done), done + 1
         store = open_store()
@@ -140,6 +127,6 @@ def killed_at_random(open_store: Open, kills: int, seed: int) -> int:
 if __name__ == "__main__":
     folder, id_type, times = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     acknowledged = killed_at_random(
-        lambda: SnapshotStore.open(str(folder), id_type), times, seed=len(id_type)
+        lambda: SnapshotStore.open(str(folder), id_type), folder, times, seed=len(id_type)
     )
     sys.stdout.write(f"{acknowledged}\n")

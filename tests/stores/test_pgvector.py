@@ -306,11 +306,14 @@ def test_no_acknowledged_row_is_lost_when_the_server_crashes(
         except StoreError as error:
             failed.append(error)
 
-    for pause in (0.05, 0.11, 0.17):
+    # Batches that were acknowledged before the server crashes, in the middle of a later one.
+    for batches in (1, 4, 9):
         acknowledged.clear()
         thread = threading.Thread(target=write)
         thread.start()
-        time.sleep(pause)
+        while len(acknowledged) < batches:
+            assert thread.is_alive()
+            time.sleep(0.001)
         server.crash()
         thread.join()
         server.start()

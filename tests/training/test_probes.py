@@ -101,10 +101,10 @@ def test_a_classifier_of_scikit_learn_is_read_as_it_is(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     path, fitted = classifier(tmp_path / "m.onnx", **options)
-    answers = load_probe_model(path).answers(OLD)
+    answers = load_probe_model(path).answers(OLD.numpy())
     assert answers.score is not None
     expected = fitted.predict_proba(OLD.numpy())[:, 1]
-    np.testing.assert_allclose(answers.score.numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(answers.score, expected, atol=1e-6)
     auc = measure("auc", answers, pa.array(LABEL))
     assert auc == pytest.approx(roc_auc_score(LABEL, expected), abs=1e-9)
     assert measure("accuracy", answers, pa.array(LABEL)) == fitted.score(OLD.numpy(), LABEL)
@@ -115,7 +115,7 @@ def test_a_classifier_of_three_named_classes(tmp_path: Path) -> None:
     fitted = LogisticRegression().fit(OLD.numpy(), names)
     path = tmp_path / "m.onnx"
     path.write_bytes(to_onnx(fitted, OLD[:1].numpy()).SerializeToString())
-    answers = load_probe_model(path).answers(OLD)
+    answers = load_probe_model(path).answers(OLD.numpy())
     assert measure("accuracy", answers, pa.array(names)) == fitted.score(OLD.numpy(), names)
     with pytest.raises(DataError, match="more than two classes"):
         measure("auc", answers, pa.array(LABEL))
@@ -132,7 +132,7 @@ def test_a_regressor(tmp_path: Path) -> None:
     )
     expected = float(np.sqrt(np.mean((fitted.predict(OLD.numpy()) - VALUE) ** 2)))
     for path in (onnx, plain):
-        found = measure("rmse", load_probe_model(path).answers(OLD), pa.array(VALUE))
+        found = measure("rmse", load_probe_model(path).answers(OLD.numpy()), pa.array(VALUE))
         assert found == pytest.approx(expected, rel=1e-4)
 
 
@@ -150,9 +150,9 @@ def test_a_linear_model_of_tensors_is_that_of_scikit_learn(tmp_path: Path) -> No
         {"weight": torch.cat([0 * weight, weight]), "bias": torch.cat([0 * bias, bias])},
     ):
         path = linear(tmp_path / "m.safetensors", **tensors, **parts)
-        answers = load_probe_model(path).answers(OLD)
+        answers = load_probe_model(path).answers(OLD.numpy())
         assert answers.score is not None
-        np.testing.assert_allclose(answers.score.numpy(), expected, atol=1e-5)
+        np.testing.assert_allclose(answers.score, expected, atol=1e-5)
         assert measure("accuracy", answers, pa.array(LABEL)) == fitted.score(inputs, LABEL)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import gzip
 import json
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
+from evergram.data.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
 
 BLOCK = 8 << 20  # bytes of text in memory at once; a row may not be longer
@@ -103,7 +102,7 @@ def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if zipped else path.open("rb") as stream:
+        with GzipReader(path) if zipped else path.open("rb") as stream:
             # read1 hands out all that there is before a damaged place, so its row is known.
             while piece := stream.read1(BLOCK):
                 block += piece
@@ -118,7 +117,7 @@ def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield row, bytes(block[:end])
                 row += block.count(b"\n")
                 del block[: end + 1]
-    except (OSError, EOFError, zlib.error) as error:
+    except DAMAGED as error:
         row += block.count(b"\n")
         raise DataError(
             f"{path} row {row} cannot be read: {str(error).rstrip('.')}; fetch the file again."

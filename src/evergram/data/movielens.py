@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.data.corpus import Corpus
+from evergram.data.decompression import DAMAGED, read_member
 from evergram.data.tables import read_csv
 from evergram.errors import DataError
 
@@ -80,9 +80,8 @@ def _unzip(archive: Path, name: str) -> bytes | None:
         with zipfile.ZipFile(archive) as opened:
             for member in opened.namelist():
                 if Path(member).name == name and "__MACOSX" not in member:
-                    return opened.read(member)
-    # RuntimeError is what zipfile says of a member that needs a password.
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError) as error:
+                    return read_member(opened, member, archive)
+    except DAMAGED as error:
         raise DataError(f"{archive} is not a readable zip file: {error}.") from error
     return None
 

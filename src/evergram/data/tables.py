@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,6 +14,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
 from evergram.data.corpus import Corpus
+from evergram.data.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
 
 COLUMNS = ("query", "candidate", "value", "time", "weight")
@@ -132,30 +134,38 @@ def read_csv(
 
     def read(*, use_threads: bool) -> pa.Table:
         names = None if header or types is None else list(types)
-        return csv.read_csv(
-            pa.BufferReader(content) if isinstance(content, bytes) else content,
-            csv.ReadOptions(use_threads=use_threads, column_names=names),
-            csv.ParseOptions(delimiter=delimiter, quote_char='"' if header else False),
-            # Only an empty cell is missing; a written NaN stays one, to be refused by its row.
-            csv.ConvertOptions(
-                null_values=[""],
-                strings_can_be_null=True,
-                column_types=types,
-                include_columns=list(types) if types else None,
-            ),
-        )
+        with _opened(content) as file:
+            return csv.read_csv(
+                file,
+                csv.ReadOptions(use_threads=use_threads, column_names=names),
+                csv.ParseOptions(delimiter=delimiter, quote_char='"' if header else False),
+                # Only an empty cell is missing; a written NaN stays one, to be refused by its row.
+                csv.ConvertOptions(
+                    null_values=[""],
+                    strings_can_be_null=True,
+                    column_types=types,
+                    include_columns=list(types) if types else None,
+                ),
+            )
 
     try:
         try:
             return read(use_threads=True)
         except pa.ArrowInvalid:
             return read(use_threads=False)  # slower, but its error knows the row
-    except (OSError, pa.ArrowException) as error:
+    except (*DAMAGED, pa.ArrowException) as error:
         message, where = _sentence(error), ""
         if line := re.search(r"Row #(\d+): ", message):
             where = f" row {int(line[1]) - header}"
             message = message.replace(line[0], "")
         raise DataError(f"{source}{where} cannot be read: {message}.") from error
+
+
+def _opened(content: Path | bytes) -> Any:
+    """What Arrow reads text from; by itself it would unpack a gzip, and without a limit."""
+    if isinstance(content, bytes):
+        return pa.BufferReader(content)
+    return GzipReader(content) if content.suffix.lower() == ".gz" else pa.OSFile(str(content))
 
 
 def _sentence(error: Exception) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -12,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.data.corpus import Corpus, Vocabulary
+from evergram.data.decompression import DAMAGED, GzipReader
 from evergram.data.page_features import page_features
 from evergram.data.tables import read_csv
 from evergram.errors import DataError
@@ -59,10 +58,9 @@ def _read(folder: Path, stem: str, columns: list[str]) -> tuple[dict[str, pa.Arr
     if path is None:
         raise DataError(f"{folder} has no {stem}.tsv or {stem}.tsv.gz; is it Wikispeedia?")
     try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
+        with GzipReader(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read()
+    except DAMAGED as error:
         raise DataError(f"{path} cannot be read: {error}; fetch it again.") from error
     lines = [line for line in content.splitlines() if line.strip() and not line.startswith(b"#")]
     if not lines:

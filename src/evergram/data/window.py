@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 import io
-import zlib
 from pathlib import Path
 
+from evergram.data.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
 
 
@@ -27,7 +27,7 @@ class Window:
         self.ended = False
         try:
             self.file: gzip.GzipFile | io.BufferedReader
-            self.file = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
+            self.file = GzipReader(path) if path.suffix == ".gz" else path.open("rb")
         except OSError as error:
             raise DataError(f"{path} cannot be opened: {error.strerror or error}.") from error
 
@@ -44,7 +44,7 @@ class Window:
         while size < self.chunk:
             try:
                 part = self.file.read(self.chunk - size)
-            except (EOFError, OSError, zlib.error) as error:
+            except DAMAGED as error:
                 why = " ".join(str(error).split()).rstrip(".")
                 raise DataError(
                     f"{self.path} is cut or damaged ({why}); fetch it again."

@@ -8,26 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from evergram.errors import DataError
+from evergram.evaluation.auc import roc_auc
 
 # Hidden activations held at once.
 BLOCK = 1 << 24
-
-
-def roc_auc(score: Tensor, label: Tensor) -> float:
-    """The chance that a positive scores above a negative; a tie is half. [N] and bool [N].
-
-    Raises: DataError: only one class is there.
-    """
-    positives = int(label.sum())
-    negatives = len(label) - positives
-    if not positives or not negatives:
-        raise DataError("An AUC needs positive and negative examples; one of them is missing.")
-    _, place, count = torch.unique(score, return_inverse=True, return_counts=True)
-    # Mean rank of each distinct score.
-    rank = count.cumsum(0).double() - (count.double() - 1) / 2
-    total = rank[place][label].sum()
-    return float((total - positives * (positives + 1) / 2) / (positives * negatives))
 
 
 @dataclass(frozen=True)
@@ -124,7 +108,8 @@ class Consumers(nn.Module):
 
     def auc(self, inputs: Inputs, label: Tensor) -> list[float]:
         """Of each of the M. Raises: DataError: `label` [N] has one class alone."""
-        return [roc_auc(score, label) for score in self.score(inputs)]
+        truth = label.cpu().numpy()
+        return [roc_auc(score, truth) for score in self.score(inputs).cpu().numpy()]
 
 
 def fit_consumers(

@@ -19,8 +19,9 @@ from filelock import FileLock, Timeout
 
 from evergram.compatibility.certificate import certify
 from evergram.errors import IntegrityError, LineageError
-from evergram.lineage.files import write_text
+from evergram.lineage.files import file_mode, make_folder, write_text
 from evergram.lineage.filling import Progress, fill, space_of
+from evergram.lineage.inside import check_tree
 from evergram.lineage.journal import (
     journal_rows,
     not_in_journals,
@@ -81,6 +82,8 @@ class Backfill:
         self.lineage, self.store, self.side = lineage, store, side
         key = hashlib.sha256(store.place.encode()).hexdigest()[:12]
         self.folder = lineage.path / "backfills" / f"{side}-{key}"
+        check_tree(lineage.path, self.folder)
+        self._mode = file_mode(lineage.path)
 
     def plan(self, batch: int = BATCH) -> Status:
         """Look at all rows and write down which to refresh, the largest predicted error first.
@@ -94,7 +97,8 @@ class Backfill:
                     "undo it by 'rollback', before another is planned."
                 )
             shutil.rmtree(self.folder, ignore_errors=True)
-            (self.folder / "journal").mkdir(parents=True)
+            for folder in (self.folder, self.folder / "journal"):
+                make_folder(folder, self._mode)
             target = self.lineage.production
             source = open_store(str(self.folder / "source"), create=_name_of(self.store.id_type))
             with source:
@@ -102,7 +106,7 @@ class Backfill:
                 ids, errors, without = self._look(source, target)
             order = np.argsort(-errors, kind="stable")
             table = pa.table({"id": ids.take(pa.array(order)), "error": errors[order]})
-            write_table(self.folder / "order.sealed", table)
+            write_table(self.folder / "order.sealed", table, self._mode)
             facts = {
                 "side": self.side,
                 "store": self.store.address,
@@ -113,7 +117,7 @@ class Backfill:
                 "without": without,
             }
             self._say("planned", 0)
-            write_text(self._plan_path, json.dumps(facts, indent=2))
+            write_text(self._plan_path, json.dumps(facts, indent=2), self._mode)
         return self.status()
 
     def apply(self, rows: int | None = None, progress: Progress | None = None) -> Status:
@@ -245,7 +249,7 @@ class Backfill:
         fresh = not_in_journals(old, kept)
         if fresh:
             after = f".{len(kept):06d}.sealed" if kept else ""
-            write_journal(journal.with_name(journal.name + after), fresh)
+            write_journal(journal.with_name(journal.name + after), fresh, self._mode)
         waiting = _joined([rows.ids for rows in old], self.store.id_type)
         width = self.store.spaces()[target].dim
         for rows in source.fetch(waiting):
@@ -279,7 +283,8 @@ class Backfill:
         return self.folder / "journal" / f"{start:012d}.sealed"
 
     def _say(self, state: str, done: int) -> None:
-        write_text(self.folder / "progress.json", json.dumps({"state": state, "done": done}))
+        facts = json.dumps({"state": state, "done": done})
+        write_text(self.folder / "progress.json", facts, self._mode)
 
     def _progress(self) -> dict[str, Any]:
         return _read_json(self.folder / "progress.json")
@@ -303,7 +308,7 @@ class Backfill:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder.parent, self._mode)
         try:
             with FileLock(self.folder.with_name(f".{self.folder.name}.lock"), timeout=0):
                 yield

@@ -15,7 +15,8 @@ from evergram.errors import FormatError, IntegrityError, LineageError
 from evergram.lineage.record import Checked, ChecksumError, first_problem
 
 FORMAT_VERSION = 1
-NAME = r"[a-z0-9._-]*[a-z0-9][a-z0-9._-]*"
+# Names as `add` takes them, and some that it took before there was one rule of names.
+READABLE_NAME = r"[A-Za-z0-9._-]*[A-Za-z0-9][A-Za-z0-9._-]*"
 # A version's number, or a label, to the number.
 Resolve = Callable[[str], int]
 
@@ -35,7 +36,8 @@ class Baseline(_Frozen):
 class Probe(_Frozen):
     """A consumer's own model and an evaluation file, both kept in the lineage's folder.
 
-    Before they are there, `model` and `data` are where the files are, and have no hashes.
+    Before they are there, `model` and `data` are where the files are; their hashes, where they
+    have some, say which contents were tried.
     """
 
     model: str
@@ -72,7 +74,7 @@ class Consumer(_Frozen):
         allowed: versions and labels that may be read; the pinned one is among them.
     """
 
-    name: str = Field(pattern=f"^{NAME}$")
+    name: str = Field(pattern=f"^{READABLE_NAME}$")
     pinned: str
     allowed: tuple[str, ...]
     since: str

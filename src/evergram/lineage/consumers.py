@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,6 @@ from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.addresses import local_folder
 from evergram.lineage.consumer_record import (
     FORMAT_VERSION,
-    NAME,
     Consumer,
     ConsumersRecord,
     Probe,
@@ -26,8 +24,10 @@ from evergram.lineage.consumer_record import (
     parse_consumers,
     said,
 )
-from evergram.lineage.files import beside, write_text
+from evergram.lineage.files import beside, file_mode, make_folder, remove_tree, write_text
+from evergram.lineage.inside import check_inside, check_parts
 from evergram.lineage.manifest import check_files, sha256
+from evergram.lineage.names import check_name
 from evergram.lineage.remote import CONSUMERS, Remote
 
 # A publication holds the lock while it writes; a change of consumers waits for it, so long.
@@ -94,17 +94,15 @@ class Consumers:
         Raises: UnknownVersionError: no such version or label. LineageError: the name is taken or
             cannot be one, or the folder cannot be written; nothing is then changed.
         """
-        if not re.fullmatch(NAME, name):
-            raise LineageError(
-                f"{name!r} cannot be the name of a consumer: it is made of a-z, 0-9, '.', '_' and "
-                "'-', such as 'ads-ranking'."
-            )
+        check_name(name, "a consumer")
         with self._editing(name):
-            if any(c.name == name for c in self._record.consumers):
-                raise LineageError(
-                    f"There is a consumer {name!r} already; 'evergram consumer-pin' moves it to "
-                    "another version, 'evergram consumer-remove' removes it."
-                )
+            # Where a disk does not tell capital letters apart, neither does it tell their folders.
+            for other in (c.name for c in self._record.consumers):
+                if other.lower() == name.lower():
+                    raise LineageError(
+                        f"There is a consumer {other!r} already; 'evergram consumer-pin' moves it "
+                        "to another version, 'evergram consumer-remove' removes it."
+                    )
             place = said(pinned, resolve)
             reads = dict.fromkeys([place, *(said(what, resolve) for what in allowed)])
             added = Consumer(
@@ -190,6 +188,7 @@ class Consumers:
                     f"{self.folder / CONSUMERS} names the file {name!r} for a probe; they are all "
                     "in its folder probes/; restore it from a copy of the lineage."
                 )
+            check_inside(self.folder, path)
             check = check_files if self._remote is None else self._remote.check_files
             check(path.parent, {path.name: published})
             paths.append(path)
@@ -200,9 +199,12 @@ class Consumers:
         model, data = Path(probe.model), Path(probe.data)
         # A folder of its own for each probe, so that one can follow another.
         here = f"probes/{name}/{sha256(model)[:8]}{sha256(data)[:8]}"
-        shutil.rmtree(self.folder / here, ignore_errors=True)
-        (self.folder / here).parent.mkdir(parents=True, exist_ok=True)
-        with beside(self.folder / here) as part:
+        mode = self._mode
+        for folder in (self.folder / "probes", self.folder / "probes" / name):
+            make_folder(folder, mode)
+        check_inside(self.folder, self.folder / here)
+        remove_tree(self.folder / here)
+        with beside(self.folder / here, mode) as part:
             shutil.copyfile(model, part / f"model{model.suffix.lower()}")
             shutil.copyfile(data, part / "data.parquet")
         if self._remote is not None:
@@ -212,6 +214,11 @@ class Consumers:
             "data": f"{here}/data.parquet",
         }
         hashes = {f"{k}_sha256": sha256(self.folder / v) for k, v in kept.items()}
+        for source, what in ((model, "model_sha256"), (data, "data_sha256")):
+            if getattr(probe, what) not in ("", hashes[what]):
+                raise LineageError(
+                    f"{source} was changed after its probe was run; run the same command again."
+                )
         return probe.model_copy(update={**kept, **hashes})
 
     def _tidy(self, name: str) -> None:
@@ -219,17 +226,24 @@ class Consumers:
         folders = {Path(c.probe.model).parent for c in self._record.consumers if c.probe}
         mine = Path("probes") / name
         kept = {folder.name for folder in folders if folder.parent == mine}
+        check_inside(self.folder, self.folder / mine)
         for left in (self.folder / mine).glob("*"):
             if left.name not in kept:
-                shutil.rmtree(left, ignore_errors=True)
+                remove_tree(left)
         if self._remote is not None:
             self._remote.keep_only(mine.as_posix(), kept)
 
     def _write(self, consumers: Sequence[Consumer]) -> None:
         ordered = tuple(sorted(consumers, key=lambda c: c.name))
         record = ConsumersRecord(format_version=FORMAT_VERSION, consumers=ordered)
-        write_text(self.folder / CONSUMERS, record.model_dump_json(indent=2))
+        write_text(self.folder / CONSUMERS, record.model_dump_json(indent=2), self._mode)
         self._record = record
+
+    @property
+    def _mode(self) -> int:
+        """Permissions of hashes of tokens, and of consumers' own models and labels: whoever the
+        lineage is shared with, not the whole machine."""
+        return file_mode(self.folder) & 0o660
 
     @contextmanager
     def _editing(self, name: str) -> Iterator[None]:
@@ -239,7 +253,9 @@ class Consumers:
         with ExitStack() as stack:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(FileLock(self.folder / ".lock", timeout=PATIENCE))
+                check_parts(self.folder)
+                lock = FileLock(self.folder / ".lock", PATIENCE, mode=file_mode(self.folder))
+                stack.enter_context(lock)
             except Timeout:
                 raise LineageError(
                     f"Another process is publishing to {where}; wait for it and try again."
@@ -288,6 +304,7 @@ def _unwritten(where: str, error: OSError) -> LineageError:
 
 def _read(folder: Path) -> ConsumersRecord:
     path = folder / CONSUMERS
+    check_inside(folder, path)
     try:
         return parse_consumers(path.read_text() if path.exists() else None, str(path))
     except (OSError, UnicodeDecodeError) as error:

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, LineageError
-from evergram.lineage.files import remove, write_text
+from evergram.lineage.files import file_mode, make_folder, remove, write_text
+from evergram.lineage.inside import check_tree
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.store_checks import check_store, take_side
 from evergram.lineage.ways import Ways
@@ -150,6 +151,7 @@ def local_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict
 def canary_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict[str, Store]:
     """Snapshots of the newest version, DIR/stores/.canary/<side>; none where it is production."""
     folder = lineage.path / "stores" / ".canary"
+    check_tree(lineage.path, folder)
     if lineage.newest == lineage.production:
         remove(folder)
         return {}
@@ -162,6 +164,9 @@ def _snapshots(
     from evergram.stores.opening import open_store
 
     stores = {}
+    mode = file_mode(lineage.path)
+    check_tree(lineage.path, parent)
+    make_folder(lineage.path / "stores", mode)
     for side in lineage.manifest(version).embeddings:
         folder = parent / side
         marker = folder.with_name(f"{side}.json")
@@ -178,7 +183,7 @@ def _snapshots(
             log.info("Filling %s with version %d.", folder, version)
             told = None if progress is None else partial(progress, side, version)
             fill(lineage, store, side, version, told)
-            write_text(marker, json.dumps({"fingerprint": fingerprint, "version": version}))
+            write_text(marker, json.dumps({"fingerprint": fingerprint, "version": version}), mode)
         remove_withdrawn(lineage, store)
         stores[side] = store
     return stores

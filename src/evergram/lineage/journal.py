@@ -11,25 +11,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import IntegrityError
-from evergram.lineage.files import sync
+from evergram.lineage.files import OWNER_ALONE, replacing
 from evergram.stores.store import Rows
 
 _HASH = 32
 
 
-def write_table(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: pa.Table, mode: int = OWNER_ALONE) -> None:
     """The SHA-256 of an Arrow file and then the file: beside its place, synced, renamed into it."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     content = sink.getvalue()
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
+    with replacing(path, mode) as file:
         file.write(sha256(content).digest())
         file.write(content)
-    sync(part)
-    part.replace(path)
-    sync(path.parent)
 
 
 def read_table(path: Path) -> pa.Table:
@@ -51,7 +47,7 @@ def read_table(path: Path) -> pa.Table:
     return pa.ipc.open_file(content).read_all()
 
 
-def write_journal(path: Path, parts: list[Rows]) -> None:
+def write_journal(path: Path, parts: list[Rows], mode: int = OWNER_ALONE) -> None:
     """Rows of several versions, whose vectors differ in length."""
     tables = [
         pa.table(
@@ -63,7 +59,7 @@ def write_journal(path: Path, parts: list[Rows]) -> None:
         )
         for rows in parts
     ]
-    write_table(path, pa.concat_tables(tables))
+    write_table(path, pa.concat_tables(tables), mode)
 
 
 def journal_rows(path: Path) -> Iterator[Rows]:

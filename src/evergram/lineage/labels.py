@@ -9,12 +9,12 @@ import re
 from collections.abc import Collection, Mapping
 
 from evergram.errors import LineageError, UnknownVersionError
+from evergram.lineage.names import RULE, is_name
 from evergram.lineage.record import FORMAT_VERSION, LineageRecord, Withdrawal
 
 # The label of the version in production.
 STABLE = "stable"
 NEWEST = "newest"
-LABEL = re.compile(r"[a-z][a-z0-9-]*")
 NUMBER = re.compile(r"v?([0-9]+)")
 
 
@@ -110,11 +110,7 @@ def with_label(
         held: versions whose own embeddings are stored; only such a one can go into production.
     Raises: UnknownVersionError. LineageError: no such name, or no embeddings for production.
     """
-    if not LABEL.fullmatch(name) or NUMBER.fullmatch(name) or name == NEWEST:
-        raise LineageError(
-            f"{name!r} cannot be a label: one starts with a lower-case letter, goes on with "
-            "letters, digits and hyphens, and is not 'newest' or like 'v0'."
-        )
+    _refuse_label(record, name)
     number = resolve(record, what)
     if name == STABLE and number not in held:
         stored = ", ".join(map(str, held))
@@ -124,6 +120,19 @@ def with_label(
             "to keep them."
         )
     return _changed(record, labels={**record.labels, name: number})
+
+
+def _refuse_label(record: LineageRecord, name: str) -> None:
+    """Raises: LineageError: a label cannot be called so."""
+    lower = name.lower()
+    if not is_name(name) or NUMBER.fullmatch(lower) or lower == NEWEST:
+        raise LineageError(f"{name!r} cannot be a label: {RULE}, and is not 'newest' or like 'v0'.")
+    for other in (STABLE, *record.labels):
+        if lower == other.lower() and name != other:
+            raise LineageError(
+                f"{name!r} cannot be a label: it differs from the label {other!r} in capital "
+                "letters alone; choose another."
+            )
 
 
 def without_label(record: LineageRecord, name: str) -> LineageRecord:

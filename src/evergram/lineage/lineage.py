@@ -27,10 +27,11 @@ from evergram.errors import (
 from evergram.lineage import labels as rules
 from evergram.lineage.artefact import Artefact, Block, write_version
 from evergram.lineage.contents import Contents
-from evergram.lineage.files import beside, remove
+from evergram.lineage.files import beside, file_mode, remove
 from evergram.lineage.lost_race import keep_lost, read_lost
 from evergram.lineage.manifest import EncoderRecord, Manifest, sha256
 from evergram.lineage.moments import Moments, Sample, forward_map
+from evergram.lineage.names import check_name
 from evergram.lineage.pair_history import PairHistory, unrecorded
 from evergram.lineage.probe_check import refuse_unprobed
 from evergram.lineage.record import LineageRecord
@@ -315,7 +316,8 @@ class Lineage(Register):
         """Both folders of a version, each written beside its place and renamed into it."""
         old, samples = self._before(), {}
         dims = [artefact.dim, *([self.manifest(self.newest).dim] if old else [])]
-        with beside(self.path / "embeddings" / str(number)) as folder:
+        mode = file_mode(self.path)
+        with beside(self.path / "embeddings" / str(number), mode) as folder:
             embeddings = {}
             for side, found in artefact.embeddings.items():
                 samples[side] = Sample(side, *dims)
@@ -323,7 +325,7 @@ class Lineage(Register):
                 write_embeddings(folder / f"{side}.parquet", blocks)
                 embeddings[side] = sha256(folder / f"{side}.parquet")
         moments = {side: sample.moments() for side, sample in samples.items()}
-        with beside(self._folder(number)) as folder:
+        with beside(self._folder(number), mode) as folder:
             name = f"{self.name}@v{number}"
             forward = forward_map(samples, old)
             return write_version(
@@ -349,6 +351,8 @@ class Lineage(Register):
         return found
 
     def _check_fits(self, number: int, artefact: Artefact) -> None:
+        for side in artefact.embeddings:
+            check_name(side, "a side")
         if number == 0 and artefact.transform is not None:
             raise ShapeError("Version 0 has no version before it and takes no transform.")
         if number:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact, write_version
 from evergram.lineage.contents import Contents
-from evergram.lineage.files import beside
+from evergram.lineage.files import beside, make_folder, remove_tree
 from evergram.lineage.manifest import read_manifest
 
 FOLDER = "lost"
@@ -22,8 +21,8 @@ def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
         number: of the version as which it was trained.
     """
     folder = work / FOLDER
-    work.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    make_folder(work)
+    remove_tree(folder)
     with beside(folder) as part:
         write_version(part, f"lost@v{number}", number, artefact, {}, {}, None, None)
     return folder

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from evergram.compatibility.kinds import TransformKind
 from evergram.errors import IntegrityError
+from evergram.lineage.names import is_name
 from evergram.lineage.record import Checked, ChecksumError, Frozen, first_problem
 
 
@@ -58,6 +59,15 @@ class Manifest(Checked):
     @classmethod
     def _of_format_1(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
+
+    @field_validator("files", "embeddings")
+    @classmethod
+    def _stay_in_the_folder(cls, value: dict[str, str]) -> dict[str, str]:
+        # They become paths of files that are read, and of files that are written beside them.
+        for name in value:
+            if not is_name(name):
+                raise ValueError(f"{name!r} cannot be the name of a file or a side")
+        return value
 
     @model_validator(mode="after")
     def _identified(self) -> Self:

@@ -7,9 +7,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from evergram.errors import FormatError, IntegrityError, LineageError
+from evergram.lineage.names import is_name
 
 FORMAT_VERSION = 4
 READABLE = (1, 2, 3, 4)
@@ -89,6 +90,22 @@ class LineageRecord(Checked):
     def following(self) -> int:
         """The number of the next version."""
         return len(self.versions) + len(self.withdrawn)
+
+    @field_validator("name")
+    @classmethod
+    def _can_be_shown(cls, value: str) -> str:
+        # Older lineages may have names that `create` would refuse today.
+        if not value.isprintable():
+            raise ValueError("it has characters that cannot be printed")
+        return value
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_are_names(cls, value: dict[str, int]) -> dict[str, int]:
+        for label in value:
+            if not is_name(label):
+                raise ValueError(f"{label!r} cannot be a label")
+        return value
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

@@ -11,7 +11,9 @@ from typing import Self
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage import labels as rules
 from evergram.lineage.addresses import local_folder
+from evergram.lineage.inside import check_inside, check_parts
 from evergram.lineage.manifest import Manifest, check_files, read_manifest
+from evergram.lineage.names import check_name
 from evergram.lineage.record import (
     FORMAT_VERSION,
     LineageRecord,
@@ -35,6 +37,7 @@ class Register:
         self._remote = remote
         self._record = record
         self._checked: set[str] = set()
+        check_inside(path, *(self._folder(n) / "manifest.json" for n in record.versions))
         self._manifests = {n: read_manifest(self._folder(n)) for n in record.versions}
         for n, manifest in self._manifests.items():
             if manifest.version != n or (manifest.transform is None) != (n == 0):
@@ -51,6 +54,7 @@ class Register:
         """
         folder = local_folder(path)
         if folder is not None:
+            check_parts(folder)
             return cls(folder, read_record(folder / RECORD))
         remote = Remote(str(path))
         return cls(remote.folder, parse_record(remote.pull(), remote.address), remote)
@@ -67,8 +71,11 @@ class Register:
     def create(cls, path: str | Path, name: str = "embeddings") -> Self:
         """A lineage without versions; nothing is written before the first is published.
 
-        Raises: LineageError: one is there already.
+        Args:
+            name: see `names.RULE`.
+        Raises: LineageError: one is there already, or it cannot have that name.
         """
+        check_name(name, "a lineage")
         folder = local_folder(path)
         if cls.exists(path):
             raise LineageError(
@@ -259,5 +266,6 @@ class Register:
 
     def _check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
         """As `check_files`; of a lineage that is elsewhere, what is not here yet is brought."""
+        check_inside(self.path, *(folder / name for name in hashes))
         (check_files if self._remote is None else self._remote.check_files)(folder, hashes)
         self._checked.update((folder / name).relative_to(self.path).as_posix() for name in hashes)

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from evergram.errors import EvergramError, IntegrityError, LineageError
 from evergram.lineage.addresses import filesystem, mirror_of
-from evergram.lineage.files import put, sync
+from evergram.lineage.files import make_folder, put, sync
 from evergram.lineage.manifest import sha256
 from evergram.lineage.remote_lock import remote_lock, said_by, this_process
 
@@ -54,7 +54,7 @@ class Remote:
             self._seen = top.get(RECORD)
             found = top.get(CONSUMERS)
             self.consumers = None if found is None else found.decode(errors="replace")
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             self._pull_versions()
             self._mirror_embeddings(remove=False)
         with suppress(Timeout), FileLock(self.folder / ".lock", timeout=0), self._said("read"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from evergram.errors import LineageError
+from evergram.lineage.files import file_mode, make_folder, write_text
 from evergram.lineage.remote_lock import said_by, this_process
 
 LOCK, OWNER = "training.lock", "training.json"
@@ -28,7 +29,8 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
     """
     lock, made = _lock(work), not work.parent.exists()
     try:
-        work.mkdir(parents=True, exist_ok=True)
+        make_folder(work.parent)
+        make_folder(work, file_mode(work.parent))
         lock.acquire(timeout=0)
     except Timeout:
         raise LineageError(
@@ -42,7 +44,7 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
     try:
         if lock.is_locked and lock.lock_counter == 1:
             with suppress(OSError):
-                owner.write_text(json.dumps(this_process()))
+                write_text(owner, json.dumps(this_process()), file_mode(work.parent))
         yield
     finally:
         if lock.is_locked and lock.lock_counter == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -11,7 +10,8 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from evergram.errors import LineageError
-from evergram.lineage.files import write_text
+from evergram.lineage.files import file_mode, make_folder, remove_tree, write_text
+from evergram.lineage.inside import check_parts
 from evergram.lineage.record import LineageRecord, read_record
 from evergram.lineage.remote import RECORD, Remote
 
@@ -20,13 +20,15 @@ from evergram.lineage.remote import RECORD, Remote
 def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
     """Hold the lock of the lineage at `path`, and of the one that it is a mirror of.
 
-    Raises: LineageError: another process holds it, or something cannot be written.
+    Raises: LineageError: another process holds it, or something cannot be written. IntegrityError:
+        a symbolic link leads out of the folder.
     """
     where = path if remote is None else remote.address
     try:
         path.mkdir(parents=True, exist_ok=True)
+        check_parts(path)
         with (
-            FileLock(path / ".lock", timeout=0),
+            FileLock(path / ".lock", timeout=0, mode=file_mode(path)),
             nullcontext() if remote is None else remote.transaction(),
         ):
             yield
@@ -43,7 +45,7 @@ def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
 
 def write_record(path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
     """One rename, or one upload: a reader sees the record as it was, or as it is now."""
-    write_text(path / RECORD, record.model_dump_json(indent=2))
+    write_text(path / RECORD, record.model_dump_json(indent=2), file_mode(path))
     if remote is not None:
         remote.commit()
 
@@ -74,7 +76,7 @@ def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) ->
 def clear_left(path: Path, record: LineageRecord) -> None:
     """Remove what is not part of the lineage: of a publication that was killed, or withdrawn."""
     for parent in (path / "versions", path / "embeddings"):
-        parent.mkdir(exist_ok=True)
+        make_folder(parent, file_mode(path))
         for left in parent.iterdir():
             if not (left.name.isdecimal() and int(left.name) in record.versions):
-                shutil.rmtree(left, ignore_errors=True)
+                remove_tree(left)

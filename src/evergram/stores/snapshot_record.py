@@ -126,7 +126,7 @@ def _parsed(text: bytes, path: Path) -> SnapshotRecord:
             f"{path} has format_version {body['format_version']}; this Evergram reads "
             f"{READABLE[0]} to {READABLE[-1]}. Use a later one."
         )
-    return SnapshotRecord(
+    record = SnapshotRecord(
         body["id_type"],
         body["generation"],
         body["next_number"],
@@ -134,6 +134,19 @@ def _parsed(text: bytes, path: Path) -> SnapshotRecord:
         tuple(_segment(segment) for segment in body["segments"]),
         body.get("side"),
     )
+    return _names_stay(record, path)
+
+
+def _names_stay(record: SnapshotRecord, path: Path) -> SnapshotRecord:
+    """The record. Raises: IntegrityError: it names a file that is not in the store's folder, which
+    would be read, and removed when it is replaced; anybody can write a checksum."""
+    for name in (name for segment in record.segments for name in segment.files):
+        if name != Path(name).name or name in ("", "."):
+            raise IntegrityError(
+                f"{path} names the file {name!r}, which is outside of the store's folder; restore "
+                "the store from a copy, or fill it again."
+            )
+    return record
 
 
 def _segment(found: dict[str, Any]) -> SegmentRecord:

@@ -7,19 +7,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evergram.compatibility.chain import Chain
 from evergram.errors import DataError, DegradationError, EvergramError, LineageError
-from evergram.evaluation.probe_models import load_probe_model, measure
+from evergram.evaluation.probe_process import Limits, ProbeFiles, ProbeProcess
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.consumer_record import Baseline, Consumer, Probe
 from evergram.lineage.consumers import Consumers
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.manifest import sha256
 from evergram.stores.embedding_files import open_embeddings
 
 
@@ -103,22 +105,27 @@ def run_probes(
 ) -> list[ProbeReading]:
     """What every consumer with a probe reads through the chain, at the version it is pinned to.
 
+    Each probe runs in a process of its own, with the limits of `Limits.of_environment`.
+
     Args:
         artefact: a version that is about to be published; None for the newest that is.
         names: of some consumers alone.
-    Raises: LineageError: one of the names is no consumer, or the lineage cannot be read.
+    Raises: LineageError: one of the names is no consumer, or the lineage cannot be read. DataError:
+        a limit is no number.
     """
+    limits = Limits.of_environment()
     consumers = Consumers.open(lineage.address)
     chosen = consumers.list() if names is None else [consumers.get(name) for name in names]
     probed = [c for c in chosen if c.probe is not None]
     if not probed:
         return []
     source = _source(lineage, artefact)
-    return [_reading(consumers, consumer, source) for consumer in probed]
+    return [_reading(consumers, consumer, source, limits) for consumer in probed]
 
 
 def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
-    """A probe that is about to be added, with what it says of the newest version as its baseline.
+    """A probe that is about to be added, with what it says of the newest version as its baseline,
+    and the hashes of the files that said it.
 
     Args:
         probe: with the paths of its files as they are now.
@@ -127,9 +134,15 @@ def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
     """
     source = _source(lineage, None)
     version = lineage.resolve(pinned)
-    value, objects, _ = _measure(Path(probe.model), Path(probe.data), probe, version, source)
-    baseline = Baseline(version=source.version, value=value, objects=objects)
-    return probe.model_copy(update={"baseline": baseline})
+    files = _hashed(Path(probe.model), Path(probe.data))
+    value, objects, _ = _measure(files, probe, version, source, Limits.of_environment())
+    return probe.model_copy(
+        update={
+            "baseline": Baseline(version=source.version, value=value, objects=objects),
+            "model_sha256": files.model_sha256,
+            "data_sha256": files.data_sha256,
+        }
+    )
 
 
 def default_side(lineage: Lineage) -> str:
@@ -165,7 +178,17 @@ def _source(lineage: Lineage, artefact: Artefact | None) -> _Source:
     return _Source(chain.newest, chain, lineage, artefact)
 
 
-def _reading(consumers: Consumers, consumer: Consumer, source: _Source) -> ProbeReading:
+def _hashed(model: Path, data: Path) -> ProbeFiles:
+    """Raises: DataError: one of the files is not there."""
+    for path in (model, data):
+        if not path.is_file():
+            raise DataError(f"{path} is not there, or is no file.")
+    return ProbeFiles(model, sha256(model), data, sha256(data))
+
+
+def _reading(
+    consumers: Consumers, consumer: Consumer, source: _Source, limits: Limits
+) -> ProbeReading:
     probe = consumer.probe
     assert probe is not None
     limit = probe.max if probe.metric == "rmse" else probe.min
@@ -174,7 +197,8 @@ def _reading(consumers: Consumers, consumer: Consumer, source: _Source) -> Probe
         if consumer.pinned != "newest":
             version = source.lineage.resolve(consumer.pinned)
         model, data = consumers.probe_files(probe)
-        value, objects, missing = _measure(model, data, probe, version, source)
+        files = ProbeFiles(model, probe.model_sha256, data, probe.data_sha256)
+        value, objects, missing = _measure(files, probe, version, source, limits)
     except EvergramError as error:
         # One consumer's probe does not keep the others from being run.
         problem = str(error)
@@ -203,35 +227,20 @@ def _worse(metric: str, value: float, limit: float) -> bool:
 
 
 def _measure(
-    model: Path, data: Path, probe: Probe, version: int, source: _Source
+    files: ProbeFiles, probe: Probe, version: int, source: _Source, limits: Limits
 ) -> tuple[float, int, int]:
     """The metric, and how many rows have an embedding and have none."""
-    ids, labels = _evaluation(data)
-    found, vectors = _pick(ids, source.blocks(probe.side))
-    if not len(vectors):
-        raise DataError(f"{data}: none of its ids is among the {probe.side} embeddings.")
-    read = source.chain.apply(vectors, source.version, version)
-    value = measure(probe.metric, load_probe_model(model).answers(read), labels.filter(found))
+    with ProbeProcess(files, probe.metric, limits) as process:
+        ids = process.ids()
+        found, vectors = _pick(ids, source.blocks(probe.side))
+        if not len(vectors):
+            raise DataError(f"{files.data}: none of its ids is among the {probe.side} embeddings.")
+        read = source.chain.apply(vectors, source.version, version)
+        value = process.value(found, read.numpy())
     return value, len(vectors), len(ids) - len(vectors)
 
 
-def _evaluation(path: Path) -> tuple[pa.Array, pa.Array]:
-    """Ids and labels. Raises: DataError."""
-    try:
-        with pq.ParquetFile(path) as file:
-            lacking = {"id", "label"} - set(file.schema_arrow.names)
-            if lacking or not file.metadata.num_rows:
-                raise DataError(f"{path} needs at least one row, with the columns id and label.")
-            table = file.read(columns=["id", "label"])
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}.") from error
-    ids, labels = table["id"].combine_chunks(), table["label"].combine_chunks()
-    if ids.null_count or labels.null_count:
-        raise DataError(f"{path} has a row without an id or without a label.")
-    return ids, labels
-
-
-def _pick(ids: pa.Array, blocks: Iterable[Block]) -> tuple[pa.Array, Tensor]:
+def _pick(ids: pa.Array, blocks: Iterable[Block]) -> tuple[NDArray[np.bool_], Tensor]:
     """Which of the N ids (booleans) have a vector, and their vectors, in the order of the ids."""
     rows: list[Tensor] = []
     vectors: list[Tensor] = []
@@ -252,7 +261,7 @@ def _pick(ids: pa.Array, blocks: Iterable[Block]) -> tuple[pa.Array, Tensor]:
         torch.from_numpy(pc.index_in(wanted, value_set=unique).to_numpy().copy()).long()
     ]
     found = of_each >= 0
-    return pa.array(found.numpy()), torch.cat(vectors)[of_each[found]]
+    return found.numpy(), torch.cat(vectors)[of_each[found]]
 
 
 def _blocks(blocks: Iterable[Block]) -> Iterator[Block]:
@@ -266,6 +275,6 @@ def _blocks(blocks: Iterable[Block]) -> Iterator[Block]:
 def _as_type(ids: pa.Array, kind: pa.DataType) -> pa.Array:
     """Ids as the lineage has them. Raises: DataError: a text that is no number."""
     try:
-        return ids.cast(pa.int64()).cast(kind) if pa.types.is_floating(ids.type) else ids.cast(kind)
+        return ids.cast(kind)
     except pa.ArrowInvalid as error:
         raise DataError(f"The ids of the evaluation file are not {kind}: {error}.") from error

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
+from evergram.lineage.files import make_folder
 from evergram.training.recipe import Recipe
 
 
@@ -42,7 +43,7 @@ class Resume:
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         part = self.path.with_suffix(".part")
         flat = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
         # Tensors and facts in one file: one rename replaces both.

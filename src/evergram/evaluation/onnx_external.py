@@ -1,0 +1,87 @@
+"""Find out whether an ONNX model keeps numbers in other files, without running any of it.
+
+A model may say of a tensor that its numbers are in a file beside it. Such a file has no hash in the
+lineage, and it would be looked for wherever the publisher happens to be.
+
+Source: onnx.proto of ONNX (fields and their numbers); the wire format of protocol buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+# Of each message that leads to tensors: field number to the message in it.
+FIELDS: dict[str, dict[int, str]] = {
+    "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
+    "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
+    "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
+    "GraphProto": {1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto"},
+    "NodeProto": {5: "AttributeProto"},
+    "AttributeProto": {
+        5: "TensorProto",
+        6: "GraphProto",
+        10: "TensorProto",
+        11: "GraphProto",
+        22: "SparseTensorProto",
+        23: "SparseTensorProto",
+    },
+    "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
+}
+# Of a tensor: where its file is, and whether it has one.
+EXTERNAL_DATA, DATA_LOCATION = 13, 14
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def has_external_data(model: bytes) -> bool:
+    """Whether a tensor of the model, in whatever graph, attribute or function, is in another file.
+
+    Raises: ValueError: it is no message of protocol buffers.
+    """
+    waiting = [("ModelProto", memoryview(model))]
+    while waiting:
+        kind, message = waiting.pop()
+        for field, wire, value in _fields(message):
+            if kind == "TensorProto":
+                if field == EXTERNAL_DATA or (field == DATA_LOCATION and value):
+                    return True
+            elif wire == _BYTES and field in FIELDS[kind] and isinstance(value, memoryview):
+                waiting.append((FIELDS[kind][field], value))
+    return False
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
+    """Number, wire type and content of each field."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        field, wire = tag >> 3, tag & 7
+        value: int | memoryview
+        if wire == _VARINT:
+            value, at = _varint(message, at)
+        elif wire in (_FIXED64, _FIXED32, _BYTES):
+            if wire == _BYTES:
+                size, at = _varint(message, at)
+            else:
+                size = 8 if wire == _FIXED64 else 4
+            if at + size > len(message):
+                raise ValueError("a field ends after its message")
+            value = message[at : at + size]
+            at += size
+        else:
+            raise ValueError(f"a field has the wire type {wire}")
+        yield field, wire, value
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and where the next field begins."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(message):
+            raise ValueError("a number ends after its message")
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if not byte & 0x80:
+            return value, at
+    raise ValueError("a number has more than ten bytes")
