@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergram.cli.options import As, Device, Json, LineageFolder, Seed, Set, app
+from evergram.cli.options import As, Json, LineageFolder, app
 from evergram.cli.printing import dump, number, table
 from evergram.errors import DataError
 
@@ -20,15 +20,8 @@ if TYPE_CHECKING:
 def versions(
     lineage: LineageFolder,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """List the versions of a lineage.
-
-    (Nothing is drawn or computed: --seed, --device and --set, which every command takes, change
-    nothing here.)
-    """
+    """List the versions of a lineage."""
     from evergram.lineage.lineage import Lineage
 
     found = Lineage.open(lineage)
@@ -90,14 +83,10 @@ def check(
         float | None, typer.Option(min=0, help="Limit of the largest singular value of the way.")
     ] = None,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """What is known of reading the newest version as every past one; exit code 1 past a limit.
 
-    Every published file is compared with its hash first. (--seed, --device and --set, which every
-    command takes, change nothing here.)
+    Every published file is compared with its hash first.
     """
     from evergram.lineage.diagnosis import (
         Limits,
@@ -134,15 +123,8 @@ def export(
     side: Annotated[str, typer.Option(help="query or candidate; object, of a lineage of files.")],
     as_version: As = None,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """Write embeddings at any version: columns `id` and `vector`, a fixed-size list of float32.
-
-    (Nothing is drawn or trained: --seed, --device and --set, which every command takes, change
-    nothing here.)
-    """
+    """Write embeddings at any version: columns `id` and `vector`, a fixed-size list of float32."""
     from evergram.lineage.lineage import Lineage
 
     found = Lineage.open(lineage)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from evergram.cli.options import Device, Json, LineageFolder, Seed, Set, app
+from evergram.cli.options import Json, LineageFolder, app
 from evergram.errors import DataError, ServiceError
 
 
@@ -41,15 +41,11 @@ def serve(
         int, typer.Option(min=0, help="Requests that may wait; the next is answered 503.")
     ] = 1000,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """Serve embeddings, search and transforms over HTTP, at the version that each reader wants.
 
     A new version, a label that moves and a change of consumers are taken up without a restart.
-    EVERGRAM_ADMIN_TOKEN is the administrator's token. (--seed, --device and --set, which every
-    command takes, change nothing here.)
+    EVERGRAM_ADMIN_TOKEN is the administrator's token.
     """
     try:
         import prometheus_client  # noqa: F401

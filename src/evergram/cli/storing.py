@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergram.cli.options import Device, Json, LineageFolder, Seed, Set, app
+from evergram.cli.options import Json, LineageFolder, app
 from evergram.cli.printing import dump
 from evergram.errors import DataError
 
@@ -39,14 +39,8 @@ def fill(
         bool, typer.Option("--index", help="Build the store's native index afterwards.")
     ] = False,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """Write all embeddings of production's version to a store, which is made if it is not there.
-
-    (--seed, --device and --set, which every command takes, change nothing here.)
-    """
+    """Write all embeddings of production's version to a store, which is made if it is not there."""
     from evergram.lineage.filling import fill as fill_store
     from evergram.lineage.filling import id_type
     from evergram.lineage.lineage import Lineage
@@ -76,9 +70,6 @@ def plan(
     store: StoreOption,
     batch: Annotated[int, typer.Option(min=1, help="Rows written at a time.")] = 10_000,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """Find the rows to refresh and order them by the error that they are predicted to have."""
     _print(_open(lineage, store).plan(batch), as_json)
@@ -92,9 +83,6 @@ def apply(
         int | None, typer.Option(min=1, help="Stop after so many (whole batches).")
     ] = None,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """Refresh rows in the planned order; started again, it goes on where it was."""
     _print(_open(lineage, store).apply(rows, progress=_say_rows), as_json)
@@ -105,9 +93,6 @@ def status(
     lineage: LineageFolder,
     store: StoreOption,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """How far it is."""
     _print(_open(lineage, store).status(), as_json)
@@ -118,9 +103,6 @@ def rollback(
     lineage: LineageFolder,
     store: StoreOption,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """Put back the rows that were refreshed, as they were."""
     _print(_open(lineage, store).rollback(progress=partial(_say, what="batches")), as_json)

@@ -36,6 +36,8 @@ from evergram.training.progress import Progress
 QUIET = Progress(quiet=True)
 # The one side of a lineage that is made of files.
 SIDE = "object"
+# Of low_rank, where nothing is said.
+RANK = 32
 # Two vectors are the same if they differ by no more than this share of their length.
 SAME = 1e-5
 
@@ -46,15 +48,15 @@ class Settings:
 
     Args:
         transform: linear, affine, orthogonal or low_rank.
-        rank: of low_rank.
-        scaled: whether an orthogonal map may stretch.
+        rank: of low_rank, and of it alone; 32 where it is absent.
+        scaled: whether an orthogonal map, and it alone, may stretch.
         held_out: share of the common objects, by a hash of their ids, that is measured on and never
             fitted to.
         seed: draws the catalogue in which neighbours are looked up.
     """
 
     transform: str = "linear"
-    rank: int = 32
+    rank: int | None = None
     scaled: bool = False
     held_out: float = 0.1
     seed: int = 0
@@ -67,8 +69,16 @@ class Settings:
             )
         if not 0 < self.held_out < 1:
             raise DataError(f"held_out is {self.held_out}; it is a share between 0 and 1.")
-        if self.rank < 1:
+        if self.rank is not None and self.rank < 1:
             raise DataError(f"rank is {self.rank}; it is at least 1.")
+        if self.rank is not None and self.transform != "low_rank":
+            raise DataError(
+                f"rank is of the transform low_rank, not of {self.transform}; leave it out."
+            )
+        if self.scaled and self.transform != "orthogonal":
+            raise DataError(
+                f"scaled is of the transform orthogonal, not of {self.transform}; leave it out."
+            )
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ def align(
     if not first and not isinstance(old, int):
         _check_same(before, lineage)
     pairing = Pairing(before, new)
-    rank = min(settings.rank, before.dim, new.dim)
+    rank = min(settings.rank or RANK, before.dim, new.dim)
     hashes = id_hashes(pairing.ids)
     groups = pair_groups(hashes, settings.held_out)
     refuse_few(groups, before.dim, new.dim, settings.transform, rank)
@@ -164,7 +174,8 @@ def align(
     error = StepError(held.sigma(*_published(fitted)), held.count, held.power)
     canaries = sample.take(kept)
     ids = pairing.ids.take(pa.array(kept.numpy())).cast(pa.string())
-    recipe = {"align": {**asdict(settings), "old": str(before.path), "new": str(new.path)}}
+    used = asdict(settings) | ({"rank": rank} if settings.transform == "low_rank" else {})
+    recipe = {"align": {**used, "old": str(before.path), "new": str(new.path)}}
     if first:
         lineage.publish(first_version(before, (ids, canaries.old), recipe))
     number = lineage.following

@@ -161,7 +161,7 @@ def recipe_of(recipe: Recipe, run: Run, seed: int, protocol: str) -> Recipe:
     if run.weight is not None:
         table["weight"] = run.weight
     values["upgrade"] = table
-    return Recipe.of(values)
+    return Recipe.stored(values)
 
 
 def run_version(
