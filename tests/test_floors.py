@@ -10,6 +10,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "evergram"
 FLOORS = {
     "errors": 1,
+    "ids": 1,
     "validation": 1,
     "data": 2,
     "gramian": 2,

@@ -86,7 +86,9 @@ def test_held_out_objects_change_nothing_of_the_transform(tmp_path: Path, kind: 
             file_of(tmp_path / f"{name}-old.parquet", vectors),
             file_of(tmp_path / "new.npy", new),
         )
-        report = align(*files, lineage, Settings(kind, rank=3 if kind == "low_rank" else None, held_out=0.2))["alignment"]
+        report = align(
+            *files, lineage, Settings(kind, rank=3 if kind == "low_rank" else None, held_out=0.2)
+        )["alignment"]
         weights.append(lineage.chain.matrix(1, 0))
         assert (report["held_out"]["transformed"]["relative_error"] > 0.9) == (name == "b")
     assert torch.equal(*weights)

@@ -39,7 +39,8 @@ def test_every_recipe_of_ours_is_a_recipe(path: Path) -> None:
         ("task.penalty=nan", "task.penalty is nan; it must be"),
         ("gramian.kind=adam", "gramian.kind is 'adam'; it must be one of 'exact', 'sampled', 's"),
         ("gramian.rate=fast", "gramian.rate is 'fast'; it must be a number, or 'auto'"),
-        ("gramian.beta=2", "gramian.beta is"),
+        ("gramian.beta=2", "gramian.beta is '2'; it must be one of '1/n' or '1'"),
+        ("gramian.beta=1", "gramian.beta is used with gramian.kind = 'sagram' only, .* 'sogram'"),
         ("task.penalty=[1, 2]", "must be as long as"),
         ("task.query_measure=-1.0", "task.query_measure is -1.0; a power must be 0 or more"),
         ("task.query_orthogonal=0.1", r"set model\.normalize"),
@@ -57,7 +58,7 @@ def test_every_recipe_of_ours_is_a_recipe(path: Path) -> None:
         ("data.columns.query=3", "data.columns.query is 3; it must be text"),
         (
             "compare.seeds=[-1]",
-            r"compare.seeds is \[-1\]; it must be at least 0, or a whole number",
+            r"compare.seeds is \[-1\]; it must be a list of which each is",
         ),
         ("split.versions=[0.9, 0.8]", "ascending"),
         ("split.kind=given", "data.test"),

@@ -52,7 +52,7 @@ def told(error: Exception) -> tuple[str, int]:
 
 def _usage(error: Any) -> str:
     """What is wrong with the command line; where it is empty, its help is printed."""
-    context = getattr(error, "ctx", None)
+    context: Any = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.stdout.write(context.get_help())
         return ""
@@ -60,7 +60,9 @@ def _usage(error: Any) -> str:
     if isinstance(error.__cause__, ValidationError):
         names = getattr(getattr(error, "param", None), "opts", None) or ["it"]
         said = sentence_of(error.__cause__, name=names[-1]).rstrip(".")
-    return said if context is None else f"{said}; '{context.command_path} --help' says what there is."
+    return (
+        said if context is None else f"{said}; '{context.command_path} --help' says what there is."
+    )
 
 
 def without_passwords(text: str) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evergram.cli.options import As, Json, LineageFolder, app
-from evergram.cli.printing import dump, number, table
+from evergram.cli.printing import dump, number, paragraph, table
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
     from evergram.lineage.diagnosis import Reading
+    from evergram.lineage.lineage import Lineage
 
 
 @app.command()
@@ -34,35 +35,46 @@ def versions(
             "encoder": "file" if m.encoder is None else m.encoder.kind,
             "fingerprint": m.fingerprint,
             "labels": sorted(k for k, n in found.labels.items() if n == m.version),
+            "production": m.version == found.production,
             "retired": m.version in found.retired,
             "held": m.version in found.held,
             "metrics": found.metrics(m.version)["metrics"],
         }
         for m in found.versions
     ]
+    checked = [*found.opened_files, *(f"versions/{r['version']}/metrics.json" for r in rows)]
     if as_json:
         facts = {"lineage": str(lineage), "name": found.name, "labels": found.labels}
         withdrawn = {str(n): w.model_dump() for n, w in found.withdrawn.items()}
-        dump({**facts, "versions": rows, "withdrawn": withdrawn})
+        dump({**facts, "versions": rows, "withdrawn": withdrawn, "checked": checked})
         return
-    header = ["version", "name", "dim", "encoder", "created"]
-    names = list(rows[0]["metrics"]["model"]) if rows else []
+    metric = _metric(found.versions[-1].recipe, rows[-1]["metrics"]["model"]) if rows else None
+    header = ["version", "dim", "created", *([metric] if metric else []), "fingerprint", "labels"]
     lines = [
-        [str(r[h]) for h in header] + [number(r["metrics"]["model"].get(n)) for n in names]
-        for r in rows
-    ]
-    table(f"Lineage {lineage}", header + names, lines)
-    identities = [
         [
             str(r["version"]),
+            str(r["dim"]),
+            r["created"][:10],
+            *([number(r["metrics"]["model"].get(metric))] if metric else []),
             r["fingerprint"].removeprefix("sha256:")[:_SHORT],
-            ", ".join([*r["labels"], *(["retired"] if r["retired"] else [])]),
+            ", ".join([*r["labels"], *(s for s in ("production", "retired") if r[s])]),
         ]
         for r in rows
     ]
-    table("Which is which", ["version", "fingerprint", "labels"], identities)
+    table(f"{found.name}, in {lineage}", header, lines)
     for n, w in found.withdrawn.items():
         sys.stdout.write(f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}\n")
+    kinds = [k for k in ("manifest.json", "metrics.json") if any(f.endswith(k) for f in checked)]
+    paragraph(
+        f"Compared with their hashes: {'lineage.json, and ' if 'lineage.json' in checked else ''}"
+        f"{' and '.join(kinds)} of each version. 'evergram check' compares every file."
+    )
+
+
+def _metric(recipe: dict[str, Any], measured: dict[str, float]) -> str | None:
+    """The metric that chose the version, or else the first that was measured; None for none."""
+    chosen = recipe.get("training", {}).get("metric")
+    return chosen if chosen in measured else next(iter(measured), None)
 
 
 # Of a fingerprint, where it is shown to people.
@@ -98,17 +110,22 @@ def check(
 
     found = Lineage.open(lineage)
     readings = diagnose_lineage(found)
+    checked = found.checked_files
     sentences = past_limits(readings, Limits(max_error, max_bound, max_amplification))
     if as_json:
         rows = [reading_json(r) for r in readings]
         facts = {"lineage": str(lineage), "version": found.newest}
-        dump({**facts, "readings": rows, "past_limits": sentences})
+        dump({**facts, "readings": rows, "past_limits": sentences, "checked": checked})
     else:
         lines = [_reading_line(r) for r in readings]
         table(f"Version {found.newest} of {lineage}, read as", _READING, lines)
-        sys.stdout.write(
+        paragraph(
             "error: on the canaries, over the length of their vectors. estimate and bound: the "
-            "certificate, likewise; amplification: the largest singular value.\n"
+            "certificate, likewise; amplification: the largest singular value."
+        )
+        paragraph(
+            f"{len(checked)} files were compared with their hashes, all that are published: "
+            f"{_which(found, checked)}."
         )
     for sentence in sentences:
         sys.stderr.write(f"{sentence}\n")
@@ -148,6 +165,16 @@ def export(
         f"{rows} {side} embeddings of version {view.source}, read as version {view.version} "
         f"({view.dim} dims): {out}\n"
     )
+
+
+def _which(lineage: Lineage, checked: list[str]) -> str:
+    """The files that were compared, in words."""
+    own = ["lineage.json"] if "lineage.json" in checked else []
+    parts = {"versions": [m.version for m in lineage.versions], "embeddings": lineage.held}
+    for folder, numbers in parts.items():
+        count = sum(name.startswith(f"{folder}/") for name in checked)
+        own.append(f"{count} in {folder}/ (of {', '.join(map(str, numbers))})")
+    return ", ".join(own)
 
 
 _READING = ["version", "canaries", "error", "cosine", "estimate", "bound", "amplification"]

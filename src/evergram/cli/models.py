@@ -54,9 +54,10 @@ def train(
 
     chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"))
     new = Lineage.create(lineage, chosen.name)
-    artefact = train_version(
-        chosen, device=device, progress=new_progress(), folder=new.work, board=tensorboard
-    )
+    with new.working() as folder:
+        artefact = train_version(
+            chosen, device=device, progress=new_progress(), folder=folder, board=tensorboard
+        )
     new.publish(artefact)
     print_version(lineage, dict(artefact.metrics), as_json)
 
@@ -89,14 +90,15 @@ def upgrade(
 
     chosen = load_recipe(recipe, seed, set_, unread=("compare",))
     existing = Lineage.open(lineage)
-    artefact = upgrade_version(
-        chosen,
-        existing,
-        device=device,
-        progress=new_progress(),
-        folder=existing.work,
-        board=tensorboard,
-    )
+    with existing.working() as folder:
+        artefact = upgrade_version(
+            chosen,
+            existing,
+            device=device,
+            progress=new_progress(),
+            folder=folder,
+            board=tensorboard,
+        )
     if max_degradation is not None:
         refuse_degradation(artefact, chosen.training.metric, max_degradation)
     artefact, readings = with_probes(artefact, existing)

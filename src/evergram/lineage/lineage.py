@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,19 @@ class Lineage(Register):
         """Where runs keep what they need to go on; no part of the lineage, gone once published."""
         return self.path / ".work"
 
+    @contextmanager
+    def working(self) -> Iterator[Path]:
+        """`work`, for one run. What an interrupted one needs stays there; nothing empty does."""
+        before = self.path.exists()
+        try:
+            yield self.work
+        finally:
+            for cache in self.work.glob("cache-*.bin"):  # is kept with the rest of a run's state
+                cache.unlink(missing_ok=True)
+            for folder in (self.work, *(() if before else (self.path,))):
+                with suppress(OSError):  # it is not empty, or not there
+                    folder.rmdir()
+
     def recipe(self, version: int) -> dict[str, Any]:
         """The whole recipe as it was run.
 
@@ -95,6 +110,25 @@ class Lineage(Register):
         for n in self.held:
             for side in self.manifest(n).embeddings:
                 self.stored(side, n)
+
+    @property
+    def checked_files(self) -> list[str]:
+        """The names, in the lineage's folder, of what `check` has compared when it returns."""
+        found = self.opened_files
+        for n, manifest in self._manifests.items():
+            found += [f"versions/{n}/{name}" for name in sorted(manifest.files)]
+        for n in self.held:
+            found += [f"embeddings/{n}/{side}.parquet" for side in self.manifest(n).embeddings]
+        return found
+
+    @property
+    def opened_files(self) -> list[str]:
+        """The names of what was read when it was opened and agreed with the checksum in it; what
+        was written before format 3 has none."""
+        records = {"lineage.json": self._record} | {
+            f"versions/{n}/manifest.json": m for n, m in self._manifests.items()
+        }
+        return [name for name, record in records.items() if "check" in record.model_fields_set]
 
     # From one version to another.
 

@@ -173,16 +173,17 @@ def run_version(
     progress: Progress,
 ) -> Artefact:
     """The next version of a run. `encoder`: of that version, where it is trained already."""
-    return upgrade(
-        recipe,
-        lineage,
-        corpus,
-        encoder=encoder,
-        device=device,
-        progress=progress,
-        folder=lineage.work,
-        readings=False,
-    )
+    with lineage.working() as work:
+        return upgrade(
+            recipe,
+            lineage,
+            corpus,
+            encoder=encoder,
+            device=device,
+            progress=progress,
+            folder=work,
+            readings=False,
+        )
 
 
 def _lineage(
@@ -192,7 +193,9 @@ def _lineage(
     first = folder / "m0"
     if not (first / "lineage.json").exists():
         new = Lineage.create(first, base.name)
-        new.publish(train(base, corpus, device=device, progress=progress, folder=new.work))
+        with new.working() as work:
+            artefact = train(base, corpus, device=device, progress=progress, folder=work)
+        new.publish(artefact)
     mine = folder / run.name
     if not (mine / "lineage.json").exists():
         part = folder / f".{run.name}.part"

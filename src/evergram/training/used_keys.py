@@ -50,7 +50,7 @@ class Only:
         given = repr(value[0] if isinstance(value, list) and len(value) == 1 else value)
         if value is None:
             given = "not set"
-        elif self.by.removeprefix("upgrade.") in METHODS.get(recipe.upgrade.method or "", {}):
+        elif _preset(recipe).get(self.by.removeprefix("upgrade.")) == value:
             given += f" (upgrade.method = {recipe.upgrade.method!r})"
         return (
             f"{key} is used with {needs} only, and {self.by} is {given}; leave {key} out, or "
@@ -171,7 +171,7 @@ def unused(recipe: Recipe, keys: Collection[str], *, comparing: bool = False) ->
     if comparing:
         methods = (recipe.upgrade.model_copy(update=METHODS[m]) for m in recipe.compare.methods)
         recipes += [recipe.model_copy(update={"upgrade": method}) for method in methods]
-    preset = METHODS.get(recipe.upgrade.method or "", {})
+    preset = _preset(recipe)
     idle = {}
     for key in sorted(keys):
         table, _, name = key.partition(".")
@@ -182,6 +182,11 @@ def unused(recipe: Recipe, keys: Collection[str], *, comparing: bool = False) ->
             failed = next(rule for rule in rules if not rule.holds(recipe))
             idle[key] = failed.sentence(recipe, key)
     return idle
+
+
+def _preset(recipe: Recipe) -> dict[str, str]:
+    """What `upgrade.method` has named."""
+    return METHODS.get(recipe.upgrade.method or "", {})
 
 
 def value_of(recipe: Recipe, key: str) -> Any:
