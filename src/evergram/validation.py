@@ -64,10 +64,10 @@ def sentence_of(
         return f"it is no JSON ({_clause(str(first.get('ctx', {}).get('error', first['msg'])))})."
     if first["type"] in ("value_error", "assertion_error"):
         said = _clause(str(first["msg"]).removeprefix("Value error, "))
-        # A field's own check says "it must be …"; one of a whole table names its keys itself.
-        return (
-            f"{key} is {shown(first['input'])}; {said}." if said.startswith("it ") else f"{said}."
-        )
+        if said.startswith("it must "):
+            return f"{key} is {shown(first['input'])}; {said}."
+        # A check of a whole table names the keys itself; one of a single value does not know its.
+        return f"{said}." if isinstance(first["input"], dict) else f"{key}: {said}."
     if first["type"] == "missing":
         return f"the key {key} is missing."
     if first["type"] == "extra_forbidden" or first["loc"][-1:] == ("[key]",):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -29,6 +30,21 @@ _MEMORY = re.compile(
     r"|realloc of size|storage size calculation overflowed"
 )
 _BYTES = re.compile(r"(?i)(?:allocate|size) ([\d.,]+ ?(?:[KMGTPE]i?B|bytes)?)")
+
+
+class _Warnings(logging.Handler):
+    """Warnings of the library, a line each on stderr as it is now."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"warning: {record.getMessage()}\n")
+
+
+def tell_warnings() -> None:
+    """Write what the library warns of to stderr; `serve` has a log of its own."""
+    logger = logging.getLogger("evergram")
+    logger.handlers = [h for h in logger.handlers if not isinstance(h, _Warnings)]
+    if sys.argv[1:2] != ["serve"]:
+        logger.addHandler(_Warnings(logging.WARNING))
 
 
 def told(error: Exception) -> tuple[str, int]:

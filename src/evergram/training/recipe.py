@@ -298,7 +298,7 @@ class UpgradeRecipe(_Strict):
     @classmethod
     def _by_name(cls, values: Any) -> Any:
         name = values.get("method") if isinstance(values, dict) else None
-        if name is None:
+        if not isinstance(name, str):  # none, or of the wrong type, which the field says itself
             return values
         if name not in METHODS:
             raise ValueError(f"upgrade.method is {name!r}; it must be one of {', '.join(METHODS)}")
