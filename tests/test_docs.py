@@ -32,7 +32,8 @@ OF_RECIPES = {"--seed", "--device", "--set"}
 def commands(group: Any = None, before: str = "") -> dict[str, set[str]]:
     """Every command, those of groups by both words, and its options."""
     found: dict[str, set[str]] = {}
-    for name, command in (group or typer.main.get_command(app)).commands.items():
+    top: Any = group or typer.main.get_command(app)
+    for name, command in top.commands.items():
         if hasattr(command, "commands"):
             found |= commands(command, f"{before}{name} ")
         else:

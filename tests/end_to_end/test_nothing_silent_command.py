@@ -456,19 +456,23 @@ def test_also_words_for_nothing_are_no_users(refused: Any, shop: Path, word: str
     empty = refused(*csv(shop, "query,candidate\nu1,i1\nu2,\n"))
     assert "clicks.csv row 2: candidate is empty" in empty
     floats = refused(*csv(shop, "query,candidate\n17.0,i1\n18.0,i2\n"))
-    assert "column 'query' is double; ids must be integers or strings" in floats
+    (shop / "clicks.csv").write_bytes("query,candidate\né1,i1\n".encode("latin-1"))
+    assert "it is not in UTF-8; save the file as UTF-8" in refused(
+        "train", "shop.toml", "--lineage", "l", "--set", "data.path=clicks.csv"
+    )
+    assert "column 'query' is double (the first is 17.0); ids must be integers" in floats
 
 
 def test_also_a_text_null_in_parquet_is_a_text_and_a_null_is_not(
     evergram: Any, refused: Any, shop: Path
 ) -> None:
-    queries = ["NULL" if q == 3 else f"u{q}" for q, _ in pairs()]
+    queries: list[str | None] = ["NULL" if q == 3 else f"u{q}" for q, _ in pairs()]
     candidates = [c for _, c in pairs()]
     pq.write_table(pa.table({"query": queries, "candidate": candidates}), "clicks.parquet")
     assert evergram("train", "shop.toml", "--lineage", "l").code == 0
     assert "NULL" in Lineage.open("l").embeddings("query")[0].to_pylist()
     for nothing in ("", None):
-        queries[4] = nothing  # type: ignore[call-overload]
+        queries[4] = nothing
         pq.write_table(pa.table({"query": queries, "candidate": candidates}), "clicks.parquet")
         sentence = refused("train", "shop.toml", "--lineage", "k")
         assert "clicks.parquet row 5: query is empty" in sentence

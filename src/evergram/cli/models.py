@@ -89,6 +89,11 @@ def upgrade(
     from evergram.training.upgrade import upgrade as upgrade_version
 
     chosen = load_recipe(recipe, seed, set_, unread=("compare",))
+    if tensorboard is not None and chosen.upgrade.start == "frozen":
+        raise DataError(
+            "upgrade.start = 'frozen' trains no model, so --tensorboard has nothing to write; "
+            "leave it out."
+        )
     existing = Lineage.open(lineage)
     with existing.working() as folder:
         artefact = upgrade_version(

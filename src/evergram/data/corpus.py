@@ -285,7 +285,10 @@ def _check_ids(column: pa.ChunkedArray, name: str, source: str) -> None:
         pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
     )
     if not allowed:
-        raise DataError(f"{source} column {name!r} is {kind}; ids must be integers or strings.")
+        example = f" (the first is {column[0].as_py()})" if len(column) else ""
+        raise DataError(
+            f"{source} column {name!r} is {kind}{example}; ids must be integers or strings."
+        )
     refuse_missing(column, name, source)
 
 

@@ -195,6 +195,8 @@ def read_csv(
         if line := re.search(r"Row #(\d+): ", message):
             where = f" row {int(line[1]) - header}"
             message = message.replace(line[0], "")
+        if "UTF8" in message:
+            message = "it is not in UTF-8; save the file as UTF-8"
         raise DataError(f"{source}{where} cannot be read: {message}.") from error
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from evergram.errors import ShapeError
 from evergram.lineage.artefact import Block
 from evergram.stores.marks import marks
 from evergram.stores.parquet import write_embeddings
-from evergram.stores.store import Floats
+
+# Of any width.
+Floats = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
