@@ -8,37 +8,109 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from pydantic import BaseModel
 
 from evergram.cli import app
+from evergram.cli.failures import INTERRUPTED, REFUSED, UNFORESEEN
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.evaluation.probe_models import load_probe_model
 from evergram.training.recipe import Recipe
+from evergram.training.used_keys import RULES, Only
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def test_every_command_is_documented() -> None:
+# Options of every command, and of every command that a recipe says what to do.
+GENERAL = {"--json", "--help"}
+# Options of other programs that docs/commands.md tells of.
+OTHERS = {"--logdir"}
+OF_RECIPES = {"--seed", "--device", "--set"}
+
+
+def commands(group: Any = None, before: str = "") -> dict[str, set[str]]:
+    """Every command, those of groups by both words, and its options."""
+    found: dict[str, set[str]] = {}
+    top: Any = group or typer.main.get_command(app)
+    for name, command in top.commands.items():
+        if hasattr(command, "commands"):
+            found |= commands(command, f"{before}{name} ")
+        else:
+            names = [n for p in command.params for n in (*p.opts, *p.secondary_opts)]
+            found[before + name] = {n for n in names if n.startswith("--")}
+    return found
+
+
+def documented_commands() -> dict[str, str]:
+    """What docs/commands.md says of each command; a heading may name several of one group."""
     text = (ROOT / "docs" / "commands.md").read_text()
-    names = [c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands]
-    assert len(names) >= 8
-    for name in names:
-        assert f"## `evergram {name} " in text, name
+    found: dict[str, str] = {}
+    for part in text.split("\n## `evergram ")[1:]:
+        words = part.split("`")[0].split()
+        for second in words[1].split("|") if "|" in words[1] else ("",):
+            assert f"{words[0]} {second}".strip() not in found
+            found[f"{words[0]} {second}".strip()] = part
+    return found
 
 
-def test_every_recipe_key_is_documented_with_its_table() -> None:
+def test_every_command_is_documented_and_what_is_documented_is_one() -> None:
+    assert set(documented_commands()) == set(commands())
+    assert "backfill plan" in commands()
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_option_is_documented_with_its_command(name: str) -> None:
+    text, options = documented_commands()[name], commands()[name]
+    told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+    # A heading of several commands tells the options of all of them.
+    others = [n for n, part in documented_commands().items() if part == text]
+    possible = set().union(*(commands()[n] for n in others))
+    assert told - GENERAL - OTHERS <= possible, "an option that the command does not have"
+    assert options - told <= GENERAL | OF_RECIPES, "an option that its section does not tell"
+
+
+def documented_keys() -> dict[str, dict[str, str]]:
+    """By table of a recipe ("" is what stands in none), each key and the row that tells of it."""
     text = (ROOT / "docs" / "recipes.md").read_text()
-    sections = {"": text.split("## `[")[0]} | {
-        part.split("]`")[0]: part for part in text.split("## `[")[1:]
-    }
+    parts = {"": text.split("## `[")[0]}
+    parts |= {part.split("]`")[0]: part for part in text.split("## `[")[1:]}
+    found: dict[str, dict[str, str]] = {}
+    for name, part in parts.items():
+        table = part.split("| key | default | what |")[1].split("\n\n")[0]
+        found[name] = {}
+        for row in table.splitlines()[2:]:
+            for key in re.findall(r"`([a-z0-9_]+)`", row.split("|")[1]):
+                assert key not in found[name], f"{name}.{key} is told twice"
+                found[name][key] = row
+    return found
+
+
+def test_every_recipe_key_is_documented_in_its_table_and_no_other() -> None:
+    expected: dict[str, set[str]] = {"": set()}
     for name, field in Recipe.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            for key in kind.model_fields:
-                assert f"`{key}`" in sections[name], f"{name}.{key}"
+            expected[name] = set(kind.model_fields)
         else:
-            assert f"`{name}`" in sections[""], name
+            expected[""].add(name)
+    assert {name: set(keys) for name, keys in documented_keys().items()} == expected
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if r.values], ids=lambda r: r.keys)
+def test_a_recipe_keys_row_names_the_kinds_that_use_it(rule: Only) -> None:
+    if len(rule.values) > 3:
+        pytest.skip("most kinds use it: its row tells what each does with it")
+    for key in rule.keys.split():
+        table, name = key.split(".")
+        row = documented_keys()[table][name].lower()
+        assert all(value in row for value in rule.values), key
+
+
+def test_the_exit_codes_are_documented() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text()
+    told = set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE))
+    assert told == {"0", "1", *map(str, (REFUSED, UNFORESEEN, INTERRUPTED))}
 
 
 def test_the_python_of_the_readme_runs(

@@ -10,6 +10,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "evergram"
 FLOORS = {
     "errors": 1,
+    "ids": 1,
+    "validation": 1,
     "data": 2,
     "gramian": 2,
     "compatibility": 2,

@@ -81,7 +81,7 @@ def test_a_bad_number_is_named_by_its_row(columns: dict[str, Any], message: str)
 
 
 def test_bad_ids_and_tables_are_refused() -> None:
-    with pytest.raises(DataError, match="row 2: query is None"):
+    with pytest.raises(DataError, match="row 2: query is empty"):
         corpus([1, None], [1, 2])
     with pytest.raises(DataError, match="integers or strings"):
         corpus([1.5, 2.5], [1, 2])

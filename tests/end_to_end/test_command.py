@@ -122,7 +122,7 @@ def test_the_whole_way(evergram: Any, shop: Path) -> None:
 def test_tables_for_people(evergram: Any, shop: Path) -> None:
     assert "popularity" in evergram("train", "shop.toml", "--lineage", "lin").out
     assert "Read as version 0" in evergram("upgrade", "shop.toml", "--lineage", "lin").out
-    assert "shop@v1" in evergram("versions", "lin").out
+    assert "shop, in lin" in evergram("versions", "lin").out
     assert "read as version 0" in evergram("evaluate", "lin", "--as", "0").out
     assert "read as version 1" in evergram("export", "lin", "o.parquet", "--side", "query").out
 
@@ -239,10 +239,10 @@ def test_the_demo_tells_its_story(evergram: Any, tmp_path: Path) -> None:
     assert f"{versions[3]['consumer']['auc_chain']:.4f}" in report
 
 
-def test_every_command_takes_the_same_options() -> None:
+def test_every_command_has_an_answer_for_machines() -> None:
     for command in app.registered_commands:
         assert command.callback is not None
-        assert {"as_json", "seed", "device", "set_"} <= set(command.callback.__annotations__)
+        assert "as_json" in command.callback.__annotations__
 
 
 @pytest.mark.parametrize("command", ["train", "upgrade"])

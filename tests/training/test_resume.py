@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from evergram.data.sampling import ExampleSampler
+from evergram.errors import TrainingError
 from evergram.lineage.lineage import Lineage
 from evergram.training import resume
 from evergram.training.corpora import load_corpus
@@ -116,3 +118,22 @@ def test_another_recipe_starts_anew(
     (next(tmp_path.glob("*.safetensors"))).write_bytes(b"cut")
     train(small, folder=tmp_path)
     assert begun == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_state_that_cannot_be_written_is_a_sentence_and_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = resume.Resume(tmp_path / "work", "run", "key")
+    state.save({"a": torch.ones(3)}, {"epoch": 1})
+
+    def full(_: object, path: Path, **__: object) -> None:
+        Path(path).write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("evergram.training.resume.save_file", full)
+    with pytest.raises(TrainingError, match=r"20 bytes, cannot be kept in .*: I/O error: No space"):
+        state.save({"a": torch.ones(5)}, {"epoch": 2})
+    assert [p.name for p in (tmp_path / "work").iterdir()] == ["run.safetensors"]
+    saved = state.load()
+    assert saved is not None
+    assert saved[1] == {"epoch": 1}

@@ -197,17 +197,18 @@ def test_a_joint_run_is_selected_after_some_epochs_only(small: Recipe, tmp_path:
     lineage.publish(train(small, corpus))
 
     # A list of the whole catalogue finds all that there is: every epoch is as good as the first.
-    def best(*overrides: str) -> int:
-        recipe = Recipe.of(
-            small.model_dump(exclude_unset=True),
-            ["training.epochs=6", "training.metric=recall@500", "upgrade.alone=false", *overrides],
-        )
+    def best(*overrides: str, select_after: int = 0) -> int:
+        # As `compare` has it for all methods, and a lineage stores it.
+        values = small.model_dump(exclude_unset=True)
+        values["upgrade"] = {"alone": False, "select_after": select_after}
+        settings = ["training.epochs=6", "training.metric=recall@500", *overrides]
+        recipe = Recipe.stored(values, settings)
         found: int = upgrade(recipe, lineage, corpus).metrics["training"]["best_epoch"]
         return found
 
     assert best() == 1
-    assert best("upgrade.select_after=4") == 5
+    assert best(select_after=4) == 5
     # What is trained alone may be selected at once.
-    assert best("upgrade.select_after=4", "upgrade.method=non-bc") == 1
+    assert best("upgrade.method=non-bc", select_after=4) == 1
     # A run that ends before then has its last epoch.
-    assert best("upgrade.select_after=4", "training.budget=0.000001") == 1
+    assert best("training.budget=0.000001", select_after=4) == 1

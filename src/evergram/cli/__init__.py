@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from evergram.cli import consuming, embeddings, lineages, models, operating, serving, storing
+from evergram.cli.failures import INTERRUPTED, tell_warnings, told
 from evergram.cli.options import app
-from evergram.errors import EvergramError
 
 __all__ = [
     "app",
@@ -22,15 +22,17 @@ __all__ = [
 
 
 def main() -> None:
-    """Entry point: an error of ours is one line on stderr and exit code 2."""
+    """Entry point: an error is one line on stderr, and an exit code of docs/commands.md."""
+    tell_warnings()
     try:
-        app()
-    except EvergramError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
-    except OSError as error:
-        sys.stderr.write(f"error: {error.filename or 'a file'}: {error.strerror or error}\n")
-        sys.exit(2)
+        code = app(standalone_mode=False)
     except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception as error:
+        sentence, code = told(error)
+        if sentence:
+            sys.stderr.write(f"error: {sentence}\n")
+    if code == INTERRUPTED:
         sys.stderr.write("interrupted; the lineage is as it was\n")
-        sys.exit(130)
+    if code:
+        sys.exit(code)

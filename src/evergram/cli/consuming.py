@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergram.cli.options import Device, Json, LineageFolder, Seed, Set, app
+from evergram.cli.options import Json, LineageFolder, app
 from evergram.cli.printing import dump, number, print_probes, table
 from evergram.errors import DataError
 
@@ -30,7 +30,7 @@ ProbeData = Annotated[
 ProbeSide = Annotated[
     str | None, typer.Option(help="What the ids are of (default: candidate, or the only side).")
 ]
-Metric = Annotated[str, typer.Option(help="auc, accuracy or rmse.")]
+Metric = Annotated[str | None, typer.Option(help="auc, accuracy or rmse.", show_default="auc")]
 Least = Annotated[float | None, typer.Option("--min", help="The least that is good enough.")]
 Most = Annotated[float | None, typer.Option("--max", help="The most that is, of rmse.")]
 
@@ -39,15 +39,8 @@ Most = Annotated[float | None, typer.Option("--max", help="The most that is, of 
 def consumers(
     lineage: LineageFolder,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """List who reads a lineage, at which version, and what their probes last said.
-
-    (Nothing is drawn or computed: --seed, --device and --set, which every command takes, change
-    nothing here.)
-    """
+    """List who reads a lineage, at which version, and what their probes last said."""
     from evergram.lineage.consumers import Consumers
     from evergram.lineage.lineage import Lineage
 
@@ -90,18 +83,12 @@ def consumer_add(
     probe: ProbeModel = None,
     data: ProbeData = None,
     side: ProbeSide = None,
-    metric: Metric = "auc",
+    metric: Metric = None,
     least: Least = None,
     most: Most = None,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """Write down who reads a lineage, and with what model every new version is to be tried.
-
-    (Nothing is drawn: --seed, --device and --set, which every command takes, change nothing here.)
-    """
+    """Write down who reads a lineage, and with what model every new version is to be tried."""
     from evergram.lineage.consumers import Consumers
     from evergram.lineage.lineage import Lineage
 
@@ -127,25 +114,21 @@ def consumer_pin(
     probe: ProbeModel = None,
     data: ProbeData = None,
     side: ProbeSide = None,
-    metric: Metric = "auc",
+    metric: Metric = None,
     least: Least = None,
     most: Most = None,
     drop_probe: Annotated[
         bool, typer.Option("--drop-probe", help="Leave it without a probe.")
     ] = False,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """Move a consumer to another version, with the probe of that version.
-
-    (Nothing is drawn: --seed, --device and --set, which every command takes, change nothing here.)
-    """
+    """Move a consumer to another version, with the probe of that version."""
     from evergram.lineage.consumers import Consumers
     from evergram.lineage.lineage import Lineage
 
     found = Lineage.open(lineage)
+    if drop_probe and (probe is not None or data is not None):
+        raise DataError("--drop-probe leaves it without a probe; leave --probe and --data out.")
     measured = _probe(found, version, probe, data, side, metric, least, most)
     moved = Consumers.open(lineage).repin(
         name,
@@ -162,14 +145,8 @@ def consumer_token(
     lineage: LineageFolder,
     name: Name,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """Issue a consumer's token for the service; the one before is no longer known.
-
-    (--seed, --device and --set, which every command takes, change nothing here.)
-    """
+    """Issue a consumer's token for the service; the one before is no longer known."""
     from evergram.lineage.consumers import Consumers
 
     record = Consumers.open(lineage)
@@ -182,14 +159,8 @@ def consumer_remove(
     lineage: LineageFolder,
     name: Name,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """Remove a consumer, its probe and its token.
-
-    (--seed, --device and --set, which every command takes, change nothing here.)
-    """
+    """Remove a consumer, its probe and its token."""
     from evergram.lineage.consumers import Consumers
 
     Consumers.open(lineage).remove(name)
@@ -206,14 +177,8 @@ def probe(
         str | None, typer.Argument(metavar="[NAME]", help="Of one consumer alone.")
     ] = None,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """Run the consumers' probes on the newest version; exit code 1 if one is past its limit.
-
-    (Nothing is drawn: --seed, --device and --set, which every command takes, change nothing here.)
-    """
+    """Run the consumers' probes on the newest version; exit code 1 if one is past its limit."""
     from evergram.lineage.lineage import Lineage
     from evergram.training.probes import run_probes
 
@@ -244,14 +209,16 @@ def _probe(
     model: Path | None,
     data: Path | None,
     side: str | None,
-    metric: str,
+    metric: str | None,
     least: float | None,
     most: float | None,
 ) -> Probe | None:
     """The probe that the options name, with its baseline; None where they name none."""
     if model is None and data is None:
-        if side is not None or least is not None or most is not None:
-            raise DataError("A limit or a side was given without a probe; give --probe and --data.")
+        options = {"--side": side, "--metric": metric, "--min": least, "--max": most}
+        for option, value in options.items():
+            if value is not None:
+                raise DataError(f"{option} is of a probe; give its --probe and --data, too.")
         return None
     if model is None or data is None:
         raise DataError("A probe is a model and an evaluation file: give both --probe and --data.")
@@ -259,15 +226,14 @@ def _probe(
 
     from evergram.lineage.consumer_record import Probe
     from evergram.training.probes import default_side, measured_probe
+    from evergram.validation import sentence_of
 
-    facts: dict[str, Any] = {"model": str(model), "data": str(data), "metric": metric}
+    facts: dict[str, Any] = {"model": str(model), "data": str(data), "metric": metric or "auc"}
     facts |= {"side": default_side(lineage) if side is None else side, "min": least, "max": most}
     try:
         found = Probe.model_validate(facts)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise DataError(f"The probe cannot be: {where} {problem['msg']}.") from error
+        raise DataError(f"The probe cannot be: {sentence_of(error, Probe)}") from error
     return measured_probe(lineage, pinned, found)
 
 

@@ -10,20 +10,19 @@ import typer
 
 from evergram.cli.options import (
     AllowSmallOverlap,
-    Device,
     Force,
     IdColumn,
     Json,
     LineageOption,
-    Promote,
-    Seed,
-    Set,
+    NoPromote,
     StrictProbes,
     VectorColumn,
     app,
+    columns_of,
     new_progress,
 )
 from evergram.cli.printing import dump, file_written, number, print_probes, table, warn
+from evergram.errors import DataError, LineageError
 
 _MAPPINGS = {
     "transformed": "new, transformed",
@@ -43,14 +42,20 @@ def align(
     transform: Annotated[
         str, typer.Option(help="linear, affine, orthogonal or low_rank.")
     ] = "linear",
-    rank: Annotated[int, typer.Option(min=1, help="Of low_rank.")] = 32,
-    scaled: Annotated[bool, typer.Option("--scaled", help="Let orthogonal stretch.")] = False,
+    rank: Annotated[
+        int | None, typer.Option(min=1, help="Of low_rank, and of it alone.", show_default="32")
+    ] = None,
+    scaled: Annotated[
+        bool, typer.Option("--scaled", help="Let orthogonal, and it alone, stretch.")
+    ] = False,
     held_out: Annotated[
         float, typer.Option(help="Share of the common objects to measure on, below 1.")
     ] = 0.1,
-    name: Annotated[str, typer.Option(help="Of a new lineage.")] = "embeddings",
-    id_column: IdColumn = "id",
-    vector_column: VectorColumn = "vector",
+    name: Annotated[
+        str | None, typer.Option(help="Of a new lineage.", show_default="embeddings")
+    ] = None,
+    id_column: IdColumn = None,
+    vector_column: VectorColumn = None,
     old_ids: Annotated[Path | None, typer.Option(help="Ids of OLD, one a line.")] = None,
     new_ids: Annotated[Path | None, typer.Option(help="Ids of NEW, one a line.")] = None,
     max_error: Annotated[
@@ -63,34 +68,41 @@ def align(
     ] = None,
     allow_small_overlap: AllowSmallOverlap = False,
     strict_probes: StrictProbes = False,
-    promote: Promote = True,
+    no_promote: NoPromote = False,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Draws the objects among which neighbours are looked up.")
+    ] = 0,
 ) -> None:
     """Publish a file of vectors as the next version, with its way back to an older file.
 
-    The two files (Parquet, Arrow, .npy or safetensors) have ids in common; no model and no training
-    is needed. (--seed draws the objects among which neighbours are looked up; --device and --set,
-    which every command takes, change nothing here.)
+    The two files (Parquet, Arrow, .npy or safetensors) have ids in common. No model is needed.
     """
     from evergram.lineage.lineage import Lineage
     from evergram.stores.embedding_files import open_embeddings
     from evergram.training.align import Settings
     from evergram.training.align import align as align_files
 
-    columns = {"id_column": id_column, "vector_column": vector_column}
-    drawn = 0 if seed is None else seed
-    settings = Settings(transform, rank, scaled, held_out, drawn, allow_small_overlap)
     is_version = old.isdecimal() and not Path(old).exists()
+    if is_version and old_ids is not None:
+        raise DataError(
+            f"--old-ids names the ids of a file, and OLD is version {old}; leave it out."
+        )
+    files = [new] if is_version else [Path(old), new]
+    columns = columns_of(files, id_column, vector_column)
+    settings = Settings(transform, rank, scaled, held_out, seed, allow_small_overlap)
+    there = Lineage.exists(lineage)
+    if there and name is not None:
+        raise LineageError(
+            f"--name is of a new lineage, and {lineage} is one already; leave it out."
+        )
     facts = align_files(
         int(old) if is_version else open_embeddings(Path(old), ids=old_ids, **columns),
         open_embeddings(new, ids=new_ids, **columns),
-        Lineage.open(lineage) if Lineage.exists(lineage) else Lineage.create(lineage, name),
+        Lineage.open(lineage) if there else Lineage.create(lineage, name or "embeddings"),
         settings,
         max_error=max_error,
-        promote=promote,
+        promote=not no_promote,
         progress=new_progress(),
         strict_probes=strict_probes,
         warn=warn,
@@ -146,20 +158,13 @@ def transform(
             "--from", metavar="VERSION", help="The version or label of FILE (default: newest)."
         ),
     ] = None,
-    id_column: IdColumn = "id",
-    vector_column: VectorColumn = "vector",
+    id_column: IdColumn = None,
+    vector_column: VectorColumn = None,
     ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
     force: Force = False,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """Rewrite a file of one version's vectors as another version's, in flat memory.
-
-    (Nothing is drawn or trained: --seed, --device and --set, which every command takes, change
-    nothing here.)
-    """
+    """Rewrite a file of one version's vectors as another version's, in flat memory."""
     from evergram.lineage.lineage import Lineage
     from evergram.stores.embedding_files import open_embeddings
     from evergram.training.rewrite import transform_file
@@ -167,7 +172,7 @@ def transform(
     found = Lineage.open(lineage)
     source = found.newest if from_version is None else found.resolve(from_version)
     target = found.resolve(as_version)
-    opened = open_embeddings(file, id_column=id_column, vector_column=vector_column, ids=ids)
+    opened = open_embeddings(file, ids=ids, **columns_of([file], id_column, vector_column))
     rows = transform_file(
         opened, found, target, out, source=source, progress=new_progress(), overwrite=force
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergram.cli.options import As, Device, Force, Json, LineageFolder, Seed, Set, app
-from evergram.cli.printing import dump, file_written, number, print_warnings, table
+from evergram.cli.options import As, Force, Json, LineageFolder, app
+from evergram.cli.printing import dump, file_written, number, paragraph, print_warnings, table
 
 if TYPE_CHECKING:
     from evergram.lineage.diagnosis import Reading
@@ -20,15 +20,8 @@ if TYPE_CHECKING:
 def versions(
     lineage: LineageFolder,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """List the versions of a lineage.
-
-    (Nothing is drawn or computed: --seed, --device and --set, which every command takes, change
-    nothing here.)
-    """
+    """List the versions of a lineage."""
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.version_warnings import version_warnings
 
@@ -43,6 +36,7 @@ def versions(
             "encoder": "file" if m.encoder is None else m.encoder.kind,
             "fingerprint": m.fingerprint,
             "labels": sorted(k for k, n in found.labels.items() if n == m.version),
+            "production": m.version == found.production,
             "retired": m.version in found.retired,
             "held": m.version in found.held,
             "metrics": found.metrics(m.version)["metrics"],
@@ -50,30 +44,40 @@ def versions(
         }
         for m in found.versions
     ]
+    checked = [*found.opened_files, *(f"versions/{r['version']}/metrics.json" for r in rows)]
     if as_json:
         facts = {"lineage": str(lineage), "name": found.name, "labels": found.labels}
         withdrawn = {str(n): w.model_dump() for n, w in found.withdrawn.items()}
-        dump({**facts, "versions": rows, "withdrawn": withdrawn})
+        dump({**facts, "versions": rows, "withdrawn": withdrawn, "checked": checked})
         return
-    header = ["version", "name", "dim", "encoder", "created"]
-    names = list(rows[0]["metrics"]["model"]) if rows else []
+    metric = _metric(found.versions[-1].recipe, rows[-1]["metrics"]["model"]) if rows else None
+    header = ["version", "dim", "created", *([metric] if metric else []), "fingerprint", "labels"]
     lines = [
-        [str(r[h]) for h in header] + [number(r["metrics"]["model"].get(n)) for n in names]
-        for r in rows
-    ]
-    table(f"Lineage {lineage}", header + names, lines)
-    identities = [
         [
             str(r["version"]),
+            str(r["dim"]),
+            r["created"][:10],
+            *([number(r["metrics"]["model"].get(metric))] if metric else []),
             r["fingerprint"].removeprefix("sha256:")[:_SHORT],
-            ", ".join([*r["labels"], *(["retired"] if r["retired"] else [])]),
+            ", ".join([*r["labels"], *(s for s in ("production", "retired") if r[s])]),
         ]
         for r in rows
     ]
-    table("Which is which", ["version", "fingerprint", "labels"], identities)
+    table(f"{found.name}, in {lineage}", header, lines)
     print_warnings(warnings)
     for n, w in found.withdrawn.items():
         sys.stdout.write(f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}\n")
+    kinds = [k for k in ("manifest.json", "metrics.json") if any(f.endswith(k) for f in checked)]
+    paragraph(
+        f"Compared with their hashes: {'lineage.json, and ' if 'lineage.json' in checked else ''}"
+        f"{' and '.join(kinds)} of each version. 'evergram check' compares every file."
+    )
+
+
+def _metric(recipe: dict[str, Any], measured: dict[str, float]) -> str | None:
+    """The metric that chose the version, or else the first that was measured; None for none."""
+    chosen = recipe.get("training", {}).get("metric")
+    return chosen if chosen in measured else next(iter(measured), None)
 
 
 # Of a fingerprint, where it is shown to people.
@@ -94,14 +98,10 @@ def check(
         float | None, typer.Option(min=0, help="Limit of the largest singular value of the way.")
     ] = None,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """What is known of reading the newest version as every past one; exit code 1 past a limit.
 
-    Every published file is compared with its hash first. (--seed, --device and --set, which every
-    command takes, change nothing here.)
+    Every published file is compared with its hash first.
     """
     from evergram.lineage.diagnosis import (
         Limits,
@@ -114,14 +114,27 @@ def check(
 
     found = Lineage.open(lineage)
     readings = diagnose_lineage(found)
+    checked = found.checked_files
     sentences = past_limits(readings, Limits(max_error, max_bound, max_amplification))
     if as_json:
         rows = [reading_json(r) for r in readings]
         facts = {"lineage": str(lineage), "version": found.newest}
         warnings = {str(n): said for n, said in version_warnings(found).items() if said}
-        dump({**facts, "readings": rows, "past_limits": sentences, "warnings": warnings})
+        dump(
+            {
+                **facts,
+                "readings": rows,
+                "past_limits": sentences,
+                "warnings": warnings,
+                "checked": checked,
+            }
+        )
     else:
         _print_readings(found, readings)
+        paragraph(
+            f"{len(checked)} files were compared with their hashes, all that are published: "
+            f"{_which(found, checked)}."
+        )
     for sentence in sentences:
         sys.stderr.write(f"{sentence}\n")
     if sentences:
@@ -143,15 +156,8 @@ def export(
     as_version: As = None,
     force: Force = False,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """Write embeddings at any version to a file of ids and float32 vectors.
-
-    (Nothing is drawn or trained: --seed, --device and --set, which every command takes, change
-    nothing here.)
-    """
+    """Write embeddings at any version to a file of ids and float32 vectors."""
     from evergram.lineage.lineage import Lineage
 
     found = Lineage.open(lineage)
@@ -195,6 +201,16 @@ def _print_readings(lineage: Lineage, readings: list[Reading]) -> None:
         for what, why in reading.unknown.items():
             sys.stdout.write(f"Version {reading.version}: its {what} is not known: {why}.\n")
     print_warnings(version_warnings(lineage))
+
+
+def _which(lineage: Lineage, checked: list[str]) -> str:
+    """The files that were compared, in words."""
+    own = ["lineage.json"] if "lineage.json" in checked else []
+    parts = {"versions": [m.version for m in lineage.versions], "embeddings": lineage.held}
+    for folder, numbers in parts.items():
+        count = sum(name.startswith(f"{folder}/") for name in checked)
+        own.append(f"{count} in {folder}/ (of {', '.join(map(str, numbers))})")
+    return ", ".join(own)
 
 
 def _reading_line(reading: Reading) -> list[str]:

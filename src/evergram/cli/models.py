@@ -16,7 +16,7 @@ from evergram.cli.options import (
     Json,
     LineageFolder,
     LineageOption,
-    Promote,
+    NoPromote,
     RecipeFile,
     Seed,
     Set,
@@ -24,9 +24,19 @@ from evergram.cli.options import (
     app,
     load_recipe,
     new_progress,
+    refuse_unread,
+    with_seed,
 )
 from evergram.cli.printing import dump, metrics_table, number, print_version, table, warn
 from evergram.errors import DataError
+
+# What nothing is done with where stored embeddings are judged, and what each method of a comparison
+# brings itself.
+NOT_EVALUATED = ("name", "model", "task", "prior", "gramian", "training", "upgrade", "compare")
+OF_METHODS = tuple(
+    f"upgrade.{key}"
+    for key in ("method", "fit", "transform", "steps", "start", "solver", "objects", "alone")
+)
 
 
 @app.command()
@@ -43,11 +53,11 @@ def train(
     from evergram.lineage.lineage import Lineage
     from evergram.training.upgrade import train as train_version
 
-    chosen = load_recipe(recipe, seed, set_)
+    chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"))
     new = Lineage.create(lineage, chosen.name)
-    with new.training():
+    with new.training() as folder:
         artefact = train_version(
-            chosen, device=device, progress=new_progress(), folder=new.work, board=tensorboard
+            chosen, device=device, progress=new_progress(), folder=folder, board=tensorboard
         )
     new.publish(artefact)
     print_version(lineage, dict(artefact.metrics), as_json)
@@ -72,7 +82,7 @@ def upgrade(
     ] = None,
     strict_probes: StrictProbes = False,
     allow_small_overlap: AllowSmallOverlap = False,
-    promote: Promote = True,
+    no_promote: NoPromote = False,
     kept: Annotated[
         bool,
         typer.Option(
@@ -88,7 +98,12 @@ def upgrade(
     from evergram.training.upgrade import upgrade as upgrade_version
     from evergram.training.upgrade import upgrade_lost
 
-    chosen = load_recipe(recipe, seed, set_)
+    chosen = load_recipe(recipe, seed, set_, unread=("compare",))
+    if tensorboard is not None and chosen.upgrade.start == "frozen":
+        raise DataError(
+            "upgrade.start = 'frozen' trains no model, so --tensorboard has nothing to write; "
+            "leave it out."
+        )
     existing = Lineage.open(lineage)
     if kept and tensorboard is not None:
         raise DataError("--kept trains no model, so --tensorboard has nothing to write; drop one.")
@@ -118,7 +133,7 @@ def upgrade(
         artefact,
         max_degradation=max_degradation,
         strict_probes=strict_probes,
-        promote=promote,
+        promote=not no_promote,
         warn=warn,
     )
     print_version(lineage, dict(published.metrics), as_json)
@@ -142,8 +157,8 @@ def evaluate(
     from evergram.training.upgrade import evaluate as evaluate_version
 
     found = Lineage.open(lineage)
-    overrides = [*(set_ or []), *([] if seed is None else [f"seed={seed}"])]
-    recipe = Recipe.of(found.recipe(found.newest), overrides)
+    refuse_unread(set_, NOT_EVALUATED)
+    recipe = Recipe.stored(found.recipe(found.newest), with_seed(set_, seed))
     read_as = found.newest if as_version is None else found.resolve(as_version)
     metrics = evaluate_version(recipe, found, read_as, device=device)
     if as_json:
@@ -182,8 +197,8 @@ def diagnose(
     if every > steps:
         raise DataError(f"--every {every} is more than --steps {steps}; nothing would be measured.")
     found = Lineage.open(lineage)
-    overrides = [*(set_ or []), *([] if seed is None else [f"seed={seed}"])]
-    recipe = Recipe.of(found.recipe(found.newest), overrides)
+    refuse_unread(set_, ("name", "metrics", "training.epochs", "upgrade", "compare"))
+    recipe = Recipe.stored(found.recipe(found.newest), with_seed(set_, seed))
     result = look(
         recipe,
         found,
@@ -241,7 +256,7 @@ def compare(
     from evergram.evaluation.comparison_report import HEADER, explanation, table_rows
     from evergram.training.compare import compare as run
 
-    chosen = load_recipe(recipe, seed, set_)
+    chosen = load_recipe(recipe, seed, set_, unread=OF_METHODS, comparing=True)
     results = run(chosen, out, device=device, progress=new_progress(), fresh=fresh)
     if as_json:
         dump(results)
@@ -270,8 +285,8 @@ def demo(
     from evergram.lineage.lineage import Lineage
     from evergram.training.demo import demo_recipe, tell
 
-    overrides = [*(set_ or []), *([] if seed is None else [f"seed={seed}"])]
-    recipe = demo_recipe(data, overrides)
+    refuse_unread(set_, ("compare",))
+    recipe = demo_recipe(data, with_seed(set_, seed))
     lineage = Lineage.create(out / "lineage", recipe.name)
     chapters = tell(recipe, lineage, device=device, progress=new_progress())
     rows = [chapter.as_json() for chapter in chapters]

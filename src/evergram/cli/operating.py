@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evergram.cli.options import (
-    Device,
     IdColumn,
     Json,
     LineageFolder,
     LineageOption,
-    Seed,
-    Set,
     VectorColumn,
     app,
+    columns_of,
     new_progress,
 )
 from evergram.cli.printing import dump
@@ -36,24 +34,20 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
     lineage: LineageOption,
     name: Annotated[str, typer.Option(help="Of the lineage.")] = "embeddings",
-    id_column: IdColumn = "id",
-    vector_column: VectorColumn = "vector",
+    id_column: IdColumn = None,
+    vector_column: VectorColumn = None,
     ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """Publish embeddings, without a model, as version 0 of a new lineage.
 
-    (Parquet, Arrow, .npy or safetensors. Nothing is drawn or trained: --seed, --device and --set,
-    which every command takes, change nothing here.)
+    The file is Parquet, Arrow, .npy or safetensors.
     """
     from evergram.lineage.lineage import Lineage
     from evergram.stores.embedding_files import open_embeddings
     from evergram.training.importing import import_embeddings
 
-    opened = open_embeddings(file, id_column=id_column, vector_column=vector_column, ids=ids)
+    opened = open_embeddings(file, ids=ids, **columns_of([file], id_column, vector_column))
     facts = import_embeddings(opened, Lineage.create(lineage, name), progress=new_progress())
     if as_json:
         dump({"lineage": str(lineage), **facts})
@@ -73,14 +67,8 @@ def label(
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the label.")] = False,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """Set a label on a version, move it there, or remove it; `stable` is what is in production.
-
-    (--seed, --device and --set, which every command takes, change nothing here.)
-    """
+    """Set a label on a version, move it there, or remove it; `stable` is what is in production."""
     from evergram.lineage.lineage import Lineage
 
     if remove == (version is not None):
@@ -100,14 +88,8 @@ def promote(
     lineage: LineageFolder,
     version: _Version = "newest",
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """Put a version into production, or put an earlier one back: the label `stable` moves to it.
-
-    (--seed, --device and --set, which every command takes, change nothing here.)
-    """
+    """Put a version into production, or put an earlier one back: the label `stable` moves to it."""
     from evergram.lineage.labels import STABLE
     from evergram.lineage.lineage import Lineage
 
@@ -121,14 +103,10 @@ def withdraw(
     lineage: LineageFolder,
     reason: Annotated[str, typer.Option(help="Why; it is kept.")],
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """Take the newest version back, if no label and no consumer is on it.
 
-    Its number is never used again. (--seed, --device and --set, which every command takes, change
-    nothing here.)
+    Its number is never used again.
     """
     from evergram.lineage.lineage import Lineage
 
@@ -142,14 +120,8 @@ def retire(
     lineage: LineageFolder,
     version: _Version,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """End the reading of an old version, if no label and no consumer is on it.
-
-    (--seed, --device and --set, which every command takes, change nothing here.)
-    """
+    """End the reading of an old version, if no label and no consumer is on it."""
     from evergram.lineage.lineage import Lineage
 
     found = Lineage.open(lineage)

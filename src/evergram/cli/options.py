@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergram.errors import DataError
+from evergram.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from evergram.training.progress import Progress
@@ -38,11 +38,9 @@ As = Annotated[
         "--as", metavar="VERSION", help="Read as this version or label (default: newest)."
     ),
 ]
-Promote = Annotated[
+NoPromote = Annotated[
     bool,
-    typer.Option(
-        " /--no-promote", help="Publish beside the version in production, which stays stable."
-    ),
+    typer.Option("--no-promote", help="Publish it, and leave production on the version it is on."),
 ]
 AllowSmallOverlap = Annotated[
     bool,
@@ -63,14 +61,58 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
-IdColumn = Annotated[str, typer.Option(help="The column (or tensor) of ids.")]
-VectorColumn = Annotated[str, typer.Option(help="The column (or tensor) of vectors.")]
+IdColumn = Annotated[
+    str | None, typer.Option(help="The column (or tensor) of ids.", show_default="id")
+]
+VectorColumn = Annotated[
+    str | None, typer.Option(help="The column (or tensor) of vectors.", show_default="vector")
+]
 
 
-def load_recipe(path: Path, seed: int | None, overrides: list[str] | None) -> Recipe:
+def load_recipe(
+    path: Path,
+    seed: int | None,
+    overrides: list[str] | None,
+    *,
+    unread: Collection[str] = (),
+    comparing: bool = False,
+) -> Recipe:
+    """The recipe of a command.
+
+    Args:
+        unread: tables, or keys, that the command does not look at: overrides of them are refused.
+        comparing: as of `Recipe.of`.
+    """
     from evergram.training.recipe import Recipe
 
-    return Recipe.load(path, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
+    refuse_unread(overrides, unread)
+    return Recipe.load(path, with_seed(overrides, seed), comparing=comparing)
+
+
+def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
+    return [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
+
+
+def refuse_unread(overrides: list[str] | None, unread: Collection[str]) -> None:
+    """Raises: RecipeError: an override is of a table, or a key, that the command does not read."""
+    for override in overrides or ():
+        key = override.partition("=")[0].strip()
+        if key in unread or key.partition(".")[0] in unread:
+            raise RecipeError(
+                f"--set {override} changes nothing here: this command does not read {key}; leave "
+                "it out."
+            )
+
+
+def columns_of(
+    files: Iterable[Path], id_column: str | None, vector_column: str | None
+) -> dict[str, str]:
+    """What `open_embeddings` takes. Raises: DataError: none of the files has names to choose."""
+    given = {"--id-column": id_column, "--vector-column": vector_column}
+    names = [name for name, value in given.items() if value is not None]
+    if names and all(file.suffix.lower() == ".npy" for file in files):
+        raise DataError(f"{names[0]} was given, and a .npy file names nothing in it; leave it out.")
+    return {"id_column": id_column or "id", "vector_column": vector_column or "vector"}
 
 
 def stores_by_side(given: Sequence[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,6 +124,11 @@ def table(title: str, header: list[str], lines: list[list[str]]) -> None:
     for line in lines:
         table.add_row(*line)
     Console().print(table)
+
+
+def paragraph(text: str) -> None:
+    """A sentence or more, in lines of 80 characters."""
+    sys.stdout.write(textwrap.fill(text, 80, break_on_hyphens=False) + "\n")
 
 
 def number(value: float | None) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from evergram.cli.options import Device, Json, LineageFolder, Seed, Set, app, stores_by_side
+from evergram.cli.options import Json, LineageFolder, app, stores_by_side
 from evergram.errors import ServiceError
 
 # Files of a process that are no connections: of stores, logs, modules.
@@ -65,15 +65,11 @@ def serve(
         ),
     ] = None,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """Serve embeddings, search and transforms over HTTP, at the version that each reader wants.
 
     A new version, a label that moves and a change of consumers are taken up without a restart.
-    EVERGRAM_ADMIN_TOKEN is the administrator's token. (--seed, --device and --set, which every
-    command takes, change nothing here.)
+    EVERGRAM_ADMIN_TOKEN is the administrator's token.
     """
     try:
         import prometheus_client  # noqa: F401

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergram.cli.options import Device, Json, LineageFolder, Seed, Set, app, stores_by_side
+from evergram.cli.options import Json, LineageFolder, app, stores_by_side
 from evergram.cli.printing import dump
 from evergram.errors import DataError
 
@@ -49,14 +49,8 @@ def fill(
         bool, typer.Option("--index", help="Build the store's native index afterwards.")
     ] = False,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
-    """Write all embeddings of production's version to stores, made where they are not there.
-
-    (--seed, --device and --set, which every command takes, change nothing here.)
-    """
+    """Write all embeddings of production's version to stores, made where they are not there."""
     from evergram.lineage.filling import fill as fill_store
     from evergram.lineage.filling import stores_to_fill
     from evergram.lineage.lineage import Lineage
@@ -88,9 +82,6 @@ def plan(
     store: OneStore,
     batch: Annotated[int, typer.Option(min=1, help="Rows written at a time.")] = 10_000,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """Find the rows to refresh and order them by the error that they are predicted to have."""
     with _opened(lineage, store) as work:
@@ -105,9 +96,6 @@ def apply(
         int | None, typer.Option(min=1, help="Stop after so many (whole batches).")
     ] = None,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """Refresh rows in the planned order; started again, it goes on where it was."""
     with _opened(lineage, store) as work:
@@ -119,9 +107,6 @@ def status(
     lineage: LineageFolder,
     store: OneStore,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """How far it is."""
     with _opened(lineage, store) as work:
@@ -133,9 +118,6 @@ def rollback(
     lineage: LineageFolder,
     store: OneStore,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
 ) -> None:
     """Put back the rows that were refreshed, as they were."""
     with _opened(lineage, store) as work:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evergram.errors import DataError
+from evergram.ids import first_missing, missing_sentence
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,7 @@ class Vocabulary:
             if pa.types.is_string(self.keys.type):
                 values = values.cast(pa.string())
             else:  # strings asked of a vocabulary of integers: only those that are integers
-                whole = pc.match_substring_regex(values, r"^-?\d{1,18}$")
-                values = pc.if_else(whole, values, None).cast(self.keys.type)
+                values = pc.if_else(_is_int64(values), values, None).cast(self.keys.type)
         found = pc.fill_null(pc.index_in(values, value_set=self.keys).cast(pa.int64()), -1)
         return to_tensor(found)
 
@@ -225,6 +225,13 @@ def to_tensor(values: pa.Array | pa.ChunkedArray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
+def _is_int64(texts: pa.Array) -> pa.Array:
+    """Whether each text is a whole number of 64 bits."""
+    long = pc.match_substring_regex(texts, r"^-?\d{19}$")
+    small = pc.less_equal(pc.utf8_ltrim(texts, characters="-"), str(2**63 - 1))
+    return pc.or_(pc.match_substring_regex(texts, r"^-?\d{1,18}$"), pc.and_(long, small))
+
+
 def take_ragged(indices: Tensor, offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of a ragged table: the values of `rows`, one after the other, and their new offsets."""
     starts = offsets[rows]
@@ -264,6 +271,9 @@ def _checked_interactions(table: pa.Table, source: str) -> pa.Table:
         if pa.types.is_floating(column.type):
             bad = pc.or_kleene(bad, pc.invert(pc.fill_null(pc.is_finite(column), False)))
         _refuse_first(bad, column, name, source, "a finite number")
+        if name == "weight":
+            negative = pc.less(column, 0)
+            _refuse_first(negative, column, name, source, "a finite number of at least 0")
     return table
 
 
@@ -275,8 +285,21 @@ def _check_ids(column: pa.ChunkedArray, name: str, source: str) -> None:
         pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
     )
     if not allowed:
-        raise DataError(f"{source} column {name!r} is {kind}; ids must be integers or strings.")
-    _refuse_first(pc.is_null(column), column, name, source, "an id")
+        example = f" (the first is {column[0].as_py()})" if len(column) else ""
+        raise DataError(
+            f"{source} column {name!r} is {kind}{example}; ids must be integers or strings."
+        )
+    refuse_missing(column, name, source)
+
+
+def refuse_missing(
+    column: pa.ChunkedArray, name: str, source: str, *, text_file: bool = False
+) -> None:
+    """Raises: DataError: a cell of a column of ids is no id, see `evergram.ids`; it is named."""
+    row = first_missing(column, text_file=text_file)
+    if row >= 0:
+        where, given = f"{source} row {row + 1}", column[row].as_py()
+        raise DataError(missing_sentence(where, name, given, text_file=text_file))
 
 
 def _refuse_first(bad: pa.Array, column: pa.Array, name: str, source: str, wanted: str) -> None:
@@ -324,6 +347,11 @@ def _ragged_columns(
         repeated = counts[0][pc.index(pc.greater(counts[1], 1), True).as_py()]
         raise DataError(f"{source} name the id {repeated} twice; each id may have one row.")
     row = Vocabulary(ids).rows(vocabulary.keys)
+    if len(ids) and not bool((row >= 0).any()):
+        raise DataError(
+            f"{source} have none of the ids of the interactions (an id there is {ids[0]}, here "
+            f"{vocabulary.keys[0]}); are they of the other side?"
+        )
     places = pa.array(row.numpy(), mask=(row < 0).numpy())
     columns: dict[str, tuple[Tensor, pa.Array]] = {}
     for name in table.column_names:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,18 @@ import pyarrow.csv as csv
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
-from evergram.data.corpus import Corpus
+from evergram.data.columns import guess, has_no_header, lacking
+from evergram.data.corpus import Corpus, plain, refuse_missing
 from evergram.data.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
+from evergram.ids import ids_of_text
 
 COLUMNS = ("query", "candidate", "value", "time", "weight")
 SUFFIXES = ".parquet, .pq, .arrow, .feather, .csv, .tsv, .csv.gz, .tsv.gz"
+# What may divide cells where the first line does not have what the suffix says.
+DELIMITERS = (",", ";", "\t", "|")
+# Bytes of a file that its first line must be within.
+HEADER = 1 << 16
 TEXT = re.compile(r"\.([ct])sv(\.gz)?$", re.IGNORECASE)
 
 # What a cell of a column of numbers may say; a time may also be a date, which Arrow reads.
@@ -61,19 +68,25 @@ def load_table(
 def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> pa.Table:
     """The columns `query`, `candidate`, `value`, `time`, `weight` of a file, those that it has.
 
-    Raises: DataError: the file cannot be read, lacks a column that `columns` names, or has a value
-        or time that is no number; the row is named.
+    Raises: DataError: the file cannot be read, lacks `query` or `candidate` or a column that
+        `columns` names, or has a cell that is no id, value or time; the row is named.
     """
     unknown = sorted(set(columns or {}) - set(COLUMNS))
     if unknown:
         raise DataError(f"There is no column {unknown[0]!r} to name; name {', '.join(COLUMNS)}.")
-    table = read_table(path)
     names = {name: name for name in COLUMNS} | dict(columns or {})
+    table = read_table(path, ids=(names["query"], names["candidate"]))
     for name in columns or {}:
         if names[name] not in table.column_names:
             has = ", ".join(table.column_names)
             raise DataError(f"{path} has no column {names[name]!r}; its columns are: {has}.")
     chosen = {k: table[v] for k, v in names.items() if v in table.column_names}
+    absent = {"query", "candidate"} - set(chosen)
+    if absent:
+        raise DataError(lacking(str(path), absent, table.column_names, columns or {}))
+    _tell_of_others(path, table.column_names, names)
+    for name in ("query", "candidate"):
+        refuse_missing(chosen[name], name, str(path))
     for name, (pattern, wanted) in WANTED.items():
         # One word among the numbers makes strings of them all: say which.
         if name in chosen and pa.types.is_string(chosen[name].type):
@@ -85,10 +98,33 @@ def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> p
     return pa.table(chosen)
 
 
-def read_table(path: Path) -> pa.Table:
+def read_keyed(path: Path, name: str) -> tuple[pa.Array, pa.ChunkedArray]:
+    """The columns `id` and `name` of a file: distinct ids, int64 or string, and what each has.
+
+    Raises: DataError: as `read_table`; or a column is not there; an id is missing, or there twice.
+    """
+    table = read_table(path, ids=("id",))
+    for column in ("id", name):
+        if column not in table.column_names:
+            has = ", ".join(table.column_names)
+            raise DataError(f"{path} has no column {column!r}; its columns are: {has}.")
+    refuse_missing(table["id"], "id", str(path))
+    ids = plain(table["id"])
+    if len(pc.unique(ids)) < len(ids):
+        counts = pc.value_counts(ids).flatten()
+        repeated = counts[0][pc.index(pc.greater(counts[1], 1), True).as_py()]
+        raise DataError(f"{path} names the id {repeated} twice; leave one row of it.")
+    return ids, table[name]
+
+
+def read_table(path: Path, *, ids: Collection[str] = (), exact: Collection[str] = ()) -> pa.Table:
     """Any of the formats, by the file's name; a folder is one of Parquet files.
 
-    Raises: DataError: it is missing, empty, of another format, or damaged.
+    Args:
+        ids: columns of ids, which in a file of text are not to be taken for other numbers.
+        exact: columns that in a file of text are left texts.
+    Raises: DataError: it is missing, empty, of another format, or damaged; or in a file of text, a
+        cell of `ids` is empty or a word for nothing.
     """
     if not path.exists():
         raise DataError(f"There is no file {path}.")
@@ -102,13 +138,15 @@ def read_table(path: Path) -> pa.Table:
         elif name.endswith((".arrow", ".feather")):
             table = feather.read_table(path)
         elif text:
-            table = read_csv(path, str(path), delimiter="\t" if text[1] == "t" else ",")
+            table = _read_text(path, "\t" if text[1].lower() == "t" else ",", ids, exact)
         else:
             raise DataError(f"{path} is of no known format; the known ones end in: {SUFFIXES}.")
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read: {_sentence(error)}.") from error
     for column in table.column_names:
         if table.column_names.count(column) > 1:
+            if text and has_no_header(table.column_names):
+                raise DataError(lacking(str(path), {"query"}, table.column_names, {}))
             raise DataError(f"{path} has two columns {column!r}; each needs a name of its own.")
     return table
 
@@ -119,6 +157,7 @@ def read_csv(
     *,
     delimiter: str = ",",
     types: Mapping[str, pa.DataType] | None = None,
+    kinds: Mapping[str, pa.DataType] | None = None,
     header: bool = True,
 ) -> pa.Table:
     """A table from text in cells.
@@ -127,6 +166,7 @@ def read_csv(
         content: a file, or what is in it.
         source: what to call it in an error.
         types: the columns to keep and their types; all of them, and what Arrow infers, if None.
+        kinds: types of some columns, where all are kept.
         header: whether the first line names the columns; else they are those of `types`, and a
             quotation mark is a letter like any other.
     Raises: DataError: a column is missing, or a line cannot be read; the row is named.
@@ -143,7 +183,7 @@ def read_csv(
                 csv.ConvertOptions(
                     null_values=[""],
                     strings_can_be_null=True,
-                    column_types=types,
+                    column_types=types or kinds,
                     include_columns=list(types) if types else None,
                 ),
             )
@@ -158,6 +198,8 @@ def read_csv(
         if line := re.search(r"Row #(\d+): ", message):
             where = f" row {int(line[1]) - header}"
             message = message.replace(line[0], "")
+        if "UTF8" in message:
+            message = "it is not in UTF-8; save the file as UTF-8"
         raise DataError(f"{source}{where} cannot be read: {message}.") from error
 
 
@@ -168,6 +210,43 @@ def _opened(content: Path | bytes) -> Any:
     return GzipReader(content) if content.suffix.lower() == ".gz" else pa.OSFile(str(content))
 
 
+def _read_text(
+    path: Path, delimiter: str, ids: Collection[str], exact: Collection[str]
+) -> pa.Table:
+    """A CSV or TSV, with what divides its cells: what the suffix says, or what the first line has
+    in its place. Of such a file nothing else would be a table at all."""
+    first = _first_line(path)
+    if delimiter not in first:
+        delimiter = next((other for other in DELIMITERS if other in first), delimiter)
+    texts = dict.fromkeys([*ids, *exact], pa.string())
+    table = read_csv(path, str(path), delimiter=delimiter, kinds=texts)
+    for i, name in enumerate(table.column_names):
+        if name in ids and table.column_names.count(name) == 1:
+            refuse_missing(table[name], name, str(path), text_file=True)
+            table = table.set_column(i, name, ids_of_text(table[name]))
+    return table
+
+
+def _first_line(path: Path) -> str:
+    with pa.input_stream(str(path), compression="detect") as stream:
+        text: bytes = stream.read(HEADER)
+    return text.splitlines()[0].decode(errors="replace") if text.strip() else ""
+
+
+def _tell_of_others(path: Path, has: Sequence[str], names: Mapping[str, str]) -> None:
+    """Warn of a column that seems to be a value or a time and is not read as such."""
+    for role, column in guess(has).items():
+        if role in ("value", "time") and names[role] not in has and column not in names.values():
+            logging.getLogger(__name__).warning(
+                '%s: its column %s is not read; if it is the %s, add %s = "%s" to data.columns.',
+                path,
+                column,
+                role,
+                role,
+                column,
+            )
+
+
 def _sentence(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")
 
@@ -175,13 +254,19 @@ def _sentence(error: Exception) -> str:
 def _read_features(path: Path | None, separator: str) -> pa.Table | None:
     if path is None:
         return None
-    table = read_table(path)
-    if not separator or not TEXT.search(path.name):
+    table = read_table(path, ids=("id",))
+    text = TEXT.search(path.name)
+    if text is None:
         return table  # the other formats have lists of their own
+    numbers = [n for n in table.column_names if n != "id" and pa.types.is_integer(table[n].type)]
+    # 00017 is a key like any other: numbers are read once more, as they are written.
+    exact = read_table(path, exact=numbers) if numbers else table
     for i, name in enumerate(table.column_names):
-        column = table[name]
-        if name == "id" or not pa.types.is_string(column.type):
+        column = exact[name]
+        if name in numbers:
+            table = table.set_column(i, name, ids_of_text(column))
             continue
-        if pc.any(pc.match_substring(column, separator)).as_py():
+        bags = name != "id" and separator and pa.types.is_string(column.type)
+        if bags and pc.any(pc.match_substring(column, separator)).as_py():
             table = table.set_column(i, name, pc.split_pattern(column, separator))
     return table

@@ -154,7 +154,7 @@ def parse_consumers(text: str | None, where: str) -> ConsumersRecord:
             return record
         what = "it has no checksum"
     except (ValidationError, ChecksumError) as error:
-        what = first_problem(error)
+        what = first_problem(error, ConsumersRecord)
     except json.JSONDecodeError as error:
         what = str(error)
     raise IntegrityError(f"{where} is damaged: {what}; restore it from a copy of the lineage.")

@@ -61,15 +61,17 @@ class Lineage(Register):
         return self.path / ".work"
 
     @contextmanager
-    def training(self) -> Iterator[None]:
-        """Keep other processes from training this lineage's next version meanwhile.
+    def training(self) -> Iterator[Path]:
+        """Yield `work` for one run, and keep other processes from training the lineage's next
+        version meanwhile. What an interrupted run needs stays there; nothing empty does.
 
-        Raises: LineageError: one does; who, and since when, is said. Of a lineage that is
-            elsewhere this is known of the processes of this machine, and said on stderr of others.
+        Raises: LineageError: another one trains it; who, and since when, is said. Of a lineage that
+            is elsewhere this is known of the processes of this machine, and said on stderr of
+            others.
         """
         elsewhere = nullcontext() if self._remote is None else self._remote.training()
         with training_claim(self.work, str(self)), elsewhere:
-            yield
+            yield self.work
 
     def lost(self) -> Contents:
         """The model of an upgrade that another one came before. Raises: LineageError: no such."""
@@ -136,6 +138,25 @@ class Lineage(Register):
         for n in self.held:
             for side in self.manifest(n).embeddings:
                 self.stored(side, n)
+
+    @property
+    def checked_files(self) -> list[str]:
+        """The names, in the lineage's folder, of what `check` has compared when it returns."""
+        found = self.opened_files
+        for n, manifest in self._manifests.items():
+            found += [f"versions/{n}/{name}" for name in sorted(manifest.files)]
+        for n in self.held:
+            found += [f"embeddings/{n}/{side}.parquet" for side in self.manifest(n).embeddings]
+        return found
+
+    @property
+    def opened_files(self) -> list[str]:
+        """The names of what was read when it was opened and agreed with the checksum in it; what
+        was written before format 3 has none."""
+        records = {"lineage.json": self._record} | {
+            f"versions/{n}/manifest.json": m for n, m in self._manifests.items()
+        }
+        return [name for name, record in records.items() if "check" in record.model_fields_set]
 
     # From one version to another.
 

@@ -114,7 +114,7 @@ def read_manifest(folder: Path) -> Manifest:
     except OSError as error:
         raise IntegrityError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValidationError, ChecksumError) as error:
-        raise IntegrityError(f"{path} is damaged: {first_problem(error)}.") from error
+        raise IntegrityError(f"{path} is damaged: {first_problem(error, Manifest)}.") from error
     if "fingerprint" in found.model_fields_set and "check" not in found.model_fields_set:
         raise IntegrityError(f"{path} is damaged: it has no checksum.")
     return found

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from evergram.errors import FormatError, IntegrityError, LineageError
 from evergram.lineage.names import is_name
+from evergram.validation import sentence_of
 
 FORMAT_VERSION = 4
 READABLE = (1, 2, 3, 4)
@@ -147,7 +148,8 @@ def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
             )
         record = LineageRecord.of_json(text)
     except (ValidationError, ChecksumError) as error:
-        raise IntegrityError(f"{path} is damaged: {first_problem(error)}.") from error
+        problem = first_problem(error, LineageRecord)
+        raise IntegrityError(f"{path} is damaged: {problem}.") from error
     if record.format_version >= 3 and not record.model_fields_set & {"check"}:
         raise IntegrityError(f"{path} is damaged: it has no checksum.")
     return record
@@ -157,10 +159,8 @@ class _Format(BaseModel):
     format_version: int
 
 
-def first_problem(error: ValidationError | ChecksumError) -> str:
-    """Where JSON is not what it should be, and why."""
+def first_problem(error: ValidationError | ChecksumError, model: type[BaseModel]) -> str:
+    """Where JSON is not what it should be, and why, without a full stop."""
     if isinstance(error, ChecksumError):
         return str(error)
-    problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"]) or "its JSON"
-    return f"{where}: {problem['msg']}"
+    return sentence_of(error, model).rstrip(".")

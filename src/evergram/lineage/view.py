@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, overload
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import torch
 from torch import Tensor
 
 from evergram.compatibility.chain import Chain
+from evergram.errors import ShapeError
 from evergram.lineage.artefact import Block
 from evergram.stores.embedding_writers import check_writable, write_vectors
 from evergram.stores.marks import marks
+
+# Of any width.
+Floats = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,33 @@ class View:
     _chain: Chain
     _read: Callable[[str], Block]
 
-    def transform(self, embeddings: Tensor) -> Tensor:
-        """Embeddings of version k, [..., D_k], into the space of version j, [..., D_j]."""
+    @overload
+    def transform(self, embeddings: Tensor) -> Tensor: ...
+
+    @overload
+    def transform(self, embeddings: Floats) -> Floats: ...
+
+    def transform(self, embeddings: Tensor | Floats) -> Tensor | Floats:
+        """Embeddings of version k, [..., D_k], into the space of version j, [..., D_j].
+
+        Args:
+            embeddings: floats in a tensor or a NumPy array; a tensor or an array is returned.
+        Raises: ShapeError: they are neither, hold no floats, or are of another dim.
+        """
+        if isinstance(embeddings, np.ndarray):
+            if embeddings.dtype.kind != "f":
+                raise _no_vectors(f"an array of {embeddings.dtype}")
+            # Torch reads neither a reversed view, nor another byte order, nor what is wider.
+            width = np.float64 if embeddings.dtype.itemsize >= 8 else np.float32
+            array = np.array(embeddings, dtype=width, order="C")
+            found: Floats = self.transform(torch.from_numpy(array)).numpy()
+            return found
+        if not isinstance(embeddings, Tensor):
+            raise _no_vectors(f"a {type(embeddings).__name__}")
+        if not embeddings.is_floating_point():
+            raise _no_vectors(f"a tensor of {embeddings.dtype}")
+        if not embeddings.dim():
+            raise _no_vectors("a single number")
         return self._chain.apply(embeddings, self.source, self.version)
 
     def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
@@ -70,3 +103,9 @@ class View:
 
         said = marks(self.fingerprint, self.computed_from)
         return write_vectors(path, blocks(), said, overwrite=overwrite)
+
+
+def _no_vectors(given: str) -> ShapeError:
+    return ShapeError(
+        f"Vectors are floats in a tensor or a NumPy array, [N, D] or [D], and {given} was given."
+    )

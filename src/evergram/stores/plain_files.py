@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from evergram.errors import DataError
+from evergram.ids import first_missing, missing_sentence
 from evergram.stores.embedding_file import Block, EmbeddingFile, sentence
 from evergram.stores.marks import ID_TYPE, marks_beside, marks_of, read_beside
 
@@ -46,9 +47,11 @@ class Plain(EmbeddingFile):
                 f"{beside} has {len(lines)} ids and {self.path} {self.rows} vectors; one id a line "
                 "is needed."
             )
-        if "" in lines:
-            raise DataError(f"{beside} line {lines.index('') + 1} has no id; give it one.")
         self._own = pa.array(lines, pa.string())
+        line = first_missing(self._own, text_file=True)
+        if line >= 0:
+            where = f"{beside} line {line + 1}"
+            raise DataError(missing_sentence(where, "", lines[line], text_file=True))
 
     def _as_written(self, id_type: str) -> None:
         """Take the lines of ids for what they were written from, integers or text."""

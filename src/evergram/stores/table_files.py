@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from evergram.errors import DataError
+from evergram.ids import first_missing, missing_sentence
 from evergram.stores.embedding_file import Block, EmbeddingFile, sentence
 from evergram.stores.marks import marks_of
 
@@ -83,9 +84,10 @@ class Table(EmbeddingFile):
             start += len(ids)
 
     def _ids_of(self, column: pa.Array, start: int = 0) -> pa.Array:
-        if column.null_count:
-            row = start + pc.index(column.is_null(), True).as_py()
-            raise DataError(f"{self.path} row {row + 1} has no id; give it one or leave it out.")
+        row = first_missing(column)
+        if row >= 0:
+            where, given = f"{self.path} row {start + row + 1}", column[row].as_py()
+            raise DataError(missing_sentence(where, "", given))
         try:
             return column.cast(self._id_type)
         except pa.ArrowInvalid as error:

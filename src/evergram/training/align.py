@@ -38,6 +38,8 @@ from evergram.training.publish import publish, refuse_untried
 
 QUIET = Progress(quiet=True)
 log = logging.getLogger(__name__)
+# Of low_rank, where nothing is said.
+RANK = 32
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Settings:
 
     Args:
         transform: linear, affine, orthogonal or low_rank.
-        rank: of low_rank.
-        scaled: whether an orthogonal map may stretch.
+        rank: of low_rank, and of it alone; 32 where it is absent.
+        scaled: whether an orthogonal map, and it alone, may stretch.
         held_out: share of the common objects, by a hash of their ids, that is measured on and never
             fitted to.
         seed: draws the catalogue in which neighbours are looked up.
@@ -56,7 +58,7 @@ class Settings:
     """
 
     transform: str = "linear"
-    rank: int = 32
+    rank: int | None = None
     scaled: bool = False
     held_out: float = 0.1
     seed: int = 0
@@ -70,8 +72,20 @@ class Settings:
             )
         if not 0 < self.held_out < 1:
             raise DataError(f"held_out is {self.held_out}; it is a share between 0 and 1.")
-        if self.rank < 1:
+        if self.rank is not None and self.rank < 1:
             raise DataError(f"rank is {self.rank}; it is at least 1.")
+        if self.rank is not None and self.transform != "low_rank":
+            raise DataError(
+                f"rank is of the transform low_rank, not of {self.transform}; leave it out."
+            )
+        if self.scaled and self.transform != "orthogonal":
+            raise DataError(
+                f"scaled is of the transform orthogonal, not of {self.transform}; leave it out."
+            )
+
+    def rank_of(self, old_dim: int, new_dim: int) -> int:
+        """The rank that a map between these dims has, where it is of low rank."""
+        return min(self.rank or RANK, old_dim, new_dim)
 
 
 @dataclass(frozen=True)
@@ -123,7 +137,7 @@ class Alignment:
         """JSON of what the map keeps."""
         dims = self.old.dim, self.new.dim
         settings, overlap = self.settings, self.overlap()
-        rank = min(settings.rank, *dims)
+        rank = settings.rank_of(*dims)
         return {
             "pairs": {
                 "common": overlap["common"],
@@ -183,7 +197,10 @@ def align(
     refuse_error(error, found.chance, found.error.objects, max_error, (before.path, new.path))
     canaries = found.read.sample.take(found.canaries)
     ids = found.pairing.ids.take(pa.array(found.canaries.numpy())).cast(pa.string())
-    said = {**asdict(settings), "old": str(before.path), "new": str(new.path)}
+    said = asdict(settings)
+    if settings.transform == "low_rank":
+        said["rank"] = settings.rank_of(before.dim, new.dim)
+    said |= {"old": str(before.path), "new": str(new.path)}
     if not lineage.versions:
         recipe = {"align": {**said, "has_ids": before.has_ids}}
         lineage.publish(first_version(before, (ids, canaries.old), recipe))
@@ -230,7 +247,7 @@ def _aligned(
     """Read both files and fit the map. Raises: DataError: they cannot be aligned."""
     pairing = Pairing(old, new)
     dims = old.dim, new.dim
-    rank = min(settings.rank, *dims)
+    rank = settings.rank_of(*dims)
     hashes = id_hashes(pairing.ids)
     groups = pair_groups(hashes, settings.held_out)
     allow = settings.allow_small_overlap

@@ -10,9 +10,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from evergram.data.corpus import Corpus, Vocabulary, plain, to_tensor
+from evergram.data.corpus import Corpus, Vocabulary, to_tensor
 from evergram.data.sampling import EntitySampler, ExampleSampler, measure
-from evergram.data.tables import read_table
+from evergram.data.tables import read_keyed
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError
@@ -199,15 +199,11 @@ def _sparse(task: TaskRecipe, corpus: Corpus, measures: Mapping[str, Tensor]) ->
 
 def _weights_of(path: Path, vocabulary: Vocabulary) -> Tensor:
     """A measure from a file with columns `id` and `weight`, float64 [N]; what it lacks weighs 0."""
-    table = read_table(path)
-    for name in ("id", "weight"):
-        if name not in table.column_names:
-            has = ", ".join(table.column_names)
-            raise DataError(f"{path} has no column {name!r}; its columns are: {has}.")
-    kind = table["weight"].type
+    ids, column = read_keyed(path, "weight")
+    kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise DataError(f"{path} column 'weight' is {kind}; it must be a number.")
-    value = to_tensor(table["weight"].cast(pa.float64()))
+    value = to_tensor(column.cast(pa.float64()))
     bad = ~(torch.isfinite(value) & (value >= 0))
     if bool(bad.any()):
         row = int(torch.nonzero(bad)[0])
@@ -215,7 +211,7 @@ def _weights_of(path: Path, vocabulary: Vocabulary) -> Tensor:
             f"{path} row {row + 1}: weight is {float(value[row])}; it must be 0 or a positive "
             "finite number."
         )
-    rows = Vocabulary(plain(table["id"])).rows(vocabulary.keys)
+    rows = Vocabulary(ids).rows(vocabulary.keys)
     weight = torch.where(rows >= 0, value[rows.clamp(min=0)], 0.0)
     if float(weight.sum()) == 0:
         raise DataError(f"{path} gives no weight to any entity of the corpus.")

@@ -165,7 +165,7 @@ def recipe_of(recipe: Recipe, run: Run, seed: int, protocol: str) -> Recipe:
     if run.weight is not None:
         table["weight"] = run.weight
     values["upgrade"] = table
-    return Recipe.of(values)
+    return Recipe.stored(values)
 
 
 def run_version(
@@ -177,18 +177,19 @@ def run_version(
     progress: Progress,
 ) -> Artefact:
     """The next version of a run. `encoder`: of that version, where it is trained already."""
-    return upgrade(
-        recipe,
-        lineage,
-        corpus,
-        encoder=encoder,
-        device=device,
-        progress=progress,
-        folder=lineage.work,
-        readings=False,
-        # What is compared is measured here, whatever can be certified.
-        allow_small_overlap=True,
-    )
+    with lineage.training() as work:
+        return upgrade(
+            recipe,
+            lineage,
+            corpus,
+            encoder=encoder,
+            device=device,
+            progress=progress,
+            folder=work,
+            readings=False,
+            # What is compared is measured here, whatever can be certified.
+            allow_small_overlap=True,
+        )
 
 
 def _lineage(
@@ -198,7 +199,9 @@ def _lineage(
     first = folder / "m0"
     if not (first / "lineage.json").exists():
         new = Lineage.create(first, base.name)
-        new.publish(train(base, corpus, device=device, progress=progress, folder=new.work))
+        with new.training() as work:
+            artefact = train(base, corpus, device=device, progress=progress, folder=work)
+        new.publish(artefact)
     mine = folder / run.name
     if not (mine / "lineage.json").exists():
         part = folder / f".{run.name}.part"

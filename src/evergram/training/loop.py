@@ -30,6 +30,7 @@ from evergram.training.build import (
     encoder_options,
 )
 from evergram.training.callbacks import Callback, Point
+from evergram.training.memory import refuse_too_large
 from evergram.training.priors import build_prior, prior_constant
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
@@ -239,8 +240,9 @@ def prepare(
 ) -> tuple[Step, ExampleSampler, dict[str, EntitySampler] | None]:
     """Everything that a run starts from: what a step works on, and what batches come from.
 
-    Raises: DataError, RecipeError.
+    Raises: DataError. RecipeError: also if no memory holds it.
     """
+    refuse_too_large(recipe, corpus, version)
     # Each version has a start and an order of its own: with the last one's it would be nearly
     # compatible by accident, and the next recipe would not be.
     seed = recipe.seed + 1_000_003 * version

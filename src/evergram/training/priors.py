@@ -9,8 +9,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import Corpus, Vocabulary, plain, to_tensor
-from evergram.data.tables import read_table
+from evergram.data.corpus import Corpus, Vocabulary, to_tensor
+from evergram.data.tables import read_keyed
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError
 from evergram.training.recipe import PriorRecipe
@@ -72,12 +72,8 @@ def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
 
     Raises: DataError: the file is no such table, or knows none of the ids.
     """
-    table = read_table(path)
-    for name in ("id", "vector"):
-        if name not in table.column_names:
-            has = ", ".join(table.column_names)
-            raise DataError(f"{path} has no column {name!r}; its columns are: {has}.")
-    column = table["vector"].combine_chunks()
+    ids, chunks = read_keyed(path, "vector")
+    column = chunks.combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks)
     kind = column.type
@@ -90,7 +86,7 @@ def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
     if not len(column) or len(flat) % len(column) or not bool(torch.isfinite(flat).all()):
         raise DataError(f"{path} column 'vector' needs lists of finite numbers, all of one length.")
     vectors = flat.view(len(column), -1)
-    rows = Vocabulary(plain(table["id"])).rows(vocabulary.keys)
+    rows = Vocabulary(ids).rows(vocabulary.keys)
     if not bool((rows >= 0).any()):
         raise DataError(f"{path} knows none of the corpus's ids; is it of the other side?")
     return vectors[rows.clamp(min=0)] * (rows >= 0)[:, None]

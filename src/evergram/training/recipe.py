@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from evergram.compatibility.kinds import TransformKind
 from evergram.data.rolling_window import RollingWindow
 from evergram.errors import RecipeError
 from evergram.training.methods import METHODS
+from evergram.training.recipe_values import (
+    copied,
+    overridden,
+    override_keys,
+    resolve_paths,
+    written_keys,
+)
+from evergram.training.used_keys import unused
+from evergram.validation import sentence_of
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -26,16 +45,15 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-_PATHS = {
-    "data": ("path", "metadata", "test", "query_features", "candidate_features"),
-    "task": ("query_measure", "candidate_measure"),
-    "prior": ("query", "candidate"),
-}
-_ONLY = {
-    "table": ("test", "query_features", "candidate_features", "columns", "shared_ids"),
-    "amazon": ("metadata",),
-    "mediawiki": ("prefix",),
-}
+def _is_metric(value: str) -> str:
+    if not re.fullmatch(r"(recall|ndcg|map)@[1-9]\d{0,5}", value):
+        raise ValueError(
+            "it must be recall@K, ndcg@K or map@K with K from 1 to 999999, such as 'recall@20'"
+        )
+    return value
+
+
+Metric = Annotated[str, AfterValidator(_is_metric)]
 
 
 class _Strict(BaseModel):
@@ -69,10 +87,6 @@ class DataRecipe(_Strict):
     def _needs_a_path(self) -> DataRecipe:
         if self.kind != "synthetic" and self.path is None:
             raise ValueError(f"data.kind = {self.kind!r} needs data.path")
-        for kind, keys in _ONLY.items():
-            for key in keys if self.kind != kind else ():
-                if getattr(self, key):
-                    raise ValueError(f"data.{key} is for data.kind = {kind!r} only")
         return self
 
 
@@ -220,11 +234,8 @@ class PriorRecipe(_Strict):
 
     @model_validator(mode="after")
     def _needs_files(self) -> PriorRecipe:
-        both = self.query is not None and self.candidate is not None
-        if (self.kind == "files") != both:
-            raise ValueError(
-                "prior.kind = 'files' needs prior.query and prior.candidate, and they need it"
-            )
+        if self.kind == "files" and (self.query is None or self.candidate is None):
+            raise ValueError("prior.kind = 'files' needs prior.query and prior.candidate")
         return self
 
 
@@ -259,7 +270,7 @@ class TrainingRecipe(_Strict):
     precondition: Weight = 0.1
     # Epochs between evaluations, and the metric that keeps the best.
     evaluate_every: Positive = 1
-    metric: Annotated[str, Field(pattern=r"^(recall|ndcg|map)@[1-9]\d*$")] = "recall@20"
+    metric: Metric = "recall@20"
     # Seconds of training (evaluation not counted) after which the last epoch ends.
     budget: Rate | None = None
     # The papers' metric while training goes on: MAP@10 on training and validation, every so many
@@ -314,7 +325,7 @@ class UpgradeRecipe(_Strict):
     @classmethod
     def _by_name(cls, values: Any) -> Any:
         name = values.get("method") if isinstance(values, dict) else None
-        if name is None:
+        if not isinstance(name, str):  # none, or of the wrong type, which the field says itself
             return values
         if name not in METHODS:
             raise ValueError(f"upgrade.method is {name!r}; it must be one of {', '.join(METHODS)}")
@@ -391,11 +402,7 @@ class Recipe(_Strict):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "embeddings"
     seed: Seed = 0
-    metrics: list[Annotated[str, Field(pattern=r"^(recall|ndcg|map)@[1-9]\d*$")]] = [
-        "recall@20",
-        "ndcg@20",
-        "map@10",
-    ]
+    metrics: Annotated[list[Metric], Field(min_length=1)] = ["recall@20", "ndcg@20", "map@10"]
     data: DataRecipe
     split: SplitRecipe = SplitRecipe()
     model: ModelRecipe = ModelRecipe()
@@ -408,8 +415,8 @@ class Recipe(_Strict):
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
-        if (self.split.kind == "given") != (self.data.test is not None):
-            raise ValueError("split.kind = 'given' and data.test need each other")
+        if self.split.kind == "given" and self.data.test is None:
+            raise ValueError("split.kind = 'given' needs data.test, the file of test pairs")
         if self.upgrade.select_after >= self.training.epochs:
             raise ValueError(
                 f"upgrade.select_after is {self.upgrade.select_after} and training.epochs "
@@ -424,10 +431,15 @@ class Recipe(_Strict):
         return self
 
     @classmethod
-    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    def load(
+        cls, path: str | Path, overrides: Sequence[str] = (), *, comparing: bool = False
+    ) -> Recipe:
         """Read a TOML file, then set each `key.path=value` of `overrides` (values are TOML).
 
-        Raises: RecipeError: the file is missing or is not TOML, or a key or value is not allowed.
+        Args:
+            comparing: as of `of`.
+        Raises: RecipeError: the file is missing or is not TOML, a key or value is not allowed, or
+            a key that was written changes nothing.
         """
         path = Path(path)
         try:
@@ -438,30 +450,81 @@ class Recipe(_Strict):
             raise RecipeError(f"The recipe {path} cannot be read: {error}.") from error
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(f"The recipe {path} is not TOML: {error}.") from error
-        return cls.of(values, overrides, folder=path.parent, source=str(path))
+        return cls.of(values, overrides, folder=path.parent, source=str(path), comparing=comparing)
 
     @classmethod
     def of(
         cls,
-        values: dict[str, Any],
+        values: Mapping[str, Any],
         overrides: Sequence[str] = (),
         *,
         folder: Path | None = None,
         source: str = "The recipe",
+        comparing: bool = False,
     ) -> Recipe:
-        """From nested dicts. `folder` is what the paths in them are relative to; a path in an
-        override is relative to where the process stands."""
-        values = {k: dict(v) if isinstance(v, dict) else v for k, v in values.items()}
+        """From nested dicts, as a person writes them or as `model_dump` gives them.
+
+        A key that was written and changes nothing is refused, see `used_keys`. One that an override
+        has put out of use is left out, and a warning says so.
+
+        Args:
+            folder: what the paths in `values` are relative to; a path in an override is relative to
+                where the process stands.
+            source: what to call it in an error.
+            comparing: whether [upgrade] is for all methods of [compare], too.
+        Raises: RecipeError: as `load`.
+        """
+        tables = copied(values)
         if folder is not None:
-            _resolve(values, folder)
-        for override in overrides:
-            _set(values, override)
-        if overrides:
-            _resolve(values, Path.cwd())
+            resolve_paths(tables, folder)
+        chosen = overridden(tables, overrides)
+        recipe = cls._checked(chosen, source)
+        written, added = written_keys(tables, cls), override_keys(overrides)
+        comparing = comparing or "compare" in tables
+        idle = unused(recipe, written | added, comparing=comparing)
+        displaced = set()
+        if idle and added:
+            displaced = idle.keys() - added - cls._idle_before(tables, written, comparing)
+        for key in sorted(idle.keys() - displaced):
+            raise RecipeError(f"{source}: {idle[key]}")
+        if not displaced:
+            return recipe
+        logging.getLogger(__name__).warning(
+            "%s: left out, as what was set in its place does not use it: %s.",
+            source,
+            ", ".join(sorted(displaced)),
+        )
+        for key in displaced:
+            table, _, name = key.partition(".")
+            del chosen[table][name]
+        return cls._checked(chosen, source)
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+        """From what a lineage keeps, where every key is there whether or not it was ever written:
+        only those of `overrides` must be used by something.
+
+        Raises: RecipeError: as `load`.
+        """
+        recipe = cls._checked(overridden(copied(values), overrides), "The recipe")
+        for sentence in unused(recipe, override_keys(overrides)).values():
+            raise RecipeError(f"--set: {sentence}")
+        return recipe
+
+    @classmethod
+    def _checked(cls, values: Mapping[str, Any], source: str) -> Recipe:
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise RecipeError(f"{source}: {_sentence(error)}") from None
+            raise RecipeError(f"{source}: {sentence_of(error, cls)}") from None
+
+    @classmethod
+    def _idle_before(cls, values: Mapping[str, Any], keys: set[str], comparing: bool) -> set[str]:
+        """Of `keys`, those that change nothing without any override either."""
+        try:
+            return set(unused(cls.model_validate(values), keys, comparing=comparing))
+        except ValidationError:  # what it lacks is in the overrides
+            return keys
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -472,66 +535,3 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
         )
     return found
-
-
-def _resolve(values: dict[str, Any], folder: Path) -> None:
-    """Make relative paths absolute, from `folder`."""
-    for name, keys in _PATHS.items():
-        table = values.get(name)
-        if not isinstance(table, dict):
-            continue
-        for key in keys:
-            if isinstance(table.get(key), str):
-                table[key] = str((folder / table[key]).resolve())
-            elif isinstance(table.get(key), list):
-                table[key] = [
-                    str((folder / v).resolve()) if isinstance(v, str) else v for v in table[key]
-                ]
-
-
-def _set(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    names = key.strip().split(".")
-    if not equals or not all(names):
-        raise RecipeError(f"--set {override!r} is not of the form key.path=value.")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
-    table = values
-    for name in names[:-1]:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            raise RecipeError(f"--set {override!r}: {name} is a value, not a table.")
-    table[names[-1]] = value
-
-
-def _names(location: tuple[int | str, ...]) -> list[str]:
-    """The keys of a location, without the names that pydantic gives to the parts of a union."""
-    names: list[str] = []
-    model: Any = Recipe
-    for part in location:
-        if isinstance(part, str) and isinstance(model, type) and issubclass(model, BaseModel):
-            names.append(part)
-            field = model.model_fields.get(part)
-            model = None if field is None else field.annotation
-    return names
-
-
-def _sentence(error: ValidationError) -> str:
-    """The first problem, by the key a person wrote."""
-    problem = error.errors()[0]
-    names = _names(problem["loc"])
-    key = ".".join(names)
-    if problem["type"] == "extra_forbidden":
-        model = Recipe
-        for name in names[:-1]:
-            model = model.model_fields[name].annotation  # type: ignore[assignment]
-        allowed = ", ".join(model.model_fields)
-        return f"the key {key} is unknown; allowed here are: {allowed}."
-    if problem["type"] == "missing":
-        return f"the key {key} is missing."
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if problem["type"] == "value_error":
-        return f"{message}."
-    return f"{key} is {problem['input']!r}; it {message}."

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
+from evergram.errors import TrainingError
 from evergram.lineage.files import make_folder
 from evergram.training.recipe import Recipe
 
@@ -41,14 +43,25 @@ class Resume:
         return self.path is not None and time.monotonic() - self._saved >= self.every
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Raises: TrainingError: it cannot be written; what was saved before is still there."""
         if self.path is None:
             return
-        make_folder(self.path.parent)
         part = self.path.with_suffix(".part")
         flat = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-        # Tensors and facts in one file: one rename replaces both.
-        save_file(flat, part, metadata={"key": self.key, "facts": json.dumps(facts)})
-        part.replace(self.path)
+        try:
+            make_folder(self.path.parent)
+            # Tensors and facts in one file: one rename replaces both.
+            save_file(flat, part, metadata={"key": self.key, "facts": json.dumps(facts)})
+            part.replace(self.path)
+        except (OSError, SafetensorError) as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            size = sum(t.numel() * t.element_size() for t in flat.values())
+            why = getattr(error, "strerror", None) or str(error).rstrip(".")
+            raise TrainingError(
+                f"The state of the training, {size:,} bytes, cannot be kept in {self.path.parent}: "
+                f"{why}; make room there, or choose another --lineage."
+            ) from error
         self._saved = time.monotonic()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

@@ -1,0 +1,60 @@
+"""How much memory a training needs at least, before any of it is asked for."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+from evergram.data.corpus import Corpus
+from evergram.errors import RecipeError
+from evergram.training.recipe import Recipe
+
+FLOAT = 4
+# Vectors are held in the model, as the best so far, and as what is published; a layer has its
+# gradient and Adam's two means beside it.
+TABLE_COPIES, LAYER_COPIES = 2, 4
+# Where a container says how much it may use.
+CGROUPS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+def refuse_too_large(recipe: Recipe, corpus: Corpus, version: int) -> None:
+    """Raises: RecipeError: the training needs more memory than the machine has."""
+    needed, there = needed_bytes(recipe, corpus, version), memory_bytes()
+    if needed > there:
+        entities = len(corpus.queries) + len(corpus.candidates)
+        raise RecipeError(
+            f"Training {entities:,} entities with model.dim = {recipe.model.dim_of(version)} needs "
+            f"at least {needed:,} bytes of memory, and this machine has {there:,}; lower model.dim"
+            f"{' or model.hidden' if recipe.model.kind == 'two_tower' else ''}."
+        )
+
+
+def needed_bytes(recipe: Recipe, corpus: Corpus, version: int) -> int:
+    """What no training of this version can do without: far less than it will use."""
+    model, entities = recipe.model, len(corpus.queries) + len(corpus.candidates)
+    dim = model.dim_of(version)
+    width = model.input_dim if model.kind in ("two_tower", "graphsage") else None
+    # Both sides' second moments are published in float64.
+    total = 2 * 2 * FLOAT * dim * dim + TABLE_COPIES * FLOAT * entities * dim
+    if model.kind == "two_tower":
+        sizes = [width or dim, *model.hidden, dim] if model.hidden else []
+        total += 2 * LAYER_COPIES * FLOAT * sum(a * b for a, b in pairwise(sizes))
+    if model.kind == "graphsage":
+        sizes = [*[width or dim] * model.layers_of(version), dim]
+        total += 2 * LAYER_COPIES * FLOAT * sum(a * b for a, b in pairwise(sizes))
+    return total
+
+
+def memory_bytes() -> int:
+    """What this process may use at most: the machine's memory, or the container's share of it."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in CGROUPS:
+        try:
+            found.append(int(path.read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return min(found)
