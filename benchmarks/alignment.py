@@ -15,8 +15,8 @@ from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.encoders.features import SIDES
 from evergram.training.joint import Alignment, AlignmentSettings
-from evergram.training.loop import no_denormals
 from evergram.training.recipe import Recipe
+from evergram.training.run import no_denormals
 
 HISTORIES = (2, 32)
 DIMS = (64, 256)

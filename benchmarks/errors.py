@@ -10,9 +10,10 @@ import torch
 
 from benchmarks.measure import BASE, base_split
 from evergram.encoders.features import SIDES
+from evergram.training.build import prepare
 from evergram.training.callbacks import Point
-from evergram.training.loop import no_denormals, prepare, run_epoch
 from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.run import no_denormals, run_epoch
 from evergram.training.tracking import Tracking
 
 ENCODERS = ("factorization", "two_tower")

@@ -10,10 +10,12 @@ import torch
 from benchmarks import gowalla
 from benchmarks.towers import Clock
 from evergram.data.corpus import Corpus
+from evergram.training.build import prepare
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import no_denormals, prepare, run_epoch, train_encoder
+from evergram.training.loop import train_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.run import no_denormals, run_epoch
 
 CPU = torch.device("cpu")
 RECIPE = gowalla.ROOT / "recipes" / "movielens-graphsage.toml"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 import torch
@@ -38,12 +40,15 @@ class Split:
         selection: pairs that choose the best epoch.
         test: pairs that are reported.
         unknown_queries: held-out pairs left out because training never saw their query.
+        final: the split of a last training on all that is not test, see `_final`; None where the
+            same pairs select and test, so that nothing could be added.
     """
 
     training: Corpus
     selection: Pairs
     test: Pairs
     unknown_queries: int
+    final: Callable[[], Split] | None = field(default=None, repr=False, compare=False)
 
 
 def random_split(corpus: Corpus, *, share: float, seed: int, selection: str = "strict") -> Split:
@@ -96,8 +101,13 @@ def given_split(corpus: Corpus, test: pa.Table, *, share: float, seed: int) -> S
     held[order[: round(share * len(corpus))]] = True
     training = corpus.restrict(torch.nonzero(~held).flatten())
     selection, unknown_selection = _pairs(training, *_ids(corpus, held))
-    chosen, unknown_test = _pairs(training, plain(test["query"]), plain(test["candidate"]))
-    return Split(training, selection, chosen, unknown_selection + unknown_test)
+    ids = plain(test["query"]), plain(test["candidate"])
+    chosen, unknown_test = _pairs(training, *ids)
+    # A pair of the training part that the test file repeats has chosen the epoch.
+    fresh = ~_among(chosen, selection) | (chosen.candidate < 0)
+    chosen = Pairs(chosen.query[fresh], chosen.candidate[fresh])
+    final = partial(_final, corpus, torch.ones(len(corpus), dtype=torch.bool), ids)
+    return Split(training, selection, chosen, unknown_selection + unknown_test, final)
 
 
 def _split(corpus: Corpus, training: Tensor, held: Tensor, seed: int, selection: str) -> Split:
@@ -112,11 +122,15 @@ def _split(corpus: Corpus, training: Tensor, held: Tensor, seed: int, selection:
     chosen = torch.zeros(len(compact.queries), dtype=torch.bool)
     chosen[queries[order[: len(queries) // 2]]] = True
     first = chosen[pairs.query]
+    rows = compact.queries.vocabulary.rows(corpus.queries.vocabulary.keys)
+    selects = held & torch.isin(rows, torch.nonzero(chosen).flatten())[corpus.column("query")]
+    final = partial(_final, corpus, training | selects, _ids(corpus, held & ~selects))
     return Split(
         compact,
         Pairs(pairs.query[first], pairs.candidate[first]),
         Pairs(pairs.query[~first], pairs.candidate[~first]),
         unknown,
+        final,
     )
 
 
@@ -142,3 +156,37 @@ def _pairs(training: Corpus, query_ids: pa.Array, candidate_ids: pa.Array) -> tu
     trained = training.column("query") * width + training.column("candidate")
     seen = torch.isin(query * width + candidate, trained) & (candidate >= 0)
     return Pairs(query[~seen], candidate[~seen]), int((~known).sum())
+
+
+def _final(corpus: Corpus, used: Tensor, test: tuple[pa.Array, pa.Array]) -> Split:
+    """The split of a last training: training's and selection's pairs are trained on, the test
+    pairs are the same, and nothing is left to select by.
+
+    Args:
+        used: bool [n], the interactions of training and of selection.
+        test: external ids of the test pairs.
+    """
+    training = corpus.restrict(torch.nonzero(used).flatten())
+    pairs, unknown = _pairs(training, *test)
+    none = torch.zeros(0, dtype=torch.int64)
+    return Split(training, Pairs(none, none), pairs, unknown)
+
+
+def known_pairs(split: Split) -> Pairs:
+    """The pairs that no test list may hold: those of training, and those that chose the epoch.
+
+    Where the same pairs choose and are reported, as in [BC], they can be masked for neither.
+    """
+    chose = split.selection
+    masked = ~_among(chose, split.test) & (chose.candidate >= 0)
+    return Pairs(
+        torch.cat([split.training.column("query"), chose.query[masked]]),
+        torch.cat([split.training.column("candidate"), chose.candidate[masked]]),
+    )
+
+
+def _among(pairs: Pairs, others: Pairs) -> Tensor:
+    """Which pairs are among the others, bool [m]."""
+    width = 2 + max(int(p.candidate.max()) if len(p) else 0 for p in (pairs, others))
+    first, second = (p.query * width + p.candidate + 1 for p in (pairs, others))
+    return torch.isin(first, second)
