@@ -101,11 +101,8 @@ def given_split(corpus: Corpus, test: pa.Table, *, share: float, seed: int) -> S
     held[order[: round(share * len(corpus))]] = True
     training = corpus.restrict(torch.nonzero(~held).flatten())
     selection, unknown_selection = _pairs(training, *_ids(corpus, held))
-    ids = plain(test["query"]), plain(test["candidate"])
+    ids = _outside(corpus, plain(test["query"]), plain(test["candidate"]))
     chosen, unknown_test = _pairs(training, *ids)
-    # A pair of the training part that the test file repeats has chosen the epoch.
-    fresh = ~_among(chosen, selection) | (chosen.candidate < 0)
-    chosen = Pairs(chosen.query[fresh], chosen.candidate[fresh])
     final = partial(_final, corpus, torch.ones(len(corpus), dtype=torch.bool), ids)
     return Split(training, selection, chosen, unknown_selection + unknown_test, final)
 
@@ -170,6 +167,20 @@ def _final(corpus: Corpus, used: Tensor, test: tuple[pa.Array, pa.Array]) -> Spl
     pairs, unknown = _pairs(training, *test)
     none = torch.zeros(0, dtype=torch.int64)
     return Split(training, Pairs(none, none), pairs, unknown)
+
+
+def _outside(
+    corpus: Corpus, query_ids: pa.Array, candidate_ids: pa.Array
+) -> tuple[pa.Array, pa.Array]:
+    """The pairs of external ids that the corpus does not have: what it has is trained on, or has
+    chosen the epoch."""
+    query = corpus.queries.vocabulary.rows(query_ids)
+    candidate = corpus.candidates.vocabulary.rows(candidate_ids)
+    width = len(corpus.candidates)
+    known = corpus.column("query") * width + corpus.column("candidate")
+    inside = torch.isin(query * width + candidate, known) & (query >= 0) & (candidate >= 0)
+    kept = pa.array((~inside).numpy())
+    return query_ids.filter(kept), candidate_ids.filter(kept)
 
 
 def known_pairs(split: Split) -> Pairs:
