@@ -13,8 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from evergram.cli import main
+from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.lineage.lineage import Lineage
 
 ROOT = Path(__file__).parents[2]
@@ -252,3 +254,48 @@ def test_11_the_defaults_scale_with_the_data(tmp_path: Path, evergram: Any) -> N
     )  # fmt: skip
     assert refused.code == 2
     assert "task.penalty" in refused.err
+
+
+def test_also_a_masked_target_is_a_miss_in_a_list_longer_than_the_catalogue(
+    published: Path, evergram: Any
+) -> None:
+    """The command leaves known pairs out of a test, so what the metric makes of one is asked
+    itself; lists that are longer than the catalogue hold exactly what is not known."""
+    none = torch.zeros(0, dtype=torch.int64)
+    one = torch.zeros(1, dtype=torch.int64)
+    vectors = torch.ones(1, 1), torch.tensor([[2.0], [1.0]])
+    masked = Relevance.of(one, one, one, one)
+    assert rank_metrics(*vectors, masked, ["recall@2", "recall@50", "ndcg@50", "map@50"]) == {
+        "recall@2": 0.0, "recall@50": 0.0, "ndcg@50": 0.0, "map@50": 0.0,
+    }  # fmt: skip
+    assert rank_metrics(*vectors, Relevance.of(one, one, none, none), ["recall@50"]) == {
+        "recall@50": 1.0
+    }
+    found = evergram("train", "published.toml", "--lineage", "l", "--json").json
+    assert found["metrics"]["model"]["recall@500"] == 1.0
+
+
+def benchmarks(*arguments: str, **environment: str) -> Ran:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def test_also_a_section_that_had_crashed_runs_without_real_data(tmp_path: Path) -> None:
+    """All sections do, one by one, in tests/benchmarks/test_sections.py."""
+    ran = benchmarks("towers", "--tiny", EVERGRAM_DATA=str(tmp_path))
+    assert ran.code == 0, ran.err
+    assert "no way around the layers" in ran.out
+
+
+def test_also_a_section_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
+    """Data that is damaged, and a section that needs none."""
+    (tmp_path / "gowalla").mkdir()
+    (tmp_path / "gowalla" / "train.txt.gz").touch()
+    ran = benchmarks("gowalla", "timing", EVERGRAM_DATA=str(tmp_path))
+    assert ran.code == 1
+    assert "## timing" in ran.out
+    assert ran.err.rstrip().endswith("Failed: gowalla.")

@@ -206,7 +206,7 @@ def prepare(
         strengths.l2,
         {"query": recipe.task.query_orthogonal, "candidate": recipe.task.candidate_orthogonal},
         prior_constant(prior, sampler.measures, strengths.penalty),
-        recipe.task.l2_measure,
+        strengths.l2_measure,
     ).to(device)
     factors = {
         s: torch.cat([f, torch.ones(len(f), 1)], dim=1) if task.wants_means else f

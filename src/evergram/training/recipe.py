@@ -151,7 +151,8 @@ class TaskRecipe(_Strict):
     ) = "auto"
     # Squared norms: of every example's, or under the penalty's (first) measure.
     l2: Weight | Literal["auto"] = "auto"
-    l2_measure: Literal["examples", "penalty"] = "examples"
+    # "penalty" for an automatic l2, "examples" for a given one, where it is absent.
+    l2_measure: Literal["examples", "penalty"] | None = None
     # p_a ∝ count_a^measure: 0 is uniform, 1 is the measure of examples; or a file of weights.
     query_measure: Measures = [0.0]
     candidate_measure: Measures = [0.0]
