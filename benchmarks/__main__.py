@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import Any
 
 from benchmarks import (
     alignment,
+    by_command,
     candidates,
     crossover,
+    defaults,
     dumps,
     errors,
     gowalla,
@@ -37,140 +38,86 @@ from benchmarks import (
 ROOT = gowalla.ROOT
 
 
-def run(*arguments: str) -> dict[str, Any]:
-    """The command, as a person runs it; its JSON."""
-    code = "from evergram.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments, "--json"],
-        cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True,
-    )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def movielens_section(recipe: str = "movielens", seeds: range = range(3)) -> str:
-    """Version 0, its upgrade, and what reading version 1 as version 0 keeps, for some seeds."""
-    lines = [
-        "| seed | version 0 | popularity | version 1 | trained alone | popularity "
-        "| v0 itself | v1 through the chain | own queries × v1, chain | own queries × v1, raw "
-        "| v1 raw on both sides | seconds |",
-        "|" + "---|" * 12,
-    ]
-    for seed in seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            common = (f"recipes/{recipe}.toml", "--lineage", folder + "/l", "--seed", str(seed))
-            first, second = run("train", *common), run("upgrade", *common)
-        ranking = second["compatibility"]["0"]["ranking"]
-        names = ("past", "chain", "chain_candidates", "raw_candidates", "raw")
-        seconds = first["training"]["seconds"] + second["training"]["seconds"]
-        cells = [
-            first["metrics"]["model"],
-            first["metrics"]["popularity"],
-            second["metrics"]["model"],
-            second["metrics"]["alone"],
-            second["metrics"]["popularity"],
-            *(ranking[name] for name in names),
-        ]
-        values = " | ".join(f"{c['recall@20']:.4f}" for c in cells)
-        lines.append(f"| {seed} | {values} | {seconds:.0f} |")
-    return "\n".join(lines)
-
-
-def gowalla_section() -> str:
-    gowalla.convert()
-    with tempfile.TemporaryDirectory() as folder:
-        found = run("train", "recipes/gowalla.toml", "--lineage", folder + "/l")
-    model, popularity = found["metrics"]["model"], found["metrics"]["popularity"]
-    lines = ["| | Recall@20 | NDCG@20 | seconds of training |", "|---|---|---|---|"]
-    for name, values, seconds in (
-        ("Evergram, 64-d factorization, SOGram", model, f"{found['training']['seconds']:.0f}"),
-        ("popularity", popularity, "–"),
-    ):
-        lines.append(
-            f"| {name} | {values['recall@20']:.4f} | {values['ndcg@20']:.4f} | {seconds} |"
-        )
-    return "\n".join(lines)
-
-
-def timing_section() -> str:
-    lines = [
-        "| transform through a chain of three | rate over a bare matrix product |",
-        "|---|---|",
-    ]
-    lines += [f"| {name} | {ratio:.2f} |" for name, ratio in measure.view_throughput().items()]
-    return "\n".join(lines)
-
-
-def demo_section() -> str:
-    """Run the demo and keep its picture for the README."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = run("demo", "--out", folder)
-        picture = Path(folder) / "report.png"
-        (ROOT / "docs" / "demo.png").write_bytes(picture.read_bytes())
-    lines = [
-        "| version | dim | Recall@20 | popularity | consumer AUC, chain | consumer AUC, raw |",
-        "|---|---|---|---|---|---|",
-    ]
-    for v in found["versions"]:
-        metrics, consumer = v["metrics"], v["consumer"]
-        lines.append(
-            f"| {v['version']} | {v['dim']} | {metrics['model']['recall@20']:.4f} | "
-            f"{metrics['popularity']['recall@20']:.4f} | {consumer['auc_chain']:.4f} | "
-            f"{consumer['auc_raw']:.4f} |"
-        )
-    return "\n".join(lines)
-
-
 @dataclass(frozen=True)
 class Section:
-    """What is measured, and the table of it; what can be drawn is, with --write."""
+    """What is measured, and the table of it.
+
+    Args:
+        tiny: the same on data of its own and in seconds: that it runs, not what it finds.
+        table: of what either of them returns.
+        drawn: whether `plots.draw` makes a picture of it.
+        pictures: what other pictures there are for docs/, by name.
+    """
 
     measure: Callable[[], Any]
+    tiny: Callable[[], Any]
     table: Callable[[Any], str] = str
     drawn: bool = False
     needs_data: bool = False
-    # Pictures for docs/, by name.
-    pictures: Callable[[], dict[str, bytes]] = dict
+    pictures: Callable[[Any], dict[str, bytes]] = lambda found: {}
+
+
+def _table3(recipe: str) -> Section:
+    return Section(
+        partial(table3.section, recipe),
+        partial(table3.tiny, recipe),
+        needs_data=True,
+        pictures=lambda found: table3.figures(recipe),
+    )
+
+
+def _quality(name: str, kind: str) -> Section:
+    return Section(
+        partial(quality.quality, name),
+        partial(quality.tiny, kind),
+        quality.table,
+        drawn=True,
+        needs_data=True,
+    )
 
 
 SECTIONS = {
-    "timing": Section(timing_section),
-    "steps": Section(steps.steps_section),
-    "alignment": Section(alignment.section),
-    "candidates": Section(candidates.section, needs_data=True),
-    "growth": Section(growth.growth, growth.table, drawn=True),
-    "crossover": Section(crossover.crossover, crossover.table, drawn=True),
-    "serving-transform": Section(serving.transform_rates, serving.transform_table),
-    "serving-fetch": Section(serving.fetches, serving.fetch_table),
-    "serving-search": Section(serving.searches, serving.search_table),
-    "pinned": Section(pinned.measure, pinned.table, needs_data=True),
-    "transform": Section(rewriting.measure, rewriting.table),
-    "errors": Section(errors.errors, errors.table, drawn=True),
-    "dumps": Section(dumps.section),
-    "demo": Section(demo_section),
-    "movielens": Section(movielens_section, needs_data=True),
-    "movielens-growing": Section(partial(movielens_section, "movielens-growing"), needs_data=True),
-    "gowalla": Section(gowalla_section, needs_data=True),
-    "quality-movielens": Section(
-        partial(quality.quality, "movielens"), quality.table, drawn=True, needs_data=True
+    "timing": Section(
+        measure.view_throughput, partial(measure.view_throughput, (8,), 1000), measure.table
     ),
-    "quality-gowalla": Section(
-        partial(quality.quality, "gowalla"), quality.table, drawn=True, needs_data=True
+    "steps": Section(steps.step_ratios, steps.tiny, steps.table),
+    "alignment": Section(alignment.measure, alignment.tiny, alignment.table),
+    "candidates": Section(candidates.measure, candidates.tiny, candidates.table, needs_data=True),
+    "growth": Section(growth.growth, growth.tiny, growth.table, drawn=True),
+    "crossover": Section(crossover.crossover, crossover.tiny, crossover.table, drawn=True),
+    "serving-transform": Section(
+        serving.transform_rates, serving.tiny_transform, serving.transform_table
     ),
-    "towers": Section(towers.section, needs_data=True),
-    "graph-steps": Section(graphs.steps_section, needs_data=True),
-    "graph-quality": Section(graphs.quality_section, needs_data=True),
-    "table3": Section(
-        partial(table3.section, "table3-movielens"),
+    "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
+    "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
+    "pinned": Section(pinned.measure, pinned.tiny, pinned.table, needs_data=True),
+    "transform": Section(rewriting.measure, rewriting.tiny, rewriting.table),
+    "errors": Section(errors.errors, errors.tiny, errors.table, drawn=True),
+    "dumps": Section(dumps.measure, dumps.tiny, dumps.table),
+    "demo": Section(
+        by_command.demo,
+        by_command.tiny_demo,
+        by_command.demo_table,
+        pictures=lambda found: {"demo.png": found.picture},
+    ),
+    "movielens": Section(
+        by_command.movielens_section, partial(by_command.tiny_movielens, "random"), needs_data=True
+    ),
+    "movielens-growing": Section(
+        partial(by_command.movielens_section, "recipes/movielens-growing.toml"),
+        partial(by_command.tiny_movielens, "growing"),
         needs_data=True,
-        pictures=partial(table3.figures, "table3-movielens"),
     ),
-    "table3-factorization": Section(
-        partial(table3.section, "table3-factorization"),
-        needs_data=True,
-        pictures=partial(table3.figures, "table3-factorization"),
-    ),
-    "text": Section(text.measure, text.table, needs_data=True),
+    "gowalla": Section(by_command.gowalla_section, by_command.tiny_gowalla, needs_data=True),
+    "defaults": Section(defaults.measure, defaults.tiny, defaults.table, needs_data=True),
+    "quality-movielens": _quality("movielens", "random"),
+    "quality-gowalla": _quality("gowalla", "given"),
+    "towers": Section(towers.section, towers.tiny, needs_data=True),
+    "graph-steps": Section(graphs.steps_section, graphs.tiny_steps, needs_data=True),
+    "graph-quality": Section(graphs.quality_section, graphs.tiny_quality, needs_data=True),
+    "table3": _table3("table3-movielens"),
+    "table3-factorization": _table3("table3-factorization"),
+    "text": Section(text.measure, text.tiny, text.table, needs_data=True),
 }
 DOCUMENTS = [ROOT / "README.md"] + [
     ROOT / "docs" / f"{name}.md"
@@ -200,29 +147,53 @@ def put(name: str, text: str) -> None:
             path.write_text(f"{before}{start}\n{text}\n{end}{after}")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns: the exit code: 1 where a section has failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--write", action="store_true", help="put the figures into the documents")
-    chosen = parser.parse_args()
+    parser.add_argument(
+        "--tiny", action="store_true", help="show in seconds that a section runs; no real data"
+    )
+    chosen = parser.parse_args(arguments)
     unknown = set(chosen.sections) - set(SECTIONS)
     if unknown:
         parser.error(f"unknown section {sorted(unknown)[0]}; there are {', '.join(SECTIONS)}")
+    if chosen.tiny and chosen.write:
+        parser.error("--tiny shows that a section runs; its figures are not for the documents")
+    failed, left_out = [], []
     for name in chosen.sections or SECTIONS:
-        section = SECTIONS[name]
-        if section.needs_data and not gowalla.available():
-            print(f"\n{name}: left out, real data is not at {gowalla.DATA}")
+        if SECTIONS[name].needs_data and not chosen.tiny and not gowalla.available():
+            left_out.append(name)
             continue
-        found = section.measure()
-        text = section.table(found)
-        print(f"\n## {name}\n\n{text}", flush=True)
-        if chosen.write:
-            put(name, text)
-            if section.drawn:
-                plots.draw([found], ROOT / "docs")
-            for name, picture in section.pictures().items():
-                (ROOT / "docs" / name).write_bytes(picture)
+        try:
+            show(name, tiny=chosen.tiny, write=chosen.write)
+        except Exception:
+            # One section's failure is not the next one's.
+            failed.append(name)
+            print(f"\n## {name}\n\nfailed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+    if left_out:
+        print(f"\nLeft out, as real data is not at {gowalla.DATA}: {', '.join(left_out)}.")
+    if failed:
+        print(f"\nFailed: {', '.join(failed)}.", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def show(name: str, *, tiny: bool, write: bool) -> None:
+    """Measure a section, print its table, and with `write` put it into the documents."""
+    section = SECTIONS[name]
+    found = section.tiny() if tiny else section.measure()
+    text = section.table(found)
+    print(f"\n## {name}\n\n{text}", flush=True)
+    if section.drawn and (tiny or write):
+        with tempfile.TemporaryDirectory() as folder:
+            plots.draw([found], Path(folder) if tiny else ROOT / "docs")
+    pictures = section.pictures(found) if write else {}
+    if write:
+        put(name, text)
+    for picture, content in pictures.items():
+        (ROOT / "docs" / picture).write_bytes(content)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

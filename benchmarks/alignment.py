@@ -4,33 +4,53 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 
 import torch
 
-from benchmarks.measure import BASE, base_split
+from benchmarks.measure import base, base_split
 from benchmarks.steps import ENCODERS, Turns, interleaved
 from evergram.compatibility.alignment import AlignmentLoss
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.encoders.features import SIDES
 from evergram.training.joint import Alignment, AlignmentSettings
-from evergram.training.loop import no_denormals
 from evergram.training.recipe import Recipe
+from evergram.training.run import no_denormals
 
 HISTORIES = (2, 32)
 DIMS = (64, 256)
 ROWS = 6144  # a query, a candidate and a negative of each of 2048 pairs
 
 
-def loss_ratios(rounds: int = 60) -> dict[int, dict[int, float]]:
+@dataclass(frozen=True)
+class Found:
+    """Args:
+    loss: see `loss_ratios`.
+    steps: see `step_ratios`.
+    """
+
+    loss: dict[int, dict[int, float]]
+    steps: dict[str, float]
+
+
+def measure() -> Found:
+    return Found(loss_ratios(), step_ratios())
+
+
+def tiny() -> Found:
+    return Found(loss_ratios(rounds=1, rows=64), step_ratios(rounds=1, tiny=True))
+
+
+def loss_ratios(rounds: int = 60, rows: int = ROWS) -> dict[int, dict[int, float]]:
     """Time of the multi-step loss and its gradient over the single-step loss's, by dim and by the
     number of past versions; medians over rounds of one after the other."""
     found: dict[int, dict[int, float]] = {}
     for dim in DIMS:
         draw = torch.Generator().manual_seed(0)
-        embeddings = torch.randn(ROWS, dim, generator=draw).requires_grad_()
-        past, weight = torch.randn(ROWS, dim, generator=draw), torch.ones(ROWS)
+        embeddings = torch.randn(rows, dim, generator=draw).requires_grad_()
+        past, weight = torch.randn(rows, dim, generator=draw), torch.ones(rows)
         transform = LinearTransform(dim, dim, draw)
         found[dim] = {}
         for versions in HISTORIES:
@@ -72,11 +92,11 @@ def _seconds(action: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def step_ratios(rounds: int = 25) -> dict[str, float]:
+def step_ratios(rounds: int = 25, *, tiny: bool = False) -> dict[str, float]:
     """A step of joint training over the same step of training alone, by encoder."""
-    corpus = base_split().training
+    corpus, recipe = base_split(tiny).training, base(tiny)
     found = {}
-    dim = Recipe.of(BASE).model.dim_of(0)
+    dim = Recipe.of(recipe).model.dim_of(0)
     draw = torch.Generator().manual_seed(0)
     sizes = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
     for encoder, settings in ENCODERS.items():
@@ -88,8 +108,8 @@ def step_ratios(rounds: int = 25) -> dict[str, float]:
             AlignmentSettings(strength=1.0),
         )
         turns = {
-            ("alone", ""): Turns(corpus, settings),
-            ("joint", ""): Turns(corpus, settings, joint),
+            ("alone", ""): Turns(recipe, corpus, settings),
+            ("joint", ""): Turns(recipe, corpus, settings, joint),
         }
         with no_denormals():
             times = interleaved(turns, rounds)
@@ -98,12 +118,12 @@ def step_ratios(rounds: int = 25) -> dict[str, float]:
     return found
 
 
-def section() -> str:
+def table(found: Found) -> str:
     lines = ["| the loss and its gradient, over the single-step loss's | ", "|---|"]
     lines[0] += " | ".join(f"{v} past versions" for v in HISTORIES) + " |"
     lines[1] += "---|" * len(HISTORIES)
-    for dim, ratios in loss_ratios().items():
+    for dim, ratios in found.loss.items():
         lines.append(f"| {dim} dims | " + " | ".join(f"{r:.2f}" for r in ratios.values()) + " |")
     lines += ["", "| encoder | a joint step over a step alone |", "|---|---|"]
-    lines += [f"| {name} | {ratio:.2f} |" for name, ratio in step_ratios().items()]
+    lines += [f"| {name} | {ratio:.2f} |" for name, ratio in found.steps.items()]
     return "\n".join(lines)

@@ -7,11 +7,14 @@ queries judge a model and small differences can be seen.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from benchmarks import gowalla
+from benchmarks.tiny import recipes
 from evergram.compatibility.closed_form import fit_closed_form
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.data.corpus import Corpus
@@ -58,9 +61,18 @@ class Found:
     sides: tuple[float, float]
 
 
-def candidates(seed: int = 0) -> Found:
-    base = [f"seed={seed}", "upgrade.alone=false", "model.dim=[64, 72, 80]"]
-    path = gowalla.ROOT / "recipes" / "movielens.toml"
+def measure() -> Found:
+    return candidates(gowalla.ROOT / "recipes" / "movielens.toml", ["model.dim=[64, 72, 80]"])
+
+
+def tiny() -> Found:
+    with recipes() as folder:
+        return candidates(folder / "random.toml", ["model.dim=[4, 5, 6]"])
+
+
+def candidates(path: Path, settings: Sequence[str], seed: int = 0) -> Found:
+    torch.manual_seed(0)
+    base = [f"seed={seed}", "upgrade.alone=false", *settings]
     plain = Recipe.load(path, base)
     corpus = load_corpus(plain)
     found = Found({}, [], {}, (0.0, 0.0))
@@ -121,9 +133,7 @@ def _by_sides(recipe: Recipe, lineage: Lineage, corpus: Corpus) -> tuple[float, 
     return (one / power) ** 0.5, (each / power) ** 0.5
 
 
-def section() -> str:
-    torch.manual_seed(0)
-    found = candidates()
+def table(found: Found) -> str:
     lines = [
         "| | Recall@20, version 1 | version 2 | error at version 0, from version 1 | from 2 |",
         "|---|---|---|---|---|",

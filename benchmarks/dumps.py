@@ -3,6 +3,7 @@ the longer they are."""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import gzip
 import json
@@ -182,20 +183,32 @@ def _peak() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def section() -> str:
-    """As Markdown; from a process of its own, for a peak is one of a process."""
+def measure(rows: int = 1_000_000) -> dict[str, float]:
+    """In a process of its own, for a peak is one of a process."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.dumps", "--json"],
-        stdout=subprocess.PIPE, check=True, text=True,
+        [sys.executable, "-m", "benchmarks.dumps", "--json", "--rows", str(rows)],
+        cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, check=True, text=True,
     )  # fmt: skip
     found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def tiny() -> dict[str, float]:
+    return measure(2_000)
+
+
+def table(found: dict[str, float]) -> str:
     lines = ["| table | rows a second of processor time |", "|---|---|"]
     return "\n".join(lines + [f"| {name} | {value:,.0f} |" for name, value in found.items()])
 
 
 if __name__ == "__main__":
-    measured = rows_per_second(1_000_000) | whole_dump(1_000_000)
-    if "--json" in sys.argv:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dumps", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    measured = rows_per_second(chosen.rows) | whole_dump(chosen.rows)
+    if chosen.json:
         print(json.dumps(measured))
     else:
         for name, value in measured.items():

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import BASE, base_split
+from benchmarks.measure import base, base_split
 from evergram.encoders.features import SIDES
+from evergram.training.build import prepare
 from evergram.training.callbacks import Point
-from evergram.training.loop import no_denormals, prepare, run_epoch
 from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.run import no_denormals, run_epoch
 from evergram.training.tracking import Tracking
 
 ENCODERS = ("factorization", "two_tower")
@@ -61,15 +62,20 @@ def contestants(batch: int) -> dict[str, GramianRecipe]:
 
 
 def tracking_errors(
-    encoder: str, batches: tuple[int, ...] = BATCHES, steps: int = STEPS, every: int = EVERY
+    encoder: str,
+    batches: tuple[int, ...] = BATCHES,
+    steps: int = STEPS,
+    every: int = EVERY,
+    *,
+    tiny: bool = False,
 ) -> list[Errors]:
     """The errors of every estimator for each batch size, along the same steps of one run.
 
     The run trains with SOGram on the synthetic corpus; its batches and the estimators' are small
     parts of it. Estimators only look on.
     """
-    recipe = Recipe.of({**BASE, **RUN}, [f"model.kind={encoder}", "model.dim=64"])
-    corpus = base_split().training
+    recipe = Recipe.of({**base(tiny), **RUN}, [f"model.kind={encoder}", "model.dim=64"])
+    corpus = base_split(tiny).training
     device = torch.device("cpu")
     step, sampler, draws = prepare(recipe, corpus, 0, device)
     rivals = {f"{b}/{n}": s for b in batches for n, s in contestants(b).items()}
@@ -91,8 +97,12 @@ def errors() -> list[Errors]:
     return [found for encoder in ENCODERS for found in tracking_errors(encoder)]
 
 
-def errors_section() -> str:
-    return table(errors())
+def tiny() -> list[Errors]:
+    return [
+        found
+        for encoder in ENCODERS
+        for found in tracking_errors(encoder, steps=4, every=1, tiny=True)
+    ]
 
 
 def table(found: list[Errors]) -> str:

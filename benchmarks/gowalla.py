@@ -1,4 +1,4 @@
-"""The public Gowalla split as tables, for `recipes/gowalla.toml` and the benchmark."""
+"""The public splits of Gowalla and Yelp2018 as tables, for recipes and benchmarks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ def available() -> bool:
     return (DATA / "gowalla" / "train.txt.gz").is_file()
 
 
-def convert(target: Path = ROOT / "build" / "gowalla") -> Path:
+def convert(target: Path | None = None, name: str = "gowalla") -> Path:
     """Write train.parquet and test.parquet (columns `query`, `candidate`) of the split of LightGCN
-    and NGCF, whose lines are `user item item …`."""
+    and NGCF, whose lines are `user item item …`, into `target` (build/<name> by default).
+
+    Returns: the folder.
+    """
+    target = ROOT / "build" / name if target is None else target
     target.mkdir(parents=True, exist_ok=True)
     for part in ("train", "test"):
         query: list[np.ndarray] = []
         candidate: list[np.ndarray] = []
-        with gzip.open(DATA / "gowalla" / f"{part}.txt.gz", "rt") as lines:
+        with gzip.open(DATA / name / f"{part}.txt.gz", "rt") as lines:
             for line in lines:
                 user, *items = line.split()
                 query.append(np.full(len(items), int(user)))

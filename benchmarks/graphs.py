@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
 import torch
 
 from benchmarks import gowalla
+from benchmarks.tiny import recipes
 from benchmarks.towers import Clock
 from evergram.data.corpus import Corpus
+from evergram.training.build import prepare
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import no_denormals, prepare, run_epoch, train_encoder
+from evergram.training.loop import train_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.run import no_denormals, run_epoch
 
 CPU = torch.device("cpu")
 RECIPE = gowalla.ROOT / "recipes" / "movielens-graphsage.toml"
 DIMS, LAYERS, BATCHES = (32, 64, 128), (2, 3), (2048, 16384)
+TINY = ["model.kind=graphsage"]
+BPR = ["task.kind=bpr", "task.penalty=0"]
 SQUARED = [
     "task.kind=pointwise",
     "task.penalty=60",
@@ -28,23 +35,36 @@ SQUARED = [
 
 
 def steps_section() -> str:
+    return steps_table(Recipe.load(RECIPE), (0, 4))
+
+
+def tiny_steps() -> str:
+    with recipes() as folder:
+        return steps_table(Recipe.load(folder / "growing.toml", [*TINY, *BPR]), (0, 1), (8,), (32,))
+
+
+def steps_table(
+    recipe: Recipe,
+    versions: Sequence[int],
+    dims: Sequence[int] = DIMS,
+    batches: Sequence[int] = BATCHES,
+) -> str:
     """CPU milliseconds of a step with BPR, on one thread: the median of a dozen."""
-    recipe = Recipe.load(RECIPE)
     corpus = load_corpus(recipe)
     lines = [
-        "| pairs in the graph | layers | dim | " + " | ".join(f"batch {b}" for b in BATCHES) + " |",
-        "|---|---|---|" + "---|" * len(BATCHES),
+        "| pairs in the graph | layers | dim | " + " | ".join(f"batch {b}" for b in batches) + " |",
+        "|---|---|---|" + "---|" * len(batches),
     ]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for version in (0, 4):
+    for version in versions:
         training = split_for(recipe, corpus, version).training
         for layers in LAYERS:
-            for dim in DIMS:
+            for dim in dims:
                 sizes = [f"model.dim={dim}", f"model.layers={layers}"]
                 cells = " | ".join(
                     f"{_step(recipe, training, [*sizes, f'training.batch_size={b}']):.0f}"
-                    for b in BATCHES
+                    for b in batches
                 )
                 lines.append(f"| {len(training):,} | {layers} | {dim} | {cells} |")
     torch.set_num_threads(threads)
@@ -64,10 +84,20 @@ def _step(recipe: Recipe, training: Corpus, overrides: list[str]) -> float:
 
 
 def quality_section() -> str:
+    graph = ["training.epochs=40", "training.patience=0", "training.evaluate_every=4"]
+    return quality_table(RECIPE, ["model.dim=64"], graph)
+
+
+def tiny_quality() -> str:
+    with recipes() as folder:
+        return quality_table(folder / "growing.toml", [*TINY, *BPR, "model.dim=8"], [])
+
+
+def quality_table(path: Path, settings: Sequence[str], graph: Sequence[str]) -> str:
     """Every graph encoder under each way of training, the same number of epochs for all, and the
     factorization of the other documents."""
-    common = ["split.selection=paper", "model.dim=64", 'metrics=["recall@20", "recall@50"]']
-    graph = ["training.epochs=40", "training.evaluate_every=4"]
+    common = ["split.selection=paper", 'metrics=["recall@20", "recall@50"]', *settings]
+    base = Recipe.load(path, common)
     models = {
         "GraphSAGE, 2 layers": graph,
         "LightGCN, 3 layers": [*graph, "model.kind=lightgcn", "model.layers=3"],
@@ -81,11 +111,10 @@ def quality_section() -> str:
     runs["factorization", "penalty, SOGram"] = [
         *SQUARED,
         "model.kind=factorization",
-        "training.batch_size=2048",
+        f"training.batch_size={min(2048, base.training.batch_size)}",
         "training.precondition=0.1",
         "training.evaluate_every=1",
     ]
-    base = Recipe.load(RECIPE, common)
     split = split_for(base, load_corpus(base), 0)
     lines = [
         "| encoder | trained by | Recall@20 | Recall@50 | CPU seconds |",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from evergram.data.split import Split
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.recipe import Recipe
 
-BASE = {
+BASE: dict[str, Any] = {
     "data": {"kind": "synthetic", "queries": 20_000, "candidates": 10_000, "interactions": 200_000},
     "split": {"kind": "random"},
     "model": {"dim": 64},
@@ -22,10 +23,22 @@ BASE = {
 }
 
 
+TINY = {
+    **BASE,
+    "data": {"kind": "synthetic", "queries": 100, "candidates": 60, "interactions": 2_000},
+    "training": {"epochs": 1, "batch_size": 128},
+}
+
+
+def base(tiny: bool = False) -> dict[str, Any]:
+    """The recipe that timings share."""
+    return TINY if tiny else BASE
+
+
 @cache
-def base_split() -> Split:
-    """Of `BASE`'s corpus, drawn once a process: it takes longer than a round of anything here."""
-    recipe = Recipe.of(BASE)
+def base_split(tiny: bool = False) -> Split:
+    """Of `base`'s corpus, drawn once a process: it takes longer than a round of anything here."""
+    recipe = Recipe.of(base(tiny))
     return split_for(recipe, load_corpus(recipe), 0)
 
 
@@ -47,6 +60,15 @@ def view_throughput(dims: tuple[int, ...] = (64, 128), rows: int = 400_000) -> d
 
         ratios[f"D = {dim}"] = median(a / b for a, b in _pairs(bare, through))
     return ratios
+
+
+def table(ratios: dict[str, float]) -> str:
+    lines = [
+        "| transform through a chain of three | rate over a bare matrix product |",
+        "|---|---|",
+    ]
+    lines += [f"| {name} | {ratio:.2f} |" for name, ratio in ratios.items()]
+    return "\n".join(lines)
 
 
 def _pairs(

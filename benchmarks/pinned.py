@@ -151,6 +151,15 @@ def measure(recipe: str = RECIPE, settings: tuple[str, ...] = SETTINGS) -> list[
     return rows
 
 
+def tiny() -> list[dict[str, float]]:
+    """A synthetic corpus that grows once under the service."""
+    settings = (
+        "data.interactions=8000", "split.versions=[0.6, 0.8]", "model.dim=[4, 6]",
+        "training.epochs=2", "upgrade.alone=false",
+    )  # fmt: skip
+    return measure("recipes/synthetic.toml", settings)
+
+
 def _wait_for(url: str, version: int) -> None:
     """Until the running service computes from a version, with no restart."""
     for _ in range(600):

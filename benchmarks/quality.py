@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from benchmarks import gowalla, peers
+from benchmarks.tiny import recipes
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import train_encoder
+from evergram.training.loop import Refit, refit_of, train_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 
@@ -71,29 +72,41 @@ class Quality:
 
 def quality(name: str) -> Quality:
     """Every method on "gowalla" or "movielens", on one split and this machine, one by one."""
-    return Quality(name, list(_rows(name)))
-
-
-def _rows(name: str) -> Iterator[Row]:
     if name == "gowalla":
         gowalla.convert()
     path = gowalla.ROOT / "recipes" / f"{name}.toml"
     base = Recipe.load(path, [f"training.budget={BUDGET}", "training.evaluate_every=1"])
+    rows = list(_rows(base))
+    if not peers.wanting():
+        for peer in peers.rows(name):
+            point = (peer["seconds"], peer["selection"])
+            rows.append(Row(peer["method"], peer, peer["seconds"], [point]))
+    for method, values in PUBLISHED.get(name, {}).items():
+        rows.append(Row(method, dict(zip(METRICS, values, strict=True))))
+    return Quality(name, rows)
+
+
+def tiny(kind: str) -> Quality:
+    """Our methods on the tiny corpus, each for a blink; no peers."""
+    with recipes() as folder:
+        settings = ["training.budget=0.01", 'metrics=["recall@20", "ndcg@20"]']
+        return Quality("tiny", list(_rows(Recipe.load(folder / f"{kind}.toml", settings))))
+
+
+def _rows(base: Recipe) -> Iterator[Row]:
     split = split_for(base, load_corpus(base), 0)
+    final = refit_of(base, split)
+    refit = None if final is split else Refit(final)
     popular: Mapping[str, float] | None = None
     for method, overrides in METHODS.items():
         recipe = Recipe.of(base.model_dump(), overrides)
-        found = train_encoder(recipe, split, 0, torch.device("cpu"), Progress(quiet=True))
+        found = train_encoder(
+            recipe, split, 0, torch.device("cpu"), Progress(quiet=True), refit=refit
+        )
         curve = [(h["seconds"], h[recipe.training.metric]) for h in found.history]
         best = max(curve, key=lambda point: point[1])
         popular = found.metrics["popularity"]
         yield Row(method, found.metrics["model"], best[0], curve)
-    if not peers.wanting():
-        for peer in peers.rows(name):
-            point = (peer["seconds"], peer["selection"])
-            yield Row(peer["method"], peer, peer["seconds"], [point])
-    for method, values in PUBLISHED.get(name, {}).items():
-        yield Row(method, dict(zip(METRICS, values, strict=True)))
     if popular is not None:
         yield Row("popularity", popular)
 

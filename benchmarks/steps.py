@@ -6,13 +6,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 
-from benchmarks.measure import BASE, base_split
+from benchmarks.measure import base, base_split
 from evergram.data.corpus import Corpus
-from evergram.training.loop import no_denormals, prepare, run_epoch
+from evergram.training.build import prepare
 from evergram.training.recipe import Recipe, TrainingRecipe
+from evergram.training.run import no_denormals, run_epoch
 from evergram.training.step import Joint
 
 ENCODERS = {
@@ -49,27 +51,29 @@ class StepRatios:
     ratios: dict[str, dict[str, dict[str, float]]]
 
 
-def step_ratios(rounds: int = 25, encoders: tuple[str, ...] = tuple(ENCODERS)) -> StepRatios:
+def step_ratios(
+    rounds: int = 25, encoders: tuple[str, ...] = tuple(ENCODERS), *, tiny: bool = False
+) -> StepRatios:
     """Median over rounds of a step's time over that of the same step without any penalty.
 
     Every variant has a turn of some steps in each round, first one variant and then another. A
     step is that of the loop: it cuts its batch from the epoch's order, which is drawn outside of
     the time that counts, as are evaluations.
     """
-    corpus = base_split().training
+    corpus, recipe = base_split(tiny).training, base(tiny)
     found = StepRatios({}, {}, {})
     for encoder in encoders:
         names = [(v, c) for v in VARIANTS for c in PRECONDITIONS]
         model = ENCODERS[encoder]
-        turns = {(NONE, ""): Turns(corpus, [*model, "task.penalty=0.0"])}
+        turns = {(NONE, ""): Turns(recipe, corpus, [*model, "task.penalty=0.0"])}
         for variant, column in names:
             settings = [*VARIANTS[variant], f"training.precondition={PRECONDITIONS[column]}"]
-            turns[variant, column] = Turns(corpus, [*model, *settings])
+            turns[variant, column] = Turns(recipe, corpus, [*model, *settings])
         with no_denormals():
             times = interleaved(turns, rounds)
         bare = times[NONE, ""]
         found.milliseconds[encoder] = 1000 * median(bare)
-        found.products[encoder] = 1 + median(_products(rounds)) / median(bare)
+        found.products[encoder] = 1 + median(_products(recipe, rounds)) / median(bare)
         ratios: dict[str, dict[str, float]] = {v: {} for v in VARIANTS}
         for variant, column in names:
             pairs = zip(times[variant, column], bare, strict=True)
@@ -78,8 +82,11 @@ def step_ratios(rounds: int = 25, encoders: tuple[str, ...] = tuple(ENCODERS)) -
     return found
 
 
-def steps_section(rounds: int = 25) -> str:
-    found = step_ratios(rounds)
+def tiny() -> StepRatios:
+    return step_ratios(1, ("factorization",), tiny=True)
+
+
+def table(found: StepRatios) -> str:
     encoders = list(found.ratios)
     columns = [(e, c) for e in encoders for c in PRECONDITIONS]
     lines = [
@@ -97,9 +104,9 @@ def steps_section(rounds: int = 25) -> str:
     return "\n".join(lines)
 
 
-def _products(rounds: int) -> list[float]:
-    """Seconds of 2 × (Uᵀ U + U G) at the batch size and dim of `BASE`, nothing around them."""
-    recipe = Recipe.of(BASE)
+def _products(values: dict[str, Any], rounds: int) -> list[float]:
+    """Seconds of 2 × (Uᵀ U + U G) at the batch size and dim of the recipe, nothing around them."""
+    recipe = Recipe.of(values)
     dim = recipe.model.dim_of(0)
     rows, matrix = torch.randn(recipe.training.batch_size, dim), torch.randn(dim, dim)
     times = []
@@ -116,10 +123,16 @@ def _products(rounds: int) -> list[float]:
 class Turns:
     """A training that goes on for some steps whenever its turn comes."""
 
-    def __init__(self, corpus: Corpus, settings: list[str], joint: Joint | None = None) -> None:
+    def __init__(
+        self,
+        recipe: dict[str, Any],
+        corpus: Corpus,
+        settings: list[str],
+        joint: Joint | None = None,
+    ) -> None:
         self.device = torch.device("cpu")
         self.step, self.sampler, self.draws = prepare(
-            Recipe.of(BASE, settings), corpus, 0, self.device, joint=joint
+            Recipe.of(recipe, settings), corpus, 0, self.device, joint=joint
         )
         self.epoch = 0
         self.running: Iterator[object] = iter(())

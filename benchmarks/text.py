@@ -65,16 +65,46 @@ class Found:
 
 def measure() -> Found:
     names, texts = zip(*articles(), strict=True)
+    return compare_maps(list(names), list(texts), categories(list(names)))
+
+
+def tiny() -> Found:
+    """Sentences of our own on three subjects, in two categories."""
+    subjects = {
+        "river": "The river {} flows from the mountains through the valley {} to the sea.",
+        "king": "King {} reigned over the kingdom of {} and fought a war against his brother.",
+        "atom": "The element {} has {} electrons in its outer shell and reacts with acids.",
+    }
+    names, texts, kinds = [], [], []
+    for number in range(240):
+        kind = list(subjects)[number % 3]
+        names.append(f"{kind} {number}")
+        texts.append(subjects[kind].format(number, number * 7 % 31))
+        kinds.append(kind)
+    labels = {kind: np.array([k == kind for k in kinds]) for kind in ("king", "river")}
+    maps = {name: MAPS[name] for name in ("linear", "affine")}
+    return compare_maps(names, texts, labels, (8, 16), maps)
+
+
+def compare_maps(
+    names: list[str],
+    texts: list[str],
+    labels: dict[str, np.ndarray],
+    dims: tuple[int, int | None] = (OLD_DIM, None),
+    maps: dict[str, Settings] = MAPS,
+) -> Found:
+    """Each map, and each consumer on what it gives; `dims` cuts both spaces to so many."""
+    old_dim = dims[0]
     ids = pa.array(names)
     test = (id_hash(Vocabulary(ids)) < HELD_OUT * 2**32).numpy()
-    old = tf_idf(list(texts), ~test)
-    new = sentence_vectors(list(texts))
-    labels = categories(list(names))
+    old = tf_idf(texts, ~test, old_dim)
+    new = np.ascontiguousarray(sentence_vectors(texts)[:, : dims[1]])
+    as_is = f"version 1 as it is, first {old_dim} dims"
     consumers = {c: _consumer(old[~test], y[~test]) for c, y in labels.items()}
     again = {c: _consumer(new[~test], y[~test]) for c, y in labels.items()}
     auc = {
         "version 0 itself": _auc(consumers, old, labels, test),
-        "version 1 as it is, first 300 dims": _auc(consumers, new[:, :OLD_DIM], labels, test),
+        as_is: _auc(consumers, new[:, :old_dim], labels, test),
     }
     kept: dict[str, dict[str, float]] = {}
     report: dict[str, Any] = {}
@@ -83,11 +113,11 @@ def measure() -> Found:
         for name, vectors in (("old", old), ("new", new)):
             write_vectors(at / f"{name}.parquet", [(ids, torch.from_numpy(vectors))])
         files = [open_embeddings(at / f"{name}.parquet") for name in ("old", "new")]
-        for name, settings in MAPS.items():
+        for name, settings in maps.items():
             lineage = Lineage.create(at / name, "wikispeedia")
             report = align(files[0], files[1], lineage, settings)["alignment"]
             kept[name] = report["held_out"]["transformed"]
-            kept["version 1 as it is, first 300 dims"] = report["held_out"]["as_is"]
+            kept[as_is] = report["held_out"]["as_is"]
             transform_file(files[1], lineage, 0, at / "back.npy")
             auc[f"version 1, {name}"] = _auc(consumers, np.load(at / "back.npy"), labels, test)
     auc["retrained on version 1"] = _auc(again, new, labels, test)
@@ -119,7 +149,7 @@ def table(found: Found) -> str:
         lines.append(f"| {name} | {mean:.4f} | {by[worst]:.4f} ({worst}) | {cells} |")
     chosen = {
         "version 0": "version 0 itself",
-        "as it is": "version 1 as it is, first 300 dims",
+        "as it is": f"version 1 as it is, first {found.report['dims']['old']} dims",
         "linear": "version 1, linear",
         "affine": "version 1, affine",
         "retrained": "retrained on version 1",
@@ -176,15 +206,15 @@ def categories(names: list[str]) -> dict[str, np.ndarray]:
     return {c: y for c, y in sorted(found.items()) if y.sum() >= LEAST_ARTICLES}
 
 
-def tf_idf(texts: list[str], training: np.ndarray) -> np.ndarray:
-    """float32 [N, 300]; words, their weights and the SVD are of the training articles alone."""
+def tf_idf(texts: list[str], training: np.ndarray, dim: int = OLD_DIM) -> np.ndarray:
+    """float32 [N, dim]; words, their weights and the SVD are of the training articles alone."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.pipeline import make_pipeline
 
     steps = make_pipeline(
         TfidfVectorizer(sublinear_tf=True, min_df=2, stop_words="english"),
-        TruncatedSVD(OLD_DIM, random_state=0),
+        TruncatedSVD(dim, random_state=0),
     )
     steps.fit([t for t, used in zip(texts, training, strict=True) if used])
     return np.asarray(steps.transform(texts), dtype=np.float32)

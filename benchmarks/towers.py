@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import gowalla
+from benchmarks.tiny import recipes as tiny_recipes
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
+from evergram.encoders import building
 from evergram.encoders.features import SIDES, Inputs
 from evergram.encoders.rows import RowEncoder
 from evergram.encoders.two_tower import TwoTower
@@ -72,7 +74,7 @@ def rows(
         for name, chosen in recipes.items():
             clock = Clock()
             kind = _Plain if PLAIN in variants[name] else TwoTower
-            with patch("evergram.training.build.TwoTower", kind):
+            with patch.object(building, "TwoTower", kind):
                 trained = train_encoder(
                     chosen, split, 0, CPU, Progress(quiet=True), callbacks=[clock]
                 )
@@ -168,16 +170,17 @@ def _without_ids(encoder: RowEncoder, corpus: Corpus) -> Tensor:
     return torch.cat(list(encoder.blocks("candidate", unknown)))
 
 
-def lines(seeds: range = range(2)) -> Iterator[str]:
-    """The table's lines, as they are found."""
+def lines(
+    recipes: Mapping[str, Path], seeds: range = range(2), settings: Sequence[str] = ()
+) -> Iterator[str]:
+    """The table's lines, as they are found, of the recipe of each entry of `VARIANTS`."""
     yield (
         "| data | variant | seed | selection | test | best epoch | CPU seconds until then "
         "| × factorization | hidden share | non-linear | features alone |"
     )
     yield "|" + "---|" * 11
-    gowalla.convert()
-    for name, variants in VARIANTS.items():
-        recipe = RECIPES / f"{name}.toml"
+    for name, recipe in recipes.items():
+        variants = {v: [*settings, *overrides] for v, overrides in VARIANTS[name].items()}
         main = dict(list(variants.items())[:2])
         tried = {variant: v for variant, v in variants.items() if variant not in main}
         base: dict[int, float] = {}
@@ -191,6 +194,14 @@ def lines(seeds: range = range(2)) -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
 
 
-def section(seeds: range = range(2)) -> str:
+def section() -> str:
     """The table of `docs/two-tower.md`: two variants on all seeds, the rest on the first."""
-    return "\n".join(lines(seeds))
+    gowalla.convert()
+    return "\n".join(lines({name: RECIPES / f"{name}.toml" for name in VARIANTS}))
+
+
+def tiny() -> str:
+    kinds = {"movielens-two-tower": "random", "gowalla-two-tower": "given"}
+    with tiny_recipes() as folder:
+        paths = {name: folder / f"{kind}.toml" for name, kind in kinds.items()}
+        return "\n".join(lines(paths, range(1), ["model.kind=two_tower"]))

@@ -42,7 +42,7 @@ def small() -> Recipe:
             "split": {"kind": "time", "versions": [0.5, 0.6, 0.7]},
             "model": {"dim": [8, 12, 10]},
             "task": {"penalty": 5.0, "l2": 0.1},
-            "training": {"epochs": 3, "batch_size": 256, "table_rate": 0.1},
+            "training": {"epochs": 3, "patience": 0, "batch_size": 256, "table_rate": 0.1},
         }
     )
 

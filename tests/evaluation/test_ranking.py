@@ -133,3 +133,15 @@ def test_a_pair_held_out_twice_is_one_target() -> None:
     # Query 0: one of three targets, two of them unknown, at rank 2. Query 1: its target is first.
     assert found["recall@2"] == pytest.approx((1 / 3 + 1) / 2)
     assert found["map@2"] == pytest.approx((0.5 / 2 + 1) / 2)
+
+
+@pytest.mark.parametrize("name", ["recall@50", "ndcg@50", "map@50"])
+def test_a_masked_target_is_a_miss_however_long_the_list(name: str) -> None:
+    """Four candidates and a list of fifty: what was seen is in no list."""
+    query, candidate = torch.ones(1, 1), torch.tensor([[4.0], [3.0], [2.0], [1.0]])
+    masked = rank_metrics(query, candidate, relevance([(0, 0)], [(0, 0)]), [name])
+    assert masked == {name: 0.0}
+    # Of two targets the one that can be listed counts, and stands first.
+    both = rank_metrics(query, candidate, relevance([(0, 0), (0, 1)], [(0, 0)]), [name])
+    best = {"recall@50": 1 / 2, "ndcg@50": 1 / (1 + 1 / math.log2(3)), "map@50": 1 / 2}
+    assert both[name] == pytest.approx(best[name])

@@ -7,8 +7,8 @@ script refuses to write over anything. Each format was made with the code of its
     PYTHONPATH=/tmp/old/src python tests/golden/make.py FORMAT
 
 with COMMIT 60c432b for format 1, 866a559 for format 2, and the commits that added format-3 and
-format-4 for these. `format-<n>/NAME` is a lineage; `format-<n>/NAME.json` and `.safetensors` beside it are
-ids and vectors of every version that could be read, as that code read them. Then
+format-4 for these. `format-<n>/NAME` is a lineage; `format-<n>/NAME.json` and `.safetensors` beside
+it are ids and vectors of every version that could be read, as that code read them. Then
 
     python tests/golden/make.py fingerprints
 

@@ -11,12 +11,13 @@ from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.errors import RecipeError, TrainingError
-from evergram.training.build import pick_device
+from evergram.training.build import pick_device, prepare
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import Trained, prepare, run_epoch, time_to_reach, train_encoder
+from evergram.training.loop import Trained, time_to_reach, train_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.run import run_epoch
 
 CPU = torch.device("cpu")
 QUIET = Progress(quiet=True)

@@ -84,6 +84,60 @@ def test_train_goes_on_bit_for_bit(
     assert best[0] == best[1]
 
 
+def test_patience_is_what_it_would_have_been(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while patience runs out, and again when it has run out but before the end."""
+    recipe = Recipe.of(
+        small.model_dump(), ["training.epochs=60", "training.patience=4", "training.table_rate=0.3"]
+    )
+    whole = train(recipe).metrics["training"]
+    assert whole["ended"] == "patience"
+    with monkeypatch.context() as patch:
+        kill_in_epoch(patch, whole["best_epoch"] + 2)
+        with pytest.raises(KilledError):
+            train(recipe, folder=tmp_path)
+    begun = kill_in_epoch(monkeypatch, -1)
+    again = train(recipe, folder=tmp_path).metrics["training"]
+    assert begun == [whole["best_epoch"] + 2, whole["best_epoch"] + 3]
+    for key in ("best_epoch", "epochs", "ended", "warnings"):
+        assert again[key] == whole[key], key
+    # What has ended by patience is not gone on with.
+    third = train(recipe, folder=tmp_path).metrics["training"]
+    assert len(begun) == 2
+    assert third["epochs"] == whole["epochs"]
+
+
+def test_a_refit_goes_on_bit_for_bit(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe.of(small.model_dump(), ["training.epochs=3", "training.refit=true"])
+    whole = train(recipe)
+    epochs = 3 + whole.metrics["training"]["best_epoch"]
+    with monkeypatch.context() as patch:
+        # Epochs are counted from 0 in each of the two trainings: kill in the second one's last.
+        real, seen = ExampleSampler.epoch, []
+
+        def epoch(self: ExampleSampler, which: int) -> Any:
+            seen.append(which)
+            for i, batch in enumerate(real(self, which)):
+                if len(seen) == epochs and i == 3:
+                    raise KilledError
+                yield batch
+
+        patch.setattr(ExampleSampler, "epoch", epoch)
+        with pytest.raises(KilledError):
+            train(recipe, folder=tmp_path)
+    begun = kill_in_epoch(monkeypatch, -1)
+    again = train(recipe, folder=tmp_path)
+    assert begun == [epochs - 4]
+    for side in ("query", "candidate"):
+        assert torch.equal(whole.block(side)[1], again.block(side)[1])
+    assert again.metrics["metrics"] == whole.metrics["metrics"]
+    refits = [m["training"]["refit"] for m in (whole.metrics, again.metrics)]
+    assert refits[0]["steps"] == refits[1]["steps"] > 0
+
+
 def test_upgrade_goes_on_bit_for_bit(
     small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from evergram.evaluation.ranking import Relevance, rank_metrics
+from evergram.training.build import prepare
 from evergram.training.callbacks import Point
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import prepare, train_encoder
+from evergram.training.loop import train_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.watch import Watch

@@ -28,6 +28,8 @@ def print_version(lineage: str | Path, metrics: dict[str, Any], as_json: bool) -
         dump({"lineage": str(lineage), **metrics})
         return
     metrics_table(f"Version {metrics['version']} in {lineage}", metrics["metrics"])
+    if metrics.get("training", {}).get("history"):
+        sys.stdout.write(_training_sentence(metrics["training"]) + "\n")
     if "overlap" in metrics:
         _print_overlap(metrics["version"], metrics["overlap"])
     for past, found in metrics.get("compatibility", {}).items():
@@ -96,6 +98,28 @@ def print_warnings(warnings: dict[int, list[str]]) -> None:
             sys.stdout.write(f"Version {version}: {sentence}\n")
 
 
+def _training_sentence(training: dict[str, Any]) -> str:
+    """What the model was trained on, and what ended it."""
+    chosen = (
+        f"epoch {training['best_epoch']} of {training['epochs']} was best by the selection pairs "
+        f"({_ENDED[training['ended']]})"
+    )
+    strengths = ", ".join(f"{value:.4g}" for value in training["penalty"])
+    weights = f"λ = {strengths}, l2 = {training['l2']:.4g}"
+    refit = training["refit"]
+    if refit:
+        return (
+            f"Trained on all {refit['interactions']:,} interactions that are not test, for "
+            f"{refit['steps']:,} steps: {chosen}; {weights}."
+        )
+    return f"Trained on the training pairs alone: {chosen}; {weights}."
+
+
+_ENDED = {
+    "patience": "ended by training.patience",
+    "epochs": "all of training.epochs",
+    "budget": "ended by training.budget",
+}
 _OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects that it knew"}
 _READINGS = {
     "past": "version itself",

@@ -7,7 +7,9 @@ the past has seen. Source: docs/method.md, "Held out stays held out".
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -57,6 +59,8 @@ class Split:
         unknown_queries: held-out pairs left out because training never saw their query.
         trained_before: held-out pairs left out because an earlier version was trained on them.
         untested: why nothing is tested, in one sentence; None where something is.
+        final: the split of a last training on all that is not test, see `_final`; None where the
+            same pairs select and test, so that nothing could be added.
     """
 
     training: Corpus
@@ -65,6 +69,17 @@ class Split:
     unknown_queries: int
     trained_before: int = 0
     untested: str | None = None
+    final: Callable[[], Split] | None = field(default=None, repr=False, compare=False)
+
+    def without_test(self, why: str) -> Split:
+        """The same where nothing can be tested, with the reason in one sentence."""
+        final = self.final
+        return replace(
+            self,
+            test=Pairs.none(),
+            untested=why,
+            final=None if final is None else lambda: final().without_test(why),
+        )
 
 
 @dataclass(frozen=True)
@@ -158,13 +173,16 @@ def given_split(corpus: Corpus, test: pa.Table, *, share: float, held_out: HeldO
     held = torch.from_numpy(below(held_out.hash.of_corpus(corpus), share))
     training = corpus.restrict(torch.nonzero(~held).flatten())
     selection = _pairs(training, *_ids(corpus, held), held_out)
-    chosen = _pairs(training, plain(test["query"]), plain(test["candidate"]), held_out)
+    ids = _outside(corpus, plain(test["query"]), plain(test["candidate"]))
+    chosen = _pairs(training, *ids, held_out)
+    everything = torch.ones(len(corpus), dtype=torch.bool)
     return Split(
         training,
         selection.pairs,
         chosen.pairs,
         selection.unknown + chosen.unknown,
         selection.trained + chosen.trained,
+        final=partial(_final, corpus, everything, ids, held_out),
     )
 
 
@@ -174,9 +192,23 @@ def _split(corpus: Corpus, training: Tensor, held: Tensor, held_out: HeldOut) ->
     pairs = found.pairs
     if held_out.selection == "paper":
         return Split(compact, pairs, pairs, found.unknown, found.trained)
-    hashes = held_out.hash.of_ids(compact.queries.vocabulary.keys, "query")
-    selects = torch.from_numpy(below(hashes, 0.5))[pairs.query]
-    return Split(compact, pairs.where(selects), pairs.where(~selects), found.unknown, found.trained)
+    selecting = _selecting(compact, held_out)[pairs.query]
+    selects = held & _selecting(corpus, held_out)[corpus.column("query")]
+    test = _ids(corpus, held & ~selects)
+    return Split(
+        compact,
+        pairs.where(selecting),
+        pairs.where(~selecting),
+        found.unknown,
+        found.trained,
+        final=partial(_final, corpus, training | selects, test, held_out),
+    )
+
+
+def _selecting(corpus: Corpus, held_out: HeldOut) -> Tensor:
+    """Which queries select an epoch, bool [N]; the others are tested."""
+    hashes = held_out.hash.of_ids(corpus.queries.vocabulary.keys, "query")
+    return torch.from_numpy(below(hashes, 0.5))
 
 
 def _ids(corpus: Corpus, held: Tensor) -> tuple[pa.Array, pa.Array]:
@@ -218,3 +250,52 @@ def _pairs(
     trained = training.column("query") * width + training.column("candidate")
     seen = torch.isin(query * width + candidate, trained) & (candidate >= 0)
     return _Found(Pairs(query[~seen], candidate[~seen]), int((~known).sum()), int(before.sum()))
+
+
+def _final(
+    corpus: Corpus, used: Tensor, test: tuple[pa.Array, pa.Array], held_out: HeldOut
+) -> Split:
+    """The split of a last training: training's and selection's pairs are trained on, the test
+    pairs are the same, and nothing is left to select by.
+
+    Args:
+        used: bool [n], the interactions of training and of selection.
+        test: external ids of the test pairs.
+    """
+    training = corpus.restrict(torch.nonzero(used).flatten())
+    found = _pairs(training, *test, held_out)
+    return Split(training, Pairs.none(), found.pairs, found.unknown, found.trained)
+
+
+def _outside(
+    corpus: Corpus, query_ids: pa.Array, candidate_ids: pa.Array
+) -> tuple[pa.Array, pa.Array]:
+    """The pairs of external ids that the corpus does not have: what it has is trained on, or has
+    chosen the epoch."""
+    query = corpus.queries.vocabulary.rows(query_ids)
+    candidate = corpus.candidates.vocabulary.rows(candidate_ids)
+    width = len(corpus.candidates)
+    known = corpus.column("query") * width + corpus.column("candidate")
+    inside = torch.isin(query * width + candidate, known) & (query >= 0) & (candidate >= 0)
+    kept = pa.array((~inside).numpy())
+    return query_ids.filter(kept), candidate_ids.filter(kept)
+
+
+def known_pairs(split: Split) -> Pairs:
+    """The pairs that no test list may hold: those of training, and those that chose the epoch.
+
+    Where the same pairs choose and are reported, as in [BC], they can be masked for neither.
+    """
+    chose = split.selection
+    masked = ~_among(chose, split.test) & (chose.candidate >= 0)
+    return Pairs(
+        torch.cat([split.training.column("query"), chose.query[masked]]),
+        torch.cat([split.training.column("candidate"), chose.candidate[masked]]),
+    )
+
+
+def _among(pairs: Pairs, others: Pairs) -> Tensor:
+    """Which pairs are among the others, bool [m]."""
+    width = 2 + max(int(p.candidate.max()) if len(p) else 0 for p in (pairs, others))
+    first, second = (p.query * width + p.candidate + 1 for p in (pairs, others))
+    return torch.isin(first, second)

@@ -75,8 +75,9 @@ def rank_metrics(
     """Means over the judged queries of Recall@K, NDCG@K and MAP@K.
 
     A target's rank is the number of unseen candidates that score at least as much, itself
-    included: ties rank before the target, so that a constant embedding scores nothing. Recall
-    divides by all targets of a query, NDCG and MAP by what the best list of K could hold.
+    included: ties rank before the target, so that a constant embedding scores nothing. A target
+    that is also seen is in no list, however long: it is a miss. Recall divides by all targets of a
+    query, NDCG and MAP by what the best list of K could hold.
 
     Args:
         query: [N_q, D]; candidate: [N_c, D]. Scores are inner products.
@@ -90,7 +91,7 @@ def rank_metrics(
             "embeddings of one version are needed on both sides."
         )
     wanted = {name: _parse(name) for name in names}
-    depth = min(max(k for _, k in wanted.values()), len(candidate))
+    depth = max(k for _, k in wanted.values())
     if not len(relevance):
         return dict.fromkeys(names, float("nan"))
     device = device or query.device
@@ -130,7 +131,8 @@ def _ranks(
     query: Tensor, candidate: Tensor, relevance: Relevance, block: Tensor, depth: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Ranks [t] of all targets of a block of queries (beyond `depth`: depth + 1), whose each is
-    (its place in the block), and the number of targets of each query [b]."""
+    (its place in the block), and the number of targets of each query [b]. `depth` is the largest K,
+    also where there are fewer candidates: depth + 1 is then still outside of every list."""
     scores = query[relevance.queries[block]].to(candidate) @ candidate.T
     if not bool(torch.isfinite(scores).all()):
         raise ShapeError("A score is not finite; an embedding holds NaN or infinity.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from evergram.data.corpus import Corpus, Vocabulary, to_tensor
 from evergram.data.sampling import EntitySampler, ExampleSampler, measure
 from evergram.data.tables import read_keyed
+from evergram.encoders.building import build_encoder
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES
+from evergram.encoders.features import SIDES, Schema
 from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.exact import ExactGramian
@@ -23,11 +24,16 @@ from evergram.gramian.sampled import SampledGramian
 from evergram.gramian.sogram import SOGram
 from evergram.gramian.storm import Storm
 from evergram.tasks.bpr import BPR
+from evergram.tasks.objective import Objective
 from evergram.tasks.pointwise import Pointwise
 from evergram.tasks.softmax import SecondOrderSoftmax, Softmax
 from evergram.tasks.task import Task
+from evergram.training.automatic import strengths_of
+from evergram.training.memory import refuse_too_large
+from evergram.training.priors import build_prior, prior_constant
 from evergram.training.recipe import GramianRecipe, Recipe, TaskRecipe
 from evergram.training.row_adagrad import RowAdagrad
+from evergram.training.step import Joint, Step
 
 
 def encoder_options(recipe: Recipe, version: int) -> dict[str, Any]:
@@ -107,6 +113,7 @@ def build_estimator(
 def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
     """The pairs of each epoch. Raises: DataError: a column that the recipe needs is absent."""
     task = recipe.task
+    penalty = strengths_of(recipe, corpus).penalty
     measures = {side: build_measures(task, corpus, side) for side in SIDES}
     return ExampleSampler(
         corpus,
@@ -117,7 +124,7 @@ def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
         target=task.target,
         positives=task.drawn,
         negatives=task.kind == "bpr",
-        pair_weight=_sparse(task, corpus, measures),
+        pair_weight=_sparse(task.sparse, penalty, corpus, measures),
     )
 
 
@@ -169,6 +176,77 @@ def build_optimizers(
     return optimizers
 
 
+def prepare(
+    recipe: Recipe,
+    corpus: Corpus,
+    version: int,
+    device: torch.device,
+    *,
+    joint: Joint | None = None,
+    past: Mapping[str, Tensor] | None = None,
+    folder: Path | None = None,
+) -> tuple[Step, ExampleSampler, dict[str, EntitySampler] | None]:
+    """Everything that a run starts from: what a step works on, and what batches come from.
+
+    Raises: DataError. RecipeError: also if no memory holds it.
+    """
+    refuse_too_large(recipe, corpus, version)
+    # Each version has a start and an order of its own: with the last one's it would be nearly
+    # compatible by accident, and the next recipe would not be.
+    seed = recipe.seed + 1_000_003 * version
+    generator = torch.Generator().manual_seed(seed)
+    schema = Schema.of(corpus, features=recipe.model.kind != "factorization")
+    options = encoder_options(recipe, version)
+    encoder = build_encoder(recipe.model.kind, options, schema, generator).to(device)
+    sampler = build_sampler(recipe, corpus, seed)
+    task = build_task(recipe.task, corpus)
+    prior = build_prior(recipe.prior, corpus, past, recipe.seed)
+    strengths = strengths_of(recipe, corpus)
+    objective = Objective(
+        task,
+        strengths.penalty,
+        strengths.l2,
+        {"query": recipe.task.query_orthogonal, "candidate": recipe.task.candidate_orthogonal},
+        prior_constant(prior, sampler.measures, strengths.penalty),
+        strengths.l2_measure,
+    ).to(device)
+    factors = {
+        s: torch.cat([f, torch.ones(len(f), 1)], dim=1) if task.wants_means else f
+        for s, f in prior.items()
+    }
+    estimators = {
+        side: [
+            build_estimator(
+                recipe.gramian,
+                encoder.dim,
+                sampler.measures[side][:, r],
+                factors[side],
+                None if folder is None else folder / f"cache-{side}-{r}.bin",
+            ).to(device)
+            for r in range(len(strengths.penalty) if objective.wants_moments else 0)
+        ]
+        for side in SIDES
+    }
+    owned = [] if joint is None else [p for p in joint.parameters() if p.requires_grad]
+    rate = None if joint is None else joint.rate
+    independent = recipe.gramian.batch == "independent" and objective.wants_moments
+    step = Step(
+        encoder,
+        encoder.read(corpus).to(device),
+        objective,
+        estimators,
+        sampler.measures,
+        {side: found.to(device) for side, found in factors.items()},
+        prior["query"].shape[1],
+        build_optimizers(recipe, encoder, owned, rate),
+        joint,
+        independent,
+        recipe.training.precondition,
+    )
+    draws = build_independent(recipe, corpus, sampler, seed) if independent else None
+    return step, sampler, draws
+
+
 def pick_device(name: str) -> torch.device:
     """ "auto" is CUDA where there is one. Raises: RecipeError: CUDA was asked for in vain."""
     if name not in ("auto", "cpu", "cuda"):
@@ -179,11 +257,13 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 
-def _sparse(task: TaskRecipe, corpus: Corpus, measures: Mapping[str, Tensor]) -> Tensor | None:
+def _sparse(
+    sparse: str, penalty: Sequence[float], corpus: Corpus, measures: Mapping[str, Tensor]
+) -> Tensor | None:
     """Weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]; None for none."""
-    if task.sparse == "none":
+    if sparse == "none":
         return None
-    if task.sparse == "weight":
+    if sparse == "weight":
         return corpus.column("weight").double()
     # What the penalty gives to a pair is taken off again, once however often it was observed.
     query, candidate = corpus.column("query"), corpus.column("candidate")
@@ -191,7 +271,7 @@ def _sparse(task: TaskRecipe, corpus: Corpus, measures: Mapping[str, Tensor]) ->
         query * len(corpus.candidates) + candidate, return_inverse=True, return_counts=True
     )
     total = torch.zeros(len(corpus), dtype=torch.float64)
-    for r, strength in enumerate(task.penalty):
+    for r, strength in enumerate(penalty):
         total += strength * measures["query"][query, r] * measures["candidate"][candidate, r]
     weight: Tensor = -total * len(corpus) / times[place]
     return weight

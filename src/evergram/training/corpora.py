@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +14,6 @@ from evergram.data.pair_hash import TrainedPairs
 from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import (
     HeldOut,
-    Pairs,
     Split,
     given_split,
     random_split,
@@ -109,7 +107,7 @@ def split_for(
         test = read_interactions(Path(str(recipe.data.test)), columns)
         chosen = given_split(corpus, test, share=split.share, held_out=held_out)
     if history is not None and history.untested is not None:
-        chosen = replace(chosen, test=Pairs.none(), untested=history.untested)
+        chosen = chosen.without_test(history.untested)
     elif not len(chosen.test) and chosen.trained_before:
         raise DataError(
             f"All {chosen.trained_before} pairs that the split holds out were trained on by an "

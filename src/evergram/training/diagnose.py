@@ -13,13 +13,13 @@ from evergram.encoders.features import SIDES
 from evergram.errors import RecipeError
 from evergram.evaluation.gramian_error import Histograms, score_histograms
 from evergram.lineage.lineage import Lineage
-from evergram.training.build import build_measures, pick_device
+from evergram.training.build import build_measures, pick_device, prepare
 from evergram.training.callbacks import Point
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import no_denormals, prepare, run_epoch
 from evergram.training.progress import Progress
 from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.run import no_denormals, run_epoch
 from evergram.training.tracking import Tracking
 
 

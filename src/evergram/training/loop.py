@@ -1,42 +1,41 @@
-"""The one explicit loop that trains every encoder."""
+"""Train an encoder: find the best epoch, and where it is wanted train on all that is not test."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import Batch, Draw, EntitySampler, ExampleSampler
-from evergram.data.split import Pairs, Split
-from evergram.encoders.building import build_encoder
+from evergram.data.split import Pairs, Split, known_pairs
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES, Schema
-from evergram.errors import TrainingError
+from evergram.errors import RecipeError
 from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
-from evergram.tasks.objective import Objective
-from evergram.training.build import (
-    build_estimator,
-    build_independent,
-    build_optimizers,
-    build_sampler,
-    build_task,
-    encoder_options,
-)
-from evergram.training.callbacks import Callback, Point
-from evergram.training.memory import refuse_too_large
-from evergram.training.priors import build_prior, prior_constant
+from evergram.training.callbacks import Callback
+from evergram.training.early_stopping import EarlyStopping
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
-from evergram.training.resume import Resume, gather, named, run_key, scatter
-from evergram.training.step import Joint, Step
+from evergram.training.run import Beside, TrainingRun, no_denormals
+from evergram.training.step import Joint
 from evergram.training.watch import Watch
+
+
+@dataclass(frozen=True)
+class Refit:
+    """A last training on all that is not test, for as many steps as selection found best.
+
+    Args:
+        split: its training corpus holds the pairs of training and of selection.
+        joint, past: as of `train_encoder`, in the rows of that corpus.
+    """
+
+    split: Split
+    joint: Joint | None = None
+    past: Mapping[str, Tensor] | None = None
 
 
 @dataclass
@@ -44,8 +43,9 @@ class Trained:
     """What a run leaves.
 
     Args:
-        encoder: at its best epoch by the selection metric, in evaluation mode, on the CPU.
-        query, candidate: [N, D], embeddings of the training corpus's entities.
+        encoder: at its best epoch by the selection metric, or trained on all that is not test for
+            as many steps; in evaluation mode, on the CPU.
+        query, candidate: [N, D], embeddings of the entities of the corpus it was last trained on.
         metrics: on the test pairs, `model` and `popularity`.
         history: one entry an evaluation: epoch, seconds of training, objective, the metric.
         best_epoch: epochs that the kept encoder has had.
@@ -53,6 +53,11 @@ class Trained:
         watched: what `training.watch_minutes` asked for, one entry a look.
         reached: seconds of training until `training.reach`, None where it was not.
         state_bytes: of the Gramian estimators.
+        ended: why no more epochs were trained: "patience", "epochs" or "budget".
+        refit: `steps`, `interactions` and `seconds` of the last training on all that is not test;
+            None where there was none.
+        penalty, l2: λ of each measure and the weight of squared norms, as they were used.
+        warnings: sentences that a person should read.
     """
 
     encoder: Encoder
@@ -65,6 +70,11 @@ class Trained:
     watched: list[dict[str, float]] = field(default_factory=list)
     reached: float | None = None
     state_bytes: int = 0
+    ended: str = ""
+    refit: dict[str, float] | None = None
+    penalty: tuple[float, ...] = ()
+    l2: float = 0.0
+    warnings: list[str] = field(default_factory=list)
 
 
 def train_encoder(
@@ -80,8 +90,9 @@ def train_encoder(
     title: str = "train",
     folder: Path | None = None,
     callbacks: Sequence[Callback] = (),
+    refit: Refit | None = None,
 ) -> Trained:
-    """Train a version's encoder from its start on `split.training`.
+    """Train a version's encoder from its start on `split.training`, and keep its best epoch.
 
     Args:
         joint: what is trained together with it, in place.
@@ -89,102 +100,136 @@ def train_encoder(
             "version".
         start: an encoder of the same architecture to go on from.
         folder: where an interrupted run of the same is gone on with; None keeps nothing.
-        callbacks: what looks on.
+        callbacks: what looks on; the refit is not looked at.
+        refit: train once more from the start, on this, for as many steps; None does not.
     Raises: TrainingError: the loss is no longer finite.
     """
-    corpus = split.training
-    if joint is not None:
-        joint.to(device)
-    step, sampler, draws = prepare(
-        recipe, corpus, version, device, joint=joint, past=past, folder=folder
+    run = TrainingRun(
+        recipe, split.training, version, device, Beside(joint, past, start), title, folder
     )
-    encoder = step.encoder
-    if start is not None:
-        encoder.start_from(start)
-    learned: dict[str, nn.Module] = {"encoder": encoder}
-    if joint is not None:
-        learned["joint"] = joint
-    everything = {**learned, "objective": step.objective} | {
-        f"{side}{r}": e for side in SIDES for r, e in enumerate(step.estimators[side])
-    }
-    resume = Resume(folder, title, run_key(recipe, version, corpus, joint, start) if folder else "")
     watch = Watch.of(recipe, split)
-    lookers = [*callbacks, *([] if watch is None else [watch])]
-    relevance = relevance_of(corpus, split.selection)
-    history: list[dict[str, float]] = []
-    first, best, best_epoch, seconds = 1, -1.0, 0, 0.0
-    kept: dict[str, Tensor] = {}
-    saved = resume.load()
-    if saved is not None:
-        tensors, facts = saved
-        scatter(tensors, everything, step.optimizers)
-        kept, history = named(tensors, "kept"), facts["history"]
-        first, seconds = facts["epoch"] + 1, facts["seconds"]
-        best, best_epoch = facts["best"], facts["best_epoch"]
-    # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
-    select_after = 0 if joint is None else recipe.upgrade.select_after
-    epochs, budget = recipe.training.epochs, recipe.training.budget
-    over = budget is not None and seconds >= budget
-    point = Point((first - 1) * len(sampler), first, seconds, step)
-    try:
-        with no_denormals(), progress.task(title, epochs * len(sampler)) as bar:
-            bar.advance(point.step, 0)
-            for epoch in range(first, epochs + 1):
-                if over:
-                    break
-                started = time.perf_counter()
-                total = torch.zeros((), device=device)
-                for batch, objective in run_epoch(step, sampler, draws, epoch - 1, device):
-                    total += objective
-                    bar.advance(1, sampler.batch_size)
-                    if lookers:
-                        elapsed = seconds + time.perf_counter() - started
-                        point = Point(point.step + 1, epoch, elapsed, step)
-                        for looker in lookers:
-                            looker.on_step(point, batch, objective)
-                mean = float(total) / len(sampler)
-                seconds += time.perf_counter() - started
-                if not math.isfinite(mean):
-                    raise TrainingError(
-                        f"The loss is {mean} in epoch {epoch}; lower training.table_rate "
-                        f"({recipe.training.table_rate}) or task.penalty ({recipe.task.penalty})."
-                    )
-                over = budget is not None and seconds >= budget
-                last = epoch == epochs or over
-                if last or epoch % recipe.training.evaluate_every == 0:
-                    now = encoder.embed_all(step.scene)
-                    name = recipe.training.metric
-                    found = rank_metrics(now["query"], now["candidate"], relevance, [name])[name]
-                    record = {"epoch": epoch, "seconds": seconds, "objective": mean, name: found}
-                    history.append(record)
-                    # A run that ends early has its last epoch, if no other.
-                    if found > best and (epoch > select_after or (last and not kept)):
-                        best, best_epoch = found, epoch
-                        kept = {k: v.detach().cpu().clone() for k, v in gather(learned, []).items()}
-                    bar.describe(f"epoch {epoch} loss {mean:.4f} {name} {found:.4f}")
-                    for looker in lookers:
-                        looker.on_evaluation(Point(point.step, epoch, seconds, step), record)
-                # The last state is kept whenever one may come back to it.
-                if last or resume.due():
-                    state = gather(everything, step.optimizers)
-                    state |= {f"kept|{k}": v for k, v in kept.items()}
-                    facts = {"epoch": epoch, "seconds": seconds, "history": history}
-                    resume.save(state, facts | {"best": best, "best_epoch": best_epoch})
-    finally:
-        for looker in lookers:
-            looker.on_end(point)
-    scatter(kept, learned, [])
-    for module in learned.values():
-        module.cpu().eval()
+    found, ended = _search(
+        recipe, split, run, progress, [*callbacks, *([] if watch is None else [watch])]
+    )
+    encoder, last, seconds = run.finish(found.kept), None, run.seconds
+    if refit is not None:
+        steps = found.best_epoch * len(run.sampler)
+        beside = Beside(refit.joint, refit.past, start)
+        again = TrainingRun(
+            recipe, refit.split.training, version, device, beside, f"{title} refit", folder,
+            f"refit, {steps} steps",
+        )  # fmt: skip
+        encoder = _train_for(again, steps, progress)
+        last = {"steps": steps, "interactions": len(refit.split.training), "seconds": again.seconds}
+        seconds += again.seconds
+        run = again
+    warnings = _warnings(recipe, found, ended, title)
+    for sentence in warnings:
+        logging.getLogger(__name__).warning(sentence)
+    metric = recipe.training.metric
     return replace(
-        judge(recipe, split, encoder),
-        history=history,
-        best_epoch=best_epoch,
+        judge(recipe, split if refit is None else refit.split, encoder),
+        history=found.history,
+        best_epoch=found.best_epoch,
         seconds=seconds,
         watched=[] if watch is None else watch.found,
-        reached=time_to_reach(history, recipe.training.metric, recipe.training.reach),
-        state_bytes=sum(e.state_bytes for found in step.estimators.values() for e in found),
+        reached=time_to_reach(found.history, metric, recipe.training.reach),
+        state_bytes=run.state_bytes,
+        ended=ended,
+        refit=last,
+        penalty=run.step.objective.penalty,
+        l2=run.step.objective.l2,
+        warnings=warnings,
     )
+
+
+def _search(
+    recipe: Recipe,
+    split: Split,
+    run: TrainingRun,
+    progress: Progress,
+    lookers: Sequence[Callback],
+) -> tuple[EarlyStopping, str]:
+    """Train until patience, the epochs or the budget end it. Returns: the best epoch with its
+    parameters, and which of the three it was."""
+    settings = recipe.training
+    # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
+    joint = "joint" in run.learned
+    found = EarlyStopping(
+        settings.metric, settings.patience, recipe.upgrade.select_after if joint else 0
+    )
+    saved = run.restore()
+    if saved is not None:
+        found.kept, facts = saved
+        found.history = facts["history"]
+        found.best, found.best_epoch = facts["best"], facts["best_epoch"]
+    relevance = relevance_of(split.training, split.selection)
+    ended = _ended(recipe, run, found)
+    try:
+        with (
+            no_denormals(),
+            progress.task(run.title, settings.epochs * len(run.sampler), at_most=True) as bar,
+        ):
+            bar.advance(run.steps, 0)
+            while not ended:
+                mean = run.next_epoch(bar, lookers)
+                ended = _ended(recipe, run, found)
+                if ended or run.epoch % settings.evaluate_every == 0:
+                    value = _evaluate(recipe, run, relevance)
+                    record = {"epoch": run.epoch, "seconds": run.seconds, "objective": mean}
+                    record[settings.metric] = value
+                    if found.add(record, last=bool(ended)):
+                        found.kept = run.parameters()
+                    bar.describe(f"epoch {run.epoch} loss {mean:.4f} {settings.metric} {value:.4f}")
+                    for looker in lookers:
+                        looker.on_evaluation(run.point, record)
+                    ended = ended or _ended(recipe, run, found)
+                # The last state is kept whenever one may come back to it.
+                facts = {"history": found.history, "best": found.best}
+                run.save(facts | {"best_epoch": found.best_epoch}, found.kept, now=bool(ended))
+    finally:
+        for looker in lookers:
+            looker.on_end(run.point)
+    return found, ended
+
+
+def _ended(recipe: Recipe, run: TrainingRun, found: EarlyStopping) -> str:
+    """Why no epoch follows; empty where one does."""
+    settings = recipe.training
+    if run.epoch >= settings.epochs:
+        return "epochs"
+    if settings.budget is not None and run.seconds >= settings.budget:
+        return "budget"
+    return "patience" if found.exhausted else ""
+
+
+def _evaluate(recipe: Recipe, run: TrainingRun, relevance: Relevance) -> float:
+    name = recipe.training.metric
+    now = run.encoder.embed_all(run.step.scene)
+    return rank_metrics(now["query"], now["candidate"], relevance, [name])[name]
+
+
+def _train_for(run: TrainingRun, steps: int, progress: Progress) -> Encoder:
+    """Train for so many steps; nothing is looked at on the way."""
+    run.restore()
+    with no_denormals(), progress.task(run.title, steps) as bar:
+        bar.advance(run.steps, 0)
+        while run.steps < steps:
+            mean = run.next_epoch(bar, limit=steps - run.steps)
+            bar.describe(f"epoch {run.epoch} loss {mean:.4f}")
+            run.save({}, {}, now=run.steps >= steps)
+    return run.finish()
+
+
+def _warnings(recipe: Recipe, found: EarlyStopping, ended: str, title: str) -> list[str]:
+    if not found.best_is_last:
+        return []
+    more = "budget" if ended == "budget" else "epochs"
+    return [
+        f"{title}: the best of {len(found.history)} evaluations is the last (epoch "
+        f"{found.best_epoch}, {recipe.training.metric} {found.best:.4f}), so more training may be "
+        f"better; raise training.{more} ({getattr(recipe.training, more):g})."
+    ]
 
 
 def judge(recipe: Recipe, split: Split, encoder: Encoder) -> Trained:
@@ -192,24 +237,12 @@ def judge(recipe: Recipe, split: Split, encoder: Encoder) -> Trained:
     corpus = split.training
     vectors = encoder.embed_all(corpus)
     query, candidate = vectors["query"], vectors["candidate"]
-    test = relevance_of(corpus, split.test)
+    test = test_relevance(split)
     metrics = {
         "model": rank_metrics(query, candidate, test, recipe.metrics),
         "popularity": popularity_metrics(corpus.counts("candidate"), test, recipe.metrics),
     }
     return Trained(encoder, query, candidate, metrics)
-
-
-@contextmanager
-def no_denormals() -> Iterator[None]:
-    """Flush denormal numbers to zero: Adagrad's tiny ones made a CPU step 20 times slower. The
-    process is left as it was."""
-    was = float(torch.tensor([1e-310], dtype=torch.float64) * 0.5) == 0
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(was)
 
 
 def time_to_reach(
@@ -228,122 +261,25 @@ def relevance_of(corpus: Corpus, pairs: Pairs) -> Relevance:
     )
 
 
-def prepare(
-    recipe: Recipe,
-    corpus: Corpus,
-    version: int,
-    device: torch.device,
-    *,
-    joint: Joint | None = None,
-    past: Mapping[str, Tensor] | None = None,
-    folder: Path | None = None,
-) -> tuple[Step, ExampleSampler, dict[str, EntitySampler] | None]:
-    """Everything that a run starts from: what a step works on, and what batches come from.
+def test_relevance(split: Split) -> Relevance:
+    """Test pairs to find, with all known pairs masked: training's, and those that chose the
+    epoch."""
+    known = known_pairs(split)
+    return Relevance.of(split.test.query, split.test.candidate, known.query, known.candidate)
 
-    Raises: DataError. RecipeError: also if no memory holds it.
+
+def refit_of(recipe: Recipe, split: Split) -> Split:
+    """The split of the model that is published: all that is not test is trained on, where
+    `training.refit` has it so; otherwise the same split.
+
+    Raises: RecipeError: the same pairs select and test, so there is nothing more to train on.
     """
-    refuse_too_large(recipe, corpus, version)
-    # Each version has a start and an order of its own: with the last one's it would be nearly
-    # compatible by accident, and the next recipe would not be.
-    seed = recipe.seed + 1_000_003 * version
-    generator = torch.Generator().manual_seed(seed)
-    schema = Schema.of(corpus, features=recipe.model.kind != "factorization")
-    options = encoder_options(recipe, version)
-    encoder = build_encoder(recipe.model.kind, options, schema, generator).to(device)
-    sampler = build_sampler(recipe, corpus, seed)
-    task = build_task(recipe.task, corpus)
-    prior = build_prior(recipe.prior, corpus, past, recipe.seed)
-    objective = Objective(
-        task,
-        recipe.task.penalty,
-        recipe.task.l2,
-        {"query": recipe.task.query_orthogonal, "candidate": recipe.task.candidate_orthogonal},
-        prior_constant(prior, sampler.measures, recipe.task.penalty),
-        recipe.task.l2_measure,
-    ).to(device)
-    factors = {
-        s: torch.cat([f, torch.ones(len(f), 1)], dim=1) if task.wants_means else f
-        for s, f in prior.items()
-    }
-    estimators = {
-        side: [
-            build_estimator(
-                recipe.gramian,
-                encoder.dim,
-                sampler.measures[side][:, r],
-                factors[side],
-                None if folder is None else folder / f"cache-{side}-{r}.bin",
-            ).to(device)
-            for r in range(len(recipe.task.penalty) if objective.wants_moments else 0)
-        ]
-        for side in SIDES
-    }
-    owned = [] if joint is None else [p for p in joint.parameters() if p.requires_grad]
-    rate = None if joint is None else joint.rate
-    independent = recipe.gramian.batch == "independent" and objective.wants_moments
-    step = Step(
-        encoder,
-        encoder.read(corpus).to(device),
-        objective,
-        estimators,
-        sampler.measures,
-        {side: found.to(device) for side, found in factors.items()},
-        prior["query"].shape[1],
-        build_optimizers(recipe, encoder, owned, rate),
-        joint,
-        independent,
-        recipe.training.precondition,
-    )
-    draws = build_independent(recipe, corpus, sampler, seed) if independent else None
-    return step, sampler, draws
-
-
-def run_epoch(
-    step: Step,
-    sampler: ExampleSampler,
-    draws: Mapping[str, EntitySampler] | None,
-    number: int,
-    device: torch.device,
-) -> Iterator[tuple[Batch, Tensor]]:
-    """The steps of one epoch: each batch, and its objective's value."""
-    step.encoder.train()
-    step.before = {}
-    looks_ahead = step.wants_before
-    batches = (batch.to(device) for batch in sampler.epoch(number))
-    pairs = (
-        (
-            {s: d.to(device) for s, d in zip(SIDES, pair, strict=True)}
-            for pair in zip(*(draws[s].epoch(number, len(sampler)) for s in SIDES), strict=True)
+    if not recipe.refits:
+        return split
+    if split.final is None:
+        raise RecipeError(
+            "training.refit trains on the pairs that chose the epoch too, and with split.selection "
+            "= 'paper' those are the test pairs; set training.refit = false or split.selection = "
+            "'strict'."
         )
-        if draws is not None
-        else None
-    )
-    if not looks_ahead:
-        for batch in batches:
-            yield batch, step(batch, None if pairs is None else next(pairs))
-        return
-    for (batch, drawn), following in _with_next(batches, pairs):
-        ids: dict[str, Tensor] | None = None
-        if following is not None:
-            ahead, ahead_drawn = following
-            ids = {"query": ahead.query, "candidate": ahead.candidate}
-            if ahead_drawn is not None:
-                ids = {s: ahead_drawn[s].ids for s in SIDES}
-        yield batch, step(batch, drawn, ids)
-
-
-Ahead = tuple[Batch, "dict[str, Draw] | None"]
-
-
-def _with_next(
-    batches: Iterator[Batch], pairs: Iterator[dict[str, Draw]] | None
-) -> Iterator[tuple[Ahead, Ahead | None]]:
-    """Each batch with its draws, and the next one, None after the last."""
-    current: Ahead | None = None
-    for batch in batches:
-        following = (batch, None if pairs is None else next(pairs))
-        if current is not None:
-            yield current, following
-        current = following
-    if current is not None:
-        yield current, None
+    return split.final()

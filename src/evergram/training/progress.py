@@ -15,8 +15,11 @@ from rich.progress import Progress as Bar
 class Handle:
     """One running task. `advance` is called once a batch and costs next to nothing."""
 
-    def __init__(self, title: str, total: int, bar: Bar | None, quiet: bool) -> None:
+    def __init__(
+        self, title: str, total: int, bar: Bar | None, quiet: bool, at_most: bool = False
+    ) -> None:
         self._title = title
+        self._at_most = "at most " if at_most else ""
         self._total = total
         self._bar = bar
         self._quiet = quiet
@@ -40,7 +43,7 @@ class Handle:
         elif not self._quiet:
             elapsed = time.monotonic() - self._started
             left = elapsed / max(1, self._done) * (self._total - self._done)
-            line = f"{self._title}: {note}, {self._speed()}, {left:.0f} s left"
+            line = f"{self._title}: {note}, {self._speed()}, {self._at_most}{left:.0f} s left"
             sys.stderr.write(line + "\n")
 
     def _speed(self) -> str:
@@ -70,11 +73,12 @@ class Progress:
             sys.stderr.write(f"{self._prefix}{sentence}\n")
 
     @contextmanager
-    def task(self, title: str, total: int) -> Iterator[Handle]:
+    def task(self, title: str, total: int, *, at_most: bool = False) -> Iterator[Handle]:
+        """Report on `total` steps, or on as many `at_most`."""
         title = self._prefix + title
         console = Console(stderr=True)
         if self._quiet or not console.is_terminal:
-            yield Handle(title, total, None, self._quiet)
+            yield Handle(title, total, None, self._quiet, at_most)
             return
         columns = (
             TextColumn("{task.description}"),
@@ -84,4 +88,4 @@ class Progress:
             TimeRemainingColumn(),
         )
         with Bar(*columns, console=console) as bar:
-            yield Handle(title, total, bar, False)
+            yield Handle(title, total, bar, False, at_most)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evergram.compatibility.chain import Chain
 from evergram.data.corpus import Corpus
-from evergram.data.split import Pairs, Split
+from evergram.data.split import Split, known_pairs
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
 from evergram.evaluation.compatibility import as_dim, drift, overlap
@@ -39,7 +39,7 @@ def reading_report(
         objects = [torch.cat([vectors[s][chosen[s]] for s in SIDES]) for vectors in (back, past)]
         distance[name] = {**drift(objects[0], objects[1]), "objects": len(objects[0])}
     catalogue = known["candidate"]
-    relevance = known_relevance(split.training, split.test, known)
+    relevance = known_relevance(split, known)
     readings = {
         # The past version itself, and the new one in its place on both sides.
         "past": (past, past),
@@ -76,16 +76,15 @@ def held_out_rows(corpus: Corpus, share: float) -> dict[str, Tensor]:
     return {side: held_out(entities, share) for side, entities in sides}
 
 
-def known_relevance(corpus: Corpus, pairs: Pairs, known: dict[str, Tensor]) -> Relevance:
+def known_relevance(split: Split, known: dict[str, Tensor]) -> Relevance:
     """The test of a past version: queries it knew, over the catalogue it knew.
 
     Pairs of another candidate are left out: no reading of that version could rank them.
     """
+    pairs, seen = split.test, known_pairs(split)
     place = torch.where(known["candidate"], known["candidate"].cumsum(0) - 1, -1)
     candidate = torch.where(pairs.candidate >= 0, place[pairs.candidate], -1)
     kept = known["query"][pairs.query] & (candidate >= 0)
-    seen = place[corpus.column("candidate")]
-    rankable = seen >= 0
-    return Relevance.of(
-        pairs.query[kept], candidate[kept], corpus.column("query")[rankable], seen[rankable]
-    )
+    masked = place[seen.candidate]
+    rankable = masked >= 0
+    return Relevance.of(pairs.query[kept], candidate[kept], seen.query[rankable], masked[rankable])

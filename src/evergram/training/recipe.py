@@ -186,11 +186,14 @@ class TaskRecipe(_Strict):
     centred: bool = True
     # How pairs are drawn: all in turn, or a query first. BPR's is "queries".
     positives: Literal["examples", "queries"] | None = None
-    # λ, one a measure.
-    penalty: Annotated[list[Weight], Field(min_length=1), BeforeValidator(_listed)] = [10.0]
+    # λ, one a measure; "auto" scales with the data, see `evergram.training.automatic`.
+    penalty: (
+        Annotated[list[Weight], Field(min_length=1), BeforeValidator(_listed)] | Literal["auto"]
+    ) = "auto"
     # Squared norms: of every example's, or under the penalty's (first) measure.
-    l2: Weight = 0.0
-    l2_measure: Literal["examples", "penalty"] = "examples"
+    l2: Weight | Literal["auto"] = "auto"
+    # "penalty" for an automatic l2, "examples" for a given one, where it is absent.
+    l2_measure: Literal["examples", "penalty"] | None = None
     # p_a ∝ count_a^measure: 0 is uniform, 1 is the measure of examples; or a file of weights.
     query_measure: Measures = [0.0]
     candidate_measure: Measures = [0.0]
@@ -202,8 +205,13 @@ class TaskRecipe(_Strict):
 
     @model_validator(mode="after")
     def _one_each(self) -> TaskRecipe:
-        lengths = {len(self.penalty), len(self.query_measure), len(self.candidate_measure)}
-        if len(lengths) > 1:
+        lengths = {len(self.query_measure), len(self.candidate_measure)}
+        if self.penalty == "auto" and max(lengths) > 1:
+            raise ValueError(
+                "task.penalty = 'auto' is one λ for one measure; give a list of numbers, one for "
+                "each entry of task.query_measure and task.candidate_measure"
+            )
+        if len({*lengths, 1 if self.penalty == "auto" else len(self.penalty)}) > 1:
             raise ValueError(
                 "task.penalty, task.query_measure and task.candidate_measure must be as long as "
                 "one another, one entry a measure"
@@ -261,7 +269,12 @@ class TrainingRecipe(_Strict):
     """The loop. `table_rate` is Adagrad's on tables of ids and `feature_rate` on those of features,
     whose rows many entities share; `layer_rate` is Adam's on the rest."""
 
-    epochs: Positive = 15
+    # At most; training ends when so many evaluations in a row were no better (0: never).
+    epochs: Positive = 100
+    patience: Annotated[int, Field(ge=0)] = 5
+    # At last train on all that is not test, for as many steps as selection found best; "auto" does
+    # where split.kind is "given", for published figures are of such models.
+    refit: bool | Literal["auto"] = "auto"
     batch_size: Positive = 4096
     table_rate: Rate = 0.05
     feature_rate: Rate = 0.005
@@ -422,6 +435,12 @@ class Recipe(_Strict):
                 f"upgrade.select_after is {self.upgrade.select_after} and training.epochs "
                 f"{self.training.epochs}; no epoch would be left to select"
             )
+        if self.training.refit is True and self.split.selection == "paper":
+            raise ValueError(
+                "training.refit = true trains on the pairs that chose the epoch, and with "
+                "split.selection = 'paper' those are the test pairs; set split.selection = "
+                "'strict' or leave training.refit at 'auto'"
+            )
         task = self.task
         if (task.query_orthogonal or task.candidate_orthogonal) and not self.model.normalize:
             raise ValueError(
@@ -429,6 +448,12 @@ class Recipe(_Strict):
                 "true or leave task.query_orthogonal and task.candidate_orthogonal at 0"
             )
         return self
+
+    @property
+    def refits(self) -> bool:
+        """Whether the published model is at last trained on all that is not test."""
+        refit = self.training.refit
+        return self.split.kind == "given" if refit == "auto" else refit
 
     @classmethod
     def load(

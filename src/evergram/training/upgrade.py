@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
@@ -27,7 +27,7 @@ from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import load_encoder, make_artefact, trained_pairs
 from evergram.training.corpora import load_corpus, salt_of, split_for
-from evergram.training.loop import Trained, judge, relevance_of, train_encoder
+from evergram.training.loop import Refit, Trained, judge, refit_of, test_relevance, train_encoder
 from evergram.training.progress import Progress
 from evergram.training.reading import reading_report
 from evergram.training.recipe import CLOSED, Recipe, flat
@@ -59,6 +59,7 @@ def train(
     """
     corpus = load_corpus(recipe) if corpus is None else corpus
     split = split_for(recipe, corpus, 0)
+    final = refit_of(recipe, split)
     trained = train_encoder(
         recipe,
         split,
@@ -68,10 +69,11 @@ def train(
         title="version 0",
         folder=folder,
         callbacks=[*callbacks, *_board(board, 0, split)],
+        refit=None if final is split else Refit(final),
     )
-    report = _report(recipe, 0, split, trained)
-    pairs = trained_pairs(split.training, salt_of(recipe))
-    return make_artefact(recipe, 0, split, trained, report, trained_on=pairs)
+    report = _report(recipe, 0, final, trained)
+    pairs = trained_pairs(final.training, salt_of(recipe))
+    return make_artefact(recipe, 0, final, trained, report, trained_on=pairs)
 
 
 Rest = ParamSpec("Rest")
@@ -129,6 +131,8 @@ def upgrade(
     corpus = load_corpus(recipe) if corpus is None else corpus
     history = lineage.pair_history
     split, salt = split_for(recipe, corpus, version, history), salt_of(recipe, history)
+    # What is published is trained and judged on `final`; `split` chooses for how long.
+    final = refit_of(recipe, split)
     chosen = pick_device(device)
     settings = recipe.upgrade
     if encoder is not None and (settings.fit == "joint" or settings.start != "fresh"):
@@ -141,15 +145,20 @@ def upgrade(
         # Fine-tuning cannot change the architecture.
         recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
     new_dim = before.dim if settings.start == "frozen" else recipe.model.dim_of(version)
-    back = WayBack(recipe, lineage.history, before, split.training, version, new_dim)
+    back = WayBack(recipe, lineage.history, before, final.training, version, new_dim)
     back.overlap.refuse_small(version, past_version, allow_small=allow_small_overlap)
     joint = back.joint()
     title = f"version {version}"
     common: dict[str, Any] = {"past": back.past, "folder": folder}
+    first, refit = joint, None
+    if final is not split:
+        search = WayBack(recipe, lineage.history, before, split.training, version, new_dim)
+        common["past"], first = search.past, search.joint()
+        refit = Refit(final, joint, back.past)
     if settings.start == "frozen":
-        trained = judge(recipe, split, before)
+        trained = judge(recipe, final, before)
     elif encoder is not None:
-        trained = judge(recipe, split, encoder)
+        trained = judge(recipe, final, encoder)
     else:
         trained = train_encoder(
             recipe,
@@ -157,7 +166,8 @@ def upgrade(
             version,
             chosen,
             progress,
-            joint=joint,
+            joint=first,
+            refit=refit,
             start=before if settings.start == "previous" else None,
             title=title,
             callbacks=[*callbacks, *_board(board, version, split)],
@@ -167,20 +177,28 @@ def upgrade(
     started = time.perf_counter()
     back.finish(new)
     trained.seconds += time.perf_counter() - started
-    report = _report(recipe, number, split, trained)
+    report = _report(recipe, number, final, trained)
     if settings.alone:
         report["metrics"]["alone"] = trained.metrics["model"]
         if joint is not None or settings.start != "fresh":
             alone = train_encoder(
-                recipe, split, version, chosen, progress, title=f"{title} alone", **common
+                recipe,
+                split,
+                version,
+                chosen,
+                progress,
+                title=f"{title} alone",
+                refit=None if refit is None else replace(refit, joint=None),
+                **common,
             )
             report["metrics"]["alone"] = alone.metrics["model"]
+            report["training"]["alone"] = _training(alone)
     report["overlap"] = back.overlap.as_json()
     longer = lineage.chain.extended(back.transform)
     errors = {**lineage.errors, number: back.error(new)}
     report["compatibility"] = {
         str(j): reading_report(
-            recipe, split, new, longer, j, load_encoder(lineage, j), back.held_out
+            recipe, final, new, longer, j, load_encoder(lineage, j), back.held_out
         )
         for j in (lineage.readable if readings else ())
     }
@@ -197,7 +215,7 @@ def upgrade(
     return make_artefact(
         recipe,
         version,
-        split,
+        final,
         trained,
         report,
         back.transform,
@@ -207,7 +225,7 @@ def upgrade(
         # A frozen model was trained on nothing that its own version does not remember.
         (salt, TrainedPairs())
         if settings.start == "frozen"
-        else trained_pairs(split.training, salt),
+        else trained_pairs(final.training, salt),
     )
 
 
@@ -280,6 +298,7 @@ def evaluate(
     split = split_for(recipe, corpus, lineage.newest, lineage.pair_history)
     if split.untested is not None:
         raise LineageError(split.untested)
+    split = refit_of(recipe, split)
     view = lineage.view(version)
     vectors: dict[str, Tensor] = {}
     for side, entities in zip(
@@ -289,7 +308,7 @@ def evaluate(
         rows = Vocabulary(ids).rows(entities.vocabulary.keys)
         # An object without a stored vector cannot be told from the others: it scores zero.
         vectors[side] = stored[rows.clamp(min=0)] * (rows >= 0)[:, None]
-    relevance = relevance_of(split.training, split.test)
+    relevance = test_relevance(split)
     counts = split.training.counts("candidate")
     return {
         "model": rank_metrics(
@@ -324,8 +343,7 @@ def _report(recipe: Recipe, version: int, split: Split, trained: Trained) -> dic
         "metrics": dict(trained.metrics),
         **({"untested": split.untested} if split.untested else {}),
         "training": {
-            "seconds": round(trained.seconds, 3),
-            "best_epoch": trained.best_epoch,
+            **_training(trained),
             "history": trained.history,
             "gramian_bytes": trained.state_bytes,
             **({"watched": trained.watched} if recipe.training.watch_minutes else {}),
@@ -342,4 +360,18 @@ def _report(recipe: Recipe, version: int, split: Split, trained: Trained) -> dic
             "unknown_queries": split.unknown_queries,
             "trained_before": split.trained_before,
         },
+    }
+
+
+def _training(trained: Trained) -> dict[str, Any]:
+    """How a model was trained: on what, for how long, and what a person should know of it."""
+    return {
+        "seconds": round(trained.seconds, 3),
+        "best_epoch": trained.best_epoch,
+        "epochs": int(trained.history[-1]["epoch"]) if trained.history else 0,
+        "ended": trained.ended,
+        "refit": trained.refit,
+        "penalty": list(trained.penalty),
+        "l2": trained.l2,
+        "warnings": trained.warnings,
     }

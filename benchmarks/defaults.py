@@ -1,0 +1,269 @@
+"""The defaults beside settings that were searched for, on data that they were not chosen on.
+
+The default λ, l2, rate, batch and patience were chosen on three data sets (`CHOSEN_ON`) and are
+looked at on others. A recipe of each names its data and its split alone. The rival is the best of
+a random search over λ, l2 and its measure and the tables' rate, by the selection pairs, the
+defaults being its first trial; the test pairs are looked at once, by both, for every seed.
+
+    OMP_NUM_THREADS=1 python -m benchmarks defaults > defaults.log
+
+What has been trained is kept in build/defaults, so that a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from benchmarks import gowalla
+from benchmarks.tiny import recipes
+from evergram.data.split import Pairs, Split
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.loop import Refit, refit_of, train_encoder
+from evergram.training.progress import Progress
+from evergram.training.recipe import Recipe
+
+CHOSEN_ON = ("movielens-25m-head", "gowalla", "amazon-beauty")
+CONFIRMED_ON = (
+    "yelp2018",
+    "movielens-latest-small",
+    "wikispeedia",
+    "amazon-musical-instruments",
+)
+TRIALS, SEEDS = 24, 3
+METRIC = "recall@20"
+# Queries whose selection pairs judge a trial; the last trainings have them all.
+JUDGED = 4000
+# Half of the 95 % interval of a mean of n is this many standard errors (Student's t).
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
+KEPT = gowalla.ROOT / "build" / "defaults"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one data set.
+
+    Args:
+        default, tuned: the metric on the test pairs, by seed.
+        strengths: λ and l2 that the defaults come to.
+        settings: what the search found, as overrides; none where the defaults were best.
+    """
+
+    data: str
+    interactions: int
+    default: list[float]
+    tuned: list[float]
+    popularity: float
+    strengths: tuple[float, float]
+    settings: list[str]
+    best_is_last: bool
+
+
+def recipe_of(name: str) -> dict[str, Any]:
+    """The data and its split; all else is left to the defaults."""
+    if name in ("gowalla", "yelp2018"):
+        folder = gowalla.convert(name=name)
+        data = {
+            "kind": "table",
+            "path": str(folder / "train.parquet"),
+            "test": str(folder / "test.parquet"),
+        }
+        return {"data": data, "split": {"kind": "given"}}
+    path = gowalla.DATA / name
+    if name == "movielens-latest-small":
+        path /= "ml-latest-small.zip"
+    kind = name.split("-")[0]
+    return {"data": {"kind": kind, "path": str(path)}, "split": {"kind": "random"}}
+
+
+def measure(
+    names: Sequence[str] = (*CHOSEN_ON, *CONFIRMED_ON), trials: int = TRIALS, seeds: int = SEEDS
+) -> list[Found]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [
+            compare(name, recipe_of(name), trials, range(seeds), KEPT / f"{name}.jsonl")
+            for name in names
+        ]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def tiny() -> list[Found]:
+    with recipes() as folder:
+        values = {
+            "data": {
+                "kind": "table",
+                "path": str(folder / "train.parquet"),
+                "test": str(folder / "test.parquet"),
+            },
+            "split": {"kind": "given", "share": 0.2},
+            "model": {"dim": 4},
+            "training": {"epochs": 2},
+        }
+        return [compare("tiny", values, 2, range(2), folder / "kept.jsonl")]
+
+
+def compare(
+    name: str, values: dict[str, Any], trials: int, seeds: Sequence[int], kept: Path
+) -> Found:
+    """Search by the selection pairs with the first seed, then train and test with all."""
+    runs = Runs(values, kept)
+    best: list[str] = []
+    highest = -1.0
+    for settings in [[], *space(name, trials)]:
+        value = runs.select(settings, seeds[0])
+        if value > highest:
+            highest, best = value, settings
+    default = [runs.test([], seed) for seed in seeds]
+    tuned = [runs.test(best, seed) for seed in seeds]
+    return Found(
+        name,
+        default[0]["interactions"],
+        [found[METRIC] for found in default],
+        [found[METRIC] for found in tuned],
+        default[0]["popularity"],
+        (default[0]["penalty"], default[0]["l2"]),
+        best,
+        any(found["best_is_last"] for found in default),
+    )
+
+
+def space(name: str, trials: int) -> Iterator[list[str]]:
+    """Settings drawn for a data set, always the same ones."""
+    draw = random.Random(name)
+
+    def between(low: float, high: float) -> float:
+        return math.exp(draw.uniform(math.log(low), math.log(high)))
+
+    for _ in range(trials):
+        yield [
+            f"task.penalty={between(2, 200):.3g}",
+            f"task.l2={between(0.003, 0.3):.3g}",
+            f"task.l2_measure={draw.choice(['penalty', 'examples'])}",
+            f"training.table_rate={draw.choice([0.05, 0.1, 0.2])}",
+        ]
+
+
+class Runs:
+    """Trainings on one data set, each done once and kept in a file, one JSON object a line."""
+
+    def __init__(self, values: dict[str, Any], kept: Path) -> None:
+        self.values = values
+        self.kept = kept
+        self.done: dict[str, dict[str, Any]] = {}
+        if kept.is_file():
+            for line in kept.read_text().splitlines():
+                record = json.loads(line)
+                self.done[record["key"]] = record
+        self.corpus = load_corpus(Recipe.of(values))
+        self.splits: dict[int, Split] = {}
+
+    def select(self, settings: Sequence[str], seed: int) -> float:
+        """The metric on (some of) the selection pairs; no test pair is looked at."""
+        recipe, split = self._prepare(settings, seed)
+        none = torch.zeros(0, dtype=torch.int64)
+        few = replace(split, selection=_some(split.selection, JUDGED), test=Pairs(none, none))
+        found = self._once("select", recipe, few, None)
+        value: float = found["selection"]
+        return value
+
+    def test(self, settings: Sequence[str], seed: int) -> dict[str, Any]:
+        """The metric on the test pairs, as `evergram train` would report it."""
+        recipe, split = self._prepare(settings, seed)
+        final = refit_of(recipe, split)
+        return self._once("test", recipe, split, None if final is split else Refit(final))
+
+    def _prepare(self, settings: Sequence[str], seed: int) -> tuple[Recipe, Split]:
+        recipe = Recipe.of(self.values, [f"seed={seed}", f'metrics=["{METRIC}"]', *settings])
+        if seed not in self.splits:
+            self.splits[seed] = split_for(recipe, self.corpus, 0)
+        return recipe, self.splits[seed]
+
+    def _once(self, what: str, recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
+        digest = hashlib.sha256(recipe.model_dump_json(exclude={"upgrade", "compare"}).encode())
+        for pairs in (split.selection, split.test):
+            digest.update(pairs.query.numpy().tobytes() + pairs.candidate.numpy().tobytes())
+        key = f"{what} {digest.hexdigest()[:16]}"
+        if key not in self.done:
+            record = {"key": key, **_train(recipe, split, refit)}
+            self.kept.parent.mkdir(parents=True, exist_ok=True)
+            with self.kept.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            self.done[key] = record
+        return self.done[key]
+
+
+def _train(recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
+    found = train_encoder(recipe, split, 0, torch.device("cpu"), Progress(quiet=True), refit=refit)
+    return {
+        METRIC: found.metrics["model"][METRIC],
+        "popularity": found.metrics["popularity"][METRIC],
+        "selection": max(record[METRIC] for record in found.history),
+        "penalty": found.penalty[0],
+        "l2": found.l2,
+        "settings": {
+            "task": recipe.task.model_dump(exclude_defaults=True),
+            "training": recipe.training.model_dump(exclude_defaults=True),
+        },
+        "seed": recipe.seed,
+        "epoch": found.best_epoch,
+        "epochs": len(found.history),
+        "best_is_last": bool(found.warnings),
+        "interactions": len((split if refit is None else refit.split).training),
+        "seconds": round(found.seconds, 1),
+    }
+
+
+def _some(pairs: Pairs, queries: int) -> Pairs:
+    """All pairs of at most so many queries, always the same ones."""
+    distinct = torch.unique(pairs.query)
+    order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(0))
+    chosen = torch.isin(pairs.query, distinct[order[:queries]])
+    return Pairs(pairs.query[chosen], pairs.candidate[chosen])
+
+
+def table(found: Sequence[Found]) -> str:
+    lines = [
+        "| data | pairs trained on | defaults' λ, l2 | searched λ, l2, measure, rate "
+        "| Recall@20, defaults | searched | defaults / searched | popularity |",
+        "|" + "---|" * 8,
+    ]
+    for one in found:
+        chosen = " (chosen on it)" if one.data in CHOSEN_ON else ""
+        words = ", ".join(setting.split("=")[1] for setting in one.settings) or "the defaults"
+        ratios = [a / b for a, b in zip(one.default, one.tuned, strict=True)]
+        cells = [
+            f"{one.data}{chosen}",
+            f"{one.interactions:,}",
+            ", ".join(f"{value:.3g}" for value in one.strengths),
+            words,
+            _interval(one.default, 4),
+            _interval(one.tuned, 4),
+            _interval(ratios, 3),
+            f"{one.popularity:.4f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    seeds = len(found[0].default)
+    lines += ["", f"± is half of the 95 % interval of the mean over {seeds} seeds."]
+    late = [one.data for one in found if one.best_is_last]
+    if late:
+        lines.append(f"The best epoch of the defaults was the last of all on: {', '.join(late)}.")
+    return "\n".join(lines)
+
+
+def _interval(values: Sequence[float], digits: int) -> str:
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}"
+    half = STUDENT.get(len(values), 2.0) * stdev(values) / math.sqrt(len(values))
+    return f"{mean(values):.{digits}f} ± {half:.{digits}f}"

@@ -1,0 +1,71 @@
+"""λ and l2 that scale with the data, where a recipe has "auto".
+
+With n distinct pairs of |A| queries and |B| candidates, and squared error,
+
+    λ = 66 (n / |A||B|)^¼,    l2 = 0.08 (n / √(|A||B|))^−½  under the uniform measure:
+
+a denser matrix is pushed down more, and what is met rarely is held more closely to zero. In the
+words of implicit ALS, α₀ = 2 λ n / |A||B|. Both are wide valleys: half of either or twice as much
+costs a percent or two of Recall@20. They were found on MovieLens 25M's head, Gowalla and Amazon
+Beauty, and looked at on others; see docs/training.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import pow, sqrt
+
+from evergram.data.corpus import Corpus
+from evergram.training.recipe import Recipe, TaskRecipe
+
+PENALTY, PENALTY_POWER = 66.0, 0.25
+L2, L2_POWER = 0.08, -0.5
+
+
+@dataclass(frozen=True)
+class Strengths:
+    """λ of each measure, the weight of squared norms, and under which measure they are."""
+
+    penalty: list[float]
+    l2: float
+    l2_measure: str
+
+
+def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
+    """Return what a recipe's `task.penalty` and `task.l2` are on this corpus, with numbers in the
+    place of "auto".
+
+    Tasks with negatives of their own, or with a partition function, get no penalty and no l2 from
+    "auto": what keeps their scores apart is in their loss.
+    """
+    task = recipe.task
+    penalty = _penalty(task, corpus) if task.penalty == "auto" else list(task.penalty)
+    if task.l2 != "auto":
+        return Strengths(penalty, task.l2, task.l2_measure or "examples")
+    # Rows of unit norm have no length to weigh.
+    l2 = 0.0 if recipe.model.normalize else _l2(task, corpus)
+    return Strengths(penalty, l2, task.l2_measure or "penalty")
+
+
+def _penalty(task: TaskRecipe, corpus: Corpus) -> list[float]:
+    if task.kind != "pointwise":
+        return [0.0]
+    pairs, queries, candidates = _sizes(corpus)
+    return [PENALTY * pow(pairs / (queries * candidates), PENALTY_POWER)]
+
+
+def _l2(task: TaskRecipe, corpus: Corpus) -> float:
+    if task.kind != "pointwise":
+        return 0.0
+    pairs, queries, candidates = _sizes(corpus)
+    value = L2 * pow(pairs / sqrt(queries * candidates), L2_POWER)
+    if task.target == "value":
+        # Scores are as large as the values, and squared norms grow with scores, not their squares.
+        value *= float(corpus.column("value").double().square().mean().sqrt())
+    return value
+
+
+def _sizes(corpus: Corpus) -> tuple[int, int, int]:
+    """Distinct pairs, and the entities of each side that have one."""
+    met = [int((corpus.counts(side) > 0).sum()) for side in ("query", "candidate")]
+    return len(corpus) - corpus.repeats, met[0], met[1]
