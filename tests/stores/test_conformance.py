@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -219,6 +220,33 @@ def test_a_search_is_of_one_moment(
     # The next one sees what was moved.
     after, _ = pair.store.read_consistently(look)
     assert after.versions.tolist() == [space.version] * 40
+
+
+def test_searches_find_every_row_while_some_move_to_and_fro(pair: Pair) -> None:
+    pair.fill()
+    queries, everything = pair.queries(), sorted(pair.names(range(40)))
+    blocks = [pair.rows(space.version, pair.names(range(17, 23))) for space in (OLD, NEW)]
+    done = threading.Event()
+    moves: list[int] = []
+
+    def move() -> None:
+        with closing(pair.opened_again()) as other:
+            while not done.is_set():
+                other.upsert(blocks[len(moves) % 2])
+                moves.append(1)
+
+    def look(view: StoreView) -> list[Id]:
+        hits = view.search({version: queries[version] for version in view.filled()}, 100)[0]
+        return sorted(hits.ids.to_pylist())
+
+    with ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(move)
+        try:
+            while len(moves) < 10 and not moving.done():
+                assert pair.store.read_consistently(look) == everything
+        finally:
+            done.set()
+        moving.result()
 
 
 def test_a_row_is_replaced_within_a_version_and_across(pair: Pair) -> None:

@@ -20,7 +20,7 @@ from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.opening import open_store
 from evergram.stores.pgvector import PgvectorStore
 from evergram.stores.postgres import read_address, show_address
-from evergram.stores.store import Rows, Space
+from evergram.stores.store import Rows, Space, StoreView
 
 NAMES = (f"store{i}" for i in itertools.count())
 A_FEW_SECONDS = 6.0
@@ -333,6 +333,65 @@ def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(DataError, match=r"pip install 'evergram\[pgvector\]'"):
         open_store("postgresql://ann@db/vectors#emb")
+
+
+def test_a_store_of_before_the_side_was_kept(server: PostgresServer, store: PgvectorStore) -> None:
+    store.upsert(rows(range(3)))
+    name = store.address.rpartition("#")[2]
+    server.sql(f"drop table {name}_side")
+    with open_store(store.address) as again:
+        assert again.side is None
+        assert again.count() == {0: 3}
+        again.take_side("candidate")
+    assert store.side == "candidate"
+
+
+def test_a_reader_without_the_right_to_write_reads_consistently(
+    server: PostgresServer, store: PgvectorStore
+) -> None:
+    store.upsert(rows(range(3)))
+    name = store.address.rpartition("#")[2]
+    server.sql("create role onlooker login")
+    for table in ("vectors", "spaces", "side"):
+        server.sql(f"grant select on {name}_{table} to onlooker")
+    address = store.address.replace("postgres@", "onlooker@")
+    query = np.ones((1, 4), dtype=np.float32)
+    with open_store(address) as reader:
+        found = reader.read_consistently(lambda view: view.search({0: query}, 5))
+        assert len(found[0]) == 3
+        with pytest.raises(StoreError, match="permission denied"):
+            reader.take_side("query")
+    assert store.side is None
+
+
+def test_a_view_that_fails_gives_its_connection_back(store: PgvectorStore) -> None:
+    store.upsert(rows(range(3)))
+
+    def fail(view: StoreView) -> None:
+        view.count()
+        raise DataError("not this time")
+
+    for _ in range(20):
+        with pytest.raises(DataError, match="not this time"):
+            store.read_consistently(fail)
+    assert store.read_consistently(lambda view: view.count()) == {0: 3}
+
+
+def test_a_view_of_a_server_that_was_restarted_begins_again(
+    server: PostgresServer, store: PgvectorStore
+) -> None:
+    store.upsert(rows(range(3)))
+    views = []
+
+    def look(view: StoreView) -> dict[int, int]:
+        views.append(view)
+        if len(views) == 1:
+            server.stop()
+            server.start()
+        return view.count()
+
+    assert store.read_consistently(look) == {0: 3}
+    assert len(views) == 2
 
 
 def test_a_closed_store_says_so(server: PostgresServer) -> None:

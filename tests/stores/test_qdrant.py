@@ -20,10 +20,10 @@ import pytest
 from tests.stores.planted import planted, recall
 from tests.stores.together import work_together
 
-from evergram.errors import DataError, StoreError
+from evergram.errors import DataError, FormatError, StoreError
 from evergram.stores.opening import open_store
 from evergram.stores.qdrant import QdrantStore
-from evergram.stores.store import Rows, Space
+from evergram.stores.store import Rows, Space, StoreView
 
 
 @pytest.fixture
@@ -123,6 +123,42 @@ def test_more_rows_than_one_request_takes(
 
 def test_threads_work_together(store: QdrantStore) -> None:
     work_together(store)
+
+
+def test_a_store_of_before_the_side_was_kept(store: QdrantStore) -> None:
+    store.upsert(rows(range(3)))
+    name = store.address.rpartition("#")[2]
+    old = {"format_version": 1, "id_type": "int64"}
+    store._ask("overwrite_payload", name, old, [0], wait=True)
+    with open_store(store.address) as again:
+        assert again.side is None
+        assert again.read_consistently(lambda view: view.count()) == {0: 3}
+        again.take_side("candidate")
+        assert again.id_type == pa.int64()
+    assert store.side == "candidate"
+    assert store.spaces() == {0: Space(0, 4, "sha256:zero")}
+    store._ask("set_payload", name, {"format_version": 9}, [0], wait=True)
+    with pytest.raises(FormatError, match="has format 9; this Evergram reads 1 to 2"):
+        store.spaces()
+
+
+def test_one_who_moves_rows_all_the_time_is_named_and_not_waited_for(
+    store: QdrantStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a server, where another process may write however long this one reads."""
+    store.add_space(Space(1, 3, "sha256:one"))
+    store.upsert(rows(range(3)))
+    monkeypatch.setattr(store, "_remote", True)
+    looks = []
+
+    def look(view: StoreView) -> dict[int, int]:
+        looks.append(view)
+        store.upsert(rows(range(3), len(looks) % 2, 4 - len(looks) % 2))
+        return view.count()
+
+    with pytest.raises(StoreError, match="moved to other versions by another process each of the"):
+        store.read_consistently(look)
+    assert len(looks) == 10
 
 
 def test_addresses(tmp_path: Path, store: QdrantStore) -> None:
