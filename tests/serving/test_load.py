@@ -7,9 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,9 @@ from tests.stores.kinds import STORES
 
 from evergram.lineage.filling import fill
 
-AT_ONCE, WARM_UP = 200, 8.0
+AT_ONCE = 200
+# Seconds that one answer may take, however busy the machine is.
+PATIENCE = 240
 JSON = {"Content-Type": "application/json"}
 
 
@@ -42,7 +43,7 @@ def command(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Po
         yield process, json.loads(line)
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
 
 
 def resident(process: subprocess.Popen[str]) -> int:
@@ -59,7 +60,7 @@ def test_the_command_serves_and_ends_cleanly(tmp_path: Path) -> None:
         answer = httpx.post(f"{said['url']}/v1/embeddings", json={"input": 1})
         assert answer.status_code == 200
         process.terminate()
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode in (0, -15), err
     assert said["url"] in err
     assert "Traceback" not in err
@@ -82,7 +83,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, arguments: list[str], w
         [sys.executable, "-c", code, "serve", str(tmp_path / "line"), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert found.returncode == 2
@@ -91,49 +92,50 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, arguments: list[str], w
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "seconds"), [("snapshot", 30.0), ("pgvector", 15.0)])
-def test_two_hundred_at_once(tmp_path: Path, kind: str, seconds: float) -> None:
+@pytest.mark.parametrize(("kind", "requests"), [("snapshot", 12_000), ("pgvector", 6_000)])
+def test_two_hundred_at_once(tmp_path: Path, kind: str, requests: int) -> None:
     """No error, and memory that does not grow once all has been warm."""
     lineage = lineage_of(tmp_path / "line")
-    arguments = [str(tmp_path / "line"), "--timeout", "60"]
-    if kind != "snapshot":
-        with STORES[kind](tmp_path, "int64") as store:
+    arguments = [str(tmp_path / "line"), "--timeout", str(PATIENCE)]
+    with ExitStack() as stack:
+        if kind != "snapshot":
+            store = stack.enter_context(STORES[kind](tmp_path, "int64"))
             fill(lineage, store, "object")
             arguments += ["--store", f"object={store.address}"]
-    with command(*arguments) as (process, said):
-        statuses, before, after = asyncio.run(_load(said["url"], process, seconds))
-    assert set(statuses) == {200}, statuses
-    assert statuses[200] > 1000
+        process, said = stack.enter_context(command(*arguments))
+        statuses, before, after = asyncio.run(_load(said["url"], process, requests))
+    assert statuses == {200: requests}
     assert after < before * 1.05 + 4 * 2**20, (before, after)
 
 
 async def _load(
-    url: str, process: subprocess.Popen[str], seconds: float
+    url: str, process: subprocess.Popen[str], requests: int
 ) -> tuple[dict[int, int], int, int]:
+    """Args:
+    requests: in all; after a third of them all is warm.
+    """
     statuses: dict[int, int] = {}
-    start = time.monotonic()
-    end = start + seconds
     limits = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE)
-    requests: list[tuple[str, Any]] = [
+    kinds: list[tuple[str, Any]] = [
         ("/v1/embeddings", {"model": "line@v0", "input": list(range(100))}),
         ("/v1/embeddings", {"input": list(range(50)), "encoding_format": "base64"}),
         ("/v1/search", {"id": 5, "version": 1, "k": 10}),
         ("/v1/transform", {"vectors": [[0.5] * 10] * 5, "source": 2, "target": 0}),
     ]
-    bodies = [(path, json.dumps(body).encode()) for path, body in requests]
+    bodies = [(path, json.dumps(body).encode()) for path, body in kinds]
+    numbers = iter(range(requests))
     before = 0
 
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=PATIENCE) as http:
 
-        async def ask(number: int) -> None:
+        async def ask() -> None:
             nonlocal before
-            while (now := time.monotonic()) < end:
-                if not before and now > start + WARM_UP:
+            for number in numbers:
+                if number == requests // 3:
                     before = resident(process)
                 path, body = bodies[number % len(bodies)]
-                number += 1
                 answer = await http.post(path, content=body, headers=JSON)
                 statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
 
-        await asyncio.gather(*(ask(n) for n in range(AT_ONCE)))
+        await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
     return statuses, before, resident(process)

@@ -25,7 +25,7 @@ from evergram.serving.settings import Settings
 from evergram.stores.snapshot import SnapshotStore
 
 
-def until(holds: Callable[[], bool], seconds: float = 10) -> None:
+def until(holds: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
@@ -108,12 +108,12 @@ def test_a_token_is_taken_back_while_stores_are_filled(
 
     def slowly() -> Reader:
         filling.set()
-        assert filled.wait(20)
+        assert filled.wait(120)
         return opening()
 
     monkeypatch.setattr(served.service, "_open_reader", slowly)
     publish(Lineage.open(served.folder), 3)
-    assert filling.wait(10)
+    assert filling.wait(120)
     body = {"input": 1, "model": "line@v0"}
     assert served.post("/v1/embeddings", body, token).status_code == 200
     consumers.issue_token("ads")

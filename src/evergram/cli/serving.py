@@ -124,6 +124,8 @@ def serve(
         "checked": [name for name, done in files.items() if done],
         "unchecked": [name for name, done in files.items() if not done],
     }
+    # Whoever reads where it is may ask at once; until the server takes them, connections wait.
+    listening.listen(server.config.backlog)
     if as_json:
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()
