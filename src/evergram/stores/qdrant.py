@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -63,6 +64,9 @@ class Meta:
 class QdrantStore(SeparateStore):
     kind: ClassVar[str] = "qdrant"
 
+    # What the small collection said, for a view of one moment; None where each call asks.
+    _moment: Meta | None = None
+
     def __init__(self, place: str, name: str, create: str | None) -> None:
         self._place = place
         self._name = name
@@ -112,11 +116,12 @@ class QdrantStore(SeparateStore):
             # kept waiting by those alone who have not managed without.
             alone = not self._remote or look > LOOKS // 2
             with self._writing() if alone else nullcontext():
-                before = self._meta().moved
-                found = work(self)
+                view = copy(self)
+                view._moment = before = self._meta()
+                found = work(view)
                 # A row leaves a space after it is in the other and after the mark was changed. One
                 # that was in neither when they were looked at has changed it in between.
-                if self._meta().moved == before:
+                if self._meta().moved == before.moved:
                     return found
         raise StoreError(
             f"Rows of {self.address} were moved to other versions by another process each of the "
@@ -166,6 +171,8 @@ class QdrantStore(SeparateStore):
         return ID_TYPES[kind]
 
     def _meta(self) -> Meta:
+        if self._moment is not None:
+            return self._moment
         points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
         with self._connection.told():
             said = {point.id: point.payload for point in points}
