@@ -47,7 +47,7 @@ LOOKS = 10
 
 
 @dataclass(frozen=True)
-class Meta:
+class QdrantRecord:
     """What the small collection says.
 
     Args:
@@ -65,7 +65,7 @@ class QdrantStore(SeparateStore):
     kind: ClassVar[str] = "qdrant"
 
     # What the small collection said, for a view of one moment; None where each call asks.
-    _moment: Meta | None = None
+    _moment: QdrantRecord | None = None
 
     def __init__(self, place: str, name: str, create: str | None) -> None:
         self._place = place
@@ -170,7 +170,7 @@ class QdrantStore(SeparateStore):
             raise DataError(f"{self.address} is there with ids of type {kind}; {create} was given.")
         return ID_TYPES[kind]
 
-    def _meta(self) -> Meta:
+    def _meta(self) -> QdrantRecord:
         if self._moment is not None:
             return self._moment
         points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
@@ -184,7 +184,7 @@ class QdrantStore(SeparateStore):
                 )
             spaces = {one["version"]: Space(**one) for one in said.values()}
             id_type, side, moved = head["id_type"], head.get("side"), head.get("moved")
-        return Meta(id_type, dict(sorted(spaces.items())), side, moved)
+        return QdrantRecord(id_type, dict(sorted(spaces.items())), side, moved)
 
     def _say(self, **facts: str) -> None:
         """Write facts of the whole store down; the others stay."""
