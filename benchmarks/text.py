@@ -88,7 +88,7 @@ def measure() -> Found:
             report = align(files[0], files[1], lineage, settings)["alignment"]
             kept[name] = report["held_out"]["transformed"]
             kept["version 1 as it is, first 300 dims"] = report["held_out"]["as_is"]
-            transform_file(files[1], lineage, 0, at / "back.npy")
+            transform_file(files[1], lineage, 0, at / "back.npy", overwrite=True)
             auc[f"version 1, {name}"] = _auc(consumers, np.load(at / "back.npy"), labels, test)
     auc["retrained on version 1"] = _auc(again, new, labels, test)
     return Found(auc, kept, report, len(names), int(test.sum()))
