@@ -80,7 +80,8 @@ def measure(rows: int = ROWS, dim: int = DIM, rounds: int = ROUNDS) -> Rates:
                 for _ in range(rounds):
                     timed("product", number * BLOCK, partial(_products, vectors, matrix, number))
                     timed(f"copy {suffix}", rows, partial(shutil.copyfile, path, out))
-                    timed(suffix, rows, partial(transform_file, file, lineage, 0, out))
+                    rewrite = partial(transform_file, file, lineage, 0, out, overwrite=True)
+                    timed(suffix, rows, rewrite)
                 if suffix == FORMATS[0]:
                     for _ in range(rounds):
                         new = Lineage.create(at / "aligned")

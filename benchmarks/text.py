@@ -118,7 +118,7 @@ def compare_maps(
             report = align(files[0], files[1], lineage, settings)["alignment"]
             kept[name] = report["held_out"]["transformed"]
             kept[as_is] = report["held_out"]["as_is"]
-            transform_file(files[1], lineage, 0, at / "back.npy")
+            transform_file(files[1], lineage, 0, at / "back.npy", overwrite=True)
             auc[f"version 1, {name}"] = _auc(consumers, np.load(at / "back.npy"), labels, test)
     auc["retrained on version 1"] = _auc(again, new, labels, test)
     return Found(auc, kept, report, len(names), int(test.sum()))

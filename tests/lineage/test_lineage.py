@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -28,6 +29,7 @@ from evergram.errors import (
 )
 from evergram.lineage.artefact import Artefact, EncoderParts
 from evergram.lineage.lineage import Lineage
+from evergram.stores.embedding_files import open_embeddings
 
 
 def artefact(dim: int, before: int | None = None, seed: int = 0) -> Artefact:
@@ -118,6 +120,19 @@ def test_an_export_is_ids_and_fixed_size_lists(lineage: Lineage, tmp_path: Path)
     assert table.column_names == ["id", "vector"]
     assert table["vector"].type == pa.list_(pa.float32(), 2)
     assert table["vector"][1].as_py() == lineage.view(0).embeddings("query")[1][1].tolist()
+
+
+def test_an_export_is_what_its_suffix_says_and_is_not_written_over(
+    lineage: Lineage, tmp_path: Path
+) -> None:
+    path = tmp_path / "out.npy"
+    view = lineage.view(0)
+    assert view.export(path, "query") == 3
+    assert np.load(path).tolist() == view.embeddings("query")[1].tolist()
+    assert open_embeddings(path).ids().to_pylist() == ["a", "b", "c"]
+    with pytest.raises(DataError, match="is there already and is not written over"):
+        view.export(path, "query")
+    assert view.export(path, "query", overwrite=True) == 3
 
 
 def test_an_export_that_cannot_be_written(lineage: Lineage, tmp_path: Path) -> None:

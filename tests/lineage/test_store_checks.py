@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from evergram.lineage.reader import Reader
 from evergram.lineage.store_checks import check_store
 from evergram.lineage.ways import Ways
 from evergram.stores.opening import open_store
+from evergram.stores.snapshot_record import Opened, write_record
 from evergram.stores.store import Rows, Store
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -170,6 +172,23 @@ def test_the_lineages_own_snapshots_know_their_side(lineage: Lineage) -> None:
         "candidate": "candidate",
     }
     reader.close()
+
+
+def test_the_lineages_own_snapshots_of_before_are_read(lineage: Lineage) -> None:
+    """They say nothing, and are what their rows are."""
+    Reader.open(lineage).close()
+    for side in ("query", "candidate"):
+        path = lineage.path / "stores" / side / "store.json"
+        write_record(path, replace(Opened(path).record, side=None))
+    reader = Reader.open(lineage)
+    assert {reader.store(side).side for side in reader.sides} == {None}
+    reader.close()
+    folder = lineage.path / "stores"
+    (folder / "query").rename(folder / "other")
+    (folder / "candidate").rename(folder / "query")
+    (folder / "other").rename(folder / "candidate")
+    with pytest.raises(IntegrityError, match="cannot be taken for side"):
+        Reader.open(lineage)
 
 
 def test_one_store_is_not_given_for_two_sides(lineage: Lineage, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -74,7 +74,12 @@ class Reader:
         """
         found = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
         opened = local_stores(found, progress) if stores is None else open_stores(found, stores)
-        return cls(found, opened, canary_stores(found, progress))
+        with ExitStack() as failed:
+            for store in opened.values():
+                failed.callback(store.close)
+            reader = cls(found, opened, canary_stores(found, progress))
+            failed.pop_all()
+        return reader
 
     def carried(self, lineage: Lineage) -> Reader:
         """A reader of the lineage as it has become, on the same stores as they are.

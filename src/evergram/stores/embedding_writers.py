@@ -152,13 +152,14 @@ def _write_csv(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | N
 def _write_npy(
     path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None, named: bool
 ) -> int:
-    with _beside(marks_beside(path)) as said, _beside(path) as part, _beside(companion(path)) as t:
-        ids = _write_plain(path, part, t, blocks, NPY_HEADER, _npy_header)
+    names, said = companion(path), marks_beside(path)
+    with _beside(said) as said_part, _beside(path) as part, _beside(names) as text:
+        ids = _write_plain(path, part, text, blocks, NPY_HEADER, _npy_header)
         kind = "string" if ids.integers is None else "int64"
-        _write_marks(path, said, {**(marks or {}), **({ID_TYPE: kind} if named else {})})
+        _write_marks(path, said_part, {**(marks or {}), **({ID_TYPE: kind} if named else {})})
         if not named:
-            t.unlink()
-            companion(path).unlink(missing_ok=True)
+            text.unlink()
+            names.unlink(missing_ok=True)
     return ids.rows
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.lance_folder import Meta, alone, meta_file, read_meta, told, write_meta
+from evergram.stores.lance_folder import LanceRecord, alone, meta_file, read_meta, told, write_meta
 from evergram.stores.naming import checked_name
 from evergram.stores.separate import SeparateStore
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
@@ -54,7 +54,7 @@ class LanceStore(SeparateStore):
         # Of each space the latest version of its table that somebody read, and the table at it.
         self._pinned: dict[int, tuple[int, Any]] = {}
         # What the file says, for a view of one moment; None where each call reads it.
-        self._moment: Meta | None = None
+        self._moment: LanceRecord | None = None
         self._closed = False
         # 0: every read looks whether another process has written.
         self._database = _lancedb().connect(folder, read_consistency_interval=timedelta(0))
@@ -72,7 +72,7 @@ class LanceStore(SeparateStore):
                 folder.mkdir(parents=True, exist_ok=True)
                 with alone(folder, name, shown):
                     if not meta_file(folder, name).exists():
-                        write_meta(folder, name, Meta(create))
+                        write_meta(folder, name, LanceRecord(create))
             if not meta_file(folder, name).exists():
                 raise DataError(f"There is no store at {shown}; create it first.")
             kind = read_meta(folder, name, shown).id_type
@@ -240,7 +240,7 @@ class LanceStore(SeparateStore):
             self._tables[version] = table
         return table
 
-    def _meta(self) -> Meta:
+    def _meta(self) -> LanceRecord:
         if self._moment is not None:
             return self._moment
         with told(self.address):

@@ -55,7 +55,7 @@ def meta_file(folder: Path, name: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Meta:
+class LanceRecord:
     """What the file of a store says.
 
     Args:
@@ -67,7 +67,7 @@ class Meta:
     side: str | None = None
 
 
-def read_meta(folder: Path, name: str, shown: str) -> Meta:
+def read_meta(folder: Path, name: str, shown: str) -> LanceRecord:
     raw = json.loads(meta_file(folder, name).read_text())
     if raw["format_version"] not in READABLE:
         raise FormatError(
@@ -75,10 +75,10 @@ def read_meta(folder: Path, name: str, shown: str) -> Meta:
             f"{READABLE[-1]}."
         )
     spaces = [Space(**space) for space in raw["spaces"]]
-    return Meta(raw["id_type"], {space.version: space for space in spaces}, raw.get("side"))
+    return LanceRecord(raw["id_type"], {space.version: space for space in spaces}, raw.get("side"))
 
 
-def write_meta(folder: Path, name: str, meta: Meta) -> None:
+def write_meta(folder: Path, name: str, meta: LanceRecord) -> None:
     listed = [vars(meta.spaces[version]) for version in sorted(meta.spaces)]
     raw = {
         "format_version": FORMAT,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -46,7 +47,7 @@ LOOKS = 10
 
 
 @dataclass(frozen=True)
-class Meta:
+class QdrantRecord:
     """What the small collection says.
 
     Args:
@@ -62,6 +63,9 @@ class Meta:
 
 class QdrantStore(SeparateStore):
     kind: ClassVar[str] = "qdrant"
+
+    # What the small collection said, for a view of one moment; None where each call asks.
+    _moment: QdrantRecord | None = None
 
     def __init__(self, place: str, name: str, create: str | None) -> None:
         self._place = place
@@ -112,11 +116,12 @@ class QdrantStore(SeparateStore):
             # kept waiting by those alone who have not managed without.
             alone = not self._remote or look > LOOKS // 2
             with self._writing() if alone else nullcontext():
-                before = self._meta().moved
-                found = work(self)
+                view = copy(self)
+                view._moment = before = self._meta()
+                found = work(view)
                 # A row leaves a space after it is in the other and after the mark was changed. One
                 # that was in neither when they were looked at has changed it in between.
-                if self._meta().moved == before:
+                if self._meta().moved == before.moved:
                     return found
         raise StoreError(
             f"Rows of {self.address} were moved to other versions by another process each of the "
@@ -165,7 +170,9 @@ class QdrantStore(SeparateStore):
             raise DataError(f"{self.address} is there with ids of type {kind}; {create} was given.")
         return ID_TYPES[kind]
 
-    def _meta(self) -> Meta:
+    def _meta(self) -> QdrantRecord:
+        if self._moment is not None:
+            return self._moment
         points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
         with self._connection.told():
             said = {point.id: point.payload for point in points}
@@ -177,7 +184,7 @@ class QdrantStore(SeparateStore):
                 )
             spaces = {one["version"]: Space(**one) for one in said.values()}
             id_type, side, moved = head["id_type"], head.get("side"), head.get("moved")
-        return Meta(id_type, dict(sorted(spaces.items())), side, moved)
+        return QdrantRecord(id_type, dict(sorted(spaces.items())), side, moved)
 
     def _say(self, **facts: str) -> None:
         """Write facts of the whole store down; the others stay."""
