@@ -101,7 +101,9 @@ def cut(body: Body, most: Limit, longest: Limit) -> Cut:
 
 def _pieces(body: Body, one: _List, longest: int) -> Iterator[Piece]:
     """As many elements together as have no more than PIECE bytes."""
-    if not one.commas and not body[one.start + 1 : one.end].strip():
+    if one.first - one.start <= longest and not body[one.start + 1 : one.first].strip():
+        if one.commas:
+            raise _no_json(f"{one.name[:80]!r} begins with a comma")
         return
     begin, count = one.start, 0
     ends = [*one.commas, one.end]
