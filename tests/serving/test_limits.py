@@ -117,6 +117,23 @@ def test_who_would_wait_too_long_is_sent_away(
         assert ask().status_code == 200
 
 
+def test_a_body_is_held_until_its_worker_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its client was told that it took too long."""
+    with running(tmp_path / "line", Settings(timeout=0.5, workers=1)) as served:
+        front = served.http.app.state.front  # type: ignore[attr-defined]
+        go = slow(monkeypatch)
+        body = b'{"input": [1' + (b"," + b" " * 200 + b"1") * 1000 + b"]}"
+        headers = {"Content-Type": "application/json"}
+        answer = served.http.post("/v1/embeddings", content=body, headers=headers)
+        assert answer.status_code == 504
+        assert front.bodies.held > 100_000
+        go.set()
+        while front.bodies.held:
+            time.sleep(0.01)
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [

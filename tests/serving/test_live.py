@@ -51,6 +51,8 @@ def test_a_backfill_is_shown_as_it_goes(tmp_path: Path) -> None:
         fill(lineage, store, "object")
         publish(lineage, 1)
         backfill = Backfill(lineage, store, "object")
+        while http.get("/readyz").json()["version"] == 0:
+            time.sleep(0.01)
         assert shown(http) == []
         steps: tuple[tuple[Callable[[], Any], int, str], ...] = (
             (lambda: backfill.plan(batch=50), 0, "planned"),

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,32 @@ def test_a_version_that_is_asked_for_is_taken_up_at_once(tmp_path: Path) -> None
         publish(Lineage.open(served.folder), 3)
         answer = served.post("/v1/embeddings", {"input": 1, "model": "line@v3"})
         assert answer.json()["evergram"]["version"] == 3
+
+
+def test_many_who_ask_for_what_is_not_there_wait_for_one_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While stores are filled, which is a long look, no queue of others gathers behind it."""
+    with running(tmp_path / "line", Settings(poll=1000)) as served:
+        begun, go = threading.Event(), threading.Event()
+        looks = 0
+
+        def look() -> bool:
+            nonlocal looks
+            looks += 1
+            begun.set()
+            assert go.wait(120)
+            return False
+
+        monkeypatch.setattr(served.service, "refresh", look)
+        asked = {"input": 1, "version": "v9"}
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(served.post, "/v1/embeddings", asked) for _ in range(8)]
+            assert begun.wait(120)
+            assert [a.result().status_code for a in answers] == [404] * 8
+        go.set()
+        until(lambda: served.post("/v1/embeddings", asked).status_code == 404)
+        assert looks <= 3
 
 
 def test_a_label_that_moves_moves_production(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -136,7 +137,7 @@ def serve(
 
 
 def _room_for(connections: int) -> int:
-    """How many connections the process may have, of so many; each takes one of its files.
+    """Return how many connections, of so many, the process may have: each takes one of its files.
 
     Past its limit of files, a process takes no connection at all, and closes none.
     """
@@ -147,8 +148,11 @@ def _room_for(connections: int) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        more = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        # Some systems have a limit below the one that they tell.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+            soft = more
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return connections
     room = max(1, soft - FILES)

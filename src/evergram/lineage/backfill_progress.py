@@ -12,7 +12,7 @@ UNREADABLE = "cannot be read; plan again"
 
 @dataclass(frozen=True)
 class BackfillProgress:
-    """Where one backfill stands; see `Backfill` for what it does.
+    """How far one backfill is; see `Backfill` for what it does.
 
     Args:
         version: that rows are refreshed to.
@@ -28,7 +28,7 @@ class BackfillProgress:
 
 
 def backfill_progress(lineage: Path) -> list[BackfillProgress]:
-    """Every backfill that is planned, under way or done, until its store's next one is planned.
+    """Return every backfill that is planned, under way or done; of a store, the last one.
 
     No store is opened. A plan that is only being made is not there yet; one whose files are damaged
     says so in its state.

@@ -181,8 +181,8 @@ def _snapshots(
             ) from error
         if loaded != fingerprint:
             log.info("Filling %s with version %d.", folder, version)
-            told = None if progress is None else partial(progress, side, version)
-            fill(lineage, store, side, version, told)
+            of_side = None if progress is None else partial(progress, side, version)
+            fill(lineage, store, side, version, of_side)
             write_text(marker, json.dumps({"fingerprint": fingerprint, "version": version}), mode)
         remove_withdrawn(lineage, store)
         stores[side] = store

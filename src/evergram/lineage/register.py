@@ -176,8 +176,8 @@ class Register:
         )
 
     def files(self, version: int) -> dict[str, bool]:
-        """The published files of a version, by their path in the lineage: whether each was compared
-        with its hash since the lineage was opened. A file is when it is read.
+        """Return the published files of a version, by their path in the lineage: whether each was
+        compared with its hash since the lineage was opened. A file is when it is read.
 
         Raises: UnknownVersionError.
         """

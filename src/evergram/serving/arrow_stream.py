@@ -60,7 +60,8 @@ def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
             raise DataError(f"The Arrow stream begins with a {first.type}; send its schema first.")
         schema = pa.ipc.read_schema(first)
         _check_schema(schema, column)
-        batches, rows = [], 0
+        rows = 0
+        batches: list[pa.RecordBatch] = []
         for message in _each(messages):
             if message.type != "record batch":
                 raise DataError(f"The Arrow stream holds a {message.type}; send record batches.")
@@ -68,8 +69,10 @@ def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
                 raise DataError("The Arrow stream is compressed; send it without compression.")
             batch = pa.ipc.read_record_batch(message, schema)
             rows += batch.num_rows
-            if rows > limit:
-                raise DataError(f"The Arrow stream has more than {limit} rows; send fewer.")
+            if rows > limit or len(batches) >= limit:
+                raise DataError(
+                    f"The Arrow stream has more than {limit} rows or batches; send fewer."
+                )
             batch.validate(full=True)
             batches.append(batch)
     except (pa.ArrowException, OSError, ValueError, struct.error, StopIteration) as error:

@@ -95,7 +95,7 @@ class Access:
 def authenticate(
     settings: Settings, roll: Consumers, tokens: bool, headers: Sequence[str]
 ) -> Access:
-    """Who sent the headers `Authorization`.
+    """Return who sent the headers `Authorization`.
 
     Args:
         tokens: whether a consumer has one.
@@ -129,7 +129,7 @@ def authenticate(
 
 
 def _plain(what: int | str | None) -> str:
-    """A version as consumers' rights name it: "v0", or a label."""
+    """Write a version as consumers' rights name it: "v0", or a label."""
     text = str(what).removeprefix("v")
     return f"v{int(text)}" if text.isascii() and text.isdigit() else str(what)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -50,7 +51,7 @@ class HostCheck:
             await self._app(scope, receive, send)
             return
         try:
-            self._check(Headers(scope=scope), scope["method"])
+            self._check(Headers(raw=scope["headers"]), scope["method"])
         except RefusedError as error:
             said = say(error)
             self._refused(said)
@@ -60,7 +61,7 @@ class HostCheck:
         await self._app(scope, receive, send)
 
     def _check(self, headers: Headers, method: str) -> None:
-        """Raises: RefusedError: a foreign host, or a foreign page."""
+        """Refuse a foreign host, and a foreign page. Raises: RefusedError."""
         host, port = _parted(headers.get("host", ""))
         if not self._is_ours(host):
             name = host or "none that can be read"
@@ -123,13 +124,20 @@ class HostCheck:
 
 
 def _parted(text: str) -> tuple[str, str | None]:
-    """Host, in small letters and without brackets, and port; "" where it is none."""
+    """Split a header into host, in small letters and without brackets, and port; "" is no host."""
+    return _parted_short(text) if len(text) < 300 else ("", None)
+
+
+# The same few names, at every request.
+@lru_cache(256)
+def _parted_short(text: str) -> tuple[str, str | None]:
     found = _HOST.fullmatch(text.strip())
     if found is None:
         return "", None
     return found[1].strip("[]").rstrip(".").lower(), found[2]
 
 
+@lru_cache(256)
 def _is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
 

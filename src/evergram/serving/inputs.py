@@ -59,7 +59,10 @@ def as_ids(store: Store, given: pa.Array | Sequence[Any]) -> pa.Array:
 
 
 def objects_of(request: Parsed[EmbeddingsRequest], settings: Settings) -> list[Any]:
-    """What is to be embedded: ids, all of one type, or objects with features."""
+    """Return the ids, all of one type, or the objects with features that are to be embedded.
+
+    Raises: RefusedError: there are too many, or one is wrong.
+    """
     given = request.asked.input
     if not isinstance(given, list):
         return [given]
@@ -78,7 +81,7 @@ def objects_of(request: Parsed[EmbeddingsRequest], settings: Settings) -> list[A
 
 
 def ids_of(request: Parsed[Any], name: str) -> list[Any]:
-    """The ids under a name, all of the first one's type."""
+    """Return the ids under a name. Raises: RefusedError: one is not of the first one's type."""
     given = getattr(request.asked, name)
     if given and isinstance(given[0], str):
         return [key for part in request.parts(name, TEXTS) for key in part]
@@ -86,12 +89,15 @@ def ids_of(request: Parsed[Any], name: str) -> list[Any]:
 
 
 def vector_of(request: Parsed[SearchRequest], settings: Settings) -> Floats:
-    """[1, D], of the request's `vector`."""
+    """Return the request's `vector`, [1, D]. Raises: RefusedError: it is too long."""
     return _rows([[x for part in request.parts("vector", VECTOR) for x in part]], settings)
 
 
 def vectors_of(request: Parsed[Any], settings: Settings) -> Floats:
-    """[n, D], of the request's `vectors`. Raises: RefusedError, ShapeError."""
+    """Return the request's `vectors`, [n, D].
+
+    Raises: RefusedError: there are too many, or one is wrong. ShapeError: they differ in length.
+    """
     check_count(request.count("vectors"), settings.max_batch, "vectors", "vector")
     parts = [_rows(part, settings) for part in request.parts("vectors", VECTORS)]
     if any(part.shape[1] != parts[0].shape[1] for part in parts):

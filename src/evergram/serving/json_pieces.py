@@ -45,7 +45,7 @@ class Piece:
 
     @property
     def text(self) -> bytes:
-        """A list of them alone, as JSON."""
+        """Return a list of them alone, as JSON."""
         return b"".join((b"[", memoryview(self.body)[self.begin + 1 : self.end], b"]"))
 
 
@@ -73,7 +73,7 @@ class _List:
 
     @property
     def first(self) -> int:
-        """Where its first element ends."""
+        """Return where its first element ends."""
         return self.commas[0] if self.commas else self.end
 
 
@@ -100,8 +100,10 @@ def cut(body: Body, most: Limit, longest: Limit) -> Cut:
 
 
 def _pieces(body: Body, one: _List, longest: int) -> Iterator[Piece]:
-    """As many elements together as have no more than PIECE bytes."""
-    if not one.commas and not body[one.start + 1 : one.end].strip():
+    """Yield as many elements together as have no more than PIECE bytes."""
+    if one.first - one.start <= longest and not body[one.start + 1 : one.first].strip():
+        if one.commas:
+            raise _no_json(f"{one.name[:80]!r} begins with a comma")
         return
     begin, count = one.start, 0
     ends = [*one.commas, one.end]
@@ -117,7 +119,7 @@ def _pieces(body: Body, one: _List, longest: int) -> Iterator[Piece]:
 
 
 def _lists(body: Body, most: Limit, longest: int) -> Iterator[_List]:
-    """The lists that are members of the object, in their order."""
+    """Yield the lists that are members of the object, in their order."""
     current: _List | None = None
     members, member = 0, -1
     for at, sign, depth in _marks(body):
@@ -149,8 +151,8 @@ def _lists(body: Body, most: Limit, longest: int) -> Iterator[_List]:
 
 
 def _marks(body: Body) -> Iterator[tuple[int, int, int]]:
-    """Brackets and commas of the object, and the beginnings and commas of its members, outside of
-    texts: where each is, its sign, and how deep it is from there on."""
+    """Yield the brackets and commas of the object, and the beginnings and commas of its members,
+    outside of texts: where each is, its sign, and how deep it is from there on."""
     depth, inside, escaping = 0, 0, False
     for start in range(0, len(body), PIECE):
         text = bytes(body[start : start + PIECE])
@@ -184,7 +186,7 @@ def _is_either(signs: npt.NDArray[np.uint8], either: bytes) -> npt.NDArray[np.bo
 
 
 def _name(text: Body) -> str:
-    """Of a member, from what parts it from the one before to its value."""
+    """Read the name of a member, from the text before its value."""
     try:
         found = json.loads(bytes(text).rstrip().removesuffix(b":"))
     except (ValueError, RecursionError):

@@ -260,8 +260,11 @@ def _queries(call: Call, request: Parsed[SearchRequest], version: int, side: str
 
 
 def _same_space(call: Call, said: Iterable[str | None], version: int) -> None:
-    """Args:
-    said: the fingerprints that the vectors are said to have, wherever one can be said.
+    """Refuse vectors of another space.
+
+    Args:
+        said: the fingerprints that the vectors are said to have, wherever one can be said.
+    Raises: RefusedError: one is not that of the version.
     """
     mine = call.lineage.manifest(version).fingerprint
     for fingerprint in said:

@@ -35,13 +35,13 @@ class Parsed(Generic[T]):
     lists: Mapping[str, Sequence[Piece]]
 
     def count(self, name: str) -> int:
-        """How many elements the list of a name has."""
+        """Return how many elements the list of a name has."""
         if name in self.lists:
             return sum(piece.count for piece in self.lists[name])
         return len(getattr(self.asked, name))
 
     def parts(self, name: str, kind: TypeAdapter[list[V]]) -> Iterator[list[V]]:
-        """The elements of a list, some at a time.
+        """Yield the elements of a list, some at a time.
 
         Args:
             kind: that all of them are of.
@@ -65,7 +65,7 @@ class Parsed(Generic[T]):
 
 
 def parse(kind: type[T], body: Body, settings: Settings) -> Parsed[T]:
-    """A request, of whose lists no more is parsed than it may hold.
+    """Check a request against its schema. Of a large one no list is parsed here, only counted.
 
     Raises: RefusedError: it has more than that, or does not fit the schema.
     """
@@ -85,8 +85,10 @@ def parse(kind: type[T], body: Body, settings: Settings) -> Parsed[T]:
 
 
 def _refusal(error: ValidationError, name: str | None = None, before: int = 0) -> RefusedError:
-    """Args:
-    name: of the list that was parsed by itself; its first elements, `before`, were not in it.
+    """Say what is wrong.
+
+    Args:
+        name: of the list that was parsed by itself; its first elements, `before`, were not in it.
     """
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     if name is not None:

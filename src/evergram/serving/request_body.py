@@ -19,7 +19,7 @@ PART = 64
 
 
 class BodyBudget:
-    """Bytes of bodies that are held at once, over all requests."""
+    """Counts the bytes of bodies that are held at once, over all requests."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -54,7 +54,7 @@ class HeldBody:
         self._lock = threading.Lock()
 
     def content(self) -> bytes:
-        """All of it, put together when it is first asked for: of a large one, by a worker."""
+        """Put it together, when it is first asked for: a large one in a worker's thread."""
         if len(self._parts) != 1:
             self._parts = [b"".join(self._parts)]
         return self._parts[0]
@@ -111,7 +111,7 @@ class HeldBody:
 
 
 def is_stream(request: Request) -> bool:
-    """Whether the body is said to be an Arrow stream, and not JSON.
+    """Return whether the body is said to be an Arrow stream, and not JSON.
 
     A page of another origin can send texts and forms without asking, but neither of these two.
 

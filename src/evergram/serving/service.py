@@ -260,7 +260,7 @@ class Service:
         return self._state.lineage.production
 
     def files(self) -> dict[str, bool]:
-        """The published files of all versions: whether each was compared with its hash."""
+        """Return the published files of all versions: whether each was compared with its hash."""
         with self.entered() as state:
             lineage = state.reader.lineage
             numbers = [m.version for m in lineage.versions]
@@ -292,7 +292,7 @@ class Service:
 
 
 def checked_sentence(files: Mapping[str, bool]) -> str:
-    """Which published files were compared with their hashes, and which were not yet.
+    """Say which published files were compared with their hashes, and how many were not yet.
 
     Args:
         files: see `Service.files`.
