@@ -113,10 +113,12 @@ def measure(recipe: str = RECIPE, settings: tuple[str, ...] = SETTINGS) -> list[
     learn, test = np.split(order, [len(order) // 2])
     labels, keys = above.numpy(), ids.to_numpy()
     options = [part for setting in settings for part in ("--set", setting)]
+    of_model = [s for s in settings if not s.startswith("upgrade.")]  # all that `train` reads
+    first_options = [part for setting in of_model for part in ("--set", setting)]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         lineage = Path(folder) / "lineage"
-        command("train", recipe, "--lineage", str(lineage), *options)
+        command("train", recipe, "--lineage", str(lineage), *first_options)
         name = Lineage.open(lineage).name
         with served(lineage) as url:
             predict = consumer(url, name, keys[learn].tolist(), labels[learn], keys[test].tolist())

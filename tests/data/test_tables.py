@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tempfile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evergram.data.tables import load_table, read_interactions
+from evergram.data.tables import load_table, read_interactions, read_keyed
 from evergram.errors import DataError
 
 MANY = 300_000  # lines: several of Arrow's blocks of 1 MiB
@@ -57,6 +58,8 @@ def test_columns_may_swap_names_but_not_invent_one(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("query,candidate\n1,2\n")
     swapped = read_interactions(tmp_path / "x.csv", {"query": "candidate", "candidate": "query"})
     assert swapped.to_pylist() == [{"query": 2, "candidate": 1}]
+    with pytest.raises(DataError, match="query and candidate are both the column 'candidate'"):
+        read_interactions(tmp_path / "x.csv", {"query": "candidate"})
     with pytest.raises(DataError, match="no column 'user' to name"):
         read_interactions(tmp_path / "x.csv", {"user": "query"})
 
@@ -80,6 +83,42 @@ def test_only_text_has_separators(tmp_path: Path) -> None:
     ).candidates.features
     assert found["title"].vocabulary.keys.to_pylist() == ["Either|Or"]
     assert found["tags"].vocabulary.keys.to_pylist() == ["a", "b"]
+
+
+def test_a_file_by_id_has_each_id_once_and_no_other_kind(tmp_path: Path) -> None:
+    path = tmp_path / "w.csv"
+    path.write_text("id;weight\n0017;2\n18;3\n")
+    ids, weights = read_keyed(path, "weight")
+    assert (ids.to_pylist(), weights.to_pylist()) == (["0017", "18"], [2, 3])
+    for text, message in (
+        ("id,weight\n1,2\n1,3\n", "names the id 1 twice"),
+        ("id,weight\n1,2\nnull,3\n", "row 2: id is 'null'"),
+        ("id,weight\n1.5,2\n", "column 'id' is double"),
+        ("key,weight\n1,2\n", "no column 'id'; its columns are: key, weight"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=message):
+            read_keyed(path, "weight")
+
+
+@pytest.mark.parametrize(("sign", "suffix"), [(";", ".csv"), ("\t", ".csv"), (",", ".tsv")])
+def test_the_first_line_says_what_divides_cells(tmp_path: Path, sign: str, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    path.write_text(f"query{sign}candidate{sign}value\n1{sign}a{sign}3\n")
+    assert read_interactions(path).to_pylist() == [{"query": 1, "candidate": "a", "value": 3}]
+    with gzip.open(tmp_path / "x.csv.gz", "wt") as file:
+        file.write(path.read_text())
+    assert read_interactions(tmp_path / "x.csv.gz").num_rows == 1
+
+
+def test_ids_of_a_feature_and_its_keys_stay_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("query,candidate\n007,5\n7,6\n")
+    (tmp_path / "f.csv").write_text("id,zip,size\n007,00017,1\n7,17,2\n")
+    corpus = load_table(tmp_path / "x.csv", query_features=tmp_path / "f.csv")
+    assert corpus.queries.vocabulary.keys.to_pylist() == ["007", "7"]
+    features = corpus.queries.features
+    assert features["zip"].vocabulary.keys.to_pylist() == ["00017", "17"]
+    assert features["size"].vocabulary.keys.to_pylist() == [1, 2]
 
 
 def test_a_folder_of_parquet(tmp_path: Path) -> None:

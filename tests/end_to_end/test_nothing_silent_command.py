@@ -194,7 +194,7 @@ def test_8_the_options_of_align_still_do_what_they_say(evergram: Any, files: Pat
 def test_8_the_options_of_a_probe_are_of_a_probe(evergram: Any, refused: Any, files: Path) -> None:
     assert evergram("import", "old.parquet", "--lineage", "l").code == 0
     sentence = refused("consumer-add", "l", "ads", "--pin", "v0", "--metric", "rmse")
-    assert "--metric is of a probe" in sentence
+    assert "--metric was given without a probe; give --probe and --data" in sentence
     assert evergram("consumer-add", "l", "ads", "--pin", "v0").code == 0
     both = ("--drop-probe", "--probe", "m.onnx", "--data", "d.parquet")
     assert "--drop-probe leaves it without" in refused("consumer-pin", "l", "ads", "v0", *both)
@@ -285,6 +285,18 @@ def test_9_a_full_disk_in_train_is_one_sentence_and_leaves_nothing(shop: Path) -
     assert re.search(r"The state of the training, [\d,]+ bytes, cannot be kept in", lines[0])
     assert "Traceback" not in ran.stderr
     assert not (shop / "new/l").exists()
+
+
+def test_9_a_full_disk_under_a_mapped_cache_is_one_sentence_too(shop: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)); "
+    cache = ("gramian.kind=sagram", "gramian.memory=0.0", "model.dim=64")
+    arguments = ["train", "shop.toml", "--lineage", "l", *(p for c in cache for p in ("--set", c))]
+    ran = subprocess.run(
+        [sys.executable, "-c", limit + PROGRAM, *arguments], capture_output=True, text=True
+    )
+    assert ran.returncode == 2, ran.stderr
+    assert re.search(r"error: The cache of SAGram, [\d,]+ bytes, cannot be written", ran.stderr)
+    assert not (shop / "l").exists()
 
 
 def test_9_sizes_that_no_memory_holds_say_how_many_bytes(refused: Any, shop: Path) -> None:

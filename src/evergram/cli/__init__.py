@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from evergram.cli import consuming, embeddings, lineages, models, operating, serving, storing
-from evergram.cli.failures import INTERRUPTED, tell_warnings, told
+from evergram.cli.failures import INTERRUPTED, told, warnings_told
 from evergram.cli.options import app
 
 __all__ = [
@@ -23,9 +23,9 @@ __all__ = [
 
 def main() -> None:
     """Entry point: an error is one line on stderr, and an exit code of docs/commands.md."""
-    tell_warnings()
     try:
-        code = app(standalone_mode=False)
+        with warnings_told():
+            code = app(standalone_mode=False)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as error:

@@ -218,7 +218,7 @@ def _probe(
         options = {"--side": side, "--metric": metric, "--min": least, "--max": most}
         for option, value in options.items():
             if value is not None:
-                raise DataError(f"{option} is of a probe; give its --probe and --data, too.")
+                raise DataError(f"{option} was given without a probe; give --probe and --data.")
         return None
     if model is None or data is None:
         raise DataError("A probe is a model and an evaluation file: give both --probe and --data.")

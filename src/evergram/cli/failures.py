@@ -10,6 +10,8 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,12 +41,16 @@ class _Warnings(logging.Handler):
         sys.stderr.write(f"warning: {record.getMessage()}\n")
 
 
-def tell_warnings() -> None:
+@contextmanager
+def warnings_told() -> Iterator[None]:
     """Write what the library warns of to stderr; `serve` has a log of its own."""
-    logger = logging.getLogger("evergram")
-    logger.handlers = [h for h in logger.handlers if not isinstance(h, _Warnings)]
+    logger, handler = logging.getLogger("evergram"), _Warnings(logging.WARNING)
     if sys.argv[1:2] != ["serve"]:
-        logger.addHandler(_Warnings(logging.WARNING))
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def told(error: Exception) -> tuple[str, int]:
@@ -83,7 +89,7 @@ def _usage(error: Any) -> str:
 
 def without_passwords(text: str) -> str:
     """Addresses without the password in them."""
-    return re.sub(r"(://[^\s:/@]*):[^\s@/]+@", r"\1:…@", text)
+    return re.sub(r"(://[^\s:/@]*):[^\s/]+@", r"\1:…@", text)
 
 
 def _memory(text: str) -> str:
@@ -93,7 +99,7 @@ def _memory(text: str) -> str:
         size = wanted[1].rstrip(",. ")
         if size.replace(",", "").isdigit():
             size = f"{int(size.replace(',', '')):,} bytes"
-        how_much = f"{size} of memory at once, and there are not as many"
+        how_much = f"{size} of memory at once, and there is not so much"
     return (
         f"This needs {how_much}; make what is large smaller: model.dim, batch sizes, or the data."
     )
@@ -118,4 +124,4 @@ def _log(error: Exception) -> str:
             file.write(details)
     except OSError as failed:
         return f"{path} could not be written ({failed.strerror}), so the details follow.\n{details}"
-    return f"the details are in {path}, for a report of it."
+    return f"the details, for a report of it, are in {path}."

@@ -67,6 +67,8 @@ def versions(
     print_warnings(warnings)
     for n, w in found.withdrawn.items():
         sys.stdout.write(f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}\n")
+    if not rows:
+        return
     kinds = [k for k in ("manifest.json", "metrics.json") if any(f.endswith(k) for f in checked)]
     paragraph(
         f"Compared with their hashes: {'lineage.json, and ' if 'lineage.json' in checked else ''}"

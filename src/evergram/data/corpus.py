@@ -251,7 +251,7 @@ def _checked_interactions(table: pa.Table, source: str) -> pa.Table:
     if table.num_rows == 0:
         raise DataError(f"{source} has no rows; at least one interaction is needed.")
     for name in ("query", "candidate"):
-        _check_ids(table[name], name, source)
+        check_ids(table[name], name, source)
     for name in ("value", "time", "weight"):
         if name not in table.column_names:
             continue
@@ -277,7 +277,8 @@ def _checked_interactions(table: pa.Table, source: str) -> pa.Table:
     return table
 
 
-def _check_ids(column: pa.ChunkedArray, name: str, source: str) -> None:
+def check_ids(column: pa.ChunkedArray, name: str, source: str) -> None:
+    """Raises: DataError: a column is not of integers or texts, or a cell is no id."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -340,7 +341,7 @@ def _ragged_columns(
     if "id" not in table.column_names:
         has = ", ".join(table.column_names) or "none"
         raise DataError(f"{source} have no column 'id'; their columns are: {has}.")
-    _check_ids(table["id"], "id", source)
+    check_ids(table["id"], "id", source)
     ids = plain(table["id"])
     if len(pc.unique(ids)) < len(ids):
         counts = pc.value_counts(ids).flatten()

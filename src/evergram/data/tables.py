@@ -15,7 +15,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
 from evergram.data.columns import guess, has_no_header, lacking
-from evergram.data.corpus import Corpus, plain, refuse_missing
+from evergram.data.corpus import Corpus, check_ids, plain, refuse_missing
 from evergram.data.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
 from evergram.ids import ids_of_text
@@ -81,12 +81,17 @@ def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> p
             has = ", ".join(table.column_names)
             raise DataError(f"{path} has no column {names[name]!r}; its columns are: {has}.")
     chosen = {k: table[v] for k, v in names.items() if v in table.column_names}
+    if names["query"] == names["candidate"] in table.column_names:
+        raise DataError(
+            f"{path}: query and candidate are both the column {names['query']!r}; say in "
+            "data.columns which is the other."
+        )
     absent = {"query", "candidate"} - set(chosen)
     if absent:
         raise DataError(lacking(str(path), absent, table.column_names, columns or {}))
     _tell_of_others(path, table.column_names, names)
     for name in ("query", "candidate"):
-        refuse_missing(chosen[name], name, str(path))
+        check_ids(chosen[name], name, str(path))
     for name, (pattern, wanted) in WANTED.items():
         # One word among the numbers makes strings of them all: say which.
         if name in chosen and pa.types.is_string(chosen[name].type):
@@ -108,7 +113,7 @@ def read_keyed(path: Path, name: str) -> tuple[pa.Array, pa.ChunkedArray]:
         if column not in table.column_names:
             has = ", ".join(table.column_names)
             raise DataError(f"{path} has no column {column!r}; its columns are: {has}.")
-    refuse_missing(table["id"], "id", str(path))
+    check_ids(table["id"], "id", str(path))
     ids = plain(table["id"])
     if len(pc.unique(ids)) < len(ids):
         counts = pc.value_counts(ids).flatten()

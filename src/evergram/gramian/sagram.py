@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from evergram.errors import TrainingError
 from evergram.gramian.estimator import (
     GramianEstimator,
     Population,
@@ -146,7 +148,18 @@ def _table(rows: int, dim: int, file: Path | None) -> Tensor:
     """float32 zeros [rows, dim], in memory or in a file that is mapped into it."""
     if file is None:
         return torch.zeros(rows, dim)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
+    size = 4 * rows * dim
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        # All of it at once: where a mapped file finds no room later, the process is killed.
+        with file.open("wb") as opened:
+            os.posix_fallocate(opened.fileno(), 0, size)
+    except OSError as error:
+        file.unlink(missing_ok=True)
+        raise TrainingError(
+            f"The cache of SAGram, {size:,} bytes, cannot be written to {file}: {error.strerror}; "
+            "make room there, or choose another estimator of the Gramian."
+        ) from error
     flat = torch.from_file(str(file), shared=True, size=rows * dim, dtype=torch.float32)
     return flat.view(rows, dim)

@@ -14,6 +14,11 @@ FLOAT = 4
 # Vectors are held in the model, as the best so far, and as what is published; a layer has its
 # gradient and Adam's two means beside it.
 TABLE_COPIES, LAYER_COPIES = 2, 4
+# The keys that say how large a model is, where it is not model.dim alone.
+SIZES = {
+    "two_tower": "model.dim, model.input_dim or model.hidden",
+    "graphsage": "model.dim, model.input_dim or model.layers",
+}
 # Where a container says how much it may use.
 CGROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -28,8 +33,8 @@ def refuse_too_large(recipe: Recipe, corpus: Corpus, version: int) -> None:
         entities = len(corpus.queries) + len(corpus.candidates)
         raise RecipeError(
             f"Training {entities:,} entities with model.dim = {recipe.model.dim_of(version)} needs "
-            f"at least {needed:,} bytes of memory, and this machine has {there:,}; lower model.dim"
-            f"{' or model.hidden' if recipe.model.kind == 'two_tower' else ''}."
+            f"at least {needed:,} bytes of memory, and this machine has {there:,}; lower "
+            f"{SIZES.get(recipe.model.kind, 'model.dim')}."
         )
 
 
@@ -44,8 +49,8 @@ def needed_bytes(recipe: Recipe, corpus: Corpus, version: int) -> int:
         sizes = [width or dim, *model.hidden, dim] if model.hidden else []
         total += 2 * LAYER_COPIES * FLOAT * sum(a * b for a, b in pairwise(sizes))
     if model.kind == "graphsage":
-        sizes = [*[width or dim] * model.layers_of(version), dim]
-        total += 2 * LAYER_COPIES * FLOAT * sum(a * b for a, b in pairwise(sizes))
+        inner, layers = width or dim, model.layers_of(version)
+        total += 2 * LAYER_COPIES * FLOAT * inner * ((layers - 1) * inner + dim)
     return total
 
 
