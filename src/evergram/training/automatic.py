@@ -1,4 +1,4 @@
-"""λ and l2 that scale with the data, where a recipe has "auto".
+"""λ, l2 and the batch that scale with the data, where a recipe has "auto".
 
 With n distinct pairs of |A| queries and |B| candidates, and squared error,
 
@@ -20,6 +20,8 @@ from evergram.training.recipe import Recipe, TaskRecipe
 
 PENALTY, PENALTY_POWER = 66.0, 0.25
 L2, L2_POWER = 0.08, -0.5
+# A pass of fewer steps is no pass: early stopping would look after every other step.
+STEPS, LEAST_BATCH, LARGEST_BATCH = 32, 256, 4096
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,21 @@ def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
     # Rows of unit norm have no length to weigh.
     l2 = 0.0 if recipe.model.normalize else _l2(task, corpus)
     return Strengths(penalty, l2, task.l2_measure or "penalty")
+
+
+def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
+    """Return how many pairs a step has: the recipe's number, or a power of two that makes 32 steps
+    an epoch or a few more, from 256 to 4,096 pairs.
+
+    A graph encoder passes over the graph in every step, so its batch is 4,096 whatever the data.
+    """
+    given = recipe.training.batch_size
+    if given != "auto":
+        return given
+    if recipe.model.kind in ("graphsage", "lightgcn"):
+        return LARGEST_BATCH
+    wanted = max(1, len(corpus) // STEPS)
+    return min(max(1 << (wanted.bit_length() - 1), LEAST_BATCH), LARGEST_BATCH)
 
 
 def _penalty(task: TaskRecipe, corpus: Corpus) -> list[float]:
