@@ -19,6 +19,7 @@ BASE: dict[str, Any] = {
     "data": {"kind": "synthetic", "queries": 20_000, "candidates": 10_000, "interactions": 200_000},
     "split": {"kind": "random"},
     "model": {"dim": 64},
+    "task": {"l2": 0.0},
     "training": {"epochs": 1, "batch_size": 4096},
 }
 

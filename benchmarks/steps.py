@@ -108,7 +108,8 @@ def _products(values: dict[str, Any], rounds: int) -> list[float]:
     """Seconds of 2 × (Uᵀ U + U G) at the batch size and dim of the recipe, nothing around them."""
     recipe = Recipe.of(values)
     dim = recipe.model.dim_of(0)
-    rows, matrix = torch.randn(recipe.training.batch_size, dim), torch.randn(dim, dim)
+    size = values["training"]["batch_size"]
+    rows, matrix = torch.randn(size, dim), torch.randn(dim, dim)
     times = []
     for number in range(rounds + 2):
         started = time.perf_counter()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from math import sqrt
-
 import pyarrow as pa
 import pytest
 import torch
 
 from evergram.data.corpus import Corpus
 from evergram.errors import RecipeError
-from evergram.training.automatic import strengths_of
+from evergram.training.automatic import batch_size_of, strengths_of
 from evergram.training.build import prepare
 from evergram.training.recipe import Recipe
 
@@ -31,7 +29,7 @@ def test_by_hand() -> None:
     # 800 pairs of 100 queries and 64 candidates: an eighth of all, ten for each entity.
     found = strengths_of(recipe(), corpus(100, 64, 8))
     assert found.penalty == pytest.approx([66 / 8**0.25])
-    assert found.l2 == pytest.approx(0.08 / sqrt(10))
+    assert found.l2 == pytest.approx(0.5 / 10)
     assert found.l2_measure == "penalty"
 
 
@@ -82,6 +80,17 @@ def test_l2_grows_with_the_values_to_reach() -> None:
     )
     assert two.l2 == pytest.approx(2 * one.l2)
     assert two.penalty == one.penalty
+
+
+@pytest.mark.parametrize(
+    ("pairs", "batch"), [(3, 256), (8_000, 256), (16_384, 512), (130_000, 2048), (10**6, 4096)]
+)
+def test_small_data_has_small_batches(pairs: int, batch: int) -> None:
+    rows = torch.arange(pairs) % 800
+    data = corpus(100, 64, 8).restrict(rows)
+    assert batch_size_of(recipe(), data) == batch
+    assert batch_size_of(recipe("training.batch_size=77"), data) == 77
+    assert batch_size_of(recipe("model.kind=graphsage"), data) == 4096
 
 
 def test_they_are_what_is_trained_with() -> None:

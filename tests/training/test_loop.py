@@ -44,7 +44,12 @@ def test_the_gradient_is_independent_of_its_own_batch(batch: str, measure: float
         {
             "data": {"kind": "synthetic"},
             "model": {"dim": 3, "scale": 1.0},
-            "task": {"penalty": 1.0, "query_measure": measure, "candidate_measure": measure},
+            "task": {
+                "penalty": 1.0,
+                "l2": 0.0,
+                "query_measure": measure,
+                "candidate_measure": measure,
+            },
             # Rate 1: all of Ĝ is one batch, so that a dependence shows in full.
             "gramian": {"rate": 1.0, "batch": batch}
             | ({"sampler": "sqrt"} if batch == "independent" else {}),

@@ -71,7 +71,12 @@ class Lineage(Register):
         """
         elsewhere = nullcontext() if self._remote is None else self._remote.training()
         with training_claim(self.work, str(self)), elsewhere:
-            yield self.work
+            try:
+                yield self.work
+            finally:
+                # What a cache holds is kept with the rest of a run's state.
+                for cache in self.work.glob("cache-*.bin"):
+                    cache.unlink(missing_ok=True)
 
     def lost(self) -> Contents:
         """The model of an upgrade that another one came before. Raises: LineageError: no such."""

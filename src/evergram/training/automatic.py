@@ -1,13 +1,15 @@
-"""λ and l2 that scale with the data, where a recipe has "auto".
+"""λ, l2 and the batch that scale with the data, where a recipe has "auto".
 
 With n distinct pairs of |A| queries and |B| candidates, and squared error,
 
-    λ = 66 (n / |A||B|)^¼,    l2 = 0.08 (n / √(|A||B|))^−½  under the uniform measure:
+    λ = 66 (n / |A||B|)^¼,    l2 = ½ √(|A||B|) / n  under the uniform measure:
 
 a denser matrix is pushed down more, and what is met rarely is held more closely to zero. In the
-words of implicit ALS, α₀ = 2 λ n / |A||B|. Both are wide valleys: half of either or twice as much
-costs a percent or two of Recall@20. They were found on MovieLens 25M's head, Gowalla and Amazon
-Beauty, and looked at on others; see docs/training.md.
+words of implicit ALS, Σ_observed (1 − s)² + α₀ Σ_all s² + ρ_u Σ‖u‖² + ρ_v Σ‖v‖², these are
+α₀ = 2 λ n / |A||B| and √(ρ_u ρ_v) = 1, whatever the data. Both are wide valleys: half of either
+or twice as much costs a percent or two of Recall@20. They were found on the head of MovieLens 25M,
+Gowalla and Amazon Beauty, on all pairs and on small parts of them; docs/training.md has what they
+come to there and elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from evergram.data.corpus import Corpus
 from evergram.training.recipe import Recipe, TaskRecipe
 
 PENALTY, PENALTY_POWER = 66.0, 0.25
-L2, L2_POWER = 0.08, -0.5
+L2 = 0.5
+# A pass of fewer steps is no pass: early stopping would look after every other step.
+STEPS, LEAST_BATCH, LARGEST_BATCH = 32, 256, 4096
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,21 @@ def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
     return Strengths(penalty, l2, task.l2_measure or "penalty")
 
 
+def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
+    """Return how many pairs a step has: the recipe's number, or a power of two that makes 32 steps
+    an epoch or a few more, from 256 to 4,096 pairs.
+
+    A graph encoder passes over the graph in every step, so its batch is 4,096 whatever the data.
+    """
+    given = recipe.training.batch_size
+    if given != "auto":
+        return given
+    if recipe.model.kind in ("graphsage", "lightgcn"):
+        return LARGEST_BATCH
+    wanted = max(1, len(corpus) // STEPS)
+    return min(max(1 << (wanted.bit_length() - 1), LEAST_BATCH), LARGEST_BATCH)
+
+
 def _penalty(task: TaskRecipe, corpus: Corpus) -> list[float]:
     if task.kind != "pointwise":
         return [0.0]
@@ -58,7 +77,7 @@ def _l2(task: TaskRecipe, corpus: Corpus) -> float:
     if task.kind != "pointwise":
         return 0.0
     pairs, queries, candidates = _sizes(corpus)
-    value = L2 * pow(pairs / sqrt(queries * candidates), L2_POWER)
+    value = L2 * sqrt(queries * candidates) / pairs
     if task.target == "value":
         # Scores are as large as the values, and squared norms grow with scores, not their squares.
         value *= float(corpus.column("value").double().square().mean().sqrt())

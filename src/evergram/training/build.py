@@ -28,7 +28,7 @@ from evergram.tasks.objective import Objective
 from evergram.tasks.pointwise import Pointwise
 from evergram.tasks.softmax import SecondOrderSoftmax, Softmax
 from evergram.tasks.task import Task
-from evergram.training.automatic import strengths_of
+from evergram.training.automatic import batch_size_of, strengths_of
 from evergram.training.memory import refuse_too_large
 from evergram.training.priors import build_prior, prior_constant
 from evergram.training.recipe import GramianRecipe, Recipe, TaskRecipe
@@ -117,7 +117,7 @@ def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
     measures = {side: build_measures(task, corpus, side) for side in SIDES}
     return ExampleSampler(
         corpus,
-        batch_size=recipe.training.batch_size,
+        batch_size=batch_size_of(recipe, corpus),
         seed=seed,
         query_measures=measures["query"],
         candidate_measures=measures["candidate"],

@@ -60,13 +60,12 @@ def demo_recipe(data: Path | None, overrides: list[str]) -> Recipe:
         "split": {"kind": "time", "versions": [0.5, 0.6, 0.7, 0.8]},
         "model": {"kind": "factorization", "dim": [32, 40, 48, 56]},
         "task": {"penalty": 10.0, "l2": 0.1},
-        "training": {"epochs": 15, "batch_size": 1024, "table_rate": 0.05},
+        "training": {"batch_size": 1024, "table_rate": 0.05},
     }
     if data is not None:
         values["data"] = {"kind": "movielens", "path": str(data.resolve())}
         values["split"]["versions"] = [0.6, 0.7, 0.8, 0.9]
-        values["task"] = {"penalty": 100.0}
-        values["training"] = {"epochs": 12, "batch_size": 2048, "table_rate": 0.1}
+        values["task"], values["training"] = {}, {}
     return Recipe.of(values, overrides)
 
 

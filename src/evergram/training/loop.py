@@ -56,7 +56,8 @@ class Trained:
         ended: why no more epochs were trained: "patience", "epochs" or "budget".
         refit: `steps`, `interactions` and `seconds` of the last training on all that is not test;
             None where there was none.
-        penalty, l2: λ of each measure and the weight of squared norms, as they were used.
+        penalty, l2, batch_size: λ of each measure, the weight of squared norms and the pairs of a
+            step, as they were used.
         warnings: sentences that a person should read.
     """
 
@@ -74,6 +75,7 @@ class Trained:
     refit: dict[str, float] | None = None
     penalty: tuple[float, ...] = ()
     l2: float = 0.0
+    batch_size: int = 0
     warnings: list[str] = field(default_factory=list)
 
 
@@ -139,6 +141,7 @@ def train_encoder(
         refit=last,
         penalty=run.step.objective.penalty,
         l2=run.step.objective.l2,
+        batch_size=run.sampler.batch_size,
         warnings=warnings,
     )
 

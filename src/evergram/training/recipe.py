@@ -275,8 +275,9 @@ class TrainingRecipe(_Strict):
     # At last train on all that is not test, for as many steps as selection found best; "auto" does
     # where split.kind is "given", for published figures are of such models.
     refit: bool | Literal["auto"] = "auto"
-    batch_size: Positive = 4096
-    table_rate: Rate = 0.05
+    # Pairs a step; "auto" makes about 32 steps an epoch of small data.
+    batch_size: Positive | Literal["auto"] = "auto"
+    table_rate: Rate = 0.1
     feature_rate: Rate = 0.005
     layer_rate: Rate = 2e-4
     # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.

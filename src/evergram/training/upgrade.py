@@ -373,5 +373,6 @@ def _training(trained: Trained) -> dict[str, Any]:
         "refit": trained.refit,
         "penalty": list(trained.penalty),
         "l2": trained.l2,
+        "batch_size": trained.batch_size,
         "warnings": trained.warnings,
     }

@@ -85,7 +85,7 @@ RULES = (
     Only("data.interactions data.drift", "data.kind", ("synthetic",)),
     Only("data.test", "split.kind", ("given",)),
     Only("split.share", "split.kind", ("random", "given")),
-    Only("split.versions", "split.kind", ("time",)),
+    Only("split.versions split.end split.last", "split.kind", ("time",)),
     Only("split.selection", "split.kind", ("random", "time")),
     Only("model.input_dim", "model.kind", ("two_tower", "graphsage")),
     Only("model.hidden", "model.kind", ("two_tower",)),
