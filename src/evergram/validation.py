@@ -95,6 +95,7 @@ def _wanted(problem: Any, *, within: bool) -> str:
         wanted = say(problem.get("ctx") or {})
     else:  # a kind of error that nobody has met yet is still said without the grammar around it
         said = str(problem["msg"]).removeprefix("Input ").removeprefix("should ")
+        said = said.removeprefix("Value error, ").removeprefix("it must be ")
         wanted = _clause(said).removeprefix("be ").removeprefix("a valid ")
     return f"a list of which each is {wanted}" if within else wanted
 

@@ -257,10 +257,10 @@ def test_versions_and_models_are_listed(served: Running) -> None:
     assert [v["default"] for v in body["data"]] == [False, False, True]
     assert body["data"][0]["computed_from"] == [2]
     assert "embeddings/2/object.parquet" in body["data"][2]["checked"]
-    metrics = "versions/1/metrics.json"
-    assert metrics in body["data"][1]["unchecked"]
+    canaries = "versions/1/canary.parquet"
+    assert canaries in body["data"][1]["unchecked"]
     assert served.get("/v1/dashboard").status_code == 200
-    assert metrics in served.get("/v1/versions").json()["data"][1]["checked"]
+    assert canaries in served.get("/v1/versions").json()["data"][1]["checked"]
     names = [m["id"] for m in served.get("/v1/models").json()["data"]]
     assert names == ["line@v0", "line@v1", "line@v2", "line"]
     assert served.get("/v1/models/line@v1").json()["id"] == "line@v1"

@@ -41,7 +41,7 @@ TINY: dict[str, Any] = {
             "task.kind=bpr task.target=value",
             "task.target is used with task.kind = 'pointwise' only",
         ),
-        ("task.l2_measure=penalty", "task.l2_measure is used with task.l2 above 0 only"),
+        ("task.l2=0 task.l2_measure=penalty", "task.l2_measure is used with task.l2 above 0 only"),
         ("task.penalty=0 gramian.kind=exact", "gramian.kind is used with a task.penalty above 0"),
         ("task.penalty=0 prior.kind=svd", "prior.kind is used with a task.penalty above 0"),
         ("prior.rank=4", "prior.rank is used with prior.kind = 'svd' only, and .* 'zero'"),
@@ -149,7 +149,8 @@ def test_what_any_method_of_a_comparison_uses_may_be_written() -> None:
 
 IDLE = [
     ("", "model.hidden=[9]", "model.ids=true", "model.layers=3", "model.input_dim=7"),
-    ("", "task.temperature=3.0", "task.centred=false", "task.l2_measure=penalty"),
+    ("", "task.temperature=3.0", "task.centred=false"),
+    ("task.l2=0", "task.l2_measure=penalty"),
     ("", "prior.value=2.0", "prior.rank=3", "gramian.beta=1", "gramian.memory=0.0"),
     ("", "gramian.form=pairs", "gramian.sampler=sqrt", "gramian.batch_size=7"),
     ("", "training.feature_rate=0.3", "training.layer_rate=0.3", "training.watch_candidates=3"),

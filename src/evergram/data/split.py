@@ -57,7 +57,7 @@ class Split:
         selection: pairs that choose the best epoch.
         test: pairs that are reported.
         unknown_queries: held-out pairs left out because training never saw their query.
-        trained_before: held-out pairs left out because an earlier version was trained on them.
+        trained_before: test pairs left out because an earlier version was trained on them.
         untested: why nothing is tested, in one sentence; None where something is.
         final: the split of a last training on all that is not test, see `_final`; None where the
             same pairs select and test, so that nothing could be added.
@@ -172,7 +172,7 @@ def given_split(corpus: Corpus, test: pa.Table, *, share: float, held_out: HeldO
     external ids) its test part; a `share` of the training pairs, by their hash, selects epochs."""
     held = torch.from_numpy(below(held_out.hash.of_corpus(corpus), share))
     training = corpus.restrict(torch.nonzero(~held).flatten())
-    selection = _pairs(training, *_ids(corpus, held), held_out)
+    selection = _pairs(training, *_ids(corpus, held))
     ids = _outside(corpus, plain(test["query"]), plain(test["candidate"]))
     chosen = _pairs(training, *ids, held_out)
     everything = torch.ones(len(corpus), dtype=torch.bool)
@@ -181,27 +181,27 @@ def given_split(corpus: Corpus, test: pa.Table, *, share: float, held_out: HeldO
         selection.pairs,
         chosen.pairs,
         selection.unknown + chosen.unknown,
-        selection.trained + chosen.trained,
+        chosen.trained,
         final=partial(_final, corpus, everything, ids, held_out),
     )
 
 
 def _split(corpus: Corpus, training: Tensor, held: Tensor, held_out: HeldOut) -> Split:
     compact = corpus.restrict(torch.nonzero(training).flatten())
-    found = _pairs(compact, *_ids(corpus, held), held_out)
-    pairs = found.pairs
     if held_out.selection == "paper":
-        return Split(compact, pairs, pairs, found.unknown, found.trained)
-    selecting = _selecting(compact, held_out)[pairs.query]
+        both = _pairs(compact, *_ids(corpus, held), held_out)
+        return Split(compact, both.pairs, both.pairs, both.unknown, both.trained)
     selects = held & _selecting(corpus, held_out)[corpus.column("query")]
-    test = _ids(corpus, held & ~selects)
+    tests = _ids(corpus, held & ~selects)
+    selection = _pairs(compact, *_ids(corpus, selects))
+    test = _pairs(compact, *tests, held_out)
     return Split(
         compact,
-        pairs.where(selecting),
-        pairs.where(~selecting),
-        found.unknown,
-        found.trained,
-        final=partial(_final, corpus, training | selects, test, held_out),
+        selection.pairs,
+        test.pairs,
+        selection.unknown + test.unknown,
+        test.trained,
+        final=partial(_final, corpus, training | selects, tests, held_out),
     )
 
 
@@ -231,13 +231,20 @@ class _Found:
 
 
 def _pairs(
-    training: Corpus, query_ids: pa.Array, candidate_ids: pa.Array, held_out: HeldOut
+    training: Corpus,
+    query_ids: pa.Array,
+    candidate_ids: pa.Array,
+    tested: HeldOut | None = None,
 ) -> _Found:
     """Held-out pairs of external ids in the training corpus's rows, each pair once. A pair that
-    training saw tests nothing and is left out."""
+    training saw tests nothing and is left out.
+
+    Args:
+        tested: for pairs that are reported; what an earlier version was trained on is left out.
+    """
     before = np.zeros(len(query_ids), dtype=bool)
-    if len(held_out.trained):
-        before = held_out.trained.has(held_out.hash.of_pairs(query_ids, candidate_ids))
+    if tested is not None and len(tested.trained):
+        before = tested.trained.has(tested.hash.of_pairs(query_ids, candidate_ids))
         kept = pa.array(~before)
         query_ids, candidate_ids = query_ids.filter(kept), candidate_ids.filter(kept)
     query = training.queries.vocabulary.rows(query_ids)
