@@ -267,8 +267,8 @@ def test_what_gives_the_blocks_cannot_write(store: SnapshotStore) -> None:
 def test_a_later_format_is_refused(
     store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_record, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(snapshot_record, "FORMAT_VERSION", 9)
     store.upsert(rows(0, 1))
     monkeypatch.undo()
-    with pytest.raises(FormatError, match="format_version 2"):
+    with pytest.raises(FormatError, match="format_version 9; this Evergram reads 1 to 2"):
         SnapshotStore.open(str(tmp_path / "store"))
