@@ -268,6 +268,7 @@ def test_a_later_format_is_refused(
     store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_record, "FORMAT_VERSION", 9)
+    monkeypatch.setattr(snapshot_record, "READABLE", (9,))
     store.upsert(rows(0, 1))
     monkeypatch.undo()
     with pytest.raises(FormatError, match="format_version 9; this Evergram reads 1 to 2"):
