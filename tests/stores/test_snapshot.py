@@ -267,8 +267,9 @@ def test_what_gives_the_blocks_cannot_write(store: SnapshotStore) -> None:
 def test_a_later_format_is_refused(
     store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_record, "FORMAT_VERSION", 3)
+    monkeypatch.setattr(snapshot_record, "FORMAT_VERSION", 9)
+    monkeypatch.setattr(snapshot_record, "READABLE", (9,))
     store.upsert(rows(0, 1))
     monkeypatch.undo()
-    with pytest.raises(FormatError, match="format_version 3"):
+    with pytest.raises(FormatError, match="format_version 9; this Evergram reads 1 to 2"):
         SnapshotStore.open(str(tmp_path / "store"))

@@ -56,4 +56,9 @@ def open_embeddings(
 def unknown_format(path: Path) -> DataError:
     """What to say of a suffix that is not known."""
     known = ", ".join(SUFFIXES)
+    if path.suffix.lower() == ".csv":
+        return DataError(
+            f"{path}: vectors are written as CSV for other programs, and not read from it; give a "
+            f"file that ends in one of {known}."
+        )
     return DataError(f"{path} is of no known format; the known ones end in {known}.")

@@ -124,7 +124,7 @@ def _parsed(text: bytes, path: Path) -> SnapshotRecord:
     if body["format_version"] not in READABLE:
         raise FormatError(
             f"{path} has format_version {body['format_version']}; this Evergram reads "
-            f"{READABLE[0]} to {READABLE[-1]}. Use a later one."
+            f"{READABLE[0]} to {READABLE[-1]}; use a later Evergram."
         )
     record = SnapshotRecord(
         body["id_type"],
