@@ -8,10 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from evergram.compatibility.kinds import TransformKind
 from evergram.errors import RecipeError
+from evergram.lineage.names import RULE, is_name
 from evergram.training.methods import METHODS
 
 Positive = Annotated[int, Field(gt=0)]
@@ -359,10 +368,17 @@ class CompareRecipe(_Strict):
         return self
 
 
+def _named(value: str) -> str:
+    """Raises: ValueError: the lineage cannot be called so."""
+    if not is_name(value):
+        raise ValueError(f"name is {value!r}; {RULE}")
+    return value
+
+
 class Recipe(_Strict):
     """One TOML file."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "embeddings"
+    name: Annotated[str, AfterValidator(_named)] = "embeddings"
     seed: Seed = 0
     metrics: list[Annotated[str, Field(pattern=r"^(recall|ndcg|map)@[1-9]\d*$")]] = [
         "recall@20",
