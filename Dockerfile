@@ -1,7 +1,9 @@
 # The service, with the lineage mounted at /lineage:
 #
 #   docker build -t evergram .
-#   docker run -p 8080:8080 -v "$PWD/lineages/films:/lineage" evergram
+#   docker run -p 8080:8080 -v "$PWD/lineages/films:/lineage" --user "$(id -u):$(id -g)" evergram
+#
+# (A lineage can be read by who made it alone, unless it is shared: docs/lineage.md.)
 #
 # It listens to others, so at least one consumer needs a token ('evergram consumer-token'), or the
 # administrator does (-e EVERGRAM_ADMIN_TOKEN=…); without one it does not start.

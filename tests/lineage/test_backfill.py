@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from evergram.errors import DataError, IntegrityError, LineageError, StoreError
 from evergram.lineage import backfill as module
 from evergram.lineage.backfill import Backfill
 from evergram.lineage.filling import fill, space_of, stored_rows
+from evergram.lineage.journal import write_table
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.reader import Reader
 from evergram.lineage.ways import Ways
@@ -365,3 +367,37 @@ def test_what_is_written_by_hand_after_a_kill_is_put_back(
     for rows in store.scan():
         for i, z in _pairs(rows):
             np.testing.assert_array_equal(z, before[i])
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("progress.json", {"state": "planned"}),
+        ("progress.json", {"state": "planned", "done": "all"}),
+        ("progress.json", {"state": "planned", "done": -1}),
+        ("progress.json", []),
+        ("plan.json", {"target": 2}),
+        ("plan.json", {"target": True, "fingerprint": 1, "batch": 1, "rows": 1, "without": 1}),
+    ],
+)
+def test_state_that_is_not_a_backfills_is_an_error(
+    lineage: Lineage, name: str, facts: object
+) -> None:
+    work = Backfill(lineage, older(lineage), "object")
+    work.plan()
+    (work.folder / name).write_text(json.dumps(facts))
+    with pytest.raises(IntegrityError, match=f"{name} cannot be read: .* plan again"):
+        work.apply()
+
+
+def test_a_table_that_is_not_a_backfills_is_an_error(lineage: Lineage) -> None:
+    work = Backfill(lineage, older(lineage), "object")
+    work.plan()
+    write_table(work.folder / "order.sealed", pa.table({"key": [1]}))
+    with pytest.raises(IntegrityError, match=r"order\.sealed is no table of a backfill"):
+        work.apply()
+    content = b"no table of Arrow's"
+    sealed = hashlib.sha256(content).digest() + content
+    (work.folder / "order.sealed").write_bytes(sealed)
+    with pytest.raises(IntegrityError, match=r"order\.sealed is no table of a backfill"):
+        work.apply()

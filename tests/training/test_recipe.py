@@ -65,6 +65,7 @@ def test_every_recipe_of_ours_is_a_recipe(path: Path) -> None:
         ("data.kind=movielens", "needs data.path"),
         ("data.shared_ids=true", "data.shared_ids is used with data.kind = 'table' only"),
         ("seed=-1", "seed is -1"),
+        ("name='my films'", "name is 'my films'; a name is made of letters"),
         ("dim", "not of the form"),
     ],
 )

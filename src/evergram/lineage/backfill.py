@@ -25,7 +25,7 @@ from evergram.lineage.inside import check_tree
 from evergram.lineage.journal import (
     journal_rows,
     not_in_journals,
-    read_table,
+    read_order,
     write_journal,
     write_table,
 )
@@ -134,7 +134,7 @@ class Backfill:
             if at["state"] == "rolled back":
                 raise LineageError("This backfill was rolled back; plan another.")
             self.lineage.manifest(int(plan["target"]))
-            order = read_table(self.folder / "order.sealed")["id"].combine_chunks()
+            order = read_order(self.folder / "order.sealed")["id"].combine_chunks()
             target, batch = int(plan["target"]), int(plan["batch"])
             self.store.take_side(self.side)
             space = space_of(self.lineage, target)
@@ -177,7 +177,7 @@ class Backfill:
     def status(self) -> Status:
         """Raises: LineageError: nothing is planned."""
         plan, at = self._planned(), self._progress()
-        errors = read_table(self.folder / "order.sealed")["error"].to_numpy()
+        errors = read_order(self.folder / "order.sealed")["error"].to_numpy()
         total = float(errors.sum())
         done = int(at["done"])
         return Status(
@@ -287,7 +287,7 @@ class Backfill:
         write_text(self.folder / "progress.json", facts, self._mode)
 
     def _progress(self) -> dict[str, Any]:
-        return _read_json(self.folder / "progress.json")
+        return _read_json(self.folder / "progress.json", state=str, done=int)
 
     def _planned(self) -> dict[str, Any]:
         if not self._plan_path.exists():
@@ -295,7 +295,9 @@ class Backfill:
                 f"No backfill of {self.store.address} is planned; 'evergram backfill plan' makes "
                 "one."
             )
-        plan = _read_json(self._plan_path)
+        plan = _read_json(
+            self._plan_path, target=int, fingerprint=str, batch=int, rows=int, without=int
+        )
         target = int(plan["target"])
         # What was refreshed to a version that was withdrawn since can still be put back.
         gone = self.lineage.withdrawn.get(target)
@@ -331,10 +333,14 @@ def _joined(parts: list[pa.Array], kind: pa.DataType) -> pa.Array:
     return pa.concat_arrays(parts) if parts else pa.array([], kind)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, **kinds: type) -> dict[str, Any]:
+    """The facts in a file, those of these kinds among them; no number is negative."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        for name, kind in kinds.items():
+            if type(found[name]) is not kind or (kind is int and found[name] < 0):
+                raise ValueError(f"{name} is {found[name]!r}")
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise IntegrityError(
             f"{path} cannot be read: {error}. Remove {path.parent} and plan again; rows that were "
             "refreshed stay so."

@@ -25,7 +25,7 @@ from evergram.lineage.consumer_record import (
     said,
 )
 from evergram.lineage.files import beside, file_mode, make_folder, remove_tree, write_text
-from evergram.lineage.inside import check_inside, check_parts
+from evergram.lineage.inside import check_inside, check_parts, check_tree
 from evergram.lineage.manifest import check_files, sha256
 from evergram.lineage.names import check_name
 from evergram.lineage.remote import CONSUMERS, Remote
@@ -202,7 +202,6 @@ class Consumers:
         mode = self._mode
         for folder in (self.folder / "probes", self.folder / "probes" / name):
             make_folder(folder, mode)
-        check_inside(self.folder, self.folder / here)
         remove_tree(self.folder / here)
         with beside(self.folder / here, mode) as part:
             shutil.copyfile(model, part / f"model{model.suffix.lower()}")
@@ -226,7 +225,6 @@ class Consumers:
         folders = {Path(c.probe.model).parent for c in self._record.consumers if c.probe}
         mine = Path("probes") / name
         kept = {folder.name for folder in folders if folder.parent == mine}
-        check_inside(self.folder, self.folder / mine)
         for left in (self.folder / mine).glob("*"):
             if left.name not in kept:
                 remove_tree(left)
@@ -254,6 +252,7 @@ class Consumers:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 check_parts(self.folder)
+                check_tree(self.folder, self.folder / "probes")
                 lock = FileLock(self.folder / ".lock", PATIENCE, mode=file_mode(self.folder))
                 stack.enter_context(lock)
             except Timeout:

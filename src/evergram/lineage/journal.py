@@ -44,7 +44,20 @@ def read_table(path: Path) -> pa.Table:
             f"{path} is not what was written; no row is taken from it. Rows that were refreshed "
             "stay so; plan again."
         )
-    return pa.ipc.open_file(content).read_all()
+    try:
+        table = pa.ipc.open_file(content).read_all()
+        table.validate(full=True)
+    except pa.ArrowException as error:
+        raise IntegrityError(f"{path} is no table of a backfill: {error}. Plan again.") from error
+    return table
+
+
+def read_order(path: Path) -> pa.Table:
+    """The ids to refresh, worst first, and the error that each is predicted to have.
+
+    Raises: IntegrityError: it is missing or damaged.
+    """
+    return _columns(read_table(path), path, "id", "error")
 
 
 def write_journal(path: Path, parts: list[Rows], mode: int = OWNER_ALONE) -> None:
@@ -64,12 +77,18 @@ def write_journal(path: Path, parts: list[Rows], mode: int = OWNER_ALONE) -> Non
 
 def journal_rows(path: Path) -> Iterator[Rows]:
     """What `write_journal` wrote, by version. Raises: IntegrityError: it is not that."""
-    table = read_table(path)
+    table = _columns(read_table(path), path, "id", "version", "vector")
     versions = table["version"].to_numpy()
     for version in sorted(set(versions.tolist())):
         mine = table.filter(pa.array(versions == version))
         vectors = np.stack([np.asarray(v, dtype=np.float32) for v in mine["vector"].to_numpy()])
         yield Rows(int(version), mine["id"].combine_chunks(), vectors)
+
+
+def _columns(table: pa.Table, path: Path, *names: str) -> pa.Table:
+    if table.column_names != list(names):
+        raise IntegrityError(f"{path} is no table of a backfill; plan again.")
+    return table
 
 
 def not_in_journals(parts: list[Rows], paths: list[Path]) -> list[Rows]:

@@ -23,6 +23,7 @@ from pydantic import (
 from evergram.compatibility.kinds import TransformKind
 from evergram.data.rolling_window import RollingWindow
 from evergram.errors import RecipeError
+from evergram.lineage.names import RULE, is_name
 from evergram.training.methods import METHODS
 from evergram.training.recipe_values import (
     copied,
@@ -411,10 +412,17 @@ class CompareRecipe(_Strict):
         return self
 
 
+def _named(value: str) -> str:
+    """Raises: ValueError: the lineage cannot be called so."""
+    if not is_name(value):
+        raise ValueError(f"name is {value!r}; {RULE}")
+    return value
+
+
 class Recipe(_Strict):
     """One TOML file."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "embeddings"
+    name: Annotated[str, AfterValidator(_named)] = "embeddings"
     seed: Seed = 0
     metrics: Annotated[list[Metric], Field(min_length=1)] = ["recall@20", "ndcg@20", "map@10"]
     data: DataRecipe
