@@ -28,7 +28,7 @@ from benchmarks import gowalla
 from benchmarks.tiny import recipes
 from evergram.data.split import Pairs, Split
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import Refit, refit_of, train_encoder
+from evergram.training.loop import Refit, final_split, train_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 
@@ -188,7 +188,7 @@ class Runs:
     def test(self, settings: Sequence[str], seed: int) -> dict[str, Any]:
         """The metric on the test pairs, as `evergram train` would report it."""
         recipe, split = self._prepare(settings, seed)
-        final = refit_of(recipe, split)
+        final = final_split(recipe, split)
         return self._once("test", recipe, split, None if final is split else Refit(final))
 
     def _prepare(self, settings: Sequence[str], seed: int) -> tuple[Recipe, Split]:

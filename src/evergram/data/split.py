@@ -163,7 +163,8 @@ def _final(corpus: Corpus, used: Tensor, test: tuple[pa.Array, pa.Array]) -> Spl
         used: bool [n], the interactions of training and of selection.
         test: external ids of the test pairs.
     """
-    training = corpus.restrict(torch.nonzero(used).flatten())
+    rows = torch.nonzero(used).flatten()
+    training = corpus if len(rows) == len(corpus) else corpus.restrict(rows)
     pairs, unknown = _pairs(training, *test)
     none = torch.zeros(0, dtype=torch.int64)
     return Split(training, Pairs(none, none), pairs, unknown)

@@ -24,7 +24,7 @@ from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import load_encoder, make_artefact
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import Refit, Trained, judge, refit_of, test_relevance, train_encoder
+from evergram.training.loop import Refit, Trained, final_split, judge, test_relevance, train_encoder
 from evergram.training.progress import Progress
 from evergram.training.reading import reading_report
 from evergram.training.recipe import Recipe
@@ -56,7 +56,7 @@ def train(
     """
     corpus = load_corpus(recipe) if corpus is None else corpus
     split = split_for(recipe, corpus, 0)
-    final = refit_of(recipe, split)
+    final = final_split(recipe, split)
     trained = train_encoder(
         recipe,
         split,
@@ -101,7 +101,7 @@ def upgrade(
     corpus = load_corpus(recipe) if corpus is None else corpus
     split = split_for(recipe, corpus, version)
     # What is published is trained and judged on `final`; `split` chooses for how long.
-    final = refit_of(recipe, split)
+    final = final_split(recipe, split)
     chosen = pick_device(device)
     settings = recipe.upgrade
     if encoder is not None and (settings.fit == "joint" or settings.start != "fresh"):
@@ -245,7 +245,7 @@ def evaluate(
     Returns: {"model": {name: value}, "popularity": {name: value}}.
     """
     corpus = load_corpus(recipe) if corpus is None else corpus
-    split = refit_of(recipe, split_for(recipe, corpus, lineage.newest))
+    split = final_split(recipe, split_for(recipe, corpus, lineage.newest))
     view = lineage.view(version)
     vectors: dict[str, Tensor] = {}
     for side, entities in zip(
