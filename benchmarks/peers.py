@@ -24,7 +24,7 @@ from benchmarks.peer_models import Result, implicit_als, implicit_bpr, irspack_i
 from evergram.data.split import Pairs, Split
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import refit_of, relevance_of
+from evergram.training.loop import final_split, relevance_of
 from evergram.training.recipe import Recipe
 
 METRICS = ("recall@20", "ndcg@20")
@@ -172,7 +172,7 @@ def rows(name: str, peers: Iterable[str] | None = None) -> list[dict[str, Any]]:
         first of `METRICS` on the selection pairs.
     """
     recipe, split = load(name)
-    final, found = refit_of(recipe, split), []
+    final, found = final_split(recipe, split), []
     for peer in peers or PEERS:
         result = PEERS[peer].fit(split, **SETTINGS[name][peer])
         selection = judge(result, split, split.selection)[METRICS[0]]

@@ -10,7 +10,7 @@ import torch
 from benchmarks import gowalla, peers
 from benchmarks.tiny import recipes
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import Refit, refit_of, train_encoder
+from evergram.training.loop import Refit, final_split, train_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 
@@ -95,7 +95,7 @@ def tiny(kind: str) -> Quality:
 
 def _rows(base: Recipe) -> Iterator[Row]:
     split = split_for(base, load_corpus(base), 0)
-    final = refit_of(base, split)
+    final = final_split(base, split)
     refit = None if final is split else Refit(final)
     popular: Mapping[str, float] | None = None
     for method, overrides in METHODS.items():

@@ -269,7 +269,8 @@ def _final(
         used: bool [n], the interactions of training and of selection.
         test: external ids of the test pairs.
     """
-    training = corpus.restrict(torch.nonzero(used).flatten())
+    rows = torch.nonzero(used).flatten()
+    training = corpus if len(rows) == len(corpus) else corpus.restrict(rows)
     found = _pairs(training, *test, held_out)
     return Split(training, Pairs.none(), found.pairs, found.unknown, found.trained)
 

@@ -113,18 +113,22 @@ def train_encoder(
     found, ended = _search(
         recipe, split, run, progress, [*callbacks, *([] if watch is None else [watch])]
     )
-    encoder, last, seconds = run.finish(found.kept), None, run.seconds
-    if refit is not None:
+    seconds, last = run.seconds, None
+    if refit is None:
+        encoder = run.finish(found.kept)
+    else:
         steps = found.best_epoch * len(run.sampler)
+        # What the search trained is of no more use, and as large as what follows.
+        found.kept = {}
+        del run
         beside = Beside(refit.joint, refit.past, start)
-        again = TrainingRun(
+        run = TrainingRun(
             recipe, refit.split.training, version, device, beside, f"{title} refit", folder,
             f"refit, {steps} steps",
         )  # fmt: skip
-        encoder = _train_for(again, steps, progress)
-        last = {"steps": steps, "interactions": len(refit.split.training), "seconds": again.seconds}
-        seconds += again.seconds
-        run = again
+        encoder = _train_for(run, steps, progress)
+        last = {"steps": steps, "interactions": len(refit.split.training), "seconds": run.seconds}
+        seconds += run.seconds
     warnings = _warnings(recipe, found, ended, title)
     for sentence in warnings:
         logging.getLogger(__name__).warning(sentence)
@@ -271,9 +275,9 @@ def test_relevance(split: Split) -> Relevance:
     return Relevance.of(split.test.query, split.test.candidate, known.query, known.candidate)
 
 
-def refit_of(recipe: Recipe, split: Split) -> Split:
-    """The split of the model that is published: all that is not test is trained on, where
-    `training.refit` has it so; otherwise the same split.
+def final_split(recipe: Recipe, split: Split) -> Split:
+    """Return the split of the model that is published: the same one, or where `training.refit` has
+    it so the one whose training corpus holds all that is not test.
 
     Raises: RecipeError: the same pairs select and test, so there is nothing more to train on.
     """

@@ -272,7 +272,7 @@ class TrainingRecipe(_Strict):
 
     # At most; training ends when so many evaluations in a row were no better (0: never).
     epochs: Positive = 100
-    patience: Annotated[int, Field(ge=0)] = 5
+    patience: Annotated[int, Field(ge=0)] = 10
     # At last train on all that is not test, for as many steps as selection found best; "auto" does
     # where split.kind is "given", for published figures are of such models.
     refit: bool | Literal["auto"] = "auto"

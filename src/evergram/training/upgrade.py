@@ -27,7 +27,7 @@ from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import load_encoder, make_artefact, trained_pairs
 from evergram.training.corpora import load_corpus, salt_of, split_for
-from evergram.training.loop import Refit, Trained, judge, refit_of, test_relevance, train_encoder
+from evergram.training.loop import Refit, Trained, final_split, judge, test_relevance, train_encoder
 from evergram.training.progress import Progress
 from evergram.training.reading import reading_report
 from evergram.training.recipe import CLOSED, Recipe, flat
@@ -59,7 +59,7 @@ def train(
     """
     corpus = load_corpus(recipe) if corpus is None else corpus
     split = split_for(recipe, corpus, 0)
-    final = refit_of(recipe, split)
+    final = final_split(recipe, split)
     trained = train_encoder(
         recipe,
         split,
@@ -132,7 +132,7 @@ def upgrade(
     history = lineage.pair_history
     split, salt = split_for(recipe, corpus, version, history), salt_of(recipe, history)
     # What is published is trained and judged on `final`; `split` chooses for how long.
-    final = refit_of(recipe, split)
+    final = final_split(recipe, split)
     chosen = pick_device(device)
     settings = recipe.upgrade
     if encoder is not None and (settings.fit == "joint" or settings.start != "fresh"):
@@ -298,7 +298,7 @@ def evaluate(
     split = split_for(recipe, corpus, lineage.newest, lineage.pair_history)
     if split.untested is not None:
         raise LineageError(split.untested)
-    split = refit_of(recipe, split)
+    split = final_split(recipe, split)
     view = lineage.view(version)
     vectors: dict[str, Tensor] = {}
     for side, entities in zip(
