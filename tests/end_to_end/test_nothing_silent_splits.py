@@ -1,4 +1,4 @@
-"""One test a line of the issue, through the command."""
+"""What was trained on is never tested, and two upgrades at once are noticed: lines 1, 2 and 12."""
 
 from __future__ import annotations
 
