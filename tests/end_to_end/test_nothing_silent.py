@@ -1,8 +1,8 @@
-"""The index of the promises that nothing is silent and nothing fatal: each has a test, by its number.
+"""The promises that nothing is silent and nothing fatal: each has a test, by its number.
 
-The tests drive the command. They stand in `test_nothing_silent_<subject>.py` beside this file, and the
-name of each begins with the number of the promise it is of, as in `test_13_a_batch_…`; here stands
-what each promise is, and that none is without a test.
+The tests drive the command. They stand in `test_nothing_silent_<subject>.py` beside this file. The
+name of each begins with the number of its promise, as in `test_13_a_batch_…`. Here stands what
+each promise is, and that none is without a test.
 """
 
 from __future__ import annotations
