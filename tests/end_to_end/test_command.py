@@ -110,7 +110,15 @@ def test_the_whole_way(evergram: Any, shop: Path) -> None:
 
     for version, dim in (("0", 4), ("1", 6)):
         written = evergram(
-            "export", "lin", "out.parquet", "--side", "candidate", "--as", version, "--json"
+            "export",
+            "lin",
+            "out.parquet",
+            "--side",
+            "candidate",
+            "--as",
+            version,
+            "--json",
+            "--force",
         )
         assert written.json["dim"] == dim
         table = pq.read_table("out.parquet")
@@ -210,7 +218,7 @@ def test_bad_input_on_a_lineage(evergram: Any, shop: Path) -> None:
         (["evaluate", "lin", "--as", "7"], "no version 7"),
         (["export", "lin", "o.parquet", "--side", "item"], "no side 'item'"),
         (["export", "lin", ".", "--side", "query"], "is a folder"),
-        (["export", "lin", "no/o.parquet", "--side", "query"], "cannot be written"),
+        (["export", "lin", "no/o.parquet", "--side", "query"], "make the folder first"),
     ):
         ran = evergram(*arguments)
         assert ran.code == 2
