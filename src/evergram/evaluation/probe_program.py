@@ -102,13 +102,19 @@ def limit(seconds: float, mib: int) -> None:
         return
     # Who started it ends it before; this is for where that one was killed.
     processor = int(seconds) + 5
-    resource.setrlimit(resource.RLIMIT_CPU, (processor, processor))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_WRITTEN, MOST_WRITTEN))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits = {
+        resource.RLIMIT_CPU: processor,
+        resource.RLIMIT_FSIZE: MOST_WRITTEN,
+        resource.RLIMIT_CORE: 0,
+    }
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + mib * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + mib * 2**20
+    for kind, most in limits.items():
+        # There may be a limit already, which can be lowered alone.
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
 
 
 def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
