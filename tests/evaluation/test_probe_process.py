@@ -55,6 +55,16 @@ def value_of(files: ProbeFiles, limits: Limits = LIMITS, metric: str = "auc") ->
         return process.value(np.ones(ROWS, dtype=bool), VECTORS)
 
 
+def replaced(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> ProbeFiles:
+    """Good files, and another program in the place of the one that runs them: a model has taken
+    that one over."""
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return files_of(folder, graphs.plain().SerializeToString())
+
+
 def test_a_plain_model_is_run(tmp_path: Path) -> None:
     files = files_of(tmp_path, graphs.plain().SerializeToString())
     assert value_of(files) == 1.0
@@ -117,16 +127,60 @@ def test_a_process_that_dies_is_a_sentence(tmp_path: Path, sent: signal.Signals)
 def test_a_process_that_ends_by_itself_says_its_last_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = files_of(tmp_path, graphs.plain().SerializeToString())
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho it is broken >&2\nexit 3\n")
-    broken.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(broken))
+    files = replaced(tmp_path, monkeypatch, "echo it is broken >&2\nexit 3")
     with pytest.raises(DataError, match="ended with exit code 3 and no answer: it is broken"):
         value_of(files)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
     with pytest.raises(DataError, match="no process can be started"):
         value_of(files)
+
+
+@pytest.mark.parametrize(
+    "ids", ["[1e999]", "[]", "{}", '["a", 1]', "[99999999999999999999]", '["\\ud800"]']
+)
+def test_ids_that_are_none_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: str
+) -> None:
+    (tmp_path / "answer").write_text(f'{{"ids": {ids}}}\n')
+    files = replaced(tmp_path, monkeypatch, f"read job\ncat {tmp_path / 'answer'}\nread more")
+    with pytest.raises(DataError, match="cannot be used as a probe: it gave"):
+        value_of(files)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("[" * 100_000, "no answer that can be read"),
+        ("[]", "no answer that can be read"),
+        ('{"value": "' + "x" * 10_000 + '"}', "which is no finite number"),
+        ('{"error": "a\\u001b[31m\\nb' + "x" * 10_000 + '"}', r"^a \[31m bx+…$"),
+    ],
+    ids=["deep", "list", "text", "colour"],
+)
+def test_an_answer_that_is_none_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, message: str
+) -> None:
+    (tmp_path / "answer").write_text(answer + "\n")
+    files = replaced(tmp_path, monkeypatch, f"read job\ncat {tmp_path / 'answer'}\nread more")
+    with (
+        ProbeProcess(files, "auc", LIMITS) as process,
+        pytest.raises(DataError, match=message) as caught,
+    ):
+        process.value(np.ones(ROWS, dtype=bool), VECTORS)
+    assert len(str(caught.value)) < 1100
+    assert str(caught.value).isprintable()
+
+
+def test_a_program_that_closes_its_pipes_and_goes_on_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = replaced(tmp_path, monkeypatch, "exec <&- >&-\nwhile :; do :; done")
+    process = ProbeProcess(files, "auc", LIMITS)
+    with process:
+        process._left = 0.5
+        with pytest.raises(DataError, match="did not answer within 60 seconds"):
+            process.ids()
+    assert process._process.returncode == -signal.SIGKILL
 
 
 def test_an_answer_that_is_longer_than_it_may_be_is_not_read(
@@ -203,6 +257,18 @@ def test_bytes_that_are_no_model_end_the_looking(content: bytes) -> None:
     except ValueError:
         return
     assert not has_external_data(graphs.plain().SerializeToString())
+
+
+def test_a_field_whose_number_some_readers_cut_off_is_refused(tmp_path: Path) -> None:
+    """The graph under the number 7 + 2²⁹, which is 7 in 32 bits: not looked at, but read."""
+    content = graphs.external("initializer").SerializeToString()
+    graph = onnx.load_from_string(content).graph.SerializeToString()
+    tag = (7 << 3 | 2) + (1 << 32)
+    head = bytes((tag >> shift & 0x7F) | (0x80 if shift < 28 else 0) for shift in range(0, 35, 7))
+    size = len(graph)
+    length = bytes([size & 0x7F | 0x80, size >> 7 & 0x7F])
+    with pytest.raises(ValueError, match="too large"):
+        has_external_data(head + length + graph)
 
 
 @pytest.mark.parametrize("place", range(0, 260, 13))

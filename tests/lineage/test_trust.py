@@ -20,7 +20,7 @@ from tests.lineage.forging import forge
 from tests.lineage.lines import lineage_of, publish, vectors_of
 
 from evergram.compatibility.transforms import LinearTransform
-from evergram.errors import EvergramError, IntegrityError, LineageError
+from evergram.errors import DataError, EvergramError, IntegrityError, LineageError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.backfill import Backfill
 from evergram.lineage.consumer_record import Probe
@@ -75,6 +75,20 @@ def test_a_side_that_is_no_name_is_not_published(lineage: Lineage) -> None:
     wide = Artefact(10, {"../x": vectors}, back, {"metrics": {"model": {}}}, {})
     with pytest.raises(LineageError, match="cannot be the name of a side"):
         lineage.publish(wide)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{"metrics": []}, {"metrics": {"model": {"a": "x"}}}, {"probes": [1]}, {"probes": {}}],
+)
+def test_metrics_that_could_not_be_read_are_not_published(
+    lineage: Lineage, metrics: dict[str, Any]
+) -> None:
+    vectors = lineage.embeddings("object")
+    found = Artefact(8, {"object": vectors}, LinearTransform.from_matrix(torch.eye(8)), metrics, {})
+    with pytest.raises(DataError, match="nothing was published"):
+        lineage.publish(found)
+    assert Lineage.open(lineage.path).newest == 1
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "ü", "a\n", "x" * 129, "shop@v0"])

@@ -31,9 +31,9 @@ class GzipReader(gzip.GzipFile):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, "rb")
         self._path = path
         self._most = self._left = most_bytes(path.stat().st_size)
+        super().__init__(path, "rb")
 
     def read(self, size: int | None = -1) -> bytes:
         """At most `size` bytes; all that are left where it is negative or None."""

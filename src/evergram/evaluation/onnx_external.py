@@ -55,6 +55,9 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
+        if tag >= 1 << 32:
+            # Some readers keep the lower bits alone, and see another field.
+            raise ValueError("a field has a number that is too large")
         field, wire = tag >> 3, tag & 7
         value: int | memoryview
         if wire == _VARINT:

@@ -133,7 +133,10 @@ class ProbeProcess:
         kinds = {type(key) for key in found} if isinstance(found, list) else set()
         if kinds not in ({int}, {str}):
             raise self._failure("it gave no ids")
-        return pa.array(found, pa.int64() if kinds == {int} else pa.string())
+        try:
+            return pa.array(found, pa.int64() if kinds == {int} else pa.string())
+        except (ValueError, OverflowError) as error:
+            raise self._failure("it gave ids that are none") from error
 
     def value(self, found: NDArray[np.bool_], vectors: NDArray[np.float32]) -> float:
         """What the model has of the metric.
@@ -147,7 +150,8 @@ class ProbeProcess:
         answer = self._exchange([shape, found.astype(np.uint8).data, rows.data])
         value = answer.get("value")
         if not isinstance(value, float) or not math.isfinite(value):
-            raise self._failure(f"its {self.metric} is {value}, which is no finite number")
+            given = _shown(repr(value), 40)
+            raise self._failure(f"its {self.metric} is {given}, which is no finite number")
         return value
 
     def _exchange(self, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
@@ -174,15 +178,10 @@ class ProbeProcess:
         if not line.endswith(b"\n"):
             if len(line) == LONGEST_LINE:
                 raise self._failure(f"its ids are more than {LONGEST_LINE >> 20} MiB")
-            if self._left <= 0:
-                raise self._failure(
-                    f"it did not answer within {self.limits.seconds:g} seconds ({SECONDS} allows "
-                    "more)"
-                )
             raise self._failure(self._end())
         try:
             answer = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise self._failure("it gave no answer that can be read")
@@ -191,17 +190,27 @@ class ProbeProcess:
                 f"it needs more than {self.limits.mib} MiB of memory ({MIB} allows more)"
             )
         if "error" in answer:
-            raise DataError(str(answer["error"]))
+            # What a library says may be in the words of the model.
+            raise DataError(_shown(str(answer["error"]), 1000))
         return answer
 
     def _end(self) -> str:
-        """How the process ended, in words."""
-        code = self._process.wait()
+        """Why there is no answer, in words."""
+        late = self._left <= 0
+        try:
+            # It may have closed its pipes, and go on.
+            code = self._process.wait(None if late else self._left)
+        except subprocess.TimeoutExpired:
+            late = True
+        if late:
+            return (
+                f"it did not answer within {self.limits.seconds:g} seconds ({SECONDS} allows more)"
+            )
         if code >= 0:
             self._said.seek(0)
-            last = self._said.read().decode(errors="replace").strip().split("\n")[-1][:200]
-            text = "".join(letter if letter.isprintable() else " " for letter in last)
-            return f"its process ended with exit code {code} and no answer: {text or 'no word'}"
+            last = self._said.read().decode(errors="replace").strip().split("\n")[-1]
+            text = _shown(last, 200) or "no word"
+            return f"its process ended with exit code {code} and no answer: {text}"
         try:
             name = signal.Signals(-code).name
         except ValueError:
@@ -213,6 +222,12 @@ class ProbeProcess:
 
     def _failure(self, why: str) -> DataError:
         return DataError(f"{self.files.model} cannot be used as a probe: {why}.")
+
+
+def _shown(text: str, most: int) -> str:
+    """A text of somebody else's, as it can be printed: one line, and not long."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text[:most])
+    return printable + "…" * (len(text) > most)
 
 
 def _open(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -19,6 +19,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypedDict
 
@@ -67,6 +68,11 @@ def main() -> None:
 def _answers(job: Job, asked: IO[bytes]) -> Iterator[dict[str, Any]]:
     """The lines to write, one by one; none after an error."""
     try:
+        if job["model"].lower().endswith(".onnx"):
+            # What it takes itself is not what the model takes. Where it is not there, that is said
+            # when it is needed.
+            with suppress(ImportError):
+                import onnxruntime  # noqa: F401
         limit(job["seconds"], job["mib"])
         name = Path(job["data_name"])
         ids, labels = evaluation(name, _read(job["data"], name, job["data_sha256"]))
@@ -96,13 +102,19 @@ def limit(seconds: float, mib: int) -> None:
         return
     # Who started it ends it before; this is for where that one was killed.
     processor = int(seconds) + 5
-    resource.setrlimit(resource.RLIMIT_CPU, (processor, processor))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_WRITTEN, MOST_WRITTEN))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limits = {
+        resource.RLIMIT_CPU: processor,
+        resource.RLIMIT_FSIZE: MOST_WRITTEN,
+        resource.RLIMIT_CORE: 0,
+    }
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + mib * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + mib * 2**20
+    for kind, most in limits.items():
+        # There may be a limit already, which can be lowered alone.
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
 
 
 def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:

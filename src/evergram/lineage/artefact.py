@@ -83,6 +83,20 @@ class Artefact:
         return pa.concat_arrays([ids for ids, _ in blocks]), torch.cat([v for _, v in blocks])
 
 
+def are_metrics(found: Any) -> bool:
+    """Whether readers of metrics can count on these: where there is `metrics.model`, it has a
+    number or null by name, and where there are `probes`, each is of a consumer."""
+    if not isinstance(found, Mapping):
+        return False
+    tables, probes = found.get("metrics", {}), found.get("probes", [])
+    model = tables.get("model", {}) if isinstance(tables, Mapping) else None
+    if not isinstance(model, Mapping) or not isinstance(probes, list):
+        return False
+    numbers = all(value is None or isinstance(value, int | float) for value in model.values())
+    named = all(isinstance(p, Mapping) and isinstance(p.get("consumer"), str) for p in probes)
+    return numbers and named
+
+
 def write_version(
     folder: Path,
     name: str,

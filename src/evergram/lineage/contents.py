@@ -22,7 +22,7 @@ from evergram.compatibility.transforms import Transform, build_transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import EvergramError, IntegrityError, ShapeError
-from evergram.lineage.artefact import Block
+from evergram.lineage.artefact import Block, are_metrics
 from evergram.lineage.files import load_tensors
 from evergram.lineage.manifest import EncoderRecord, Manifest, check_files
 from evergram.lineage.moments import Moments
@@ -58,13 +58,8 @@ class Contents:
         path = self._checked("metrics.json")
         with _understood(path):
             found = json.loads(path.read_text())
-            # What readers count on, where it is there.
-            named = found.get("metrics", {}).get("model", {}).items()
-            numbers = [value for _, value in named if value is not None]
-            if not all(isinstance(value, int | float) for value in numbers):
-                raise TypeError("metrics.model has something that is no number")
-            if not all(isinstance(probe["consumer"], str) for probe in found.get("probes", [])):
-                raise TypeError("a probe is of no consumer")
+            if not are_metrics(found):
+                raise TypeError("its metrics or its probes are of another form")
         return dict(found)
 
     def transform(self, old_dim: int) -> Transform:

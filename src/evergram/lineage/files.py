@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -137,8 +138,8 @@ def put(path: Path, content: bytes | None) -> None:
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may do so at once.
-    with replacing(path, owner=f".{os.getpid()}") as file:
+    # Several processes may do so at once, and several threads.
+    with replacing(path, owner=f".{os.getpid()}.{threading.get_ident()}") as file:
         file.write(content)
 
 

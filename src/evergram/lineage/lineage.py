@@ -25,7 +25,7 @@ from evergram.errors import (
     ShapeError,
 )
 from evergram.lineage import labels as rules
-from evergram.lineage.artefact import Artefact, Block, write_version
+from evergram.lineage.artefact import Artefact, Block, are_metrics, write_version
 from evergram.lineage.contents import Contents
 from evergram.lineage.files import beside, file_mode, remove
 from evergram.lineage.lost_race import keep_lost, read_lost
@@ -381,6 +381,11 @@ class Lineage(Register):
     def _check_fits(self, number: int, artefact: Artefact) -> None:
         for side in artefact.embeddings:
             check_name(side, "a side")
+        if not are_metrics(artefact.metrics):
+            raise DataError(
+                "The metrics of a version must have numbers by name in metrics.model, and in "
+                "probes a list of what each consumer's says; nothing was published."
+            )
         if number == 0 and artefact.transform is not None:
             raise ShapeError("Version 0 has no version before it and takes no transform.")
         if number:
