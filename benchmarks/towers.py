@@ -24,7 +24,7 @@ from evergram.encoders.two_tower import TwoTower
 from evergram.evaluation.ranking import rank_metrics
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import relevance_of, train_encoder
+from evergram.training.loop import test_relevance, train_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 
@@ -92,7 +92,7 @@ def rows(
             if isinstance(trained.encoder, TwoTower) and split.training.candidates.features:
                 assert isinstance(trained.encoder, RowEncoder)
                 strangers = _without_ids(trained.encoder, split.training)
-                relevance = relevance_of(split.training, split.test)
+                relevance = test_relevance(split)
                 row["features_alone"] = rank_metrics(trained.query, strangers, relevance, [metric])[
                     metric
                 ]
