@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from evergram.cli import main
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.stores.embedding_files import open_embeddings
 from evergram.stores.embedding_writers import write_vectors
@@ -191,3 +192,17 @@ def test_what_cannot_be_done_is_one_sentence(lineage: Path, tmp_path: Path, ever
         assert err.count("\n") == 1
     assert (lineage / "lineage.json").read_bytes() == before
     assert not (tmp_path / "new").exists()
+
+
+def test_versions_of_a_lineage_whose_publisher_stated_no_metrics(
+    tmp_path: Path, evergram: Any
+) -> None:
+    ids, vectors = pa.array(["a", "b"]), torch.eye(2)
+    found = Lineage.create(tmp_path / "own")
+    found.publish(Artefact(2, {"object": (ids, vectors)}, None, {}, {}))
+    code, out, said = evergram("versions", found.path)
+    assert (code, said) == (0, "")
+    assert "version" in out
+    code, out, _ = evergram("versions", found.path, "--json")
+    assert code == 0
+    assert json.loads(out)["versions"][0]["metrics"] == {}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +21,7 @@ from tests.lineage.forging import forge
 from tests.lineage.lines import lineage_of, publish, vectors_of
 
 from evergram.compatibility.transforms import LinearTransform
+from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.backfill import Backfill
@@ -28,6 +30,7 @@ from evergram.lineage.consumers import Consumers
 from evergram.lineage.filling import local_stores
 from evergram.lineage.inside import PARTS
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.lost_race import keep_lost
 from evergram.stores.opening import open_store
 
 SECRET = b"what was there before"
@@ -157,6 +160,21 @@ def test_a_linked_file_is_refused_when_it_is_read(
     place.symlink_to(outside / "copy")
     with pytest.raises(IntegrityError, match="by a symbolic link"):
         read(Lineage.open(lineage.path))
+
+
+def test_a_kept_model_with_a_link_out_of_the_folder_is_refused(
+    lineage: Lineage, outside: Path
+) -> None:
+    vectors = vectors_of(0)
+    ids = pa.array(range(len(vectors)))
+    back = LinearTransform.from_matrix(torch.eye(vectors_of(1).shape[1], vectors.shape[1]))
+    kept = keep_lost(
+        lineage.work, 2, Artefact(vectors.shape[1], {"object": (ids, vectors)}, back, {}, {})
+    )
+    assert lineage.lost().manifest.version == 2
+    (kept / "more").symlink_to(outside / "own")
+    with pytest.raises(IntegrityError, match="symbolic link"):
+        lineage.lost()
 
 
 def test_a_link_in_a_circle_is_refused(lineage: Lineage) -> None:
@@ -402,6 +420,9 @@ FORGED: list[tuple[str, Callable[[Path], object], Callable[[Lineage], Any]]] = [
     ("canary.parquet", column("id", [[1]]), lambda line: line.canaries(1)),
     ("canary.parquet", column("vector", [[1.0]]), lambda line: line.canaries(1)),
     ("canary.parquet", lambda path: path.write_bytes(b"x"), lambda line: line.canaries(1)),
+    ("trained_pairs.parquet", column("pair", None), lambda line: line.pair_history),
+    ("trained_pairs.parquet", column("pair", [[1]]), lambda line: line.pair_history),
+    ("trained_pairs.parquet", column("pair", ["5"]), lambda line: line.pair_history),
     ("metrics.json", lambda path: path.write_text("[]"), lambda line: line.metrics(1)),
     ("metrics.json", lambda path: path.write_text("{"), lambda line: line.metrics(1)),
     ("metrics.json", lambda path: path.write_bytes(b"\xff"), lambda line: line.metrics(1)),
@@ -435,6 +456,7 @@ def test_contents_that_do_not_fit_are_an_error(
             metrics={"metrics": {"model": {}}},
             recipe={},
             canaries={"object": (ids[:20], vectors[:20])},
+            trained=("line", TrainedPairs(np.array([7 + version], np.uint32))),
         )
         lineage.publish(found)
     read(Lineage.open(lineage.path))

@@ -156,3 +156,9 @@ def test_a_limit_that_is_no_number_is_none_to_pass() -> None:
     for limit in (math.nan, -1.0):
         with pytest.raises(DegradationError, match="it is a percentage"):
             refuse_degradation(report(), [0], limit)
+
+
+def test_an_artefact_that_states_no_metrics_is_not_below_a_limit() -> None:
+    stated = replace(artefact(), recipe={"training": {"metric": "ndcg@10"}}, metrics={})
+    with pytest.raises(DegradationError, match=r"ndcg@10 was not measured"):
+        refuse_degradation(stated, [0], 2.0)

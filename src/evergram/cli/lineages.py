@@ -39,7 +39,7 @@ def versions(
             "production": m.version == found.production,
             "retired": m.version in found.retired,
             "held": m.version in found.held,
-            "metrics": found.metrics(m.version)["metrics"],
+            "metrics": found.metrics(m.version).get("metrics", {}),
             "warnings": warnings[m.version],
         }
         for m in found.versions
@@ -50,14 +50,14 @@ def versions(
         withdrawn = {str(n): w.model_dump() for n, w in found.withdrawn.items()}
         dump({**facts, "versions": rows, "withdrawn": withdrawn, "checked": checked})
         return
-    metric = _metric(found.versions[-1].recipe, rows[-1]["metrics"]["model"]) if rows else None
+    metric = _metric(found.versions[-1].recipe, _measured(rows[-1])) if rows else None
     header = ["version", "dim", "created", *([metric] if metric else []), "fingerprint", "labels"]
     lines = [
         [
             str(r["version"]),
             str(r["dim"]),
             r["created"][:10],
-            *([number(r["metrics"]["model"].get(metric))] if metric else []),
+            *([number(_measured(r).get(metric))] if metric else []),
             r["fingerprint"].removeprefix("sha256:")[:_SHORT],
             ", ".join([*r["labels"], *(s for s in ("production", "retired") if r[s])]),
         ]
@@ -74,6 +74,12 @@ def versions(
         f"Compared with their hashes: {'lineage.json, and ' if 'lineage.json' in checked else ''}"
         f"{' and '.join(kinds)} of each version. 'evergram check' compares every file."
     )
+
+
+def _measured(row: dict[str, Any]) -> dict[str, float]:
+    """The metrics of the model itself; none where its publisher stated none."""
+    measured: dict[str, float] = row["metrics"].get("model", {})
+    return measured
 
 
 def _metric(recipe: dict[str, Any], measured: dict[str, float]) -> str | None:

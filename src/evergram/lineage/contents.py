@@ -102,7 +102,9 @@ class Contents:
         """The training pairs that no earlier version had; None where they were not recorded."""
         if PAIRS not in self.manifest.files:
             return None
-        return read_trained_pairs(self._checked(PAIRS))
+        path = self._checked(PAIRS)
+        with _understood(path):
+            return read_trained_pairs(path)
 
     def moments(self) -> dict[str, Moments]:
         """By side: how many vectors, their mean [D] and second moments [D, D], float64."""

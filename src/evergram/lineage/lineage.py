@@ -80,7 +80,7 @@ class Lineage(Register):
 
     def lost(self) -> Contents:
         """The model of an upgrade that another one came before. Raises: LineageError: no such."""
-        return read_lost(self.work, str(self))
+        return read_lost(self.path, self.work, str(self))
 
     def recipe(self, version: int) -> dict[str, Any]:
         """The whole recipe as it was run.

@@ -8,6 +8,7 @@ from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact, write_version
 from evergram.lineage.contents import Contents
 from evergram.lineage.files import beside, make_folder, remove_tree
+from evergram.lineage.inside import check_tree
 from evergram.lineage.manifest import read_manifest
 
 FOLDER = "lost"
@@ -28,8 +29,8 @@ def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
     return folder
 
 
-def read_lost(work: Path, lineage: str) -> Contents:
-    """The model that `keep_lost` kept.
+def read_lost(root: Path, work: Path, lineage: str) -> Contents:
+    """The model that `keep_lost` kept in `work`, a folder of the lineage at `root`.
 
     Raises: LineageError: there is none. IntegrityError: it is damaged.
     """
@@ -39,4 +40,5 @@ def read_lost(work: Path, lineage: str) -> Contents:
             f"No model is kept for {lineage}: one is when its upgrade trained it and another "
             "version was published first. Train one, without --kept."
         )
+    check_tree(root, folder)
     return Contents(folder, read_manifest(folder))

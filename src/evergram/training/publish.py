@@ -136,7 +136,7 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
     report = artefact.metrics
     if "untested" in report:
         raise DegradationError(f"{REFUSED}{report['untested']}")
-    if not _is_number(report["metrics"]["model"].get(metric)):
+    if not _is_number(report.get("metrics", {}).get("model", {}).get(metric)):
         raise DegradationError(REFUSED + _not_measured(metric))
     unknown = _unmeasured(report, metric, past)
     if unknown:
