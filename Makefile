@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-fast lint bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -14,8 +14,15 @@ demo: .venv/ready
 	rm -rf demo
 	$(BIN)/evergram demo --out demo
 
+# One thread of torch a worker: workers share the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal
+
 test: .venv/ready
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# All but what takes more than about two seconds a test.
+test-fast: .venv/ready
+	$(PYTEST) -m "not long"
 
 lint: .venv/ready
 	$(BIN)/ruff check .

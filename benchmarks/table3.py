@@ -26,7 +26,7 @@ def tiny(recipe: str) -> str:
     methods = Recipe.load(ROOT / "recipes" / f"{recipe}.toml").compare.methods
     settings = [
         f"compare.methods={json.dumps(methods)}", "compare.hidden=[8]", "compare.dropout=[0]",
-        "compare.consumers=1", "compare.epochs=2", "upgrade.alone=false", "model.dim=4",
+        "compare.consumers=1", "compare.epochs=2", "model.dim=4",
     ]  # fmt: skip
     with recipes() as folder:
         return table(folder / "growing.toml", folder / "out", settings)

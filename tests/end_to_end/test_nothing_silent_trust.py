@@ -203,7 +203,7 @@ def forge_side(lineage: Path, side: str) -> None:
     [
         ("export", "l", "out.parquet", "--side", "../../../x"),
         ("check", "l"),
-        ("fill", "l", "--store", "../../../x=s"),
+        ("fill", "l", "--store", "object=s"),
     ],
 )
 def test_19_a_forged_side_is_read_nowhere(

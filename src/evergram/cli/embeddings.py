@@ -99,7 +99,7 @@ def align(
     facts = align_files(
         int(old) if is_version else open_embeddings(Path(old), ids=old_ids, **columns),
         open_embeddings(new, ids=new_ids, **columns),
-        Lineage.open(lineage) if there else Lineage.create(lineage, name or "embeddings"),
+        Lineage.open(lineage) if there else Lineage.create(lineage, "embeddings" if name is None else name),
         settings,
         max_error=max_error,
         promote=not no_promote,
