@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.measure import base, base_split
 from benchmarks.steps import ENCODERS, Turns, interleaved
-from evergram.compatibility.alignment import AlignmentLoss
+from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.encoders.features import SIDES

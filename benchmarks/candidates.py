@@ -15,17 +15,17 @@ import torch
 
 from benchmarks import gowalla
 from benchmarks.tiny import recipes
-from evergram.compatibility.closed_form import fit_closed_form
+from evergram.compatibility.closed_form_fit import fit_closed_form
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.past_version_report import known_vectors
+from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.reading import known_vectors
 from evergram.training.recipe import Recipe
-from evergram.training.upgrade import train, upgrade
 
 ALL = ["upgrade.method=evergram", "upgrade.rows=4096"]
 CANDIDATES: dict[str, list[str]] = {

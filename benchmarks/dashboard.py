@@ -22,17 +22,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from evergram.data.corpus import Vocabulary
-from evergram.lineage.consumer_record import Probe
-from evergram.lineage.consumers import Consumers
+from evergram.lineage.consumers.record import Probe
+from evergram.lineage.consumers.registry import Consumers
 from evergram.lineage.lineage import Lineage
-from evergram.serving.dashboard import router
-from evergram.serving.dashboard_data import dashboard_data
-from evergram.serving.dashboard_facts import DashboardData, Live
+from evergram.releasing.demo import demo_recipe, rated_above_median
+from evergram.releasing.probes import measured_probe, with_probes
+from evergram.releasing.upgrade import train, upgrade
+from evergram.serving.dashboard.data import dashboard_data
+from evergram.serving.dashboard.page import router
+from evergram.serving.dashboard.schemas import DashboardData, Live
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.demo import demo_recipe, rated_above_median
-from evergram.training.probes import measured_probe, with_probes
 from evergram.training.progress import Progress
-from evergram.training.upgrade import train, upgrade
 
 CHROMIUM = "/usr/bin/chromium"
 WIDTH, HEIGHT = 1280, 1600

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from evergram.data.sqldump import SqlTable
-from evergram.data.wikipedia import load_mediawiki
+from evergram.data.wikipedia.links import load_mediawiki
+from evergram.data.wikipedia.sql_dump import SqlTable
 
 STATEMENT = 1 << 20  # bytes of one INSERT, as in Wikimedia's dumps
 WORDS = [

@@ -101,8 +101,8 @@ def measure(recipe: str = RECIPE, settings: tuple[str, ...] = SETTINGS) -> list[
 
     from evergram.data.corpus import Vocabulary
     from evergram.lineage.lineage import Lineage
+    from evergram.releasing.demo import rated_above_median
     from evergram.training.corpora import load_corpus, split_for
-    from evergram.training.demo import rated_above_median
     from evergram.training.recipe import Recipe
 
     chosen = Recipe.load(ROOT / recipe, list(settings))

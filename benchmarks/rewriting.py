@@ -17,10 +17,10 @@ from torch import Tensor
 from evergram.compatibility.transforms import LinearTransform
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.stores.embedding_files import BLOCK, Block, open_embeddings
-from evergram.stores.embedding_writers import write_vectors
-from evergram.training.align import align
-from evergram.training.rewrite import transform_file
+from evergram.releasing.files.align import align
+from evergram.releasing.files.transform_file import transform_file
+from evergram.vector_files.open_embeddings import BLOCK, Block, open_embeddings
+from evergram.vector_files.writers import write_vectors
 
 ROWS, DIM, ROUNDS = 200_000, 768, 2
 FORMATS = ("npy", "safetensors", "arrow", "parquet")

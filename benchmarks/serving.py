@@ -19,10 +19,10 @@ import torch
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.filling import fill
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.reader import Reader
-from evergram.stores.opening import open_store
+from evergram.retrieval.fill import fill
+from evergram.retrieval.reader import Reader
+from evergram.stores.open_store import open_store
 from evergram.stores.store import Floats
 
 SIZES = (100_000, 1_000_000)

@@ -31,11 +31,11 @@ import torch
 from benchmarks.gowalla import DATA
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.unseen import id_hash
-from evergram.stores.embedding_files import open_embeddings
-from evergram.stores.embedding_writers import write_vectors
-from evergram.training.align import Settings, align
-from evergram.training.rewrite import transform_file
+from evergram.lineage.unseen_objects import id_hash
+from evergram.releasing.files.align import Settings, align
+from evergram.releasing.files.transform_file import transform_file
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.writers import write_vectors
 
 FOLDER = DATA / "wikispeedia"
 HELD_OUT = 0.3

@@ -17,9 +17,9 @@ from benchmarks import gowalla
 from benchmarks.tiny import recipes as tiny_recipes
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
-from evergram.encoders import building
+from evergram.encoders import factory
 from evergram.encoders.features import SIDES, Inputs
-from evergram.encoders.rows import RowEncoder
+from evergram.encoders.row_encoder import RowEncoder
 from evergram.encoders.two_tower import TwoTower
 from evergram.evaluation.ranking import rank_metrics
 from evergram.training.callbacks import Callback, Point
@@ -74,7 +74,7 @@ def rows(
         for name, chosen in recipes.items():
             clock = Clock()
             kind = _Plain if PLAIN in variants[name] else TwoTower
-            with patch.object(building, "TwoTower", kind):
+            with patch.object(factory, "TwoTower", kind):
                 trained = train_encoder(
                     chosen, split, 0, CPU, Progress(quiet=True), callbacks=[clock]
                 )

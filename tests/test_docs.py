@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from evergram.cli import app
 from evergram.cli.failures import INTERRUPTED, REFUSED, UNFORESEEN
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.evaluation.probe_models import load_probe_model
+from evergram.evaluation.probes.probe_models import load_probe_model
 from evergram.training.recipe import Recipe
-from evergram.training.used_keys import RULES, Only
+from evergram.training.recipe.used_keys import RULES, Only
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

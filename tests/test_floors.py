@@ -1,8 +1,10 @@
-"""A room imports only from floors below it, never sideways and never up."""
+"""A room imports only from floors below it, never sideways and never up; its folders likewise."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,57 +15,125 @@ FLOORS = {
     "ids": 1,
     "validation": 1,
     "data": 2,
+    "vector_files": 2,
+    "stores": 2,
     "gramian": 2,
     "compatibility": 2,
-    "stores": 2,
     "encoders": 3,
     "tasks": 3,
     "evaluation": 3,
     "lineage": 3,
     "training": 4,
-    "serving": 4,
-    "cli": 5,
+    "retrieval": 4,
+    "releasing": 5,
+    "serving": 5,
+    "cli": 6,
 }
 FILES = sorted(p for p in SOURCE.rglob("*.py") if p.parent != SOURCE or p.name != "__init__.py")
+MOST_FILES = 13
 
 
-def room_of(path: Path) -> str:
-    first = path.relative_to(SOURCE).parts[0]
-    return first.removesuffix(".py")
+def module_of(path: Path) -> str:
+    """The dotted name of a file below the package: "lineage.disk.manifest"; of an __init__.py
+    that of its folder."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(source: str) -> list[str]:
-    """Rooms that a file imports, wherever in it."""
-    found: list[str] = []
-    for node in ast.walk(ast.parse(source)):
-        names: list[str] = []
+MODULES = {module_of(path) for path in FILES}
+
+
+def imports_of(source: str, modules: Iterable[str] = frozenset(MODULES)) -> set[str]:
+    """Modules of the package that a file imports, wherever in it, but for those that only type
+    checkers see."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    names: set[str] = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide the room"
-            names = [node.module or ""]
-            if node.module == "evergram":
-                names = [f"evergram.{alias.name}" for alias in node.names]
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        found += [n.split(".")[1] for n in names if n.startswith("evergram.")]
-    return found
+            names |= {alias.name for alias in node.names}
+    inside = {name.removeprefix("evergram.") for name in names if name.startswith("evergram.")}
+    # `from evergram.data.corpus import Corpus` names the module `data.corpus`.
+    return {name if name in modules else name.rpartition(".")[0] or name for name in inside}
+
+
+IMPORTS = {module_of(path): imports_of(path.read_text()) for path in FILES}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[0]
 
 
 def allowed(room: str, other: str) -> bool:
     return other == room or FLOORS[other] < FLOORS[room]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_a_room_imports_only_from_below(path: Path) -> None:
-    room = room_of(path)
+def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """The names that a circle of imports goes through; none where there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("module", sorted(IMPORTS))
+def test_a_room_imports_only_from_below(module: str) -> None:
+    room = room_of(module)
     assert room in FLOORS, f"{room} is a room that the house does not have"
-    for other in imports_of(path.read_text()):
-        assert allowed(room, other), f"{room} may not import {other}"
+    for other in map(room_of, IMPORTS[module]):
+        assert allowed(room, other), f"{module} may not import {other}"
+
+
+def test_no_files_import_each_other() -> None:
+    # What a room exports, it imports from its own files: its __init__.py stands above them.
+    files = {m: {o for o in found if o != m} for m, found in IMPORTS.items()}
+    assert circle(files) == []
+
+
+def folder_graph(imports: Mapping[str, Iterable[str]], room: str) -> dict[str, set[str]]:
+    """The folders of a room, and which others of them each imports."""
+
+    def folder(module: str) -> str | None:
+        parts = module.split(".")
+        is_folder = (SOURCE / room / parts[1]).is_dir() if len(parts) > 1 else False
+        return parts[1] if parts[0] == room and is_folder else None
+
+    graph: dict[str, set[str]] = {}
+    for module, others in imports.items():
+        here = folder(module)
+        if here is not None:
+            named = {folder(other) for other in others}
+            graph.setdefault(here, set()).update(x for x in named if x not in (None, here))
+    return graph
+
+
+@pytest.mark.parametrize("room", [room for room in FLOORS if (SOURCE / room).is_dir()])
+def test_folders_of_a_room_do_not_import_each_other(room: str) -> None:
+    assert circle(folder_graph(IMPORTS, room)) == []
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES} - {SOURCE}))
+def test_a_folder_shows_few_files(folder: Path) -> None:
+    files = [p for p in folder.iterdir() if p.suffix == ".py" and p.name != "__init__.py"]
+    assert len(files) <= MOST_FILES, f"{folder.name} has {len(files)} files; make folders of it"
 
 
 def test_the_rule_refuses_sideways_and_up() -> None:
     assert not allowed("gramian", "compatibility")
     assert not allowed("data", "training")
-    assert imports_of("def f():\n    from evergram.cli import main") == ["cli"]
+    assert imports_of("def f():\n    from evergram.cli import main") == {"cli"}
+    assert imports_of("from evergram.data import corpus") == {"data.corpus"}
+    hidden = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import evergram.cli"
+    assert imports_of(hidden) == set()
+    assert circle({"a": {"b"}, "b": {"a"}})
+    graph = {"stores.lance.a": {"stores.qdrant.b"}, "stores.qdrant.b": {"stores.lance.a"}}
+    assert circle(folder_graph(graph, "stores"))
 
 
 def test_there_are_no_catch_all_files() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evergram.errors import RecipeError
-from evergram.lineage.consumer_record import Probe
+from evergram.lineage.consumers.record import Probe
 from evergram.training.recipe import Recipe
 from evergram.validation import sentence_of
 

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from evergram.errors import EvergramError
     from evergram.lineage.artefact import Artefact
     from evergram.lineage.lineage import Lineage
-    from evergram.lineage.reader import Reader
     from evergram.lineage.view import View
+    from evergram.releasing.comparison.compare import compare
+    from evergram.releasing.publish import publish
+    from evergram.releasing.upgrade import evaluate, train, upgrade
+    from evergram.retrieval.reader import Reader
     from evergram.serving.client import Client
-    from evergram.training.compare import compare
     from evergram.training.corpora import load_corpus
-    from evergram.training.publish import publish
     from evergram.training.recipe import Recipe
-    from evergram.training.upgrade import evaluate, train, upgrade
 
 __all__ = [
     "Artefact",
@@ -43,15 +43,15 @@ _HOME = {
     "Corpus": "evergram.data.corpus",
     "EvergramError": "evergram.errors",
     "Lineage": "evergram.lineage.lineage",
-    "Reader": "evergram.lineage.reader",
+    "Reader": "evergram.retrieval.reader",
     "Recipe": "evergram.training.recipe",
     "View": "evergram.lineage.view",
-    "compare": "evergram.training.compare",
-    "evaluate": "evergram.training.upgrade",
+    "compare": "evergram.releasing.comparison.compare",
+    "evaluate": "evergram.releasing.upgrade",
     "load_corpus": "evergram.training.corpora",
-    "publish": "evergram.training.publish",
-    "train": "evergram.training.upgrade",
-    "upgrade": "evergram.training.upgrade",
+    "publish": "evergram.releasing.publish",
+    "train": "evergram.releasing.upgrade",
+    "upgrade": "evergram.releasing.upgrade",
 }
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from evergram.compatibility.alignment import AlignmentLoss
+from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.fitting import fit_by_gradient
-from evergram.compatibility.kinds import TransformKind
+from evergram.compatibility.gradient_fit import fit_by_gradient
+from evergram.compatibility.transform_kinds import TransformKind
 from evergram.compatibility.transforms import (
     TRANSFORMS,
     AffineTransform,

@@ -18,8 +18,8 @@ from evergram.data.amazon import load_amazon
 from evergram.data.decompression import HARMLESS, TIMES, GzipReader, most_bytes
 from evergram.data.json_lines import blocks
 from evergram.data.movielens import load_movielens
-from evergram.data.sqldump import SqlTable
 from evergram.data.tables import load_table, read_csv
+from evergram.data.wikipedia.sql_dump import SqlTable
 from evergram.data.wikispeedia import load_wikispeedia
 from evergram.errors import DataError
 

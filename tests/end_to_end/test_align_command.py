@@ -17,10 +17,10 @@ from torch import Tensor
 
 from evergram.cli import main
 from evergram.lineage.lineage import Lineage
-from evergram.stores.embedding_files import open_embeddings
-from evergram.stores.embedding_writers import write_vectors
-from evergram.training.align import Settings, align
-from evergram.training.past_file import SIDE
+from evergram.releasing.files.align import Settings, align
+from evergram.releasing.files.past_file import SIDE
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.writers import write_vectors
 
 FORMATS = ("parquet", "arrow", "arrows", "npy", "safetensors")
 ROWS, OLD_DIM, NEW_DIM = 600, 6, 9
@@ -292,8 +292,8 @@ def test_memory_is_flat(tmp_path: Path) -> None:
         "import resource, sys\n"
         "from pathlib import Path\n"
         "from evergram.lineage.lineage import Lineage\n"
-        "from evergram.stores.embedding_files import open_embeddings\n"
-        "from evergram.training.rewrite import transform_file\n"
+        "from evergram.vector_files.open_embeddings import open_embeddings\n"
+        "from evergram.releasing.files.transform_file import transform_file\n"
         "file = open_embeddings(Path(sys.argv[1]))\n"
         "transform_file(file, Lineage.open(sys.argv[2]), 0, Path(sys.argv[3]), overwrite=True)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"

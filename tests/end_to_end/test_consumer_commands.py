@@ -14,9 +14,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import save_file
 
 from evergram.cli import main
-from evergram.lineage.consumers import Consumers
+from evergram.lineage.consumers.registry import Consumers
 from evergram.lineage.lineage import Lineage
-from evergram.stores.embedding_writers import write_vectors
+from evergram.vector_files.writers import write_vectors
 
 ROWS, DIM = 400, 5
 IDS = [f"id{i}" for i in range(ROWS)]

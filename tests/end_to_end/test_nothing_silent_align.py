@@ -22,7 +22,7 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DegradationError, LineageError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.stores.embedding_writers import write_vectors
+from evergram.vector_files.writers import write_vectors
 
 RECIPE = """
 name = "shop"

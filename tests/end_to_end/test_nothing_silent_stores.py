@@ -26,9 +26,9 @@ from tests.lineage.lines import lineage_of, publish, vectors_of
 from tests.stores.postgres_server import postgres
 
 from evergram.cli import main
-from evergram.lineage.filling import fill
 from evergram.lineage.lineage import Lineage
-from evergram.stores.opening import open_store
+from evergram.retrieval.fill import fill
+from evergram.stores.open_store import open_store
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KINDS = ["snapshot", "pgvector", "lance", "qdrant"]
@@ -285,14 +285,14 @@ def test_also_all_of_two_hundred_wait_for_their_turn_on_a_slow_database(
 ) -> None:
     """Ten connections, each question a tenth of a second: the last has waited two seconds, which is
     more patience than there is with a server that answers nobody."""
-    from evergram.stores import postgres as pool
-    from evergram.stores.pgvector import PgvectorStore
+    from evergram.stores.postgres import connection
+    from evergram.stores.postgres.pgvector_store import PgvectorStore
 
     lineage = lineage_of(tmp_path / "line")
     address = place(tmp_path, "pgvector", "rows")
     with open_store(address, create="int64") as store:
         fill(lineage, store, "object")
-    monkeypatch.setattr(pool, "WAIT", 1.0)
+    monkeypatch.setattr(connection, "WAIT", 1.0)
     read = PgvectorStore._read
 
     def slowly(self: PgvectorStore, ids: pa.Array) -> Any:
@@ -350,7 +350,7 @@ def served(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Iterator[str]
 def no_address_listened_on() -> Iterator[None]:
     """Bind to nothing: what is refused is refused before anybody is answered."""
     with pytest.MonkeyPatch.context() as during:
-        during.setattr("evergram.cli.serving._bound", lambda host, port: None)
+        during.setattr("evergram.cli.serve._bound", lambda host, port: None)
         yield
 
 

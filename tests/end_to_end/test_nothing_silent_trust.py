@@ -28,10 +28,10 @@ from tests.evaluation import onnx_graphs
 from tests.lineage.forging import forge
 
 from evergram.cli import main
-from evergram.evaluation.probe_process import ProbeProcess
-from evergram.lineage.consumers import Consumers
+from evergram.evaluation.probes.probe_process import ProbeProcess
+from evergram.lineage.consumers.registry import Consumers
 from evergram.lineage.lineage import Lineage
-from evergram.stores.embedding_writers import write_vectors
+from evergram.vector_files.writers import write_vectors
 
 ROWS, DIM = 300, onnx_graphs.DIM
 IDS = [f"id{i}" for i in range(ROWS)]
@@ -391,7 +391,8 @@ import torch
 from tests.dying import die_at
 from evergram.cli import main
 # All that a command imports, before its operations on files are counted.
-import evergram.training.align, evergram.training.probes, evergram.lineage.consumers
+import evergram.releasing.files.align, evergram.releasing.probes
+import evergram.lineage.consumers.registry
 number, folder, *sys.argv = sys.argv[1:]
 die_at(int(number), Path(folder))
 main()

@@ -15,9 +15,9 @@ import torch
 from evergram.cli import main
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.stores.embedding_files import open_embeddings
-from evergram.stores.embedding_writers import write_vectors
-from evergram.stores.marks import COMPUTED_FROM, FINGERPRINT
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.provenance import COMPUTED_FROM, FINGERPRINT
+from evergram.vector_files.writers import write_vectors
 
 ROWS = 400
 

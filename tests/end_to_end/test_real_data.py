@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks import gowalla, towers
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train, upgrade
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
-from evergram.training.upgrade import train, upgrade
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

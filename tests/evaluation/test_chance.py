@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.evaluation.chance import beside_chance
-from evergram.evaluation.mapping import Pairs, chance_reading
+from evergram.evaluation.map_quality import Pairs, chance_reading
 
 ROWS = 30
 

@@ -43,8 +43,8 @@ RECIPE: dict[str, Any] = {
 def trained(path: Path, versions: int) -> Any:
     """A model and its upgrades."""
     from evergram.lineage.lineage import Lineage
+    from evergram.releasing.upgrade import train, upgrade
     from evergram.training.recipe import Recipe
-    from evergram.training.upgrade import train, upgrade
 
     recipe = Recipe.of(RECIPE)
     lineage = Lineage.create(path, "golden")
@@ -57,8 +57,8 @@ def trained(path: Path, versions: int) -> Any:
 def files(path: Path, formats: list[str], rows: int = 300) -> Any:
     """A file of vectors, and its upgrades. From format 2 on."""
     from evergram.lineage.lineage import Lineage
-    from evergram.stores.embedding_files import open_embeddings
-    from evergram.training.align import Settings, align
+    from evergram.releasing.files.align import Settings, align
+    from evergram.vector_files.open_embeddings import open_embeddings
 
     draw = np.random.default_rng(0)
     base = draw.normal(size=(rows, 3))
@@ -78,8 +78,8 @@ def files(path: Path, formats: list[str], rows: int = 300) -> Any:
 
 def operated(path: Path) -> Any:
     """Labels, a version in production that is not the newest, one withdrawn, and one retired."""
+    from evergram.releasing.upgrade import upgrade
     from evergram.training.recipe import Recipe
-    from evergram.training.upgrade import upgrade
 
     recipe = Recipe.of(RECIPE)
     lineage = trained(path, 2)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from evergram.gramian.averaging_rate import FASTEST, SLOWEST, AveragingRate, best_rate
 from evergram.gramian.estimator import Rows
-from evergram.gramian.rate import FASTEST, SLOWEST, AveragingRate, best_rate
 from evergram.gramian.sogram import SOGram
 
 

@@ -17,12 +17,12 @@ import pyarrow as pa
 from tests.dying import run_until
 from tests.lineage.lines import lineage_of, vectors_of
 
-from evergram.lineage.backfill import Backfill
-from evergram.lineage.filling import space_of, stored_rows
-from evergram.lineage.journal import read_table
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.ways import Ways
-from evergram.stores.opening import open_store
+from evergram.retrieval.backfill import Backfill
+from evergram.retrieval.backfill_journal import read_table
+from evergram.retrieval.fill import space_of, stored_rows
+from evergram.retrieval.version_maps import Ways
+from evergram.stores.open_store import open_store
 
 ROWS, BATCH = 300, 10
 # Operations of a process before it is killed, at most; a batch takes about thirty.

@@ -17,8 +17,8 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
 from evergram.errors import IntegrityError
 from evergram.lineage.artefact import Artefact, EncoderParts
+from evergram.lineage.disk.manifest import Manifest, read_manifest
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.manifest import Manifest, read_manifest
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text(),

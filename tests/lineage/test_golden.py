@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.diagnosis import diagnose_lineage
+from evergram.lineage.canary_check import diagnose_lineage
+from evergram.lineage.disk.lineage_record import FORMAT_VERSION, READABLE
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.record import FORMAT_VERSION, READABLE
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LINEAGES = sorted(p.parent for p in GOLDEN.glob("format-*/*/lineage.json"))

@@ -30,7 +30,7 @@ from evergram.errors import (
 )
 from evergram.lineage.artefact import Artefact, EncoderParts
 from evergram.lineage.lineage import Lineage
-from evergram.stores.embedding_files import open_embeddings
+from evergram.vector_files.open_embeddings import open_embeddings
 
 
 def artefact(dim: int, before: int | None = None, seed: int = 0) -> Artefact:

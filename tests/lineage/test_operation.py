@@ -19,8 +19,8 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.consumers import Consumers
-from evergram.lineage.diagnosis import diagnose_lineage
+from evergram.lineage.canary_check import diagnose_lineage
+from evergram.lineage.consumers.registry import Consumers
 from evergram.lineage.lineage import Lineage
 
 SIDE = "object"
@@ -352,7 +352,7 @@ def test_too_few_pairs_give_no_map_forward(tmp_path: Path) -> None:
 
 
 def test_of_many_rows_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evergram.lineage.moments.LEAST_ROWS", 90)
+    monkeypatch.setattr("evergram.lineage.publish_statistics.LEAST_ROWS", 90)
     lineage = Lineage.create(tmp_path / "lineage")
     one = artefact(0, None)
     draw = torch.Generator().manual_seed(0)

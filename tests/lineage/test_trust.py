@@ -24,14 +24,14 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.backfill import Backfill
-from evergram.lineage.consumer_record import Probe
-from evergram.lineage.consumers import Consumers
-from evergram.lineage.filling import local_stores
-from evergram.lineage.inside import PARTS
+from evergram.lineage.consumers.record import Probe
+from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.disk.path_check import PARTS
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.lost_race import keep_lost
-from evergram.stores.opening import open_store
+from evergram.retrieval.backfill import Backfill
+from evergram.retrieval.fill import local_stores
+from evergram.stores.open_store import open_store
 
 SECRET = b"what was there before"
 

@@ -19,8 +19,8 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.serving.dashboard import router
-from evergram.serving.dashboard_facts import DashboardData
+from evergram.serving.dashboard.page import router
+from evergram.serving.dashboard.schemas import DashboardData
 
 
 def publish(

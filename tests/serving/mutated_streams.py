@@ -21,18 +21,18 @@ import pyarrow as pa
 from tests.lineage.lines import DIMS
 from tests.serving.running import service_of
 
-from evergram.serving import operations
-from evergram.serving.auth import Access
-from evergram.serving.drift import Drift
-from evergram.serving.operations import Call
-from evergram.serving.refusals import say
+from evergram.serving.http import vector_routes
+from evergram.serving.http.auth import Access
+from evergram.serving.http.errors import say
+from evergram.serving.http.vector_routes import Call
+from evergram.serving.monitoring.drift import Drift
 from evergram.serving.service import State
 from evergram.serving.settings import Settings
 
 ROUTES = {
-    "embeddings": operations.embeddings,
-    "search": operations.search,
-    "transform": operations.transform,
+    "embeddings": vector_routes.embeddings,
+    "search": vector_routes.search,
+    "transform": vector_routes.transform,
 }
 SETTINGS = Settings(max_batch=64, max_k=20, max_hits=500, max_dim=256)
 # Lengths and offsets that are past something.

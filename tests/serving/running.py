@@ -14,15 +14,15 @@ from starlette.testclient import TestClient
 from tests.lineage.lines import lineage_of
 from tests.stores.dictionary import DictionaryStore
 
-from evergram.lineage.consumers import Consumers
-from evergram.lineage.filling import fill, id_type
+from evergram.lineage.consumers.registry import Consumers
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.reader import Reader
+from evergram.retrieval.fill import fill, id_type
+from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
-from evergram.serving.connections import server_of
+from evergram.serving.change_watch import Watch
+from evergram.serving.http.connections import server_of
 from evergram.serving.service import Service
 from evergram.serving.settings import Settings
-from evergram.serving.watching import Watch
 from evergram.stores.store import Store
 
 

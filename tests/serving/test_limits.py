@@ -14,7 +14,7 @@ import pytest
 from tests.serving.running import CountedStore, Running, running
 
 from evergram.errors import EvergramError, IntegrityError, StoreError
-from evergram.serving.refusals import clean
+from evergram.serving.http.errors import clean
 from evergram.serving.settings import Settings
 
 SMALL = Settings(

@@ -17,7 +17,7 @@ import pytest
 from tests.lineage.lines import lineage_of
 from tests.stores.kinds import STORES
 
-from evergram.lineage.filling import fill
+from evergram.retrieval.fill import fill
 
 AT_ONCE = 200
 # Seconds that one answer may take, however busy the machine is.

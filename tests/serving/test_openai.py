@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from tests.lineage.lines import lineage_of, read_as, vectors_of
 from tests.serving.running import server, service_of
 
-from evergram.lineage.consumers import Consumers
+from evergram.lineage.consumers.registry import Consumers
 from evergram.serving.app import create_app
 
 

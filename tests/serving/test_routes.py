@@ -14,8 +14,8 @@ from numpy.testing import assert_allclose
 from tests.lineage.lines import DIMS, read_as, vectors_of
 from tests.serving.running import Running
 
-from evergram.lineage.reader import Reader
-from evergram.serving.operations import is_quick
+from evergram.retrieval.reader import Reader
+from evergram.serving.http.vector_routes import is_quick
 
 ARROW = "application/vnd.apache.arrow.stream"
 

@@ -17,13 +17,13 @@ from numpy.testing import assert_allclose
 from tests.lineage.lines import lineage_of, publish, read_as
 from tests.serving.running import Running, running, server
 
-from evergram.lineage.consumers import Consumers
+from evergram.lineage.consumers.registry import Consumers
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.reader import Reader
+from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
 from evergram.serving.settings import Settings
-from evergram.stores.snapshot import SnapshotStore
+from evergram.stores.snapshot.snapshot_store import SnapshotStore
 
 
 def until(holds: Callable[[], bool], seconds: float = 120) -> None:

@@ -9,7 +9,7 @@ from zlib import crc32
 from tests.stores.dictionary import DictionaryStore
 from tests.stores.postgres_server import postgres
 
-from evergram.stores.opening import open_store
+from evergram.stores.open_store import open_store
 from evergram.stores.store import Store
 
 

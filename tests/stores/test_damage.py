@@ -11,7 +11,7 @@ import pytest
 from tests.stores.agreement import as_dict
 
 from evergram.errors import IntegrityError, StoreError
-from evergram.stores.opening import open_store
+from evergram.stores.open_store import open_store
 from evergram.stores.store import Rows, Space
 
 

@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose
 from tests.lineage.lines import lineage_of, read_as
 from tests.stores.kinds import STORES
 
-from evergram.lineage.filling import fill
-from evergram.lineage.reader import Reader
+from evergram.retrieval.fill import fill
+from evergram.retrieval.reader import Reader
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

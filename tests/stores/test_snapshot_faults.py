@@ -20,8 +20,8 @@ import pytest
 from tests.stores.agreement import Id, as_dict
 
 from evergram.errors import EvergramError, IntegrityError, StoreError
-from evergram.stores import snapshot_folder, snapshot_record
-from evergram.stores.snapshot import SnapshotStore
+from evergram.stores.snapshot import snapshot_folder, snapshot_record
+from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import Floats, Hits, Rows, Space
 
 SPACES = {0: Space(0, 4, "sha256:0"), 1: Space(1, 6, "sha256:1")}

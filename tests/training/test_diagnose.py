@@ -10,16 +10,16 @@ import torch
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.errors import RecipeError
-from evergram.evaluation.diagnosis_report import write_diagnosis
+from evergram.evaluation.reports.diagnosis_report import write_diagnosis
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.diagnose import diagnose, rivals
 from evergram.training.loop import train_encoder
+from evergram.training.monitors.gramian_tracking import OWN, Tracking
 from evergram.training.progress import Progress
 from evergram.training.recipe import GramianRecipe, Recipe
-from evergram.training.tracking import OWN, Tracking
-from evergram.training.upgrade import train
 
 CPU = torch.device("cpu")
 QUIET = Progress(quiet=True)

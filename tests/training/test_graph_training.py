@@ -14,19 +14,19 @@ from torch import Tensor
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
-from evergram.encoders.graph import GraphEncoder
+from evergram.encoders.graph_encoder import GraphEncoder
 from evergram.encoders.graphsage import GraphSage
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import prepare
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.loop import train_encoder
-from evergram.training.methods import METHODS
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.methods import METHODS
 from evergram.training.run import run_epoch
 from evergram.training.step import Step
-from evergram.training.upgrade import train, upgrade
 
 CPU = torch.device("cpu")
 KINDS = ["graphsage", "lightgcn"]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from evergram.errors import RecipeError
+from evergram.releasing.upgrade import train
 from evergram.training import memory
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.memory import memory_bytes, needed_bytes, refuse_too_large
 from evergram.training.recipe import Recipe
-from evergram.training.upgrade import train
 
 
 @pytest.mark.parametrize(

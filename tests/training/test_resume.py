@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from evergram.data.sampling import ExampleSampler
 from evergram.errors import TrainingError
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train, upgrade
 from evergram.training import resume
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
-from evergram.training.upgrade import train, upgrade
 
 
 class KilledError(Exception):

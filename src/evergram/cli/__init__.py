@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import sys
 
-from evergram.cli import consuming, embeddings, lineages, models, operating, serving, storing
+from evergram.cli import consumers, lineages, models, releases, serve, stores, vectors
 from evergram.cli.failures import INTERRUPTED, told, warnings_told
 from evergram.cli.options import app
 
 __all__ = [
     "app",
-    "consuming",
-    "embeddings",
+    "consumers",
     "lineages",
     "main",
     "models",
-    "operating",
-    "serving",
-    "storing",
+    "releases",
+    "serve",
+    "stores",
+    "vectors",
 ]
 
 

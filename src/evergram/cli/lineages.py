@@ -12,7 +12,7 @@ from evergram.cli.options import As, Force, Json, LineageFolder, app
 from evergram.cli.printing import dump, file_written, number, paragraph, print_warnings, table
 
 if TYPE_CHECKING:
-    from evergram.lineage.diagnosis import Reading
+    from evergram.lineage.canary_check import Reading
     from evergram.lineage.lineage import Lineage
 
 
@@ -111,12 +111,12 @@ def check(
 
     Every published file is compared with its hash first.
     """
-    from evergram.lineage.diagnosis import (
+    from evergram.lineage.canary_check import (
         Limits,
         diagnose_lineage,
         past_limits,
     )
-    from evergram.lineage.diagnosis import as_json as reading_json
+    from evergram.lineage.canary_check import as_json as reading_json
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.version_warnings import version_warnings
 

@@ -51,7 +51,7 @@ def train(
 ) -> None:
     """Train version 0 and publish it as a new lineage."""
     from evergram.lineage.lineage import Lineage
-    from evergram.training.upgrade import train as train_version
+    from evergram.releasing.upgrade import train as train_version
 
     chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"))
     new = Lineage.create(lineage, chosen.name)
@@ -94,9 +94,9 @@ def upgrade(
 ) -> None:
     """Train the next version together with its way back, and publish it."""
     from evergram.lineage.lineage import Lineage
-    from evergram.training.publish import publish, refuse_unmeasurable
-    from evergram.training.upgrade import upgrade as upgrade_version
-    from evergram.training.upgrade import upgrade_lost
+    from evergram.releasing.publish import publish, refuse_unmeasurable
+    from evergram.releasing.upgrade import upgrade as upgrade_version
+    from evergram.releasing.upgrade import upgrade_lost
 
     chosen = load_recipe(recipe, seed, set_, unread=("compare",))
     if tensorboard is not None and chosen.upgrade.start == "frozen":
@@ -153,8 +153,8 @@ def evaluate(
     The data is where the recipe of the newest version found it; --set data.path=PATH if it moved.
     """
     from evergram.lineage.lineage import Lineage
+    from evergram.releasing.upgrade import evaluate as evaluate_version
     from evergram.training.recipe import Recipe
-    from evergram.training.upgrade import evaluate as evaluate_version
 
     found = Lineage.open(lineage)
     refuse_unread(set_, NOT_EVALUATED)
@@ -187,7 +187,7 @@ def diagnose(
     The first steps of its training are done again, and every estimator is measured against the
     exact Gramian along them. Nothing is published.
     """
-    from evergram.evaluation.diagnosis_report import write_diagnosis
+    from evergram.evaluation.reports.diagnosis_report import write_diagnosis
     from evergram.lineage.lineage import Lineage
     from evergram.training.diagnose import diagnose as look
     from evergram.training.recipe import Recipe
@@ -253,8 +253,8 @@ def compare(
 
     What is there already is gone on with.
     """
-    from evergram.evaluation.comparison_report import HEADER, explanation, table_rows
-    from evergram.training.compare import compare as run
+    from evergram.evaluation.reports.comparison_report import HEADER, explanation, table_rows
+    from evergram.releasing.comparison.compare import compare as run
 
     chosen = load_recipe(recipe, seed, set_, unread=OF_METHODS, comparing=True)
     results = run(chosen, out, device=device, progress=new_progress(), fresh=fresh)
@@ -281,9 +281,9 @@ def demo(
     set_: Set = None,
 ) -> None:
     """The whole story: version 0, three upgrades, and a consumer who never changes."""
-    from evergram.evaluation.report import write_report
+    from evergram.evaluation.reports.demo_report import write_report
     from evergram.lineage.lineage import Lineage
-    from evergram.training.demo import demo_recipe, tell
+    from evergram.releasing.demo import demo_recipe, tell
 
     refuse_unread(set_, ("compare",))
     recipe = demo_recipe(data, with_seed(set_, seed))

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 
 def dump(value: dict[str, Any]) -> None:
-    from evergram.lineage.files import plain_numbers
+    from evergram.lineage.disk.atomic import plain_numbers
 
     sys.stdout.write(json.dumps(plain_numbers(value), indent=2) + "\n")
 
 
 def file_written(path: Path) -> str:
     """How a file of vectors is named to a person, with that of its ids where there is one."""
-    from evergram.stores.embedding_files import companion
+    from evergram.vector_files.open_embeddings import companion
 
     return f"{path}, with its ids in {companion(path)}" if path.suffix == ".npy" else str(path)
 

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.data.decompression import DAMAGED, GzipReader
-from evergram.data.page_features import page_features
 from evergram.data.tables import read_csv
+from evergram.data.wikipedia.page_features import page_features
 from evergram.errors import DataError
 
 

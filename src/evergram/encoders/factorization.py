@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from evergram.encoders.encoder import Scene, embedding_table, look_up
 from evergram.encoders.features import SIDES, Inputs, Schema
-from evergram.encoders.rows import RowEncoder
+from evergram.encoders.row_encoder import RowEncoder
 
 
 class Factorization(RowEncoder):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from evergram.encoders.adjacency import neighbour_mean
 from evergram.encoders.encoder import Scene
 from evergram.encoders.features import Schema
-from evergram.encoders.graph import GraphEncoder, NodeInputs, geometric
+from evergram.encoders.graph_encoder import GraphEncoder, NodeInputs, geometric
 
 
 class GraphSage(GraphEncoder):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from evergram.encoders.adjacency import neighbour_balanced
 from evergram.encoders.encoder import Scene
 from evergram.encoders.features import SIDES, Schema
-from evergram.encoders.graph import GraphEncoder, NodeInputs, geometric
+from evergram.encoders.graph_encoder import GraphEncoder, NodeInputs, geometric
 
 
 class LightGCN(GraphEncoder):

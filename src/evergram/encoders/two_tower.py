@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from evergram.encoders.encoder import embedding_table, look_up
 from evergram.encoders.features import SIDES, Inputs, Schema
-from evergram.encoders.rows import RowEncoder
+from evergram.encoders.row_encoder import RowEncoder
 
 
 class TwoTower(RowEncoder):

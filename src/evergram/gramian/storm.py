@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from evergram.gramian.averaging_rate import AveragingRate
 from evergram.gramian.estimator import GramianEstimator, Rows, batch_moment, batch_noise, projected
-from evergram.gramian.rate import AveragingRate
 
 
 class Storm(GramianEstimator):

@@ -19,12 +19,12 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
-from evergram.lineage.files import plain_numbers, save_tensors, write_text
-from evergram.lineage.manifest import EncoderRecord, Manifest, TransformRecord, sha256
-from evergram.lineage.moments import ForwardMap, Moments
+from evergram.lineage.disk.atomic import plain_numbers, save_tensors, write_text
+from evergram.lineage.disk.manifest import EncoderRecord, Manifest, TransformRecord, sha256
 from evergram.lineage.pair_history import FILE as PAIRS
 from evergram.lineage.pair_history import write_trained_pairs
-from evergram.stores.parquet import vectors_to_arrow
+from evergram.lineage.publish_statistics import ForwardMap, Moments
+from evergram.vector_files.parquet import vectors_to_arrow
 
 Block = tuple[pa.Array, Tensor]
 

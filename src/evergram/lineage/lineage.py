@@ -24,22 +24,22 @@ from evergram.errors import (
     LineageError,
     ShapeError,
 )
-from evergram.lineage import labels as rules
+from evergram.lineage import record_changes
 from evergram.lineage.artefact import Artefact, Block, are_metrics, write_version
-from evergram.lineage.contents import Contents
-from evergram.lineage.files import beside, file_mode, remove
+from evergram.lineage.catalog import Register
+from evergram.lineage.consumers.probe_check import refuse_unprobed
+from evergram.lineage.disk.atomic import beside, file_mode, remove
+from evergram.lineage.disk.lineage_record import LineageRecord
+from evergram.lineage.disk.manifest import EncoderRecord, Manifest, sha256
+from evergram.lineage.disk.names import check_name
+from evergram.lineage.locks.training_claim import clear_work, training_claim
+from evergram.lineage.locks.write_lock import clear_left, unchanged, write_record, writing
 from evergram.lineage.lost_race import keep_lost, read_lost
-from evergram.lineage.manifest import EncoderRecord, Manifest, sha256
-from evergram.lineage.moments import Moments, Sample, forward_map
-from evergram.lineage.names import check_name
 from evergram.lineage.pair_history import PairHistory, unrecorded
-from evergram.lineage.probe_check import refuse_unprobed
-from evergram.lineage.record import LineageRecord
-from evergram.lineage.register import Register
-from evergram.lineage.training_claim import clear_work, training_claim
+from evergram.lineage.publish_statistics import Moments, Sample, forward_map
+from evergram.lineage.version_reader import Contents
 from evergram.lineage.view import View
-from evergram.lineage.writing import clear_left, unchanged, write_record, writing
-from evergram.stores.parquet import read_embeddings, write_embeddings
+from evergram.vector_files.parquet import read_embeddings, write_embeddings
 
 
 class Lineage(Register):
@@ -303,12 +303,12 @@ class Lineage(Register):
         with writing(self.path, self._remote):
             present = self._present(number, artefact)
             if number:
-                known = partial(rules.resolve, present)
+                known = partial(record_changes.resolve, present)
                 refuse_unprobed(self.address, artefact.metrics, number, known)
             clear_left(self.path, present)
             manifest = self._write(number, artefact)
             salt = None if artefact.trained is None else artefact.trained[0]
-            record = rules.with_version(present, promote=promote, salt=salt)
+            record = record_changes.with_version(present, promote=promote, salt=salt)
             write_record(self.path, record, self._remote)
             self._record = record
             self._manifests[number] = manifest

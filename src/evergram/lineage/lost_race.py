@@ -6,10 +6,10 @@ from pathlib import Path
 
 from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact, write_version
-from evergram.lineage.contents import Contents
-from evergram.lineage.files import beside, make_folder, remove_tree
-from evergram.lineage.inside import check_tree
-from evergram.lineage.manifest import read_manifest
+from evergram.lineage.disk.atomic import beside, make_folder, remove_tree
+from evergram.lineage.disk.manifest import read_manifest
+from evergram.lineage.disk.path_check import check_tree
+from evergram.lineage.version_reader import Contents
 
 FOLDER = "lost"
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from evergram.compatibility.chain import Chain
 from evergram.errors import ShapeError
 from evergram.lineage.artefact import Block
-from evergram.stores.embedding_writers import check_writable, write_vectors
-from evergram.stores.marks import marks
+from evergram.vector_files.provenance import marks
+from evergram.vector_files.writers import check_writable, write_vectors
 
 # Of any width.
 Floats = npt.NDArray[np.floating[Any]]

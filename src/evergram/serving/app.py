@@ -12,13 +12,14 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evergram.errors import EvergramError
-from evergram.serving import dashboard, listings, operations
-from evergram.serving.dashboard_facts import DashboardData
-from evergram.serving.handling import Front, Operation
-from evergram.serving.host_check import HostCheck
-from evergram.serving.openapi import describe, errors, vectors
-from evergram.serving.refusals import RefusedError, say
-from evergram.serving.schemas import (
+from evergram.serving.dashboard import page
+from evergram.serving.dashboard.schemas import DashboardData
+from evergram.serving.http import listing_routes, vector_routes
+from evergram.serving.http.errors import RefusedError, say
+from evergram.serving.http.host_check import HostCheck
+from evergram.serving.http.openapi import describe, errors, vectors
+from evergram.serving.http.request_handler import Front, Operation
+from evergram.serving.http.schemas import (
     ConsumersAnswer,
     EmbeddingsAnswer,
     EmbeddingsRequest,
@@ -119,19 +120,19 @@ def _vector_routes(app: FastAPI, front: Front) -> None:
 
     add(
         "embeddings",
-        operations.embeddings,
+        vector_routes.embeddings,
         "Embeddings of ids, or of features",
         vectors(EmbeddingsRequest, EmbeddingsAnswer, "id"),
     )
     add(
         "search",
-        operations.search,
+        vector_routes.search,
         "The nearest stored objects",
         vectors(SearchRequest, SearchAnswer, "vector"),
     )
     add(
         "transform",
-        operations.transform,
+        vector_routes.transform,
         "Vectors of one version as another reads them",
         vectors(TransformRequest, TransformAnswer, "vector"),
     )
@@ -147,7 +148,7 @@ def _listing_routes(app: FastAPI, front: Front) -> None:
         responses={200: {"model": VersionsAnswer}, **refused},
     )
     async def versions(request: Request) -> Response:
-        return await front.list(request, "/v1/versions", listings.versions)
+        return await front.list(request, "/v1/versions", listing_routes.versions)
 
     @app.get(
         "/v1/consumers",
@@ -155,7 +156,7 @@ def _listing_routes(app: FastAPI, front: Front) -> None:
         responses={200: {"model": ConsumersAnswer}, **refused},
     )
     async def consumers(request: Request) -> Response:
-        return await front.list(request, "/v1/consumers", listings.consumers)
+        return await front.list(request, "/v1/consumers", listing_routes.consumers)
 
     @app.get(
         "/v1/models",
@@ -163,7 +164,7 @@ def _listing_routes(app: FastAPI, front: Front) -> None:
         responses={200: {"model": ModelsAnswer}, **refused},
     )
     async def models(request: Request) -> Response:
-        return await front.list(request, "/v1/models", listings.models)
+        return await front.list(request, "/v1/models", listing_routes.models)
 
     @app.get(
         "/v1/models/{model}",
@@ -172,7 +173,7 @@ def _listing_routes(app: FastAPI, front: Front) -> None:
     )
     async def model(request: Request, model: str) -> Response:
         return await front.list(
-            request, "/v1/models/{model}", lambda s, a: listings.model(s, a, model)
+            request, "/v1/models/{model}", lambda s, a: listing_routes.model(s, a, model)
         )
 
 
@@ -211,7 +212,7 @@ def _dashboard(app: FastAPI, front: Front) -> None:
     async def shown(request: Request) -> DashboardData:
         return await front.dashboard(request)
 
-    app.include_router(dashboard.router(shown), responses=errors(400, 401, 500, 503))
+    app.include_router(page.router(shown), responses=errors(400, 401, 500, 503))
 
 
 def _refusals(app: FastAPI) -> None:
@@ -226,11 +227,11 @@ def _refusals(app: FastAPI) -> None:
         sentence = sentences.get(error.status_code, str(error.detail))
         said = say(RefusedError(error.status_code, "http", sentence))
         headers = {**said.headers, **(error.headers or {})}
-        return Response(said.body, said.status, headers, operations.JSON)
+        return Response(said.body, said.status, headers, vector_routes.JSON)
 
     async def failed(_: Request, error: Exception) -> Response:
         said = say(error)
-        return Response(said.body, said.status, said.headers, operations.JSON)
+        return Response(said.body, said.status, said.headers, vector_routes.JSON)
 
     app.add_exception_handler(HTTPException, refused)
     for status in (404, 405):

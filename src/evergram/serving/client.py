@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from evergram.errors import DataError, ServiceError, ShapeError
-from evergram.lineage.embedded import Embedded
-from evergram.serving.refusals import RAISED
+from evergram.retrieval.embedded import Embedded
+from evergram.serving.http.errors import RAISED
 from evergram.stores.store import Floats, Hits
 
 if TYPE_CHECKING:

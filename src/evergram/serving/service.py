@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Self
 
 from evergram.errors import EvergramError, LineageError
-from evergram.lineage.consumers import Consumers
+from evergram.lineage.consumers.registry import Consumers
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.reader import Reader
-from evergram.serving.dashboard_data import Diagnosis, diagnose
-from evergram.serving.encoding import Encoders
-from evergram.serving.watching import Mark, Watch
+from evergram.retrieval.reader import Reader
+from evergram.serving.change_watch import Mark, Watch
+from evergram.serving.dashboard.data import Diagnosis, diagnose
+from evergram.serving.feature_encoders import Encoders
 
 log = logging.getLogger("evergram.serving")
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from evergram.data.corpus import Corpus, Vocabulary, to_tensor
 from evergram.data.sampling import EntitySampler, ExampleSampler, measure
 from evergram.data.tables import read_keyed
-from evergram.encoders.building import build_encoder
 from evergram.encoders.encoder import Encoder
+from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import GramianEstimator
@@ -28,11 +28,11 @@ from evergram.tasks.objective import Objective
 from evergram.tasks.pointwise import Pointwise
 from evergram.tasks.softmax import SecondOrderSoftmax, Softmax
 from evergram.tasks.task import Task
-from evergram.training.automatic import batch_size_of, strengths_of
 from evergram.training.memory import refuse_too_large
+from evergram.training.optimizers.row_adagrad import RowAdagrad
 from evergram.training.priors import build_prior, prior_constant
 from evergram.training.recipe import GramianRecipe, Recipe, TaskRecipe
-from evergram.training.row_adagrad import RowAdagrad
+from evergram.training.recipe.automatic import batch_size_of, strengths_of
 from evergram.training.step import Joint, Step
 
 

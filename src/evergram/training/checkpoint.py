@@ -14,12 +14,12 @@ from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.data.split import Split
-from evergram.encoders.building import restore_encoder
 from evergram.encoders.encoder import Encoder
+from evergram.encoders.factory import restore_encoder
 from evergram.encoders.features import SIDES
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.unseen import id_hash
+from evergram.lineage.unseen_objects import id_hash
 from evergram.training.build import encoder_options
 from evergram.training.loop import Trained
 from evergram.training.recipe import Recipe

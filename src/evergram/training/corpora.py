@@ -22,7 +22,7 @@ from evergram.data.split import (
 )
 from evergram.data.synthetic import generate
 from evergram.data.tables import load_table, read_interactions
-from evergram.data.wikipedia import load_mediawiki
+from evergram.data.wikipedia.links import load_mediawiki
 from evergram.data.wikispeedia import load_wikispeedia
 from evergram.errors import DataError, RecipeError
 from evergram.lineage.pair_history import PairHistory

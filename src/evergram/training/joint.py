@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evergram.compatibility.alignment import AlignmentLoss
+from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.transforms import Transform
 from evergram.data.sampling import Batch
 from evergram.encoders.encoder import Embeddings

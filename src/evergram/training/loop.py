@@ -16,12 +16,12 @@ from evergram.encoders.encoder import Encoder
 from evergram.errors import RecipeError
 from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
 from evergram.training.callbacks import Callback
-from evergram.training.early_stopping import EarlyStopping
+from evergram.training.monitors.early_stopping import EarlyStopping
+from evergram.training.monitors.map_watch import Watch
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.run import Beside, TrainingRun, no_denormals
 from evergram.training.step import Joint
-from evergram.training.watch import Watch
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
 from evergram.errors import TrainingError
-from evergram.lineage.files import make_folder
+from evergram.lineage.disk.atomic import make_folder
 from evergram.training.recipe import Recipe
 
 

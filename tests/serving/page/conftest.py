@@ -9,8 +9,8 @@ from tests.serving.dashboards import Service, make_lineage, serve
 from tests.serving.page.browser import Browser, missing, open_browser
 from tests.serving.page.looking import CONSUMERS, LIVE
 
-from evergram.serving.dashboard_data import dashboard_data
-from evergram.serving.dashboard_facts import (
+from evergram.serving.dashboard.data import dashboard_data
+from evergram.serving.dashboard.schemas import (
     DashboardData,
 )
 

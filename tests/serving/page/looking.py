@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.serving.dashboards import Service
 from tests.serving.page.browser import Browser
 
-from evergram.serving.dashboard_facts import (
+from evergram.serving.dashboard.schemas import (
     Backfill,
     ConsumerFacts,
     Drift,

@@ -10,7 +10,7 @@ from tests.serving.dashboards import Service
 from tests.serving.page.browser import ENTER, TAB, Browser
 from tests.serving.page.looking import CONSUMERS, refresh, show
 
-from evergram.serving.dashboard_facts import (
+from evergram.serving.dashboard.schemas import (
     DashboardData,
 )
 

@@ -8,7 +8,7 @@ from tests.serving.dashboards import Service
 from tests.serving.page.browser import Browser
 from tests.serving.page.looking import refresh, rows, show, text, written
 
-from evergram.serving.dashboard_facts import (
+from evergram.serving.dashboard.schemas import (
     DashboardData,
     Live,
     Rate,

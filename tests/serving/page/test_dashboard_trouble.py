@@ -9,7 +9,7 @@ from tests.serving.dashboards import Service
 from tests.serving.page.browser import ENTER, Browser
 from tests.serving.page.looking import SHOWN, refresh, rows, show, text
 
-from evergram.serving.dashboard_facts import (
+from evergram.serving.dashboard.schemas import (
     Backfill,
     ConsumerFacts,
     DashboardData,

@@ -1,0 +1,265 @@
+"""Commands for those who read a lineage, and for their probes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evergram.cli.options import Json, LineageFolder, app
+from evergram.cli.printing import dump, number, print_probes, table
+from evergram.errors import DataError
+
+if TYPE_CHECKING:
+    from evergram.lineage.consumers.record import Consumer, Probe
+    from evergram.lineage.lineage import Lineage
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the consumer.")]
+ProbeModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--probe", metavar="MODEL", help="Its own model: .onnx, or .safetensors of a linear one."
+    ),
+]
+ProbeData = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Parquet with the columns id and label, to judge it on."),
+]
+ProbeSide = Annotated[
+    str | None, typer.Option(help="What the ids are of (default: candidate, or the only side).")
+]
+Metric = Annotated[str | None, typer.Option(help="auc, accuracy or rmse.", show_default="auc")]
+Least = Annotated[float | None, typer.Option("--min", help="The least that is good enough.")]
+Most = Annotated[float | None, typer.Option("--max", help="The most that is, of rmse.")]
+
+
+@app.command()
+def consumers(
+    lineage: LineageFolder,
+    as_json: Json = False,
+) -> None:
+    """List who reads a lineage, at which version, and what their probes last said."""
+    from evergram.lineage.consumers.registry import Consumers
+    from evergram.lineage.lineage import Lineage
+
+    found = Lineage.open(lineage)
+    last = {}
+    if found.versions:
+        last = {p["consumer"]: p for p in found.metrics(found.newest).get("probes", [])}
+    rows = [{**_facts(c), "last": last.get(c.name)} for c in Consumers.open(lineage).list()]
+    if as_json:
+        dump({"lineage": str(lineage), "consumers": rows})
+        return
+    header = ["name", "pinned", "may read", "since", "contact", "probe", "when added", "last"]
+    lines = [
+        [
+            row["name"],
+            row["pinned"],
+            ", ".join(row["allowed"]),
+            row["since"],
+            row["contact"] or "–",
+            row["probe"]["metric"] if row["probe"] else "–",
+            number(((row["probe"] or {}).get("baseline") or {}).get("value")),
+            number((row["last"] or {}).get("value")),
+        ]
+        for row in rows
+    ]
+    table(f"Consumers of {lineage}", header, lines)
+
+
+@app.command("consumer-add")
+def consumer_add(
+    lineage: LineageFolder,
+    name: Name,
+    pin: Annotated[str, typer.Option(metavar="VERSION", help="What it reads: v0, or a label.")],
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="VERSION", help="What it may read beside that; repeatable."),
+    ] = None,
+    contact: Annotated[str | None, typer.Option(help="Whom to tell of a broken probe.")] = None,
+    token: Annotated[bool, typer.Option("--token", help="Issue a token for the service.")] = False,
+    probe: ProbeModel = None,
+    data: ProbeData = None,
+    side: ProbeSide = None,
+    metric: Metric = None,
+    least: Least = None,
+    most: Most = None,
+    as_json: Json = False,
+) -> None:
+    """Write down who reads a lineage, and with what model every new version is to be tried."""
+    from evergram.lineage.consumers.registry import Consumers
+    from evergram.lineage.lineage import Lineage
+
+    found = Lineage.open(lineage)
+    measured = _probe(found, pin, probe, data, side, metric, least, most)
+    record = Consumers.open(lineage)
+    added = record.add(
+        name,
+        pin,
+        lambda what: Lineage.open(lineage).resolve(what),
+        allowed=allow or (),
+        contact=contact,
+        probe=measured,
+    )
+    _tell(added, as_json, record.issue_token(name) if token else None)
+
+
+@app.command("consumer-pin")
+def consumer_pin(
+    lineage: LineageFolder,
+    name: Name,
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="v0, or a label.")],
+    probe: ProbeModel = None,
+    data: ProbeData = None,
+    side: ProbeSide = None,
+    metric: Metric = None,
+    least: Least = None,
+    most: Most = None,
+    drop_probe: Annotated[
+        bool, typer.Option("--drop-probe", help="Leave it without a probe.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Move a consumer to another version, with the probe of that version."""
+    from evergram.lineage.consumers.registry import Consumers
+    from evergram.lineage.lineage import Lineage
+
+    found = Lineage.open(lineage)
+    if drop_probe and (probe is not None or data is not None):
+        raise DataError("--drop-probe leaves it without a probe; leave --probe and --data out.")
+    measured = _probe(found, version, probe, data, side, metric, least, most)
+    moved = Consumers.open(lineage).repin(
+        name,
+        version,
+        lambda what: Lineage.open(lineage).resolve(what),
+        probe=measured,
+        drop_probe=drop_probe,
+    )
+    _tell(moved, as_json)
+
+
+@app.command("consumer-token")
+def consumer_token(
+    lineage: LineageFolder,
+    name: Name,
+    as_json: Json = False,
+) -> None:
+    """Issue a consumer's token for the service; the one before is no longer known."""
+    from evergram.lineage.consumers.registry import Consumers
+
+    record = Consumers.open(lineage)
+    token = record.issue_token(name)
+    _tell(record.get(name), as_json, token)
+
+
+@app.command("consumer-remove")
+def consumer_remove(
+    lineage: LineageFolder,
+    name: Name,
+    as_json: Json = False,
+) -> None:
+    """Remove a consumer, its probe and its token."""
+    from evergram.lineage.consumers.registry import Consumers
+
+    Consumers.open(lineage).remove(name)
+    if as_json:
+        dump({"removed": name})
+        return
+    sys.stdout.write(f"{name} is no consumer any more.\n")
+
+
+@app.command()
+def probe(
+    lineage: LineageFolder,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Of one consumer alone.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the consumers' probes on the newest version; exit code 1 if one is past its limit."""
+    from evergram.lineage.lineage import Lineage
+    from evergram.releasing.probes import run_probes
+
+    found = Lineage.open(lineage)
+    readings = run_probes(found, names=None if name is None else [name])
+    if name is not None and not readings:
+        raise DataError(f"{name} has no probe; 'evergram consumer-pin' with --probe gives it one.")
+    if not readings:
+        raise DataError(
+            f"No consumer of {lineage} has a probe, so nothing was tried; 'evergram consumer-add' "
+            "with --probe adds one."
+        )
+    if as_json:
+        facts = {"lineage": str(lineage), "version": found.newest}
+        dump({**facts, "probes": [r.as_json() for r in readings]})
+    else:
+        print_probes([r.as_json() for r in readings], f"Version {found.newest} of {lineage}")
+    for reading in readings:
+        if reading.broken:
+            sys.stderr.write(f"{reading.sentence}\n")
+    if any(r.broken for r in readings):
+        sys.exit(1)
+
+
+def _probe(
+    lineage: Lineage,
+    pinned: str,
+    model: Path | None,
+    data: Path | None,
+    side: str | None,
+    metric: str | None,
+    least: float | None,
+    most: float | None,
+) -> Probe | None:
+    """The probe that the options name, with its baseline; None where they name none."""
+    if model is None and data is None:
+        options = {"--side": side, "--metric": metric, "--min": least, "--max": most}
+        for option, value in options.items():
+            if value is not None:
+                raise DataError(f"{option} was given without a probe; give --probe and --data.")
+        return None
+    if model is None or data is None:
+        raise DataError("A probe is a model and an evaluation file: give both --probe and --data.")
+    from pydantic import ValidationError
+
+    from evergram.lineage.consumers.record import Probe
+    from evergram.releasing.probes import default_side, measured_probe
+    from evergram.validation import sentence_of
+
+    facts: dict[str, Any] = {"model": str(model), "data": str(data), "metric": metric or "auc"}
+    facts |= {"side": default_side(lineage) if side is None else side, "min": least, "max": most}
+    try:
+        found = Probe.model_validate(facts)
+    except ValidationError as error:
+        raise DataError(f"The probe cannot be: {sentence_of(error, Probe)}") from error
+    return measured_probe(lineage, pinned, found)
+
+
+def _facts(consumer: Consumer) -> dict[str, Any]:
+    """What may be shown of a consumer: of its token, whether it has one."""
+    found = consumer.model_dump(mode="json", exclude={"token_sha256"})
+    return {**found, "token": consumer.token_sha256 is not None}
+
+
+def _tell(consumer: Consumer, as_json: bool, token: str | None = None) -> None:
+    if as_json:
+        dump({**_facts(consumer), **({} if token is None else {"token": token})})
+        return
+    sys.stdout.write(
+        f"{consumer.name} reads {consumer.pinned} and may read {', '.join(consumer.allowed)}.\n"
+    )
+    probe = consumer.probe
+    if probe is not None and probe.baseline is not None:
+        base = probe.baseline
+        sys.stdout.write(
+            f"Its probe: {probe.metric} {base.value:.4f} on {base.objects} objects of version "
+            f"{base.version}.\n"
+        )
+        if (probe.min is not None and base.value < probe.min) or (
+            probe.max is not None and base.value > probe.max
+        ):
+            sys.stderr.write("That is past its limit already, so every upgrade will report it.\n")
+    if token is not None:
+        sys.stdout.write(f"Its token, which is not kept and not told again: {token}\n")

@@ -1,0 +1,152 @@
+"""Commands that say which version is read, and which no longer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evergram.cli.options import (
+    IdColumn,
+    Json,
+    LineageFolder,
+    LineageOption,
+    VectorColumn,
+    app,
+    columns_of,
+    new_progress,
+)
+from evergram.cli.printing import dump
+from evergram.errors import LineageError
+
+if TYPE_CHECKING:
+    from evergram.lineage.lineage import Lineage
+
+_Version = Annotated[
+    str, typer.Argument(metavar="VERSION", help="A number, a label or 'newest'.", show_default=True)
+]
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
+    lineage: LineageOption,
+    name: Annotated[str, typer.Option(help="Of the lineage.")] = "embeddings",
+    id_column: IdColumn = None,
+    vector_column: VectorColumn = None,
+    ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Publish embeddings, without a model, as version 0 of a new lineage.
+
+    The file is Parquet, Arrow, .npy or safetensors.
+    """
+    from evergram.lineage.lineage import Lineage
+    from evergram.releasing.files.import_file import import_embeddings
+    from evergram.vector_files.open_embeddings import open_embeddings
+
+    opened = open_embeddings(file, ids=ids, **columns_of([file], id_column, vector_column))
+    facts = import_embeddings(opened, Lineage.create(lineage, name), progress=new_progress())
+    if as_json:
+        dump({"lineage": str(lineage), **facts})
+        return
+    sys.stdout.write(
+        f"Version 0 in {lineage}: {facts['rows']} vectors of {facts['dim']} dims, "
+        f"{facts['fingerprint']}.\n"
+    )
+
+
+@app.command()
+def label(
+    lineage: LineageFolder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the label.")],
+    version: Annotated[
+        str | None, typer.Argument(metavar="VERSION", help="A number, a label or 'newest'.")
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the label.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Set a label on a version, move it there, or remove it; `stable` is what is in production."""
+    from evergram.lineage.lineage import Lineage
+
+    if remove == (version is not None):
+        raise LineageError(
+            "Give the version that the label is to be on, or --remove and no version."
+        )
+    found = Lineage.open(lineage)
+    if version is None:
+        found.unlabel(name)
+    else:
+        found.label(name, version)
+    _say(found, as_json)
+
+
+@app.command()
+def promote(
+    lineage: LineageFolder,
+    version: _Version = "newest",
+    as_json: Json = False,
+) -> None:
+    """Put a version into production, or put an earlier one back: the label `stable` moves to it."""
+    from evergram.lineage.lineage import Lineage
+    from evergram.lineage.record_changes import STABLE
+
+    found = Lineage.open(lineage)
+    found.label(STABLE, version)
+    _say(found, as_json)
+
+
+@app.command()
+def withdraw(
+    lineage: LineageFolder,
+    reason: Annotated[str, typer.Option(help="Why; it is kept.")],
+    as_json: Json = False,
+) -> None:
+    """Take the newest version back, if no label and no consumer is on it.
+
+    Its number is never used again.
+    """
+    from evergram.lineage.lineage import Lineage
+
+    found = Lineage.open(lineage)
+    found.withdraw(found.newest, reason)
+    _say(found, as_json)
+
+
+@app.command()
+def retire(
+    lineage: LineageFolder,
+    version: _Version,
+    as_json: Json = False,
+) -> None:
+    """End the reading of an old version, if no label and no consumer is on it."""
+    from evergram.lineage.lineage import Lineage
+
+    found = Lineage.open(lineage)
+    found.retire(version)
+    _say(found, as_json)
+
+
+def _say(lineage: Lineage, as_json: bool) -> None:
+    """Where every label is now, and which versions are read."""
+    if as_json:
+        dump(
+            {
+                "lineage": str(lineage),
+                "newest": lineage.newest,
+                "production": lineage.production,
+                "labels": lineage.labels,
+                "readable": lineage.readable,
+                "held": lineage.held,
+                "retired": lineage.retired,
+                "withdrawn": {str(n): w.model_dump() for n, w in lineage.withdrawn.items()},
+            }
+        )
+        return
+    labels = ", ".join(f"{name}: {n}" for name, n in sorted(lineage.labels.items())) or "none"
+    sys.stdout.write(
+        f"Production: version {lineage.production}; newest: version {lineage.newest}; "
+        f"labels: {labels}.\n"
+    )

@@ -1,0 +1,189 @@
+"""Commands for embeddings of models that are not ours."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evergram.cli.options import (
+    AllowSmallOverlap,
+    Force,
+    IdColumn,
+    Json,
+    LineageOption,
+    NoPromote,
+    StrictProbes,
+    VectorColumn,
+    app,
+    columns_of,
+    new_progress,
+)
+from evergram.cli.printing import dump, file_written, number, print_probes, table, warn
+from evergram.errors import DataError, LineageError
+
+_MAPPINGS = {
+    "transformed": "new, transformed",
+    "as_is": "new, as it is",
+    "in_sample": "fitted to these too",
+    "chance": "objects mixed up",
+}
+
+
+@app.command()
+def align(
+    old: Annotated[
+        str, typer.Argument(metavar="OLD", help="File of old vectors, or the newest version.")
+    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="File of new vectors.")],
+    lineage: LineageOption,
+    transform: Annotated[
+        str, typer.Option(help="linear, affine, orthogonal or low_rank.")
+    ] = "linear",
+    rank: Annotated[
+        int | None, typer.Option(min=1, help="Of low_rank, and of it alone.", show_default="32")
+    ] = None,
+    scaled: Annotated[
+        bool, typer.Option("--scaled", help="Let orthogonal, and it alone, stretch.")
+    ] = False,
+    held_out: Annotated[
+        float, typer.Option(help="Share of the common objects to measure on, below 1.")
+    ] = 0.1,
+    name: Annotated[
+        str | None, typer.Option(help="Of a new lineage.", show_default="embeddings")
+    ] = None,
+    id_column: IdColumn = None,
+    vector_column: VectorColumn = None,
+    old_ids: Annotated[Path | None, typer.Option(help="Ids of OLD, one a line.")] = None,
+    new_ids: Annotated[Path | None, typer.Option(help="Ids of NEW, one a line.")] = None,
+    max_error: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Limit of the relative error on held-out objects, inf for none (default: one that "
+            "random vectors never meet).",
+        ),
+    ] = None,
+    allow_small_overlap: AllowSmallOverlap = False,
+    strict_probes: StrictProbes = False,
+    no_promote: NoPromote = False,
+    as_json: Json = False,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Draws the objects among which neighbours are looked up.")
+    ] = 0,
+) -> None:
+    """Publish a file of vectors as the next version, with its way back to an older file.
+
+    The two files (Parquet, Arrow, .npy or safetensors) have ids in common. No model is needed.
+    """
+    from evergram.lineage.lineage import Lineage
+    from evergram.releasing.files.align import Settings
+    from evergram.releasing.files.align import align as align_files
+    from evergram.vector_files.open_embeddings import open_embeddings
+
+    is_version = old.isdecimal() and not Path(old).exists()
+    if is_version and old_ids is not None:
+        raise DataError(
+            f"--old-ids names the ids of a file, and OLD is version {old}; leave it out."
+        )
+    files = [new] if is_version else [Path(old), new]
+    columns = columns_of(files, id_column, vector_column)
+    settings = Settings(transform, rank, scaled, held_out, seed, allow_small_overlap)
+    there = Lineage.exists(lineage)
+    if there and name is not None:
+        raise LineageError(
+            f"--name is of a new lineage, and {lineage} is one already; leave it out."
+        )
+    facts = align_files(
+        int(old) if is_version else open_embeddings(Path(old), ids=old_ids, **columns),
+        open_embeddings(new, ids=new_ids, **columns),
+        Lineage.open(lineage)
+        if there
+        else Lineage.create(lineage, "embeddings" if name is None else name),
+        settings,
+        max_error=max_error,
+        promote=not no_promote,
+        progress=new_progress(),
+        strict_probes=strict_probes,
+        warn=warn,
+    )
+    if as_json:
+        dump({"lineage": str(lineage), **facts})
+        return
+    _print_alignment(lineage, facts)
+    if facts["probes"]:
+        print_probes(facts["probes"])
+
+
+def _print_alignment(lineage: str, facts: dict[str, Any]) -> None:
+    found = facts["alignment"]
+    pairs = found["pairs"]
+    by = ", paired by the numbers of their rows" if pairs["by_row_number"] else ""
+    sys.stdout.write(
+        f"Version {facts['version']} in {lineage}: {found['dims']['new']} dims, back to "
+        f"{found['dims']['old']} by a {found['transform']['kind']} transform.\n"
+        f"{pairs['common']} objects in common{by} ({pairs['only_old']} in the old file alone, "
+        f"{pairs['only_new']} in the new one): {pairs['fitted']} fitted to ({pairs['needed']} "
+        f"needed), {pairs['held_out']} held out.\n"
+    )
+    readings = found["held_out"]
+    header = ["", "cosine", "relative error", "overlap@10", "own queries"]
+    names = list(next(iter(readings.values())))
+    lines = [[_MAPPINGS[who], *(number(v[n]) for n in names)] for who, v in readings.items()]
+    lines.append(["the old vectors", "1.0000", "0.0000", "1.0000", "1.0000"])
+    table("What held-out objects keep", header, lines)
+    sample = found["neighbours"]
+    sys.stdout.write(
+        f"Neighbours: of {sample['queries']} held-out objects among {sample['catalogue']} others, "
+        "by cosine;\nown queries: of old vectors, among new ones.\n"
+    )
+    chance = found["chance"]
+    sys.stdout.write(
+        f"Better than chance: the error is {1 - chance['ratio']:.1%} below that of the same "
+        f"transform with the objects mixed up, by {chance['deviations']:.1f} standard deviations.\n"
+    )
+
+
+@app.command()
+def transform(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
+    lineage: LineageOption,
+    as_version: Annotated[
+        str, typer.Option("--as", metavar="VERSION", help="The version or label to write.")
+    ],
+    out: Annotated[Path, typer.Option(help="File to write; its suffix says the format.")],
+    from_version: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="VERSION", help="The version or label of FILE (default: newest)."
+        ),
+    ] = None,
+    id_column: IdColumn = None,
+    vector_column: VectorColumn = None,
+    ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Rewrite a file of one version's vectors as another version's, in flat memory."""
+    from evergram.lineage.lineage import Lineage
+    from evergram.releasing.files.transform_file import transform_file
+    from evergram.vector_files.open_embeddings import open_embeddings
+
+    found = Lineage.open(lineage)
+    source = found.newest if from_version is None else found.resolve(from_version)
+    target = found.resolve(as_version)
+    opened = open_embeddings(file, ids=ids, **columns_of([file], id_column, vector_column))
+    rows = transform_file(
+        opened, found, target, out, source=source, progress=new_progress(), overwrite=force
+    )
+    dim = found.manifest(target).dim
+    if as_json:
+        facts = {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": target}
+        dump(facts)
+        return
+    sys.stdout.write(
+        f"{rows} vectors of version {source}, written as version {target} ({dim} dims): "
+        f"{file_written(out)}\n"
+    )

@@ -1,0 +1,249 @@
+"""Rows of one table from a MySQL or MariaDB dump, as Arrow batches in flat memory.
+
+A pattern made from the table's CREATE TABLE matches one row and captures only the columns asked
+for. Rows must follow each other without a gap, so that nothing is passed over unseen: what the
+pattern does not match is counted, and reading goes on at the next row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.data.wikipedia.byte_window import Window
+from evergram.data.wikipedia.sql_row import (
+    NEXT_ROW,
+    STRING,
+    WHOLE_ROW,
+    consecutive,
+    row_pattern,
+    unescape,
+)
+from evergram.errors import DataError
+
+CHUNK = 1 << 20
+LONGEST_ROW = 1 << 16  # a longer row is malformed; none of MediaWiki's link tables comes near
+LONGEST_HEAD = 1 << 12  # of an INSERT, up to its first row
+
+REST = re.compile(rb"\s*\Z")
+
+
+@dataclass
+class TableReport:
+    """What was read of one file, and what was not.
+
+    Args:
+        source: the file.
+        rows: rows read.
+        malformed: rows left out: a wrong number of fields, a broken string, a column that is not
+            of its type or is NULL where it may not be, text that is not UTF-8, or a row that the
+            file's end cuts.
+        first_malformed: where the first of them stands (its row and its byte in the uncompressed
+            text), what is wrong and how it begins.
+        truncated: how the text, though its file is sound, breaks off; or "".
+    """
+
+    source: str
+    rows: int = 0
+    malformed: int = 0
+    first_malformed: str = ""
+    truncated: str = ""
+
+    def note(self, row: int, byte: int, what: str, text: bytes) -> None:
+        if not self.first_malformed:
+            byte += len(text) - len(text.lstrip())  # from where the row itself begins
+            shown = text.strip()[:80].decode("utf-8", "backslashreplace")
+            self.first_malformed = f"row {row} (byte {byte}): {what}: {shown!r}"
+
+
+class SqlTable:
+    """One table of a dump; `.sql` or `.sql.gz`.
+
+    Args:
+        path: the file.
+        name: the table.
+        chunk: bytes to read at a time.
+    Raises: DataError: the file cannot be opened, or has no CREATE TABLE of that name.
+    """
+
+    def __init__(self, path: Path, name: str, chunk: int = CHUNK) -> None:
+        self.path = path
+        self.name = name
+        self.chunk = chunk
+        self.report = TableReport(str(path))
+        self.columns = self._read_columns()
+
+    def batches(
+        self, columns: Mapping[str, pa.DataType], required: Collection[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows, about `chunk` bytes of the dump at a time; `report` grows as they come.
+
+        Args:
+            columns: those to read and what they are: int64 or string.
+            required: those of them in which NULL is malformed; in others it is null.
+        Raises: DataError: the table lacks a column, or the file turns out to be cut or damaged.
+        """
+        self._check(self.columns, columns)
+        self.report = report = TableReport(str(self.path))
+        # Whatever its first words are, so that rows are not lost for a word that is misspelt. It
+        # begins a line, or follows the statement before it on the same line.
+        insert_into = (
+            rb"(?!--|#|/\*)[^\n('\"]{0,99}?[\s`.]"
+            + re.escape(self.name.encode())
+            + rb"`?\s*(\([^()]*\))?\s*(?i:VALUES?)(?=[\s(])"
+        )
+        next_one, later_one = re.compile(insert_into), re.compile(rb"\n" + insert_into)
+        with Window(self.path, self.chunk) as text:
+            at, follows = 0, False
+            while True:
+                while not text.ended and len(text.bytes) - at < LONGEST_HEAD:
+                    text.read_on(at)
+                    at = 0
+                insert = next_one.match(text.bytes, at) if follows else None
+                if insert := insert or later_one.search(text.bytes, at):
+                    names = re.findall(rb"[^`(),\s]+", insert[1] or b"")
+                    written = tuple(n.decode() for n in names) or self.columns
+                    self._check(written, columns)
+                    at = yield from self._rows(text, insert.end(), written, columns, required)
+                    follows = True
+                elif text.ended:
+                    ending = text.bytes[at:].rstrip().rpartition(b"\n")[2]
+                    if ending and not ending.startswith((b"--", b"/*")) and ending[-1:] != b";":
+                        report.truncated = "it ends inside a statement"
+                    break
+                else:
+                    text.read_on(max(at, len(text.bytes) - LONGEST_HEAD))
+                    at, follows = 0, False
+
+    def _rows(
+        self,
+        text: Window,
+        at: int,
+        written: tuple[str, ...],
+        columns: Mapping[str, pa.DataType],
+        required: Collection[str],
+    ) -> Generator[pa.RecordBatch, None, int]:
+        """The rows of one INSERT, from `at`; returns where it ends."""
+        kinds = ((n, pa.types.is_integer(t), n in required) for n, t in columns.items())
+        row, captured = row_pattern(written, tuple(kinds))
+        report = self.report
+        while True:
+            start, last = at, None
+            found: list[bytes | None] = []  # row after row
+            for last in consecutive(row, text.bytes, at):
+                found += last.groups()
+            if last is not None:
+                at = last.end()
+                fields = {name: found[i :: len(captured)] for i, name in enumerate(captured)}
+                yield self._batch(fields, columns, text, start, row)
+            if text.bytes.startswith(b";", at):
+                return at + 1
+            if text.ended and REST.match(text.bytes, at):
+                report.truncated = report.truncated or "it ends inside an INSERT, between two rows"
+                return at
+            if not text.ended and len(text.bytes) - at < LONGEST_ROW:
+                text.read_on(at)  # perhaps only the window's end cuts this row
+                at = 0
+            else:
+                at = self._skip(text, at)
+
+    def _skip(self, text: Window, at: int) -> int:
+        """Count the row at `at`, which is malformed, and return where the next begins."""
+        report = self.report
+        number = report.rows + report.malformed + 1
+        report.malformed += 1
+        position, beginning = text.offset + at, text.bytes[at : at + 80]
+        if whole := WHOLE_ROW.match(text.bytes, at):
+            report.note(number, position, "fields that the table cannot have", whole[0])
+            return whole.end()
+        while not (after := NEXT_ROW.search(text.bytes, at)):
+            if text.ended:
+                report.note(number, position, "the file ends inside this row", beginning)
+                report.truncated = f"it ends inside a row, which begins at byte {position}"
+                return len(text.bytes)
+            text.read_on(max(at, len(text.bytes) - 16))
+            at = 0
+        report.note(number, position, "it cannot be read", beginning)
+        return after.end()
+
+    def _batch(
+        self,
+        fields: Mapping[str, list[bytes | None]],
+        columns: Mapping[str, pa.DataType],
+        text: Window,
+        start: int,
+        row: re.Pattern[bytes],
+    ) -> pa.RecordBatch:
+        arrays, valid = {}, None
+        for name, kind in columns.items():
+            array = pa.array(fields[name], pa.binary())
+            if pa.types.is_string(kind):
+                array = unescape(array)
+                try:
+                    arrays[name] = array.cast(pa.string())
+                except pa.ArrowInvalid:
+                    good = pa.array([v is None or _is_utf8(v) for v in array.to_pylist()])
+                    valid = good if valid is None else pc.and_(valid, good)
+                    arrays[name] = pc.if_else(good, array, None).cast(pa.string())
+            else:
+                arrays[name] = array.cast(pa.string()).cast(kind)
+        batch = pa.record_batch(arrays)
+        report = self.report
+        if valid is not None:
+            place = pc.index(valid, False).as_py()
+            first = next(m for i, m in enumerate(consecutive(row, text.bytes, start)) if i == place)
+            number = report.rows + report.malformed + place + 1
+            report.note(number, text.offset + first.start(), "text that is not UTF-8", first[0])
+            report.malformed += len(valid) - valid.true_count
+            batch = batch.filter(valid)
+        report.rows += batch.num_rows
+        return batch
+
+    def _read_columns(self) -> tuple[str, ...]:
+        """The names in CREATE TABLE, in order."""
+        name = re.escape(self.name.encode())
+        create = re.compile(
+            rb"\n\s*CREATE TABLE (?:IF NOT EXISTS )?`?"
+            + name
+            + rb"`?\s*\(((?:[^;']|"
+            + STRING
+            + rb")*);",
+            re.DOTALL,
+        )
+        with Window(self.path, self.chunk) as text:
+            at = 0
+            while not (found := create.search(text.bytes, at)):
+                if text.ended:
+                    raise DataError(
+                        f"{self.path} has no CREATE TABLE `{self.name}`; give the table's own "
+                        "dump, as mysqldump writes it."
+                    )
+                text.read_on(max(0, len(text.bytes) - LONGEST_ROW))
+            body = re.sub(STRING, b"", found[1], flags=re.DOTALL)
+        inner = re.compile(rb"\([^()]*\)")
+        while inner.search(body):
+            body = inner.sub(b"", body)
+        parts = body.partition(b")")[0].split(b",")
+        names = [m[1].decode() for part in parts if (m := re.match(rb"\s*`([^`]+)`", part))]
+        return tuple(names)
+
+    def _check(self, has: tuple[str, ...], columns: Mapping[str, pa.DataType]) -> None:
+        for name in columns:
+            if name not in has:
+                raise DataError(
+                    f"{self.path}: table `{self.name}` has no column {name!r}; its columns are: "
+                    f"{', '.join(has) or 'none'}."
+                )
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

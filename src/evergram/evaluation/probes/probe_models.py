@@ -1,0 +1,304 @@
+"""A consumer's own model, ONNX or safetensors, and how good it is on labelled embeddings.
+
+Such a model is somebody else's program: `probe_process` runs what is here in a process of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize
+
+from evergram.errors import DataError
+from evergram.evaluation.auc import roc_auc
+from evergram.evaluation.probes.onnx_external import has_external_data
+
+SUFFIXES = (".onnx", ".safetensors")
+# Rows that a model is given at once.
+BLOCK = 8_192
+
+Floats = NDArray[np.float64]
+# How tensors of safetensors are stored.
+_NUMBERS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4"}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model says of N objects.
+
+    Args:
+        score: float64 [N], higher for the positive class, or the value that a regressor gives; None
+            where there are more than two classes.
+        predicted: the class of each; None for a regressor.
+    """
+
+    score: Floats | None
+    predicted: pa.Array | None
+
+
+class ProbeModel(ABC):
+    """A model that reads embeddings."""
+
+    @abstractmethod
+    def answers(self, embeddings: NDArray[np.float32]) -> Answers:
+        """Of [N, D]. Raises: DataError: it reads another dim, or gives no answer."""
+
+
+def load_probe_model(path: Path, content: bytes | None = None) -> ProbeModel:
+    """Args:
+        content: of the file, where it has been read already.
+    Raises: DataError: it cannot be read, is of no known kind, or its reader is not installed.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise DataError(
+            f"{path} is no model that can be a probe: export it as ONNX (.onnx) or save the "
+            "weights of a linear one (.safetensors)."
+        )
+    if content is None:
+        if not path.is_file():
+            raise DataError(f"{path} is not there.")
+        content = path.read_bytes()
+    kind = OnnxModel if path.suffix.lower() == ".onnx" else LinearModel
+    return kind(path, content)
+
+
+class LinearModel(ProbeModel):
+    """x ↦ W (x − mean) / scale + bias, with W [C, D] or [D]: one logit, or one a class.
+
+    Args:
+        path: what to call it.
+        content: safetensors with `weight`, and where they are needed `bias`, `mean` and `scale`.
+    """
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        self.path = path
+        try:
+            parts = deserialize(content)  # type: ignore[no-untyped-call]
+            tensors = {name: _tensor(path, name, facts) for name, facts in parts}
+        except SafetensorError as error:
+            raise DataError(f"{path} cannot be read: {error}.") from error
+        shapes = ", ".join(f"{k} {list(v.shape)}" for k, v in tensors.items()) or "none"
+        weight = tensors.get("weight")
+        if weight is None or weight.ndim not in (1, 2) or not weight.size:
+            raise DataError(
+                f"{path} has no tensor 'weight' of shape [C, D] or [D]; its tensors are: {shapes}."
+            )
+        self.weight = weight.reshape(-1, weight.shape[-1])
+        classes, dim = self.weight.shape
+        wanted = {"bias": (classes, 0.0), "mean": (dim, 0.0), "scale": (dim, 1.0)}
+        unknown = set(tensors) - {"weight", *wanted}
+        if unknown:
+            raise DataError(
+                f"{path} has the tensor {min(unknown)!r}; weight, bias, mean and scale are known."
+            )
+        self._parts = {}
+        for name, (size, default) in wanted.items():
+            found = tensors.get(name, np.array(default)).reshape(-1)
+            if len(found) not in (1, size):
+                raise DataError(
+                    f"{path}: tensor {name!r} has {len(found)} numbers; {size} are needed."
+                )
+            self._parts[name] = found
+
+    def answers(self, embeddings: NDArray[np.float32]) -> Answers:
+        dim = self.weight.shape[1]
+        if embeddings.shape[1] != dim:
+            raise _other_dim(self.path, dim, embeddings.shape[1])
+        # What comes out is looked at: a scale of zero is refused there, not warned of here.
+        with np.errstate(all="ignore"):
+            centred = (embeddings.astype(np.float64) - self._parts["mean"]) / self._parts["scale"]
+            logits = centred @ self.weight.T + self._parts["bias"]
+        if logits.shape[1] == 1:
+            return _checked(self.path, logits[:, 0], pa.array((logits[:, 0] > 0).astype(np.int64)))
+        best = pa.array(logits.argmax(axis=1))
+        two = logits.shape[1] == 2
+        return _checked(self.path, logits[:, 1] - logits[:, 0] if two else None, best)
+
+
+class OnnxModel(ProbeModel):
+    """A classifier or a regressor with one input [N, D], such as skl2onnx makes of scikit-learn's.
+
+    Of a classifier, the output of floats gives the probability of the last of two classes, and the
+    other output the class. `zipmap` may be on or off.
+
+    Args:
+        path: what to call it.
+        content: the whole model; one that has parts in other files is refused.
+    """
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise DataError(
+                f"The probe {path} needs onnxruntime: pip install 'evergram[onnx]'."
+            ) from None
+        self.path = path
+        try:
+            external = has_external_data(content)
+        except ValueError as error:
+            raise DataError(f"{path} cannot be read as ONNX: {error}.") from error
+        if external:
+            raise DataError(
+                f"{path} keeps numbers in other files (external data), which are not part of a "
+                "probe; save the model as one file."
+            )
+        try:
+            self._session = onnxruntime.InferenceSession(
+                content, _options(onnxruntime), providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            _refuse_memory(error)
+            raise DataError(f"{path} cannot be read as ONNX: {_sentence(error)}.") from error
+        inputs = self._session.get_inputs()
+        if len(inputs) != 1 or inputs[0].type not in ("tensor(float)", "tensor(double)"):
+            has = ", ".join(f"{i.name} {i.type}" for i in inputs)
+            raise DataError(f"{path} takes {has}; one input of floats [N, D] is needed.")
+        self._input = inputs[0].name
+        self._dtype = np.float32 if inputs[0].type == "tensor(float)" else np.float64
+        self._dim = inputs[0].shape[-1] if len(inputs[0].shape) == 2 else None
+
+    def answers(self, embeddings: NDArray[np.float32]) -> Answers:
+        given = embeddings.shape[1]
+        if isinstance(self._dim, int) and self._dim != given:
+            raise _other_dim(self.path, self._dim, given)
+        found: list[list[Any]] = []
+        for start in range(0, len(embeddings), BLOCK):
+            part = embeddings[start : start + BLOCK].astype(self._dtype)
+            try:
+                outputs = self._session.run(None, {self._input: part})
+            except Exception as error:
+                _refuse_memory(error)
+                raise DataError(
+                    f"{self.path} does not run on embeddings of dim {given}: {_sentence(error)}."
+                ) from error
+            for output in outputs:
+                _refuse_rows(self.path, output, len(part))
+            found.append(outputs)
+        score: Floats | None = None
+        predicted: pa.Array | None = None
+        for blocks in zip(*found, strict=True):
+            floats = _floats(blocks)
+            if floats is None:
+                predicted = pa.array(np.concatenate([np.asarray(b).reshape(-1) for b in blocks]))
+            elif floats.shape[1] == 1:
+                score = floats[:, 0]
+            else:
+                if predicted is None:
+                    predicted = pa.array(floats.argmax(axis=1))
+                score = floats[:, 1] if floats.shape[1] == 2 else None
+        if score is None and predicted is None:
+            raise DataError(f"{self.path} gives nothing that is a score or a class.")
+        if score is not None and predicted is None and len(found[0]) == 1:
+            # One number: a value, or a probability.
+            predicted = pa.array((score > 0.5).astype(np.int64))
+        return _checked(self.path, score, predicted)
+
+
+def measure(metric: str, answers: Answers, label: pa.Array) -> float:
+    """AUC or accuracy (higher is better), or root mean squared error (lower is).
+
+    Args:
+        label: [N]; two classes (0 and 1, or booleans) for auc, numbers for rmse.
+    Raises: DataError: the labels, or what the model gives, are not of the kind that it needs.
+    """
+    if label.null_count or not len(label):
+        raise DataError("A probe needs at least one object, and a label for each.")
+    if metric == "accuracy":
+        if answers.predicted is None:
+            raise DataError("The model gives no classes; accuracy cannot be measured.")
+        return float(
+            np.mean([a == b for a, b in zip(*_alike(answers.predicted, label), strict=True)])
+        )
+    if answers.score is None:
+        raise DataError(f"The model tells more than two classes apart; {metric} needs one score.")
+    try:
+        numbers = label.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise DataError(f"The labels are {label.type}; {metric} needs numbers.") from None
+    if metric == "rmse":
+        return float(np.sqrt(np.square(answers.score - numbers).mean()))
+    if not ((numbers == 0) | (numbers == 1)).all():
+        raise DataError("The labels are not 0 and 1; auc needs two classes.")
+    return roc_auc(answers.score, numbers == 1)
+
+
+def _options(onnxruntime: Any) -> Any:
+    options = onnxruntime.SessionOptions()
+    # A probe's number does not depend on how many processors there are, nor its time and memory.
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
+    # Else it would also take a format of its own, of which nothing has been looked at.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    return options
+
+
+def _tensor(path: Path, name: str, facts: dict[str, Any]) -> Floats:
+    """A tensor as float64. Raises: DataError: it does not hold numbers of a kind that is known."""
+    if facts["dtype"] not in _NUMBERS:
+        known = ", ".join(_NUMBERS)
+        raise DataError(f"{path}: tensor {name!r} holds {facts['dtype']}; it must be of {known}.")
+    flat = np.frombuffer(facts["data"], dtype=_NUMBERS[facts["dtype"]])
+    if facts["dtype"] == "BF16":
+        # The upper half of a float32.
+        flat = (flat.astype(np.uint32) << 16).view(np.float32)
+    return flat.astype(np.float64).reshape(facts["shape"])
+
+
+def _alike(predicted: pa.Array, label: pa.Array) -> tuple[list[Any], list[Any]]:
+    """Both as text where one of them is, else as numbers."""
+    if pa.types.is_string(label.type) or pa.types.is_string(predicted.type):
+        both = predicted.cast(pa.string()), label.cast(pa.string())
+    else:
+        both = predicted.cast(pa.float64()), label.cast(pa.float64())
+    return both[0].to_pylist(), both[1].to_pylist()
+
+
+def _refuse_rows(path: Path, output: Any, rows: int) -> None:
+    """Raises: DataError: an output is not one answer for each of so many rows."""
+    whole = isinstance(output, list) or (isinstance(output, np.ndarray) and output.ndim > 0)
+    has = len(output) if whole else None
+    if has != rows:
+        what = "a single value" if has is None else f"{has} answers"
+        raise DataError(f"{path} gives {what} for {rows} objects; one for each is needed.")
+
+
+def _floats(blocks: Sequence[Any]) -> Floats | None:
+    """One output as float64 [N, C]; None where it holds classes. A list of dictionaries is what
+    `zipmap` makes: a column for each class, in order."""
+    if isinstance(blocks[0], list):
+        names = sorted(blocks[0][0])
+        return np.array([[row[n] for n in names] for b in blocks for row in b], dtype=np.float64)
+    if not np.issubdtype(blocks[0].dtype, np.floating):
+        return None
+    return np.concatenate([b.reshape(len(b), -1).astype(np.float64) for b in blocks])
+
+
+def _checked(path: Path, score: Floats | None, predicted: pa.Array | None) -> Answers:
+    if score is not None and not np.isfinite(score).all():
+        raise DataError(f"{path} gives a NaN or an infinity.")
+    return Answers(score, predicted)
+
+
+def _other_dim(path: Path, wanted: int, given: int) -> DataError:
+    return DataError(
+        f"{path} reads embeddings of dim {wanted}, and those that it is pinned to have {given}."
+    )
+
+
+def _refuse_memory(error: Exception) -> None:
+    """Raises: MemoryError: an error of onnxruntime says that there was none."""
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or "bad_alloc" in text or "failed to allocate" in text:
+        raise MemoryError from error
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,251 @@
+"""Run a probe in a process of its own, with limits of time and memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from evergram.errors import DataError
+
+SECONDS, MIB = "EVERGRAM_PROBE_SECONDS", "EVERGRAM_PROBE_MIB"
+# A line of an answer, which holds all ids of an evaluation file, is no longer.
+LONGEST_LINE = 1 << 28
+# What of the environment a program needs to start, and nothing that is secret.
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "SYSTEMROOT", "TMPDIR", "TEMP")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one probe may take.
+
+    Args:
+        seconds: from its start to its answer, the looking up of embeddings left out.
+        mib: MiB of memory, beside some 300 that any probe takes.
+    """
+
+    seconds: float = 60.0
+    mib: int = 4096
+
+    @classmethod
+    def of_environment(cls) -> Limits:
+        """EVERGRAM_PROBE_SECONDS and EVERGRAM_PROBE_MIB, where they are set.
+
+        Raises: DataError: one is not a number above 0.
+        """
+        seconds, mib = _number(SECONDS, cls.seconds), _number(MIB, cls.mib)
+        return cls(seconds, math.ceil(mib))
+
+
+@dataclass(frozen=True)
+class ProbeFiles:
+    """A consumer's model and evaluation file, with the hashes of what is to be read."""
+
+    model: Path
+    model_sha256: str
+    data: Path
+    data_sha256: str
+
+
+class ProbeProcess:
+    """A probe that runs elsewhere: first its ids, then its value.
+
+    Args:
+        files: read by the other process alone.
+        metric: "auc", "accuracy" or "rmse".
+    Raises: DataError: everything that a model can do wrong, from entering on; it was ended then.
+    """
+
+    def __init__(self, files: ProbeFiles, metric: str, limits: Limits) -> None:
+        self.files, self.metric, self.limits = files, metric, limits
+        self._left = limits.seconds
+
+    def __enter__(self) -> Self:
+        # Nothing lies there that a model could name.
+        self._folder = tempfile.TemporaryDirectory(prefix="evergram-probe-")
+        self._said = tempfile.TemporaryFile()
+        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        path = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
+        try:
+            self._process = subprocess.Popen(
+                # -P: no module is taken from where it runs.
+                [sys.executable, "-P", "-m", "evergram.evaluation.probes.probe_program"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                cwd=self._folder.name,
+                env=kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
+            )
+        except OSError as error:
+            self._folder.cleanup()
+            self._said.close()
+            raise DataError(
+                f"{self.files.model} cannot be run: no process can be started ({error.strerror})."
+            ) from error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            try:
+                _open(pipe).close()
+            except OSError:
+                # What was not taken any more stays unsaid.
+                continue
+        self._process.wait()
+        self._said.close()
+        self._folder.cleanup()
+
+    def ids(self) -> pa.Array:
+        """The ids of the evaluation file, int64 or strings [N]. To be asked once, and first."""
+        files = self.files
+        job = {
+            "model": str(files.model.absolute()),
+            "model_name": str(files.model),
+            "model_sha256": files.model_sha256,
+            "data": str(files.data.absolute()),
+            "data_name": str(files.data),
+            "data_sha256": files.data_sha256,
+            "metric": self.metric,
+            **asdict(self.limits),
+        }
+        found = self._exchange([json.dumps(job).encode() + b"\n"]).get("ids")
+        kinds = {type(key) for key in found} if isinstance(found, list) else set()
+        if kinds not in ({int}, {str}):
+            raise self._failure("it gave no ids")
+        try:
+            return pa.array(found, pa.int64() if kinds == {int} else pa.string())
+        except (ValueError, OverflowError) as error:
+            raise self._failure("it gave ids that are none") from error
+
+    def value(self, found: NDArray[np.bool_], vectors: NDArray[np.float32]) -> float:
+        """What the model has of the metric.
+
+        Args:
+            found: which of the N ids have an embedding.
+            vectors: the embeddings [n, D] of those, as the consumer reads them.
+        """
+        shape = json.dumps({"shape": vectors.shape}).encode() + b"\n"
+        rows = np.ascontiguousarray(vectors, dtype="<f4")
+        answer = self._exchange([shape, found.astype(np.uint8).data, rows.data])
+        value = answer.get("value")
+        if not isinstance(value, float) or not math.isfinite(value):
+            given = _shown(repr(value), 40)
+            raise self._failure(f"its {self.metric} is {given}, which is no finite number")
+        return value
+
+    def _exchange(self, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
+        """Say something, and wait for the answer."""
+        started = time.monotonic()
+        # A process that is ended closes its pipes, which ends every waiting for it.
+        timer = threading.Timer(max(0.0, self._left), self._process.kill)
+        timer.start()
+        try:
+            try:
+                for part in parts:
+                    _open(self._process.stdin).write(part)
+                _open(self._process.stdin).flush()
+            except OSError:
+                # It ended meanwhile; what it answered before tells why.
+                pass
+            line = _open(self._process.stdout).readline(LONGEST_LINE)
+        finally:
+            timer.cancel()
+            self._left -= time.monotonic() - started
+        return self._answer(line)
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        if not line.endswith(b"\n"):
+            if len(line) == LONGEST_LINE:
+                raise self._failure(f"its ids are more than {LONGEST_LINE >> 20} MiB")
+            raise self._failure(self._end())
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._failure("it gave no answer that can be read")
+        if answer.get("memory"):
+            raise self._failure(
+                f"it needs more than {self.limits.mib} MiB of memory ({MIB} allows more)"
+            )
+        if "error" in answer:
+            # What a library says may be in the words of the model.
+            raise DataError(_shown(str(answer["error"]), 1000))
+        return answer
+
+    def _end(self) -> str:
+        """Why there is no answer, in words."""
+        late = self._left <= 0
+        try:
+            # It may have closed its pipes, and go on.
+            code = self._process.wait(None if late else self._left)
+        except subprocess.TimeoutExpired:
+            late = True
+        if late:
+            return (
+                f"it did not answer within {self.limits.seconds:g} seconds ({SECONDS} allows more)"
+            )
+        if code >= 0:
+            self._said.seek(0)
+            last = self._said.read().decode(errors="replace").strip().split("\n")[-1]
+            text = _shown(last, 200) or "no word"
+            return f"its process ended with exit code {code} and no answer: {text}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return (
+            f"its process was ended by {name}, without an answer; it may take {self.limits.mib} "
+            f"MiB of memory ({MIB} allows more)"
+        )
+
+    def _failure(self, why: str) -> DataError:
+        return DataError(f"{self.files.model} cannot be used as a probe: {why}.")
+
+
+def _shown(text: str, most: int) -> str:
+    """A text of somebody else's, as it can be printed: one line, and not long."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text[:most])
+    return printable + "…" * (len(text) > most)
+
+
+def _open(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+def _number(variable: str, default: float) -> float:
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < 1e9:
+        raise DataError(
+            f"{variable} is {text!r}; it must be a number above 0 ({default:g} where it is not "
+            "set)."
+        )
+    return found

@@ -1,0 +1,257 @@
+"""What is known of every past version: by the certificate, and by the canaries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from evergram.compatibility.certificate import LEAST_OBJECTS, Guarantee, certify, uncertified
+from evergram.compatibility.chain import Chain
+from evergram.data.corpus import Vocabulary
+from evergram.errors import DataError
+from evergram.lineage.artefact import Block
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.unseen_objects import id_hash, unseen_share
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The true error on canaries that both versions kept: z_j then, and z_k read as j.
+
+    Args:
+        objects: how many.
+        error: root of the mean of ‖z̃_j − z_j‖².
+        relative: that over the root of the mean of ‖z_j‖².
+        cosine: mean cosine of z̃_j and z_j.
+        terms: for each step i, root of the mean of ‖W_{i-1}^j δ_i‖² on the canaries that all the
+            versions on the way kept; empty where the way is not affine. Source: [BC] Eq. (9).
+    """
+
+    objects: int
+    error: float
+    relative: float
+    cosine: float
+    terms: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Version j, as the newest one reads it. None is what nothing is known of.
+
+    Args:
+        measured: on all canaries, of which alignment saw most.
+        history: their relative error at every version since j, by version.
+        unseen: on those that no alignment on the way saw; None where they are fewer than
+            `LEAST_OBJECTS`.
+        amplification: the largest singular value of W_k^j; None where the way is not affine.
+        unknown: why there is no "error" (on unseen canaries), "certificate" or "amplification".
+    """
+
+    version: int
+    certificate: Guarantee | None
+    measured: Measured | None
+    history: dict[int, float]
+    unseen: Measured | None
+    amplification: float | None
+    unknown: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a reading may be at most; None is no limit.
+
+    Args:
+        error: relative error, on canaries that alignment never saw, or by the certificate's
+            estimate where they are too few.
+        bound: of the certificate, over √E‖z_j‖².
+        amplification: the largest singular value of W_k^j.
+    """
+
+    error: float | None = None
+    bound: float | None = None
+    amplification: float | None = None
+
+
+def diagnose_lineage(lineage: Lineage) -> list[Reading]:
+    """A reading for each past version that is read, oldest first. All published files are checked
+    on the way.
+
+    Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
+    """
+    newest, chain, errors = lineage.newest, lineage.chain, lineage.errors
+    lineage.check()
+    canaries = {m.version: lineage.canaries(m.version) for m in lineage.versions}
+    shares = {n: unseen_share(lineage, n) for n in range(1, newest + 1)}
+    found = []
+    for j in lineage.readable[:-1]:
+        history = {}
+        for k in (n for n in canaries if n >= j):
+            measured = measure_canaries(chain, canaries, k, j)
+            if measured is not None:
+                history[k] = measured.relative
+        unseen, problem = _measure_unseen(chain, canaries, shares, newest, j)
+        certificate = certify(chain, errors, newest, j)
+        reasons = uncertified(chain, errors, newest, j)
+        affine = chain.is_affine(newest, j)
+        unknown = {"error": problem} if problem else {}
+        if reasons:
+            unknown["certificate"] = "; ".join(reasons)
+        if not affine:
+            unknown["amplification"] = unknown["certificate"]
+        found.append(
+            Reading(
+                j,
+                certificate,
+                measure_canaries(chain, canaries, newest, j),
+                history,
+                unseen,
+                float(torch.linalg.matrix_norm(chain.matrix(newest, j), 2)) if affine else None,
+                unknown,
+            )
+        )
+    return found
+
+
+def _measure_unseen(
+    chain: Chain,
+    canaries: Mapping[int, Mapping[str, Block]],
+    shares: Mapping[int, float | None],
+    source: int,
+    target: int,
+) -> tuple[Measured | None, str | None]:
+    """The error on the canaries that no alignment from `target` to `source` saw; or why it is not
+    known.
+
+    Args:
+        shares: of each version, see `unseen_share`.
+    """
+    steps = range(target + 1, source + 1)
+    silent = [i for i in steps if shares[i] is None]
+    if silent:
+        versions = ", ".join(map(str, silent))
+        return None, f"which objects alignment never saw is not recorded of version {versions}"
+    share = min(float(shares[i] or 0.0) for i in steps)
+    kept = {}
+    for side, (ids, vectors) in canaries[target].items():
+        apart = id_hash(Vocabulary(ids)) < share * 2**32
+        kept[side] = ids.filter(pa.array(apart.numpy())), vectors[apart]
+    found = measure_canaries(chain, {**canaries, target: kept}, source, target)
+    objects = 0 if found is None else found.objects
+    if objects < LEAST_OBJECTS:
+        return None, (
+            f"the two versions have {objects} canaries in common that alignment never saw, and "
+            f"{LEAST_OBJECTS} are needed"
+        )
+    return found, None
+
+
+def measure_canaries(
+    chain: Chain, canaries: Mapping[int, Mapping[str, Block]], source: int, target: int
+) -> Measured | None:
+    """The error of version `source` read as `target`, on canaries; None where none are common.
+
+    Args:
+        canaries: by version and side, ids and vectors at publication; of withdrawn versions there
+            are none.
+    """
+    rows = _common(canaries, [source, target])
+    past, now = rows[target], rows[source]
+    if not len(past):
+        return None
+    back = chain.apply(now, source, target)
+    power = float(past.square().sum(1).mean())
+    error = float((back - past).square().sum(1).mean())
+    return Measured(
+        len(past),
+        math.sqrt(error),
+        math.sqrt(error / power) if power else math.nan,
+        float(torch.nn.functional.cosine_similarity(back, past).mean()),
+        _terms(chain, canaries, source, target),
+    )
+
+
+def _terms(
+    chain: Chain, canaries: Mapping[int, Mapping[str, Block]], source: int, target: int
+) -> dict[int, float]:
+    if source == target or not chain.is_affine(source, target):
+        return {}
+    way = [n for n in range(target, source + 1) if n in canaries]
+    rows = _common(canaries, way)
+    if not len(rows[target]):
+        return {}
+    terms = {}
+    for before, i in pairwise(way):
+        delta = chain.apply(rows[i], i, before) - rows[before]
+        through = delta @ chain.matrix(before, target).T
+        terms[i] = math.sqrt(float(through.square().sum(1).mean()))
+    return terms
+
+
+def _common(canaries: Mapping[int, Mapping[str, Block]], versions: list[int]) -> dict[int, Tensor]:
+    """Of the canaries that all `versions` kept, the vectors of each, float64, in one order."""
+    found: dict[int, list[Tensor]] = {n: [] for n in versions}
+    sides = set.intersection(*(set(canaries[n]) for n in versions))
+    for side in sorted(sides):
+        ids = canaries[versions[0]][side][0]
+        rows = {n: Vocabulary(canaries[n][side][0]).rows(ids) for n in versions}
+        kept = torch.stack(list(rows.values())).min(0).values >= 0
+        for n in versions:
+            found[n].append(canaries[n][side][1][rows[n][kept]].double())
+    return {n: torch.cat(parts) if parts else torch.zeros(0, 1) for n, parts in found.items()}
+
+
+def past_limits(readings: list[Reading], limits: Limits) -> list[str]:
+    """A sentence for each reading that is past a limit, or that nothing is known of; and one where
+    there is no reading to hold to a limit that was asked for.
+
+    Raises: DataError: a limit is no number.
+    """
+    asked = {name: limit for name, limit in asdict(limits).items() if limit is not None}
+    for name, limit in asked.items():
+        if math.isnan(limit):
+            raise DataError(f"The limit of the {name} is nan; it must be a number.")
+    if asked and not readings:
+        return [
+            "No past version is read, so nothing can be held to a limit; leave the limits out "
+            "until there is one."
+        ]
+    sentences = []
+    for reading in readings:
+        known = reading.certificate
+        values = {
+            "error": _error(reading),
+            "bound": None if known is None else known.relative_bound,
+            "amplification": reading.amplification,
+        }
+        for name, limit in asked.items():
+            value = values[name]
+            if value is None or math.isnan(value):
+                why = reading.unknown.get("certificate" if name == "bound" else name)
+                sentences.append(
+                    f"Version {reading.version}: nothing is known of its {name}, and the limit "
+                    f"is {limit:g}{f': {why}' if why else ''}."
+                )
+            elif value > limit:
+                sentences.append(
+                    f"Version {reading.version}: its {name} is {value:.4g}, past the limit of "
+                    f"{limit:g}."
+                )
+    return sentences
+
+
+def _error(reading: Reading) -> float | None:
+    if reading.unseen is not None:
+        return reading.unseen.relative
+    return None if reading.certificate is None else reading.certificate.relative
+
+
+def as_json(reading: Reading) -> dict[str, Any]:
+    """A reading as plain JSON."""
+    return asdict(reading)

@@ -1,0 +1,160 @@
+"""`consumers.json`: who reads a lineage, at which version, and with what probe."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import date
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from evergram.errors import FormatError, IntegrityError, LineageError
+from evergram.lineage.disk.lineage_record import Checked, ChecksumError, first_problem
+
+FORMAT_VERSION = 1
+# Names as `add` takes them, and some that it took before there was one rule of names.
+READABLE_NAME = r"[A-Za-z0-9._-]*[A-Za-z0-9][A-Za-z0-9._-]*"
+# A version's number, or a label, to the number.
+Resolve = Callable[[str], int]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Baseline(_Frozen):
+    """What a probe said when it was added: of which version, and on how many objects."""
+
+    version: int = Field(ge=0)
+    value: float
+    objects: int = Field(ge=0)
+
+
+class Probe(_Frozen):
+    """A consumer's own model and an evaluation file, both kept in the lineage's folder.
+
+    Before they are there, `model` and `data` are where the files are; their hashes, where they
+    have some, say which contents were tried.
+    """
+
+    model: str
+    model_sha256: str = ""
+    data: str
+    data_sha256: str = ""
+    side: str
+    metric: Literal["auc", "accuracy", "rmse"]
+    # The least that is good enough; of rmse, where less is better, the most.
+    min: float | None = None
+    max: float | None = None
+    baseline: Baseline | None = None
+
+    @model_validator(mode="after")
+    def _limit_fits(self) -> Self:
+        wrong = "min" if self.metric == "rmse" else "max"
+        if getattr(self, wrong) is not None:
+            right = "max" if wrong == "min" else "min"
+            raise ValueError(f"{self.metric} takes {right} as its limit, not {wrong}")
+        if self.min is not None and not 0 <= self.min <= 1:
+            raise ValueError(
+                f"{self.metric} is between 0 and 1, and so is its least, not {self.min}"
+            )
+        if self.max is not None and not self.max >= 0:
+            raise ValueError(f"rmse is at least 0; {self.max} is no most of it")
+        return self
+
+
+class Consumer(_Frozen):
+    """One who reads.
+
+    Args:
+        pinned: "v0" or a label, which is what is read unless another is asked for.
+        allowed: versions and labels that may be read; the pinned one is among them.
+    """
+
+    name: str = Field(pattern=f"^{READABLE_NAME}$")
+    pinned: str
+    allowed: tuple[str, ...]
+    since: str
+    contact: str | None = None
+    token_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    probe: Probe | None = None
+
+    @field_validator("since")
+    @classmethod
+    def _is_date(cls, value: str) -> str:
+        date.fromisoformat(value)
+        return value
+
+    @model_validator(mode="after")
+    def _reads_what_it_is_pinned_to(self) -> Self:
+        if self.pinned not in self.allowed:
+            raise ValueError(f"pinned to {self.pinned}, which is not among what it may read")
+        return self
+
+    def may_read(self, resolve: Resolve) -> set[int]:
+        """The versions that it may read now. What is no more, such as a label, is left out."""
+        found = set()
+        for what in self.allowed:
+            with suppress(LineageError):
+                found.add(resolve(what))
+        return found
+
+
+class ConsumersRecord(Checked):
+    """`consumers.json`."""
+
+    model_config = ConfigDict(strict=True)
+
+    format_version: int
+    consumers: tuple[Consumer, ...]
+
+    @field_validator("consumers")
+    @classmethod
+    def _names_differ(cls, value: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
+        names = [c.name for c in value]
+        twice = {n for n in names if names.count(n) > 1}
+        if twice:
+            raise ValueError(f"{min(twice)!r} is there twice")
+        return value
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        return self.checked()
+
+
+def said(what: str, resolve: Resolve) -> str:
+    """A version as it is written down: "v0" for a number, or the label.
+
+    Raises: UnknownVersionError: it is neither.
+    """
+    number = resolve(what)
+    return f"v{number}" if re.fullmatch(r"v?\d+", what) else what
+
+
+def parse_consumers(text: str | None, where: str) -> ConsumersRecord:
+    """The record in the text of the file `where`; None where there is no such file.
+
+    Raises: FormatError: of a later format. IntegrityError: damaged.
+    """
+    if text is None:
+        return ConsumersRecord(format_version=FORMAT_VERSION, consumers=())
+    try:
+        found: Any = json.loads(text)
+        version = found.get("format_version") if isinstance(found, dict) else None
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise FormatError(
+                f"{where} has format_version {version}; this Evergram reads {FORMAT_VERSION}, so "
+                "upgrade Evergram to read it."
+            )
+        record = ConsumersRecord.of_json(text)
+        if "check" in record.model_fields_set:
+            return record
+        what = "it has no checksum"
+    except (ValidationError, ChecksumError) as error:
+        what = first_problem(error, ConsumersRecord)
+    except json.JSONDecodeError as error:
+        what = str(error)
+    raise IntegrityError(f"{where} is damaged: {what}; restore it from a copy of the lineage.")

@@ -1,0 +1,133 @@
+"""One version on disk: what its manifest says, and the checks that a reader makes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from evergram.compatibility.transform_kinds import TransformKind
+from evergram.errors import IntegrityError
+from evergram.lineage.disk.lineage_record import Checked, ChecksumError, Frozen, first_problem
+from evergram.lineage.disk.names import is_name
+
+
+class EncoderRecord(Frozen):
+    """How to build the encoder that `encoder.safetensors` fills; `kind` is from a closed list."""
+
+    kind: Literal["factorization", "two_tower", "graphsage", "lightgcn"]
+    options: dict[str, Any]
+    # For each side, input name to vocabulary name.
+    inputs: dict[str, dict[str, str]]
+    # Vocabulary name to the type of its keys.
+    vocabularies: dict[str, Literal["int64", "string"]]
+
+
+class TransformRecord(Frozen):
+    """How to build the transform that `transform.safetensors` fills; a closed `kind`."""
+
+    kind: TransformKind
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class Manifest(Checked):
+    """`versions/<n>/manifest.json`."""
+
+    version: int = Field(ge=0)
+    name: str
+    dim: int = Field(gt=0)
+    created: str
+    evergram: str
+    # None for a version whose embeddings came from a file.
+    encoder: EncoderRecord | None
+    transform: TransformRecord | None
+    # The whole recipe as it was run, and the seed with it.
+    recipe: dict[str, Any]
+    # File name to SHA-256, of every other file of the version.
+    files: dict[str, str]
+    # Side to SHA-256, of the embeddings that stand while this version is the newest.
+    embeddings: dict[str, str]
+    # Which space this is: of what makes its vectors what they are. Before format 3 it was not
+    # written, and is computed from the rest, as it is when a version is made.
+    fingerprint: str = ""
+
+    @field_validator("transform", mode="before")
+    @classmethod
+    def _of_format_1(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @field_validator("files", "embeddings")
+    @classmethod
+    def _stay_in_the_folder(cls, value: dict[str, str]) -> dict[str, str]:
+        # They become paths of files that are read, and of files that are written beside them.
+        for name in value:
+            if not is_name(name):
+                raise ValueError(f"{name!r} cannot be the name of a file or a side")
+        return value
+
+    @model_validator(mode="after")
+    def _identified(self) -> Self:
+        expected = fingerprint_of(self)
+        if self.fingerprint and self.fingerprint != expected:
+            raise ValueError("its fingerprint is not that of what it says")
+        object.__setattr__(self, "fingerprint", expected)
+        return self.checked()
+
+
+def fingerprint_of(manifest: Manifest) -> str:
+    """The identity of a version: "sha256:" and 64 hexadecimal digits.
+
+    Over the hashes of the encoder's tensors and vocabularies, how it is built and normalised, the
+    recipe and D; of a version from files, over the hashes of its vectors and D. Not over its
+    number, its name, the time, or the Evergram that made it: the same training has the same one.
+    """
+    said = json.loads(manifest.model_dump_json(include={"encoder", "recipe", "dim", "embeddings"}))
+    encoder = said["encoder"]
+    if encoder is None:
+        identity = {"dim": said["dim"], "embeddings": said["embeddings"]}
+    else:
+        identity = {
+            "dim": said["dim"],
+            "encoder": {name: encoder[name] for name in ("kind", "options", "inputs")},
+            "weights": manifest.files.get("encoder.safetensors"),
+            "vocabularies": manifest.files.get("vocabularies.parquet"),
+            "recipe": said["recipe"],
+        }
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises: IntegrityError: it is missing or damaged."""
+    path = folder / "manifest.json"
+    try:
+        found = Manifest.of_json(path.read_bytes())
+    except OSError as error:
+        raise IntegrityError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValidationError, ChecksumError) as error:
+        raise IntegrityError(f"{path} is damaged: {first_problem(error, Manifest)}.") from error
+    if "fingerprint" in found.model_fields_set and "check" not in found.model_fields_set:
+        raise IntegrityError(f"{path} is damaged: it has no checksum.")
+    return found
+
+
+def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
+    """Raises: IntegrityError: a file is missing or is not what was published."""
+    for name, published in hashes.items():
+        path = folder / name
+        if not path.is_file():
+            raise IntegrityError(f"{path} is missing; restore it from a copy of the lineage.")
+        if sha256(path) != published:
+            raise IntegrityError(
+                f"{path} is not the file that was published (its SHA-256 differs); "
+                "restore it from a copy of the lineage."
+            )

@@ -1,0 +1,82 @@
+"""One writer at a time: the lock of a lineage, and its record changed in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+
+from evergram.errors import LineageError
+from evergram.lineage.disk.atomic import file_mode, make_folder, remove_tree, write_text
+from evergram.lineage.disk.lineage_record import LineageRecord, read_record
+from evergram.lineage.disk.path_check import check_parts
+from evergram.lineage.remote.mirror import RECORD, Remote
+
+
+@contextmanager
+def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
+    """Hold the lock of the lineage at `path`, and of the one that it is a mirror of.
+
+    Raises: LineageError: another process holds it, or something cannot be written. IntegrityError:
+        a symbolic link leads out of the folder.
+    """
+    where = path if remote is None else remote.address
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        check_parts(path)
+        with (
+            FileLock(path / ".lock", timeout=0, mode=file_mode(path)),
+            nullcontext() if remote is None else remote.transaction(),
+        ):
+            yield
+    except Timeout:
+        raise LineageError(
+            f"Another process is publishing to {where} or changing it; wait for it and try again."
+        ) from None
+    except (OSError, SafetensorError) as error:
+        raise LineageError(
+            f"{where} cannot be written: {getattr(error, 'strerror', None) or error}; "
+            "the lineage is as it was."
+        ) from error
+
+
+def write_record(path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
+    """One rename, or one upload: a reader sees the record as it was, or as it is now."""
+    write_text(path / RECORD, record.model_dump_json(indent=2), file_mode(path))
+    if remote is not None:
+        remote.commit()
+
+
+def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) -> LineageRecord:
+    """The record as it is on disk.
+
+    Args:
+        where: what to call the lineage.
+        opened: as it was when the lineage was opened.
+        labels: whether labels and retired versions must still be the same, too.
+    Raises: LineageError: another process has changed it meanwhile.
+    """
+    file = path / RECORD
+    found = read_record(file) if file.exists() else opened.model_copy(update={"versions": []})
+    same = found.versions == opened.versions and found.withdrawn == opened.withdrawn
+    if labels:
+        same = same and (found.labels, found.retired) == (opened.labels, opened.retired)
+    if not same:
+        newest = found.versions[-1] if found.versions else "none"
+        raise LineageError(
+            f"{where} has changed since it was opened (its newest version is {newest}); open it "
+            "again."
+        )
+    return found
+
+
+def clear_left(path: Path, record: LineageRecord) -> None:
+    """Remove what is not part of the lineage: of a publication that was killed, or withdrawn."""
+    for parent in (path / "versions", path / "embeddings"):
+        make_folder(parent, file_mode(path))
+        for left in parent.iterdir():
+            if not (left.name.isdecimal() and int(left.name) in record.versions):
+                remove_tree(left)

@@ -1,0 +1,176 @@
+"""What publication learns of the vectors: their second moments, and the map forward to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from evergram.compatibility.closed_form_fit import fit_closed_form, pairs_needed
+from evergram.compatibility.second_moments import SecondMoments
+from evergram.errors import DataError
+from evergram.vector_files.open_embeddings import BLOCK, Block
+from evergram.vector_files.parquet import vectors_from_arrow
+
+# How many vectors, their mean [D] and E[z zᵀ] [D, D], float64.
+Moments = tuple[int, Tensor, Tensor]
+
+# Rows of a side that are looked at, at most, for each dim of the old and the new space; half of
+# them at least, so that the fitted map has an excess error of a few percent. More would cost more
+# than writing the vectors does.
+ROWS_PER_DIM = 16
+LEAST_ROWS, MOST_ROWS = 16_384, 100_000
+# Pairs that the map forward is fitted to, at least, where there are so many.
+LEAST_PAIRS = 4096
+# Rows that are float64 at once.
+CHUNK = 4096
+# One pair in so many chooses the ridge.
+FOR_RIDGE = 10
+
+
+@dataclass(frozen=True)
+class ForwardMap:
+    """F_k: z_{k-1} to z_k, affine.
+
+    Args:
+        weight: float64 [D_k, D_{k-1}].
+        offset: float64 [D_k].
+    """
+
+    weight: Tensor
+    offset: Tensor
+
+
+class Sample:
+    """Every n-th row of a side, kept as its blocks go by; n doubles when there are too many.
+
+    Args:
+        side: what messages call it.
+        dims: of the new space, and of the old one where there is one.
+    Attributes:
+        ids, vectors: [S] and float32 [S, D], of what has gone by.
+    """
+
+    def __init__(self, side: str, *dims: int) -> None:
+        self.side = side
+        self.limit = min(MOST_ROWS, max(LEAST_ROWS, ROWS_PER_DIM * sum(dims)))
+        self._step, self._rows = 1, 0
+        self._parts: list[Block] = []
+
+    def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """The same blocks. Raises: DataError: a vector has a NaN or an infinity."""
+        for ids, vectors in blocks:
+            # It is float32 that is written.
+            narrow = vectors.float()
+            # One sum finds what is not finite; a sum may also be too large by itself.
+            if not bool(narrow.sum().isfinite()):
+                bad = (~narrow.isfinite()).any(1).nonzero()
+                if len(bad):
+                    raise DataError(
+                        f"The {self.side} embedding of id {ids[int(bad[0])].as_py()!r} has a NaN "
+                        "or an infinity; such a version is not published."
+                    )
+            for start in range(0, len(ids), BLOCK):
+                self._add(ids.slice(start, BLOCK), vectors[start : start + BLOCK])
+            yield ids, vectors
+
+    @property
+    def ids(self) -> pa.Array:
+        return pa.concat_arrays([ids for ids, _ in self._parts])
+
+    @property
+    def vectors(self) -> Tensor:
+        return torch.cat([vectors for _, vectors in self._parts])
+
+    def moments(self) -> Moments:
+        """Of the rows that were kept."""
+        total, outer, count = torch.zeros(()).double(), torch.zeros(()).double(), 0
+        for part in torch.split(self.vectors, CHUNK):
+            wide = part.double()
+            total, outer, count = total + wide.sum(0), outer + wide.T @ wide, count + len(wide)
+        return count, total / count, outer / count
+
+    def _add(self, ids: pa.Array, vectors: Tensor) -> None:
+        rows = torch.arange(-self._rows % self._step, len(ids), self._step)
+        self._rows += len(ids)
+        self._parts.append(_taken((ids, vectors), rows))
+        while sum(len(found) for found, _ in self._parts) > self.limit:
+            whole = self.ids, self.vectors
+            self._parts = [_taken(whole, torch.arange(0, len(whole[0]), 2))]
+            self._step *= 2
+
+
+def _taken(block: Block, rows: Tensor) -> Block:
+    return block[0].take(pa.array(rows.numpy())), block[1][rows].detach().float().cpu()
+
+
+def forward_map(samples: Mapping[str, Sample], old: Mapping[str, Path]) -> ForwardMap | None:
+    """The way to a version from the version before, on sampled objects that both have.
+
+    Memory: the ids of a file and the sampled vectors.
+
+    Args:
+        samples: by side, of the new version.
+        old: side to file of the version before; sides that both have are one fit.
+    Returns: None where the common objects are too few.
+    """
+    pairs: list[SecondMoments] = []
+    for side, sample in samples.items():
+        if side not in old:
+            continue
+        rows, before = _looked_up(sample.ids, old[side])
+        new = sample.vectors[rows]
+        if not pairs:
+            pairs = [SecondMoments(new.shape[1], before.shape[1]) for _ in range(2)]
+        for z, past in zip(torch.split(new, CHUNK), torch.split(before, CHUNK), strict=True):
+            apart = torch.arange(len(z)) % FOR_RIDGE == 0
+            for found, chosen in zip(pairs, (~apart, apart), strict=True):
+                found.add(z[chosen], past[chosen])
+    if not pairs:
+        return None
+    # What is mapped to is the new version: "old" and "new" have changed places.
+    seen, held = pairs
+    if seen.count < pairs_needed("affine", seen.old_dim, seen.new_dim):
+        return None
+    fitted = fit_closed_form("affine", seen, held)
+    assert fitted.offset is not None
+    return ForwardMap(fitted.weight, fitted.offset)
+
+
+def _looked_up(ids: pa.Array, path: Path) -> tuple[Tensor, Tensor]:
+    """Of `ids`, the places [P] of some that a file has, and their vectors there [P, D].
+
+    Row groups are read evenly over the file, no more than are needed.
+    """
+    with pq.ParquetFile(path) as file:
+        theirs = file.read(columns=["id"])["id"].combine_chunks()
+        if theirs.type != ids.type:
+            theirs, ids = theirs.cast(pa.string()), ids.cast(pa.string())
+        place = pc.fill_null(pc.index_in(ids, value_set=theirs), -1).to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(place >= 0)
+        rows = rows[np.argsort(place[rows], kind="stable")]  # as they come in the file
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        ends = np.searchsorted(place[rows], np.cumsum(sizes))
+        starts = np.cumsum([0, *sizes])
+        dim = file.schema_arrow.field("vector").type.list_size
+        wanted = max(LEAST_PAIRS, ROWS_PER_DIM * (dim + 1))
+        # Every n-th group, then those after them, and so on.
+        stride = max(1, len(rows) // wanted)
+        found, places, count = [torch.empty(0, dim)], [rows[:0]], 0
+        for i in (i for first in range(stride) for i in range(first, len(sizes), stride)):
+            mine = rows[ends[i - 1] if i else 0 : ends[i]]
+            if count >= wanted or not len(mine):
+                continue
+            table = file.read_row_group(i, columns=["vector"])
+            kept = table.take(pa.array(place[mine] - starts[i]))
+            found.append(vectors_from_arrow(kept["vector"]))
+            places.append(mine)
+            count += len(mine)
+    return torch.from_numpy(np.concatenate(places)), torch.cat(found)

@@ -1,0 +1,219 @@
+"""What may be done with the versions of a lineage: each a function from a record to the next.
+
+Nothing is read or written here. Numbers never move; labels do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from evergram.errors import LineageError, UnknownVersionError
+from evergram.lineage.disk.lineage_record import FORMAT_VERSION, LineageRecord, Withdrawal
+from evergram.lineage.disk.names import RULE, is_name
+
+# The label of the version in production.
+STABLE = "stable"
+NEWEST = "newest"
+NUMBER = re.compile(r"v?([0-9]+)")
+
+
+def newest(record: LineageRecord) -> int:
+    """The latest version that is not withdrawn. Raises: UnknownVersionError: there is none."""
+    if not record.versions:
+        raise UnknownVersionError(
+            f"The lineage {record.name!r} has no version yet; publish one first."
+        )
+    return record.versions[-1]
+
+
+def production(record: LineageRecord) -> int:
+    """What is read by who asks for no version: the one labelled `stable`, else the newest.
+
+    Raises: UnknownVersionError: there is none.
+    """
+    return record.labels[STABLE] if STABLE in record.labels else newest(record)
+
+
+def readable(record: LineageRecord) -> list[int]:
+    """The versions that are neither withdrawn nor retired, ascending."""
+    return [n for n in record.versions if n not in record.retired]
+
+
+def resolve(record: LineageRecord, what: int | str | None) -> int:
+    """The number of a version that can be read.
+
+    Args:
+        what: a number or its text ("0", "v0"), a label, "newest", or None for production.
+    Raises: UnknownVersionError: there is none, or it was withdrawn. LineageError: it was retired.
+    """
+    if what is None:
+        return production(record)
+    if what == NEWEST:
+        return newest(record)
+    digits = NUMBER.fullmatch(what) if isinstance(what, str) else None
+    if isinstance(what, str) and digits is None:
+        if what not in record.labels:
+            raise UnknownVersionError(
+                f"The lineage {record.name!r} has no label {what!r}; {_known(record)}."
+            )
+        return record.labels[what]
+    number = int(what) if digits is None else int(digits[1])
+    if number not in record.versions:
+        raise unknown(record, number)
+    if number in record.retired:
+        raise LineageError(
+            f"Version {number} of {record.name} is retired and no longer read; {_known(record)}."
+        )
+    return number
+
+
+def unknown(record: LineageRecord, number: int) -> UnknownVersionError:
+    """What to say of a number that is no version's, or no longer one's."""
+    if number in record.withdrawn:
+        reason = record.withdrawn[number].reason
+        return UnknownVersionError(
+            f"Version {number} of {record.name} was withdrawn ({reason}); {_known(record)}."
+        )
+    return UnknownVersionError(
+        f"The lineage {record.name!r} has no version {number}; {_known(record)}."
+    )
+
+
+def _known(record: LineageRecord) -> str:
+    versions = ", ".join(map(str, readable(record))) or "none"
+    labels = ", ".join(f"{name} ({n})" for name, n in sorted(record.labels.items()))
+    return f"its versions are: {versions}" + (f"; its labels: {labels}" if labels else "")
+
+
+def with_version(record: LineageRecord, *, promote: bool, salt: str | None = None) -> LineageRecord:
+    """One more version. Where it is not promoted, production stays what it was.
+
+    Args:
+        salt: what the version held pairs out by; version 0's is the lineage's for ever.
+    """
+    number, labels = record.following, dict(record.labels)
+    if promote and STABLE in labels:
+        labels[STABLE] = number
+    elif not promote and record.versions:
+        labels.setdefault(STABLE, production(record))
+    kept = record.salt if number else salt
+    return _changed(record, versions=[*record.versions, number], labels=labels, salt=kept)
+
+
+def with_label(
+    record: LineageRecord, name: str, what: int | str, held: Collection[int]
+) -> LineageRecord:
+    """A label set, or moved from where it was.
+
+    Args:
+        held: versions whose own embeddings are stored; only such a one can go into production.
+    Raises: UnknownVersionError. LineageError: no such name, or no embeddings for production.
+    """
+    _refuse_label(record, name)
+    number = resolve(record, what)
+    if name == STABLE and number not in held:
+        stored = ", ".join(map(str, held))
+        raise LineageError(
+            f"Version {number} of {record.name} cannot be {STABLE}: its own embeddings are no "
+            f"longer stored (those of {stored} are); label a version before the next is published "
+            "to keep them."
+        )
+    return _changed(record, labels={**record.labels, name: number})
+
+
+def _refuse_label(record: LineageRecord, name: str) -> None:
+    """Raises: LineageError: a label cannot be called so."""
+    lower = name.lower()
+    if not is_name(name) or NUMBER.fullmatch(lower) or lower == NEWEST:
+        raise LineageError(f"{name!r} cannot be a label: {RULE}, and is not 'newest' or like 'v0'.")
+    for other in (STABLE, *record.labels):
+        if lower == other.lower() and name != other:
+            raise LineageError(
+                f"{name!r} cannot be a label: it differs from the label {other!r} in capital "
+                "letters alone; choose another."
+            )
+
+
+def without_label(record: LineageRecord, name: str) -> LineageRecord:
+    """Raises: UnknownVersionError: there is no such label."""
+    if name not in record.labels:
+        raise UnknownVersionError(
+            f"The lineage {record.name!r} has no label {name!r}; {_known(record)}."
+        )
+    return _changed(record, labels={k: v for k, v in record.labels.items() if k != name})
+
+
+def without_newest(
+    record: LineageRecord,
+    withdrawal: Withdrawal,
+    pins: Mapping[str, int],
+    held: Collection[int],
+) -> LineageRecord:
+    """The newest version taken back; its number is not used again.
+
+    Args:
+        pins: consumer to the version that it reads.
+        held: as for `with_label`; the version before must be among them, to be the newest.
+    Raises: LineageError: somebody is on it, or nothing would be left to read.
+    """
+    number = newest(record)
+    _refuse_used(record, number, pins, "withdrawn")
+    if len(record.versions) == 1:
+        raise LineageError(
+            f"Version {number} is the only one of {record.name}; remove the folder instead."
+        )
+    before = record.versions[-2]
+    if before in record.retired:
+        raise LineageError(
+            f"Version {number} of {record.name} cannot be withdrawn: version {before}, "
+            "which would be the newest, is retired; publish a better version instead."
+        )
+    if before not in held:
+        raise LineageError(
+            f"Version {number} of {record.name} cannot be withdrawn: the embeddings of version "
+            f"{before} are no longer stored. Label a version before the next is published, or "
+            "publish with --no-promote, and they are kept; now publish a better version instead."
+        )
+    return _changed(
+        record,
+        versions=record.versions[:-1],
+        withdrawn={**record.withdrawn, number: withdrawal},
+    )
+
+
+def with_retired(record: LineageRecord, what: int | str, pins: Mapping[str, int]) -> LineageRecord:
+    """A version that is no longer read; the chain goes on leading through it.
+
+    Raises: UnknownVersionError. LineageError: it is in use, or is retired already.
+    """
+    number = resolve(record, what)
+    if number == newest(record):
+        raise LineageError(
+            f"Version {number} is the newest of {record.name} and cannot be retired; 'evergram "
+            "withdraw' takes it back."
+        )
+    _refuse_used(record, number, pins, "retired")
+    return _changed(record, retired=sorted([*record.retired, number]))
+
+
+def _refuse_used(record: LineageRecord, number: int, pins: Mapping[str, int], what: str) -> None:
+    labels = sorted(name for name, n in record.labels.items() if n == number)
+    if labels:
+        raise LineageError(
+            f"Version {number} of {record.name} cannot be {what}: it is labelled "
+            f"{', '.join(labels)}; move the label to another version first."
+        )
+    consumers = sorted(name for name, n in pins.items() if n == number)
+    if consumers:
+        raise LineageError(
+            f"Version {number} of {record.name} cannot be {what}: pinned to it "
+            f"{'is' if len(consumers) == 1 else 'are'} {', '.join(consumers)}; they must go to "
+            "another version first."
+        )
+
+
+def _changed(record: LineageRecord, **fields: object) -> LineageRecord:
+    """Checked again as a whole, and of the present format."""
+    values = {name: getattr(record, name) for name in LineageRecord.model_fields if name != "check"}
+    return LineageRecord.model_validate({**values, **fields, "format_version": FORMAT_VERSION})

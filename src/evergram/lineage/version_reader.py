@@ -1,0 +1,200 @@
+"""What is read from the folder of one version, each file compared with its hash first.
+
+Hashes say that a file is what somebody published, not that it was Evergram who did: what does not
+fit together is an error, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from evergram.compatibility.certificate import StepError
+from evergram.compatibility.transforms import Transform, build_transform
+from evergram.data.corpus import Vocabulary
+from evergram.data.pair_hash import TrainedPairs
+from evergram.errors import EvergramError, IntegrityError, ShapeError
+from evergram.lineage.artefact import Block, are_metrics
+from evergram.lineage.disk.atomic import load_tensors
+from evergram.lineage.disk.manifest import EncoderRecord, Manifest, check_files
+from evergram.lineage.pair_history import FILE as PAIRS
+from evergram.lineage.pair_history import read_trained_pairs
+from evergram.lineage.publish_statistics import Moments
+from evergram.vector_files.parquet import to_block
+
+
+class Contents:
+    """One published version.
+
+    Args:
+        folder: `versions/<n>`.
+        manifest: what it holds.
+        check_files: for files that may have to be brought from elsewhere first.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        check_files: Callable[[Path, Mapping[str, str]], None] = check_files,
+    ) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._check_files = check_files
+
+    def check(self) -> None:
+        """Raises: IntegrityError: a file is missing or is not what was published."""
+        self._check_files(self.folder, self.manifest.files)
+
+    def metrics(self) -> dict[str, Any]:
+        path = self._checked("metrics.json")
+        with _understood(path):
+            found = json.loads(path.read_text())
+            if not are_metrics(found):
+                raise TypeError("its metrics or its probes are of another form")
+        return dict(found)
+
+    def transform(self, old_dim: int) -> Transform:
+        """B_k, into a space of `old_dim`."""
+        record, dim = self.manifest.transform, self.manifest.dim
+        assert record is not None
+        path = self._checked("transform.safetensors")
+        try:
+            transform = build_transform(record.kind, old_dim, dim, record.options)
+            transform.load_state_dict(load_tensors(path))
+        except (ShapeError, RuntimeError) as error:
+            raise IntegrityError(
+                f"{path} does not lead from version {self.manifest.version} (dim {dim}) to the "
+                f"version before (dim {old_dim}): {error}"
+            ) from error
+        for name, value in transform.state_dict().items():
+            if not bool(value.isfinite().all()):
+                raise IntegrityError(f"{path}: tensor {name!r} has a NaN or an infinity.")
+        return transform.requires_grad_(False).eval()
+
+    def error(self, old_dim: int) -> StepError | None:
+        """Σ_k, where it was published, of what B_k leaves in a space of `old_dim`."""
+        if "error.safetensors" not in self.manifest.files:
+            return None
+        shapes = {"sigma": (old_dim, old_dim), "objects": (), "power": ()}
+        tensors = self._tensors("error.safetensors", shapes)
+        with _understood(self.folder / "error.safetensors"):
+            return StepError(tensors["sigma"], int(tensors["objects"]), float(tensors["power"]))
+
+    def forward(self, old_dim: int) -> tuple[Tensor, Tensor] | None:
+        """F_k: the matrix [D_k, D_{k-1}] and the offset [D_k], float64, where it was published."""
+        if "forward.safetensors" not in self.manifest.files:
+            return None
+        dim = self.manifest.dim
+        shapes = {"weight": (dim, old_dim), "offset": (dim,)}
+        tensors = self._tensors("forward.safetensors", shapes)
+        return tensors["weight"], tensors["offset"]
+
+    def trained_pairs(self) -> TrainedPairs | None:
+        """The training pairs that no earlier version had; None where they were not recorded."""
+        if PAIRS not in self.manifest.files:
+            return None
+        path = self._checked(PAIRS)
+        with _understood(path):
+            return read_trained_pairs(path)
+
+    def moments(self) -> dict[str, Moments]:
+        """By side: how many vectors, their mean [D] and second moments [D, D], float64."""
+        if "moments.safetensors" not in self.manifest.files:
+            return {}
+        dim = self.manifest.dim
+        shapes: dict[str, tuple[int, ...]] = {}
+        for side in self.manifest.embeddings:
+            shapes |= {f"{side}.count": (), f"{side}.mean": (dim,), f"{side}.second": (dim, dim)}
+        tensors = self._tensors("moments.safetensors", shapes)
+        found = {}
+        with _understood(self.folder / "moments.safetensors"):
+            for side in sorted(self.manifest.embeddings):
+                count, mean, second = (tensors[f"{side}.{x}"] for x in ("count", "mean", "second"))
+                found[side] = int(count), mean, second
+        return found
+
+    def canaries(self) -> dict[str, Block]:
+        """For each side, ids (as strings) and vectors [n, D] as they were at publication."""
+        path = self._checked("canary.parquet")
+        with _understood(path):
+            table = pq.read_table(path)
+            sides = table["side"].combine_chunks()
+            found = {}
+            for side in pc.unique(sides).to_pylist():
+                ids, vectors = to_block(table.filter(pc.equal(sides, side)), path)
+                found[str(side)] = ids.cast(pa.string()), vectors
+                if vectors.shape != (len(ids), self.manifest.dim):
+                    raise ValueError(f"its vectors are {list(vectors.shape)}")
+        return found
+
+    def encoder(self) -> tuple[EncoderRecord, dict[str, Tensor], dict[str, Vocabulary]]:
+        """How to build the encoder, its tensors, and its vocabularies."""
+        record = self.manifest.encoder
+        assert record is not None
+        state = load_tensors(self._checked("encoder.safetensors"))
+        path = self._checked("vocabularies.parquet")
+        with _understood(path):
+            table = pq.read_table(path)
+            names, keys = table["vocabulary"].combine_chunks(), table["key"].combine_chunks()
+            vocabularies = {}
+            for name, kind in record.vocabularies.items():
+                mine = keys.filter(pc.equal(names, name))
+                vocabularies[name] = Vocabulary(mine.cast(pa.type_for_alias(kind)))
+        return record, state, vocabularies
+
+    def _tensors(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """The tensors of a file as float64, those of `shapes` among them.
+
+        Raises: IntegrityError: one is not there, or is not of its shape.
+        """
+        path = self._checked(name)
+        tensors = {key: tensor.double() for key, tensor in load_tensors(path).items()}
+        for key, shape in shapes.items():
+            if key not in tensors or tuple(tensors[key].shape) != shape:
+                has = list(tensors[key].shape) if key in tensors else "none"
+                raise IntegrityError(
+                    f"{path} needs a tensor {key!r} of shape {list(shape)} and has {has}; restore "
+                    "it from a copy of the lineage."
+                )
+        return tensors
+
+    def _checked(self, name: str) -> Path:
+        files = self.manifest.files
+        if name not in files:
+            raise IntegrityError(
+                f"The manifest of version {self.manifest.version} does not list {name}."
+            )
+        self._check_files(self.folder, {name: files[name]})
+        return self.folder / name
+
+
+@contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    """Raises: IntegrityError: what is done with the file fails, as it does not hold what it should;
+    whoever made it knew how to hash it."""
+    try:
+        yield
+    except EvergramError:
+        raise
+    except (
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        pa.ArrowException,
+    ) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        raise IntegrityError(
+            f"{path} does not hold what a version of a lineage does ({why}); restore it from a "
+            "copy of the lineage."
+        ) from error

@@ -1,0 +1,212 @@
+"""How a version's backward transform comes to be: with its model, afterwards, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight
+from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
+from evergram.compatibility.chain import Chain
+from evergram.compatibility.closed_form_fit import fit_closed_form
+from evergram.compatibility.gradient_fit import fit_by_gradient
+from evergram.compatibility.second_moments import SecondMoments
+from evergram.compatibility.transforms import Transform, build_transform
+from evergram.data.corpus import Corpus
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.features import SIDES
+from evergram.errors import DataError
+from evergram.lineage.unseen_objects import id_hash
+from evergram.releasing.past_version_report import held_out_rows, known_vectors
+from evergram.training.joint import Alignment, AlignmentSettings
+from evergram.training.recipe import Recipe
+
+# One in so many objects chooses the ridge of a closed form.
+FOR_RIDGE = 10
+# With fewer objects in common the overlap is small: half of them are fitted to, and the other half
+# must be enough to measure the error on.
+LEAST_COMMON = 2 * LEAST_OBJECTS
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What a version has in common with the version before it.
+
+    Args:
+        common: objects of this version's data that the version before can embed.
+        fitted: of these, how many alignment is fitted to.
+        held_out: how many its error is measured on.
+        held_out_share: the objects whose id hashes below this share of 2³² are never fitted to; 1
+            where nothing is fitted.
+    """
+
+    common: int
+    fitted: int
+    held_out: int
+    held_out_share: float
+
+    @property
+    def small(self) -> bool:
+        return self.held_out < LEAST_OBJECTS
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "small": self.small}
+
+    def refuse_small(self, version: int, before: int, *, allow_small: bool) -> None:
+        """Raises: DataError: nothing is in common to fit to, or too little to measure the error on.
+
+        Args:
+            version, before: what to call the two versions.
+        """
+        fits = self.held_out_share < 1
+        said = f"Version {version} would have {self.common or 'no'} objects in common with version"
+        if not self.common:
+            raise DataError(
+                f"{said} {before}, so it can neither be aligned to it nor be read as it; give data "
+                "with the same ids, or train a new lineage."
+            )
+        if fits and self.fitted < 2:
+            raise DataError(
+                f"{said} {before}, of which {self.fitted} are not held out, and 2 are needed to "
+                "fit its way back to; give data with more of the same ids, or lower "
+                "upgrade.held_out."
+            )
+        if self.small and not allow_small:
+            raise DataError(
+                f"{said} {before}, and {LEAST_COMMON if fits else LEAST_OBJECTS} are needed to "
+                "know how well it can be read as that one; give data with more of the same ids, "
+                "or publish it without a certificate by --allow-small-overlap."
+            )
+
+
+class WayBack:
+    """B_k of one version, from its start to what is published.
+
+    Args:
+        recipe: `upgrade` says how.
+        chain: of versions 0 to k-1, without withdrawn ones.
+        before: M_{k-1}; it is not changed.
+        corpus: what version k learns from.
+        version: k.
+        new_dim: D_k.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        chain: Chain,
+        before: Encoder,
+        corpus: Corpus,
+        version: int,
+        new_dim: int,
+    ) -> None:
+        self.settings = recipe.upgrade
+        self.seed = recipe.seed + version
+        self.past, self.known = known_vectors(before, corpus)
+        self.held_out, self.aside = _set_aside(corpus, self.known, self.settings.held_out)
+        self.used = {side: self.known[side] & ~self.aside[side] for side in SIDES}
+        self.loss = AlignmentLoss(chain, self.settings.steps)
+        self.transform: Transform = build_transform(
+            self.settings.transform,
+            before.dim,
+            new_dim,
+            self.settings.transform_options,
+            torch.Generator().manual_seed(self.seed),
+        )
+
+    def joint(self) -> Alignment | None:
+        """What trains together with the model, where the recipe wants that."""
+        if self.settings.fit != "joint":
+            return None
+        settings = self.settings
+        chosen = AlignmentSettings(
+            strength=alignment_weight(settings.weight, settings.unit, self.transform.old_dim),
+            rate=settings.transform_rate,
+            objects=settings.objects,
+            rows=settings.rows,
+            seed=self.seed,
+        )
+        weight = {side: self.used[side].float() for side in SIDES}
+        return Alignment(self.transform, self.loss, self.past, weight, chosen)
+
+    def finish(self, new: Mapping[str, Tensor]) -> None:
+        """Fit what is not trained, on the objects that take part, and change nothing from then on.
+
+        Args:
+            new: of each side, z_k [N, D_k].
+        """
+        settings = self.settings
+        pairs = self._objects(new, self.used), self._objects(self.past, self.used)
+        if settings.solver == "closed" and settings.fit != "none":
+            self.transform = self._closed(*pairs)
+        elif settings.fit == "posthoc":
+            fit_by_gradient(
+                self.transform,
+                *pairs,
+                loss=self.loss,
+                rate=settings.transform_rate,
+                epochs=settings.fit_epochs,
+                seed=self.seed,
+            )
+        self.transform.requires_grad_(False).eval()
+
+    @property
+    def overlap(self) -> Overlap:
+        """How much there is to align and to measure."""
+        common, measured = (_count(rows) for rows in (self.known, self._measured))
+        if self.settings.fit == "none":
+            return Overlap(common, 0, measured, 1.0)
+        return Overlap(common, _count(self.used), measured, self.held_out)
+
+    @torch.no_grad()
+    def error(self, new: Mapping[str, Tensor]) -> StepError:
+        """On the objects that alignment never saw: all that are known, where nothing is fitted."""
+        return StepError.of(
+            self.transform(self._objects(new, self._measured)),
+            self._objects(self.past, self._measured),
+        )
+
+    @property
+    def _measured(self) -> dict[str, Tensor]:
+        if self.settings.fit == "none":
+            return self.known
+        return {side: self.known[side] & self.aside[side] for side in SIDES}
+
+    def _closed(self, new: Tensor, past: Tensor) -> Transform:
+        apart = torch.arange(len(new)) % FOR_RIDGE == 0
+        seen, held = (
+            SecondMoments(self.transform.old_dim, self.transform.new_dim) for _ in range(2)
+        )
+        seen.add(past[~apart], new[~apart])
+        held.add(past[apart], new[apart])
+        return fit_closed_form(
+            self.settings.transform, seen, held, self.loss.metric, rank=self.settings.rank
+        ).transform
+
+    def _objects(self, vectors: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([vectors[side][rows[side]] for side in SIDES])
+
+
+def _count(rows: Mapping[str, Tensor]) -> int:
+    return sum(int(mask.sum()) for mask in rows.values())
+
+
+def _set_aside(
+    corpus: Corpus, known: Mapping[str, Tensor], share: float
+) -> tuple[float, dict[str, Tensor]]:
+    """The share to hold out, and the rows of each side that it marks: the share asked for, and more
+    where that would be fewer than `LEAST_OBJECTS` of the known objects, as long as no more than
+    half of them are held out."""
+    aside = held_out_rows(corpus, share)
+    enough = _count({side: known[side] & aside[side] for side in SIDES}) >= LEAST_OBJECTS
+    if enough or _count(known) < LEAST_COMMON:
+        return share, aside
+    sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
+    hashes = torch.cat([id_hash(entities.vocabulary)[known[side]] for side, entities in sides])
+    # Hashes are compared with a share in float32, whose steps here are 256 at most.
+    share = (int(hashes.sort().values[LEAST_OBJECTS - 1]) + 512) / 2**32
+    return share, held_out_rows(corpus, share)

@@ -1,0 +1,171 @@
+"""What teams on version 0 make of each method's versions: consumers fitted once, judged on all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from evergram.data.corpus import Corpus
+from evergram.encoders.features import SIDES
+from evergram.evaluation.consumer_classifiers import (
+    Consumers,
+    Inputs,
+    choose_consumer,
+    fit_consumers,
+)
+from evergram.evaluation.consumer_tasks import ConsumerTask, Examples
+from evergram.evaluation.reports.comparison_report import replace_file
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.past_version_report import known_vectors
+from evergram.training.checkpoint import load_encoder
+from evergram.training.progress import Progress
+from evergram.training.recipe import CompareRecipe
+
+Vectors = Mapping[str, Tensor]
+
+
+class Judge:
+    """Of one seed. Consumers and what they find are files in `folder`, and are not made twice.
+
+    Args:
+        training: of each version k, the corpus at t_k.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: CompareRecipe,
+        tasks: Sequence[ConsumerTask],
+        training: Sequence[Corpus],
+        device: torch.device,
+    ) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.tasks = tasks
+        self.training = training
+        self.device = device
+
+    def judge(self, lineages: Mapping[str, Lineage], progress: Progress) -> dict[str, Any]:
+        """For each lineage by name ("keep-all" is among them): `auc`, by task and version, of
+        each consumer; `error`, mean ‖z̃_0 − z_0‖₂ by version; `known`, the share of entities that
+        M_0 can embed, over which that mean is.
+
+        Source: [BC] §4, metrics 2 and 3.
+        """
+        versions = range(len(self.training))
+        first = load_encoder(lineages["keep-all"], 0)
+        missing = {
+            k: [name for name in lineages if not self._path(name, k).exists()] for k in versions
+        }
+        consumers: dict[str, Consumers] = {}
+        if any(missing.values()):
+            early = [known_vectors(first, self.training[k])[0] for k in (0, 1)]
+            with progress.task("consumers", len(self.tasks)) as bar:
+                for task in self.tasks:
+                    consumers[task.name] = self._consumers(task, early)
+                    bar.advance(1, len(task.training))
+                    bar.describe(task.name)
+        for k, names in missing.items():
+            if not names:
+                continue
+            past, known = known_vectors(first, self.training[k])
+            for name in names:
+                # Keep-All's consumers read M_0 itself.
+                read = past if name == "keep-all" or not k else self._read(lineages[name], k)
+                found = {
+                    "auc": {
+                        task.name: consumers[task.name].auc(*self._on(task.tests[k], read))
+                        for task in self.tasks
+                        if k in task.tests
+                    },
+                    "error": _distance(read, past, known),
+                    "known": float(torch.cat([known[s] for s in SIDES]).float().mean()),
+                }
+                replace_file(self._path(name, k), json.dumps(found).encode())
+        return {name: self._collected(name) for name in lineages}
+
+    def _collected(self, name: str) -> dict[str, Any]:
+        """What the files of one lineage hold, by version."""
+        found = {k: json.loads(self._path(name, k).read_text()) for k in range(len(self.training))}
+        return {
+            "auc": {
+                task.name: {k: found[k]["auc"][task.name] for k in task.tests}
+                for task in self.tasks
+            },
+            "error": {k: f["error"] for k, f in found.items()},
+            "known": {k: f["known"] for k, f in found.items()},
+        }
+
+    def _read(self, lineage: Lineage, k: int) -> Vectors:
+        """z̃_0 of the entities of t_k, by version k and the way back."""
+        new, _ = known_vectors(load_encoder(lineage, k), self.training[k])
+        return {side: lineage.chain.apply(new[side], k, 0) for side in SIDES}
+
+    def _on(self, examples: Examples, vectors: Vectors) -> tuple[Inputs, Tensor]:
+        sides = list(examples.rows)
+        return (
+            Inputs(
+                tuple(vectors[side].to(self.device) for side in sides),
+                tuple(examples.rows[side].to(self.device) for side in sides),
+            ),
+            examples.label.to(self.device),
+        )
+
+    def _consumers(self, task: ConsumerTask, early: Sequence[Vectors]) -> Consumers:
+        """Those of a task, from their file or fitted on M_0's embeddings at t_0 (and t_1)."""
+        path = self.folder / "consumers" / f"{task.name}.safetensors"
+        sets = [self._on(e, early[e.version]) for e in (task.training, task.validation)]
+        loaded = _load(path, sets[0][0].dim)
+        if loaded is not None:
+            return loaded.to(self.device)
+        settings = self.settings
+        hidden, dropout = choose_consumer(
+            sets[0],
+            sets[1],
+            hidden=settings.hidden,
+            dropout=settings.dropout,
+            epochs=settings.epochs,
+        )
+        consumers, reached = fit_consumers(
+            sets[0],
+            sets[1],
+            seeds=range(settings.consumers),
+            hidden=hidden,
+            dropout=dropout,
+            epochs=settings.epochs,
+        )
+        facts = {"hidden": hidden, "dropout": consumers.dropout, "seeds": consumers.seeds}
+        state = {k: v.cpu().contiguous() for k, v in consumers.state_dict().items()}
+        metadata = {"facts": json.dumps({**facts, "validation_auc": reached})}
+        replace_file(path, save(state, metadata=metadata))
+        return consumers
+
+    def _path(self, name: str, k: int) -> Path:
+        return self.folder / "measured" / name / f"{k}.json"
+
+
+def _load(path: Path, dim: int) -> Consumers | None:
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads(file.metadata()["facts"])
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError:
+        return None
+    consumers = Consumers(dim, facts["hidden"], facts["dropout"], facts["seeds"])
+    consumers.load_state_dict(state)
+    return consumers.requires_grad_(False).eval()
+
+
+def _distance(read: Vectors, past: Vectors, known: Vectors) -> float:
+    """Mean ‖z̃_0 − z_0‖₂ over the entities that M_0 can embed, of both sides together."""
+    rows = [(read[side][known[side]], past[side][known[side]]) for side in SIDES]
+    return float(torch.cat([(new - old).norm(dim=1) for new, old in rows]).double().mean())

@@ -1,0 +1,143 @@
+"""The whole story on one corpus: version 0, upgrades, and a consumer who never changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Corpus, Vocabulary
+from evergram.errors import DataError
+from evergram.evaluation.consumer_classifiers import Consumers, Inputs, fit_consumers
+from evergram.evaluation.version_distance import as_dim
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train, upgrade
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.progress import Progress
+from evergram.training.recipe import Recipe
+
+CONSUMERS = 3
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One version: what it is worth, and what it does to who stayed on version 0.
+
+    Args:
+        metrics: `model`, `popularity` and, for an upgrade, `alone`.
+        consumer_chain, consumer_raw: the version-0 consumer's AUC on this version's embeddings,
+            through the chain, and given to it as they are.
+        drift: mean ‖z̃_0 − z_0‖₂ over mean ‖z_0‖₂, on objects that alignment never saw.
+    """
+
+    version: int
+    dim: int
+    metrics: dict[str, dict[str, float]]
+    consumer_chain: float
+    consumer_raw: float
+    drift: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "dim": self.dim,
+            "metrics": self.metrics,
+            "consumer": {"auc_chain": self.consumer_chain, "auc_raw": self.consumer_raw},
+            "drift_relative": self.drift,
+        }
+
+
+def demo_recipe(data: Path | None, overrides: list[str]) -> Recipe:
+    """The recipe of the synthetic story, or of MovieLens at `data`."""
+    values: dict[str, Any] = {
+        "name": "demo",
+        "data": {"kind": "synthetic"},
+        "split": {"kind": "time", "versions": [0.5, 0.6, 0.7, 0.8]},
+        "model": {"kind": "factorization", "dim": [32, 40, 48, 56]},
+        "task": {"penalty": 10.0, "l2": 0.1},
+        "training": {"batch_size": 1024, "table_rate": 0.05},
+    }
+    if data is not None:
+        values["data"] = {"kind": "movielens", "path": str(data.resolve())}
+        values["split"]["versions"] = [0.6, 0.7, 0.8, 0.9]
+        values["task"], values["training"] = {}, {}
+    return Recipe.of(values, overrides)
+
+
+def tell(
+    recipe: Recipe, lineage: Lineage, *, device: str = "auto", progress: Progress
+) -> list[Chapter]:
+    """Train, publish and upgrade through all of `split.versions`.
+
+    The consumer classifies candidates: is the mean rating above the median? It learns on version
+    0's embeddings of half of them and is tested on the other half, ever after.
+
+    Raises: DataError: the corpus has no ratings, or too few candidates with five of them.
+    """
+    corpus = load_corpus(recipe)
+    ids, label = rated_above_median(split_for(recipe, corpus, 0).training)
+    chapters: list[Chapter] = []
+    consumers: Consumers | None = None
+    half = torch.randperm(len(ids), generator=torch.Generator().manual_seed(recipe.seed))
+    learn, test = half[: len(ids) // 2], half[len(ids) // 2 :]
+    for version in range(len(recipe.split.versions)):
+        if version == 0:
+            artefact = train(recipe, corpus, device=device, progress=progress)
+        else:
+            artefact = upgrade(recipe, lineage, corpus, device=device, progress=progress)
+        lineage.publish(artefact)
+        vectors = _of(artefact, ids)
+        if consumers is None:
+            seeds = range(recipe.seed, recipe.seed + CONSUMERS)
+            used, held = _a_third_aside(label[learn])
+            parts = [(Inputs.of(vectors[learn[r]]), label[learn[r]]) for r in (used, held)]
+            consumers, _ = fit_consumers(parts[0], parts[1], seeds=seeds)
+        view = lineage.view(0)
+        chain = _auc(consumers, view.transform(vectors)[test], label[test])
+        raw = _auc(consumers, as_dim(vectors, view.dim)[test], label[test])
+        found = artefact.metrics
+        drift = found["compatibility"]["0"]["drift"]["held_out"]["relative"] if version else 0.0
+        chapters.append(Chapter(version, artefact.dim, found["metrics"], chain, raw, drift))
+    return chapters
+
+
+def rated_above_median(corpus: Corpus, minimum: int = 5) -> tuple[pa.Array, Tensor]:
+    """Candidates with at least `minimum` ratings: ids [N], and whether the mean of each is above
+    the median of the means, bool [N]. [BC] §5, task 3.
+
+    Raises: DataError: no ratings, or fewer than 20 such candidates.
+    """
+    count = corpus.counts("candidate")
+    total = torch.zeros(len(count)).index_add_(
+        0, corpus.column("candidate"), corpus.column("value")
+    )
+    rows = torch.nonzero(count >= minimum).flatten()
+    if len(rows) < 20:
+        raise DataError(
+            f"Only {len(rows)} candidates have {minimum} ratings; the consumer needs 20 or more."
+        )
+    mean = total[rows] / count[rows]
+    return corpus.candidates.vocabulary.keys.take(pa.array(rows.numpy())), mean > mean.median()
+
+
+def _of(artefact: Artefact, ids: pa.Array) -> Tensor:
+    known, vectors = artefact.block("candidate")
+    return vectors[Vocabulary(known).rows(ids)]
+
+
+def _a_third_aside(label: Tensor) -> tuple[Tensor, Tensor]:
+    """Places to learn from and places that stop it early; each class gives a third."""
+    held = torch.zeros(len(label), dtype=torch.bool)
+    for kind in (label, ~label):
+        held[torch.nonzero(kind).flatten()[::3]] = True
+    return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
+
+
+def _auc(consumers: Consumers, vectors: Tensor, label: Tensor) -> float:
+    found = consumers.auc(Inputs.of(vectors), label)
+    return sum(found) / len(found)

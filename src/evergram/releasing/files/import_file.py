@@ -1,0 +1,60 @@
+"""Embeddings of a model that is not ours, as the first version of a lineage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from evergram.errors import DataError, LineageError
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.files.align import Settings, first_version
+from evergram.releasing.files.pair_split import canary_rows, id_hashes, pair_groups
+from evergram.training.progress import Progress
+from evergram.vector_files.open_embeddings import EmbeddingFile
+from evergram.vector_files.pairing import refuse_repeats
+
+QUIET = Progress(quiet=True)
+
+
+def import_embeddings(
+    file: EmbeddingFile, lineage: Lineage, *, progress: Progress = QUIET
+) -> dict[str, Any]:
+    """Publish `file` as version 0 of a lineage without versions. `align` adds the next.
+
+    Its canaries are those that `align` holds out by default, so that it never fits to them.
+
+    Returns: JSON of what was published.
+    Raises: LineageError: the lineage has versions already. DataError: an id is there twice, or a
+        vector cannot be used.
+    """
+    if lineage.versions:
+        raise LineageError(
+            f"{lineage} has versions already; 'evergram align' adds one, with its way back."
+        )
+    ids = file.ids()
+    refuse_repeats(file, ids)
+    hashes = id_hashes(ids)
+    held = pair_groups(hashes, Settings().held_out).held
+    kept = canary_rows(ids, hashes, held).sort().values
+    vectors = torch.empty(len(kept), file.dim)
+    start = done = 0
+    with progress.task("canaries", file.rows) as bar:
+        for _, block in file.blocks():
+            stop = done + int(torch.searchsorted(kept[done:], start + len(block)))
+            vectors[done:stop] = block[kept[done:stop] - start].float()
+            start, done = start + len(block), stop
+            bar.advance(len(block), len(block))
+    if start != len(ids):
+        raise DataError(f"{file.path} changed while it was read; import it again.")
+    canaries = ids.take(pa.array(kept.numpy())).cast(pa.string()), vectors
+    number = lineage.publish(
+        first_version(file, canaries, {"import": {"file": str(file.path), "has_ids": file.has_ids}})
+    )
+    return {
+        "version": number,
+        "rows": file.rows,
+        "dim": file.dim,
+        "fingerprint": lineage.manifest(number).fingerprint,
+    }

@@ -1,0 +1,105 @@
+"""Which objects of two files are fitted to, measured on, looked up and kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from evergram.compatibility.certificate import LEAST_OBJECTS
+from evergram.compatibility.closed_form_fit import pairs_needed
+from evergram.data.corpus import Vocabulary
+from evergram.errors import DataError
+from evergram.lineage.unseen_objects import id_hash
+from evergram.training.checkpoint import CANARIES
+
+# What the neighbours are looked up for, and among.
+QUERIES, CATALOGUE = 1000, 20_000
+# Of the pairs that are not held out, the share on which the ridge is chosen.
+CHOOSING = 0.1
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows of a pairing, each bool [N]: `seen` is fitted to, on `chosen` the ridge is chosen (and
+    they are then fitted to), `held` is measured on."""
+
+    seen: Tensor
+    chosen: Tensor
+    held: Tensor
+
+
+def id_hashes(ids: pa.Array, size: int = 1 << 20) -> Tensor:
+    """`id_hash` of many ids, a part at a time: Python's strings are large."""
+    parts = range(0, len(ids), size)
+    return torch.cat([id_hash(Vocabulary(ids.slice(start, size))) for start in parts])
+
+
+def pair_groups(hashes: Tensor, share: float) -> Groups:
+    """By the hash of the id alone: the same objects in every version, on every machine."""
+    held = hashes < share * 2**32
+    chosen = ~held & (hashes < (share + (1 - share) * CHOOSING) * 2**32)
+    return Groups(~held & ~chosen, chosen, held)
+
+
+def refuse_few(
+    groups: Groups, dims: tuple[int, int], kind: str, rank: int, *, allow_small: bool = False
+) -> bool:
+    """Refuse too few pairs to fit a transform, or to measure its error on.
+
+    Args:
+        dims: old and new.
+        allow_small: go on with few; nothing can be done with next to none.
+    Returns: whether they are too few, and were allowed.
+    Raises: DataError: with what could be done.
+    """
+    held, fitted = int(groups.held.sum()), int((~groups.held).sum())
+    needed = pairs_needed(kind, *dims, rank)
+    if fitted >= needed and held >= LEAST_OBJECTS and bool(groups.chosen.any()):
+        return False
+    some = all(bool(rows.any()) for rows in (groups.held, groups.chosen, groups.seen))
+    if some and allow_small:
+        return True
+    option = ", or go on with so few by --allow-small-overlap" if some else ""
+    if fitted < needed:
+        raise DataError(
+            f"{fitted} common objects are there to fit to ({held} more are held out), and a "
+            f"{kind} transform from {dims[1]} to {dims[0]} dims needs {needed}; "
+            f"give files with more objects in common{_instead(fitted, dims)}{option}."
+        )
+    raise DataError(
+        f"Only {held} of {held + fitted} common objects are held out to measure on, and "
+        f"{LEAST_OBJECTS} are needed; raise --held-out{option}."
+    )
+
+
+def _instead(fitted: int, dims: tuple[int, int]) -> str:
+    """Which other transform so many pairs would do for."""
+    ranks = [r for r in range(1, min(dims)) if pairs_needed("low_rank", *dims, r) <= fitted]
+    advice = [f"--transform low_rank --rank {ranks[-1]}"] if ranks else []
+    advice += ["--transform orthogonal"] if pairs_needed("orthogonal", *dims) <= fitted else []
+    return f", or use {' or '.join(advice)}" if advice else ""
+
+
+def sampled_rows(hashes: Tensor, held: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Held-out rows to look up, and rows of others, held out or not, to look among."""
+    order = torch.argsort(hashes, stable=True)
+    queries = order[held[order]][:QUERIES]
+    drawn = torch.randperm(len(hashes), generator=torch.Generator().manual_seed(seed))
+    return queries, drawn[~torch.isin(drawn, queries)][:CATALOGUE]
+
+
+def canary_rows(
+    ids: pa.Array, hashes: Tensor, held: Tensor, past: pa.Array | None = None
+) -> Tensor:
+    """Held-out rows whose vectors are kept for ever: past canaries first, then by hash."""
+    order = torch.argsort(hashes, stable=True)
+    order = order[held[order]]
+    if past is not None:
+        rows = Vocabulary(ids.cast(pa.string())).rows(past)
+        rows = rows[rows >= 0]
+        rows = rows[held[rows]]
+        order = torch.cat([rows, order[~torch.isin(order, rows)]])
+    return order[:CANARIES]

@@ -1,0 +1,146 @@
+"""The file that a new one is aligned to: found, and checked before anything is read of it."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.errors import DataError, LineageError
+from evergram.lineage.lineage import Lineage
+from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
+from evergram.vector_files.pairing import Pairing
+from evergram.vector_files.prefetch import ahead
+
+# The one side of a lineage that is made of files.
+SIDE = "object"
+# Two vectors are the same if they differ by no more than this share of their length.
+SAME = 1e-5
+# An id that may be the number of a row.
+NUMBER = re.compile(r"0|[1-9][0-9]*")
+
+
+def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage) -> EmbeddingFile:
+    """Return the file of old vectors, which are those of the newest version where there is one.
+
+    Args:
+        old: a file, or the number of the newest version, whose stored vectors are then read.
+        new: what is to be aligned to them.
+    Raises: LineageError: the old vectors are others than the newest version's, or the new ones are
+        of a version there is already. DataError: only one of the files has ids.
+    """
+    _refuse_known(new, lineage)
+    found = _past_file(old, lineage)
+    if lineage.versions and not isinstance(old, int):
+        _refuse_another(found, lineage)
+    advice = _by_option("--old-ids", found)
+    if isinstance(old, int):
+        advice = "begin a lineage whose ids are given: 'evergram import FILE --ids IDS'"
+    _refuse_row_numbers(found, new, advice)
+    _refuse_row_numbers(new, found, _by_option("--new-ids", new))
+    return found
+
+
+def _past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
+    """Return the file of old vectors; where a version was given, that of its stored ones.
+
+    Raises: LineageError: the vectors of that version are not stored, or it was trained.
+    """
+    if not isinstance(old, int):
+        return old
+    if not lineage.versions or old != lineage.newest:
+        has = f"its newest is {lineage.newest}" if lineage.versions else "it has none yet"
+        raise LineageError(
+            f"The vectors of version {old} are not stored in {lineage} ({has}); give the "
+            "newest version's number, or the file of its vectors."
+        )
+    return _stored(lineage)
+
+
+def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
+    """Raises: LineageError: the new vectors say that they are of a version there is already."""
+    known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
+    if known is not None:
+        raise LineageError(
+            f"{new.path} holds vectors of version {known} of {lineage}, as its fingerprint "
+            "says, and cannot be a new version; give the new model's vectors."
+        )
+
+
+def _refuse_another(old: EmbeddingFile, lineage: Lineage) -> None:
+    """Raises: LineageError: the newest version's vectors are not those of `old`."""
+    lineage.refuse_other(old.fingerprint, lineage.newest, str(old.path))
+    stored = _stored(lineage)
+    what = f"{old.path} is not what version {lineage.newest} of {lineage} is"
+    advice = f"give {lineage.newest} in its place to go on from the stored vectors"
+    if stored.dim != old.dim:
+        raise LineageError(f"{what}: its dim is {old.dim}, not {stored.dim}; {advice}.")
+    _refuse_row_numbers(old, stored, _by_option("--old-ids", old))
+    pairing = Pairing(stored, old)
+    start = 0
+    for ours, theirs in ahead(pairing.blocks()):
+        far = (ours - theirs).norm(dim=1) > SAME * ours.norm(dim=1)
+        if bool(far.any()):
+            id_ = pairing.ids[start + int(far.nonzero()[0])].as_py()
+            raise LineageError(f"{what}: the vector of id {id_!r} is another; {advice}.")
+        start += len(ours)
+
+
+def _refuse_row_numbers(file: EmbeddingFile, other: EmbeddingFile, advice: str) -> None:
+    """Raises: DataError: `file` has no ids, and those of `other` are not the numbers of its rows:
+    paired by the numbers of their rows, they would be other objects."""
+    if file.has_ids or _are_row_numbers(other):
+        return
+    raise DataError(
+        f"{file.path} has no ids, and {other.path} has ids of its own, such as "
+        f"{other.ids()[0].as_py()!r}: the number of a row does not say which object it is; "
+        f"{advice}."
+    )
+
+
+def _by_option(option: str, file: EmbeddingFile) -> str:
+    return f"name the ids of {file.path} by {option} FILE, one a line"
+
+
+def _are_row_numbers(file: EmbeddingFile) -> bool:
+    """Whether the ids are 0, 1, 2, … in order: none were given, or it makes no difference."""
+    if not file.has_ids:
+        return True
+    ids = file.ids().cast(pa.string())
+    numbers = pa.array(range(len(ids))).cast(pa.string())
+    return bool(pc.all(pc.equal(ids, numbers)).as_py())
+
+
+def refuse_unnamed_rows(file: EmbeddingFile, lineage: Lineage, version: int) -> None:
+    """Raises: DataError: `file` has no ids, and the version that it is said to be of has others
+    than the numbers of rows."""
+    if file.has_ids:
+        return
+    foreign = [
+        [i for i in ids.to_pylist() if not (NUMBER.fullmatch(i) and int(i) < file.rows)]
+        for ids, _ in lineage.canaries(version).values()
+    ]
+    if foreign and all(foreign):
+        raise DataError(
+            f"{file.path} has no ids, and version {version} of {lineage} has ids of its own, such "
+            f"as {foreign[0][0]!r}: the number of a row does not say which object it is; "
+            f"name the ids of {file.path} by --ids FILE, one a line, or write an .npy, which has "
+            "none either."
+        )
+
+
+def _stored(lineage: Lineage) -> EmbeddingFile:
+    """The file of the newest version's vectors."""
+    newest = lineage.manifest(lineage.newest)
+    sides = list(newest.embeddings)
+    if sides != [SIDE]:
+        raise LineageError(
+            f"{lineage} has the sides {' and '.join(sides)}, of a model that was trained; "
+            "a file of vectors can follow another file only. Choose another folder."
+        )
+    found = open_embeddings(lineage.stored(SIDE))
+    # Before this was recorded, ids were taken at their word.
+    settings = newest.recipe.get("align") or newest.recipe.get("import") or {}
+    found.has_ids = bool(settings.get("has_ids", True))
+    return found

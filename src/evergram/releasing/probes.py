@@ -1,0 +1,280 @@
+"""The contract test of embeddings: every consumer's own model, on what it would read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evergram.compatibility.chain import Chain
+from evergram.errors import DataError, DegradationError, EvergramError, LineageError
+from evergram.evaluation.probes.probe_process import Limits, ProbeFiles, ProbeProcess
+from evergram.lineage.artefact import Artefact, Block
+from evergram.lineage.consumers.record import Baseline, Consumer, Probe
+from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.disk.manifest import sha256
+from evergram.lineage.lineage import Lineage
+from evergram.vector_files.open_embeddings import open_embeddings
+
+
+@dataclass(frozen=True)
+class ProbeReading:
+    """What a consumer's model makes of one version.
+
+    Args:
+        consumer: its name.
+        pinned: what it is pinned to, as it is written: "v0", or a label.
+        version: the version that it reads.
+        source: the version that is read as that one.
+        metric: auc, accuracy or rmse.
+        value: None where it could not be measured; `problem` then says why.
+        limit: the least that is good enough, of rmse the most.
+        baseline: what it was when the probe was added.
+        objects, missing: rows of the evaluation file with an embedding, and without one.
+        broken: whether it is past the limit, or nothing is known of it.
+        model_sha256, data_sha256: of the probe's files, which say which probe it was.
+    """
+
+    consumer: str
+    pinned: str
+    version: int
+    source: int
+    metric: str
+    value: float | None
+    limit: float | None
+    baseline: Baseline | None
+    objects: int
+    missing: int
+    broken: bool
+    problem: str | None = None
+    model_sha256: str = ""
+    data_sha256: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        found = asdict(replace(self, baseline=None))
+        baseline = self.baseline.model_dump() if self.baseline else None
+        return {**found, "baseline": baseline, "sentence": self.sentence if self.broken else None}
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong with it."""
+        who = f"The probe of {self.consumer} ({self.pinned})"
+        if self.value is None:
+            return f"{who} could not be run: {self.problem}"
+        limit = "most" if self.metric == "rmse" else "least"
+        return (
+            f"{who} has {self.metric} {self.value:.4f}, where at {limit} {self.limit:g} is needed."
+        )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where embeddings come from: those of the newest version, or of one that is not published."""
+
+    version: int
+    chain: Chain
+    lineage: Lineage
+    artefact: Artefact | None
+
+    @property
+    def sides(self) -> list[str]:
+        if self.artefact is not None:
+            return list(self.artefact.embeddings)
+        return list(self.lineage.manifest(self.version).embeddings)
+
+    def blocks(self, side: str) -> Iterable[Block]:
+        """Raises: DataError: there is no such side."""
+        if side not in self.sides:
+            raise DataError(f"There is no side {side!r}; there is {' and '.join(self.sides)}.")
+        if self.artefact is None:
+            return open_embeddings(self.lineage.stored(side)).blocks()
+        found = self.artefact.embeddings[side]
+        return found() if callable(found) else [found]
+
+
+def run_probes(
+    lineage: Lineage, artefact: Artefact | None = None, names: Sequence[str] | None = None
+) -> list[ProbeReading]:
+    """What every consumer with a probe reads through the chain, at the version it is pinned to.
+
+    Each probe runs in a process of its own, with the limits of `Limits.of_environment`.
+
+    Args:
+        artefact: a version that is about to be published; None for the newest that is.
+        names: of some consumers alone.
+    Raises: LineageError: one of the names is no consumer, or the lineage cannot be read. DataError:
+        a limit is no number.
+    """
+    limits = Limits.of_environment()
+    consumers = Consumers.open(lineage.address)
+    chosen = consumers.list() if names is None else [consumers.get(name) for name in names]
+    probed = [c for c in chosen if c.probe is not None]
+    if not probed:
+        return []
+    source = _source(lineage, artefact)
+    return [_reading(consumers, consumer, source, limits) for consumer in probed]
+
+
+def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
+    """A probe that is about to be added, with what it says of the newest version as its baseline,
+    and the hashes of the files that said it.
+
+    Args:
+        probe: with the paths of its files as they are now.
+    Raises: DataError: its files cannot be used, or no object of its data has an embedding.
+        UnknownVersionError: there is no version `pinned`.
+    """
+    source = _source(lineage, None)
+    version = lineage.resolve(pinned)
+    files = _hashed(Path(probe.model), Path(probe.data))
+    value, objects, _ = _measure(files, probe, version, source, Limits.of_environment())
+    return probe.model_copy(
+        update={
+            "baseline": Baseline(version=source.version, value=value, objects=objects),
+            "model_sha256": files.model_sha256,
+            "data_sha256": files.data_sha256,
+        }
+    )
+
+
+def default_side(lineage: Lineage) -> str:
+    """ "candidate", or the only side that there is."""
+    sides = list(lineage.manifest(lineage.newest).embeddings)
+    return "candidate" if "candidate" in sides or len(sides) != 1 else sides[0]
+
+
+def with_probes(artefact: Artefact, lineage: Lineage) -> tuple[Artefact, list[ProbeReading]]:
+    """The version with what all probes say of it among its metrics, as "probes"."""
+    readings = run_probes(lineage, artefact)
+    metrics = {**artefact.metrics, "probes": [r.as_json() for r in readings]}
+    return replace(artefact, metrics=metrics), readings
+
+
+def refuse_broken(readings: Iterable[ProbeReading]) -> None:
+    """Raises: DegradationError: a probe is past its limit, or could not be run."""
+    broken = [r.sentence.rstrip(".") for r in readings if r.broken]
+    if broken:
+        raise DegradationError(
+            f"The new version was not published: {'; '.join(broken)}. Without --strict-probes it "
+            "is published all the same; else change what is upgraded to, or the limit with the "
+            "consumer."
+        )
+
+
+def _source(lineage: Lineage, artefact: Artefact | None) -> _Source:
+    if artefact is None:
+        return _Source(lineage.newest, lineage.chain, lineage, None)
+    if artefact.transform is None:
+        raise LineageError("A version without a way back has no consumers before it.")
+    chain = lineage.chain.extended(artefact.transform)
+    return _Source(chain.newest, chain, lineage, artefact)
+
+
+def _hashed(model: Path, data: Path) -> ProbeFiles:
+    """Raises: DataError: one of the files is not there."""
+    for path in (model, data):
+        if not path.is_file():
+            raise DataError(f"{path} is not there, or is no file.")
+    return ProbeFiles(model, sha256(model), data, sha256(data))
+
+
+def _reading(
+    consumers: Consumers, consumer: Consumer, source: _Source, limits: Limits
+) -> ProbeReading:
+    probe = consumer.probe
+    assert probe is not None
+    limit = probe.max if probe.metric == "rmse" else probe.min
+    version, value, objects, missing, problem = source.version, None, 0, 0, None
+    try:
+        if consumer.pinned != "newest":
+            version = source.lineage.resolve(consumer.pinned)
+        model, data = consumers.probe_files(probe)
+        files = ProbeFiles(model, probe.model_sha256, data, probe.data_sha256)
+        value, objects, missing = _measure(files, probe, version, source, limits)
+    except EvergramError as error:
+        # One consumer's probe does not keep the others from being run.
+        problem = str(error)
+    past = value is not None and limit is not None and _worse(probe.metric, value, limit)
+    return ProbeReading(
+        consumer=consumer.name,
+        pinned=consumer.pinned,
+        version=version,
+        source=source.version,
+        metric=probe.metric,
+        value=value,
+        limit=limit,
+        baseline=probe.baseline,
+        objects=objects,
+        missing=missing,
+        broken=past or value is None,
+        problem=problem,
+        model_sha256=probe.model_sha256,
+        data_sha256=probe.data_sha256,
+    )
+
+
+def _worse(metric: str, value: float, limit: float) -> bool:
+    # What is not a number is worse than any limit.
+    return not (value <= limit if metric == "rmse" else value >= limit)
+
+
+def _measure(
+    files: ProbeFiles, probe: Probe, version: int, source: _Source, limits: Limits
+) -> tuple[float, int, int]:
+    """The metric, and how many rows have an embedding and have none."""
+    with ProbeProcess(files, probe.metric, limits) as process:
+        ids = process.ids()
+        found, vectors = _pick(ids, source.blocks(probe.side))
+        if not len(vectors):
+            raise DataError(f"{files.data}: none of its ids is among the {probe.side} embeddings.")
+        read = source.chain.apply(vectors, source.version, version)
+        value = process.value(found, read.numpy())
+    return value, len(vectors), len(ids) - len(vectors)
+
+
+def _pick(ids: pa.Array, blocks: Iterable[Block]) -> tuple[NDArray[np.bool_], Tensor]:
+    """Which of the N ids (booleans) have a vector, and their vectors, in the order of the ids."""
+    rows: list[Tensor] = []
+    vectors: list[Tensor] = []
+    wanted: pa.Array | None = None
+    for known, block in _blocks(blocks):
+        if wanted is None:
+            wanted = _as_type(ids, known.type)
+            unique = pc.unique(wanted)
+        places = pc.index_in(known, value_set=unique)
+        here = places.is_valid()
+        rows.append(torch.from_numpy(places.drop_null().to_numpy().copy()).long())
+        vectors.append(block[torch.from_numpy(here.to_numpy(zero_copy_only=False).copy())].float())
+    if wanted is None:
+        raise DataError("There are no embeddings to run the probe on.")
+    where = torch.full((len(unique),), -1)
+    where[torch.cat(rows)] = torch.arange(len(torch.cat(rows)))
+    of_each = where[
+        torch.from_numpy(pc.index_in(wanted, value_set=unique).to_numpy().copy()).long()
+    ]
+    found = of_each >= 0
+    return found.numpy(), torch.cat(vectors)[of_each[found]]
+
+
+def _blocks(blocks: Iterable[Block]) -> Iterator[Block]:
+    for ids, vectors in blocks:
+        yield (
+            ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids,
+            vectors.detach().cpu(),
+        )
+
+
+def _as_type(ids: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Ids as the lineage has them. Raises: DataError: a text that is no number."""
+    try:
+        return ids.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"The ids of the evaluation file are not {kind}: {error}.") from error

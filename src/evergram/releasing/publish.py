@@ -1,0 +1,214 @@
+"""The one gate to publication: limits on what is lost, every consumer's probe, then the lineage."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evergram.errors import DegradationError
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.version_warnings import version_warnings
+from evergram.releasing.probes import ProbeReading, refuse_broken, with_probes
+from evergram.training.recipe import Recipe
+
+# A metric over fewer queries is no ground to publish on: of thirty, one query that is found or lost
+# is three percent of what can be reached.
+LEAST_QUERIES = 30
+REFUSED = "The new version was not published: "
+log = logging.getLogger(__name__)
+# Where the model trained alone stands among what a version is measured against.
+ALONE = "alone"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version that went through the gate.
+
+    Args:
+        version: its number.
+        metrics: all that was measured, with what every probe said as "probes".
+        probes: what every probe said.
+        warnings: a sentence on each broken probe, and on each thing that could not be certified.
+    """
+
+    version: int
+    metrics: Mapping[str, Any]
+    probes: Sequence[ProbeReading]
+    warnings: Sequence[str]
+
+
+def publish(
+    lineage: Lineage,
+    artefact: Artefact,
+    *,
+    max_degradation: float | None = None,
+    strict_probes: bool = False,
+    promote: bool = True,
+    warn: Callable[[str], None] = log.warning,
+) -> Published:
+    """Run every consumer's probe on a version, hold it to the limits, and publish it.
+
+    `evergram upgrade` and `evergram align` publish by this function.
+
+    Args:
+        max_degradation: percent of `training.metric` that the model may lose to the same model
+            trained alone, and that a past version may lose when this one is read as it.
+        strict_probes: publish only if no probe is past its limit.
+        promote: as for `Lineage.publish`.
+        warn: is told each of `Published.warnings`; by default Python's log.
+    Raises: DegradationError: a limit is passed, or what it is set on could not be measured; nothing
+        is then published. Others as `Lineage.publish`.
+    """
+    if max_degradation is not None:
+        refuse_degradation(artefact, lineage.readable, max_degradation)
+    readings: list[ProbeReading] = []
+    if lineage.versions:
+        artefact, readings = with_probes(artefact, lineage)
+    if strict_probes:
+        refuse_untried(lineage)
+        refuse_broken(readings)
+    number = lineage.publish(artefact, promote=promote)
+    warnings = [r.sentence for r in readings if r.broken]
+    warnings += [f"Version {number}: {said}" for said in version_warnings(lineage)[number]]
+    for sentence in warnings:
+        warn(sentence)
+    return Published(number, artefact.metrics, readings, warnings)
+
+
+def refuse_unmeasurable(
+    lineage: Lineage, recipe: Recipe, *, max_degradation: float | None, strict_probes: bool
+) -> None:
+    """Say before a long training what is known already: that a limit can never be held to.
+
+    Raises: DegradationError.
+    """
+    if strict_probes:
+        refuse_untried(lineage)
+    if max_degradation is None:
+        return
+    _refuse_no_number(max_degradation)
+    metric = recipe.training.metric
+    if metric not in recipe.metrics:
+        raise DegradationError(REFUSED + _not_measured(metric))
+    if not recipe.upgrade.alone:
+        raise DegradationError(f"{REFUSED}{_NO_ALONE}.")
+
+
+def refuse_untried(lineage: Lineage) -> None:
+    """Raises: DegradationError: no consumer has a probe, so a version can be tried on none."""
+    if all(consumer.probe is None for consumer in Consumers.open(lineage.address).list()):
+        raise DegradationError(
+            f"{REFUSED}no consumer has a probe, so there is nothing that --strict-probes could try "
+            "it on; add one by 'evergram consumer-add' with --probe, or leave the option out."
+        )
+
+
+def degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
+    """Return what a version loses in percent of `metric`, by what: "alone" is what the same model
+    has without alignment, and "0", "1", … what each past version had on what it knew."""
+    return {
+        name: 100 * (was - now) / was
+        for name, (now, was) in _pairs(report, metric).items()
+        if _is_number(now) and _is_number(was) and was > 0
+    }
+
+
+def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) -> None:
+    """Raises: DegradationError: the model, or what a past version is read as, loses more than
+    `limit` percent of `training.metric`; or that could not be measured of one of them.
+
+    Args:
+        past: the versions that must have been measured.
+    """
+    _refuse_no_number(limit)
+    metric = artefact.recipe.get("training", {}).get("metric")
+    if metric is None or not past:
+        raise DegradationError(
+            f"{REFUSED}a limit of degradation was given, and "
+            + ("there is no version before it" if not past else "no model was trained for it")
+            + ", so nothing can be measured; leave the limit out."
+        )
+    report = artefact.metrics
+    if "untested" in report:
+        raise DegradationError(f"{REFUSED}{report['untested']}")
+    if not _is_number(report.get("metrics", {}).get("model", {}).get(metric)):
+        raise DegradationError(REFUSED + _not_measured(metric))
+    unknown = _unmeasured(report, metric, past)
+    if unknown:
+        raise DegradationError(
+            f"{REFUSED}at most {limit:g} % of {metric} may be lost, and that cannot be measured: "
+            f"{'; '.join(unknown)}. Its training is kept: without the limit the same command "
+            "publishes it."
+        )
+    worst = {k: v for k, v in degradation(report, metric).items() if v > limit}
+    if not worst:
+        return
+    losses = ", ".join(
+        f"{value:.2f} % {'to the model trained alone' if name == ALONE else f'as version {name}'}"
+        for name, value in worst.items()
+    )
+    raise DegradationError(
+        f"{REFUSED}it loses {losses} of {metric}, and at most {limit:g} % is allowed. Its training "
+        "is kept: the same command with another --max-degradation goes on from there; or change "
+        "the recipe."
+    )
+
+
+def _pairs(report: Mapping[str, Any], metric: str) -> dict[str, tuple[Any, Any]]:
+    """By what a version is measured against: its own value, and the other's."""
+    found = report["metrics"]
+    pairs = {}
+    if ALONE in found:
+        pairs[ALONE] = found["model"].get(metric), found[ALONE].get(metric)
+    for j, reading in report.get("compatibility", {}).items():
+        ranking = reading["ranking"]
+        pairs[j] = ranking["chain"].get(metric), ranking["past"].get(metric)
+    return pairs
+
+
+def _unmeasured(report: Mapping[str, Any], metric: str, past: Sequence[int]) -> list[str]:
+    """Why the loss to the model trained alone, or to one of the past versions, is not known."""
+    pairs, losses = _pairs(report, metric), degradation(report, metric)
+    readings = report.get("compatibility", {})
+    queries = {ALONE: report.get("data", {}).get("test_queries", 0)}
+    queries |= {j: reading["queries"] for j, reading in readings.items()}
+    reasons = [] if ALONE in pairs else [_NO_ALONE]
+    for name in [*([ALONE] if ALONE in pairs else []), *map(str, past)]:
+        what = "the model trained alone" if name == ALONE else f"version {name}"
+        if name not in pairs:
+            reasons.append(f"reading it as {what} was not measured")
+            continue
+        known = "there are" if name == ALONE else "it knew"
+        if queries[name] < LEAST_QUERIES:
+            reasons.append(
+                f"{what}: {known} {queries[name]} test queries, and {LEAST_QUERIES} are needed"
+            )
+        elif name not in losses:
+            reasons.append(f"{what} had no {metric} above 0, of which something could be lost")
+    return reasons
+
+
+def _refuse_no_number(limit: float) -> None:
+    if not limit >= 0:
+        raise DegradationError(
+            f"The limit of degradation is {limit}; it is a percentage, such as 2."
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+_NO_ALONE = "the model was not trained alone (upgrade.alone is false)"
+
+
+def _not_measured(metric: str) -> str:
+    return (
+        f"{metric} was not measured, so nothing is known of what it loses; add it to `metrics` in "
+        "the recipe."
+    )

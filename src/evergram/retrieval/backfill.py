@@ -1,0 +1,348 @@
+"""Refreshing a store's older rows to a newer version: worst first, in batches, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from filelock import FileLock, Timeout
+
+from evergram.compatibility.certificate import certify
+from evergram.errors import IntegrityError, LineageError
+from evergram.lineage.disk.atomic import file_mode, make_folder, write_text
+from evergram.lineage.disk.path_check import check_tree
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.backfill_journal import (
+    journal_rows,
+    not_in_journals,
+    read_order,
+    write_journal,
+    write_table,
+)
+from evergram.retrieval.fill import Progress, fill, space_of
+from evergram.retrieval.store_check import check_store
+from evergram.retrieval.version_maps import Ways
+from evergram.stores.open_store import open_store
+from evergram.stores.store import ID_TYPES, Floats, Rows, Store
+
+BATCH = 10_000
+# The error of a row of a withdrawn version, before all others.
+UNREADABLE = 1e9
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a backfill stands.
+
+    Args:
+        state: "planned", "under way", "applied" or "rolled back".
+        target: the version that rows are refreshed to.
+        rows: rows to refresh; refreshed: of these, how many are.
+        without: older rows for which the version has no embedding; they stay as they are.
+        remaining: mean predicted error of rows that wait, over that of all rows to refresh.
+        held: rows of the store by version, as it is now.
+    """
+
+    state: str
+    side: str
+    store: str
+    target: int
+    rows: int
+    refreshed: int
+    without: int
+    remaining: float
+    held: dict[int, int]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Backfill:
+    """One store of a side, on its way to production's version.
+
+    Killed at any moment, `apply` goes on where it was: a batch's old rows are kept in a file before
+    the new ones are written, and writing a batch again changes nothing. Until `rollback` or
+    the next plan these files are kept, so that every row can be put back.
+
+    Raises: IntegrityError: the store was filled from another lineage, or with another side.
+    """
+
+    def __init__(self, lineage: Lineage, store: Store, side: str) -> None:
+        check_store(lineage, store, side, withdrawn=True)
+        self.lineage, self.store, self.side = lineage, store, side
+        key = hashlib.sha256(store.place.encode()).hexdigest()[:12]
+        self.folder = lineage.path / "backfills" / f"{side}-{key}"
+        check_tree(lineage.path, self.folder)
+        self._mode = file_mode(lineage.path)
+
+    def plan(self, batch: int = BATCH) -> Status:
+        """Look at all rows and write down which to refresh, the largest predicted error first.
+
+        Raises: LineageError: another backfill of this store is under way.
+        """
+        with self._locked():
+            if self._plan_path.exists() and self._progress()["state"] == "under way":
+                raise LineageError(
+                    f"A backfill of {self.store.address} is under way; finish it by 'apply', or "
+                    "undo it by 'rollback', before another is planned."
+                )
+            shutil.rmtree(self.folder, ignore_errors=True)
+            for folder in (self.folder, self.folder / "journal"):
+                make_folder(folder, self._mode)
+            target = self.lineage.production
+            source = open_store(str(self.folder / "source"), create=_name_of(self.store.id_type))
+            with source:
+                fill(self.lineage, source, self.side, target)
+                ids, errors, without = self._look(source, target)
+            order = np.argsort(-errors, kind="stable")
+            table = pa.table({"id": ids.take(pa.array(order)), "error": errors[order]})
+            write_table(self.folder / "order.sealed", table, self._mode)
+            facts = {
+                "side": self.side,
+                "store": self.store.address,
+                "target": target,
+                "fingerprint": self.lineage.manifest(target).fingerprint,
+                "batch": batch,
+                "rows": len(ids),
+                "without": without,
+            }
+            self._say("planned", 0)
+            write_text(self._plan_path, json.dumps(facts, indent=2), self._mode)
+        return self.status()
+
+    def apply(self, rows: int | None = None, progress: Progress | None = None) -> Status:
+        """Refresh rows in the planned order.
+
+        Args:
+            rows: stop after so many more (whole batches); all by default.
+            progress: is told rows done and rows in all.
+        Raises: LineageError: nothing is planned, it was rolled back, or its version was withdrawn.
+        """
+        with self._locked():
+            plan = self._planned()
+            at = self._progress()
+            if at["state"] == "rolled back":
+                raise LineageError("This backfill was rolled back; plan another.")
+            self.lineage.manifest(int(plan["target"]))
+            order = read_order(self.folder / "order.sealed")["id"].combine_chunks()
+            target, batch = int(plan["target"]), int(plan["batch"])
+            self.store.take_side(self.side)
+            space = space_of(self.lineage, target)
+            self.store.add_space(self.store.spaces().get(target, space))
+            done = int(at["done"])
+            last = len(order) if rows is None else min(len(order), done + rows)
+            with open_store(str(self.folder / "source")) as source:
+                while done < last:
+                    ids = order.slice(done, batch)
+                    self._refresh(source, target, ids, self._journal(done))
+                    done += len(ids)
+                    self._say("under way", done)
+                    if progress is not None:
+                        progress(done, len(order))
+            if done == len(order):
+                self._say("applied", done)
+        return self.status()
+
+    def rollback(self, progress: Progress | None = None) -> Status:
+        """Put back every row that was refreshed, but those that were written anew since.
+
+        Raises: LineageError: nothing is planned.
+        """
+        with self._locked():
+            target = int(self._planned()["target"])
+            journals = sorted((self.folder / "journal").glob("*.sealed"), reverse=True)
+            with open_store(str(self.folder / "source")) as source:
+                for i, path in enumerate(journals, start=1):
+                    for old in journal_rows(path):
+                        ours = pc.is_in(old.ids, value_set=self._ours(source, target, old.ids))
+                        mask = ours.to_numpy(zero_copy_only=False)
+                        if mask.any():
+                            back = Rows(old.version, old.ids.filter(ours), old.vectors[mask])
+                            self.store.upsert(back)
+                    if progress is not None:
+                        progress(i, len(journals))
+            self._say("rolled back", 0)
+        return self.status()
+
+    def status(self) -> Status:
+        """Raises: LineageError: nothing is planned."""
+        plan, at = self._planned(), self._progress()
+        errors = read_order(self.folder / "order.sealed")["error"].to_numpy()
+        total = float(errors.sum())
+        done = int(at["done"])
+        return Status(
+            state=str(at["state"]),
+            side=self.side,
+            store=self.store.address,
+            target=int(plan["target"]),
+            rows=int(plan["rows"]),
+            refreshed=done,
+            without=int(plan["without"]),
+            remaining=float(errors[done:].sum()) / total if total else 0.0,
+            held=self.store.count(),
+        )
+
+    def _look(self, source: Store, target: int) -> tuple[pa.Array, npt.NDArray[np.float64], int]:
+        """Ids to refresh, their predicted errors, and how many older rows have no new embedding."""
+        ways = Ways(self.lineage)
+        ids: list[pa.Array] = []
+        errors: list[npt.NDArray[np.float64]] = []
+        without = 0
+        for version in self.store.count():
+            if version == target:
+                continue
+            for rows in self.store.scan(version):
+                found = [r.ids for r in source.fetch(rows.ids)]
+                there = pc.is_in(rows.ids, value_set=_joined(found, self.store.id_type))
+                mask = there.to_numpy(zero_copy_only=False)
+                without += int((~mask).sum())
+                ids.append(rows.ids.filter(there))
+                if version in self.lineage.withdrawn:
+                    errors.append(np.full(int(mask.sum()), UNREADABLE))
+                    continue
+                dim = self.lineage.manifest(version).dim
+                vectors = np.ascontiguousarray(rows.vectors[mask, :dim])
+                errors.append(self._predicted(ways, vectors, version, target))
+        return (
+            _joined(ids, self.store.id_type),
+            np.concatenate(errors) if errors else np.zeros(0),
+            without,
+        )
+
+    def _predicted(
+        self, ways: Ways, vectors: Floats, version: int, target: int
+    ) -> npt.NDArray[np.float64]:
+        """What reading rows [n, D_v] as another version is expected to err by, [n].
+
+        With a forward map F: ‖z − W F z‖, what there and back loses of the row, and beside it the
+        chain's own error by its certificate. Without one a row cannot be read forward at all, and
+        by how much it differs is not known: the certificate alone, so the oldest come first.
+        """
+        known = None
+        if version < target:
+            known = certify(self.lineage.chain, self.lineage.errors, target, version)
+        floor = known.estimate if known is not None else float(abs(target - version))
+        if version > target or self.lineage.forward(version, target) is None:
+            return np.full(len(vectors), floor)
+        there = ways.rows(vectors, version, target)
+        back = ways.rows(np.ascontiguousarray(there), target, version)
+        lost = ((back.astype(np.float64) - vectors) ** 2).sum(axis=1)
+        return np.asarray(np.sqrt(lost + floor**2))
+
+    def _refresh(self, source: Store, target: int, ids: pa.Array, journal: Path) -> None:
+        """One batch: the old rows into the journal, then the new ones into the store."""
+        old = [rows for rows in self.store.fetch(ids) if rows.version != target]
+        if not old:
+            return
+        # After a kill: what was written by hand since is kept too, in a file that comes after.
+        kept = sorted(journal.parent.glob(f"{journal.name}*"))
+        fresh = not_in_journals(old, kept)
+        if fresh:
+            after = f".{len(kept):06d}.sealed" if kept else ""
+            write_journal(journal.with_name(journal.name + after), fresh, self._mode)
+        waiting = _joined([rows.ids for rows in old], self.store.id_type)
+        width = self.store.spaces()[target].dim
+        for rows in source.fetch(waiting):
+            if rows.version == target:
+                self.store.upsert(
+                    Rows(target, rows.ids, np.ascontiguousarray(rows.vectors[:, :width]))
+                )
+
+    def _ours(self, source: Store, target: int, ids: pa.Array) -> pa.Array:
+        """Those of ids whose row is the one that `apply` wrote."""
+        found = pa.array([], self.store.id_type)
+        written = {rows.version: rows for rows in source.fetch(ids)}.get(target)
+        for rows in self.store.fetch(ids):
+            if rows.version != target or written is None:
+                continue
+            places = pc.index_in(rows.ids, value_set=written.ids)
+            known = places.is_valid().to_numpy(zero_copy_only=False)
+            width = rows.vectors.shape[1]
+            same = np.zeros(len(rows), dtype=bool)
+            same[known] = (
+                rows.vectors[known] == written.vectors[places.drop_null().to_numpy(), :width]
+            ).all(axis=1)
+            found = pa.concat_arrays([found, rows.ids.filter(pa.array(same))])
+        return found
+
+    @property
+    def _plan_path(self) -> Path:
+        return self.folder / "plan.json"
+
+    def _journal(self, start: int) -> Path:
+        return self.folder / "journal" / f"{start:012d}.sealed"
+
+    def _say(self, state: str, done: int) -> None:
+        facts = json.dumps({"state": state, "done": done})
+        write_text(self.folder / "progress.json", facts, self._mode)
+
+    def _progress(self) -> dict[str, Any]:
+        return _read_json(self.folder / "progress.json", state=str, done=int)
+
+    def _planned(self) -> dict[str, Any]:
+        if not self._plan_path.exists():
+            raise LineageError(
+                f"No backfill of {self.store.address} is planned; 'evergram backfill plan' makes "
+                "one."
+            )
+        plan = _read_json(
+            self._plan_path, target=int, fingerprint=str, batch=int, rows=int, without=int
+        )
+        target = int(plan["target"])
+        # What was refreshed to a version that was withdrawn since can still be put back.
+        gone = self.lineage.withdrawn.get(target)
+        known = self.lineage.manifest(target) if gone is None else gone
+        if plan["fingerprint"] != known.fingerprint:
+            raise IntegrityError(
+                f"{self._plan_path} was made for another version {plan['target']}; plan again."
+            )
+        return plan
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        make_folder(self.folder.parent, self._mode)
+        try:
+            with FileLock(self.folder.with_name(f".{self.folder.name}.lock"), timeout=0):
+                yield
+        except Timeout:
+            raise LineageError(
+                f"Another process is refreshing {self.store.address}; wait for it."
+            ) from None
+        except OSError as error:
+            raise LineageError(
+                f"{self.folder} cannot be written: {error.strerror or error}; the backfill is as "
+                "it was, and 'apply' goes on from there."
+            ) from error
+
+
+def _name_of(kind: pa.DataType) -> str:
+    return next(name for name, found in ID_TYPES.items() if found == kind)
+
+
+def _joined(parts: list[pa.Array], kind: pa.DataType) -> pa.Array:
+    return pa.concat_arrays(parts) if parts else pa.array([], kind)
+
+
+def _read_json(path: Path, **kinds: type) -> dict[str, Any]:
+    """The facts in a file, those of these kinds among them; no number is negative."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        for name, kind in kinds.items():
+            if type(found[name]) is not kind or (kind is int and found[name] < 0):
+                raise ValueError(f"{name} is {found[name]!r}")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise IntegrityError(
+            f"{path} cannot be read: {error}. Remove {path.parent} and plan again; rows that were "
+            "refreshed stay so."
+        ) from error
+    return found

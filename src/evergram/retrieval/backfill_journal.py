@@ -1,0 +1,109 @@
+"""Files of a backfill: which rows come next, and what rows were before they were refreshed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.errors import IntegrityError
+from evergram.lineage.disk.atomic import OWNER_ALONE, replacing
+from evergram.stores.store import Rows
+
+_HASH = 32
+
+
+def write_table(path: Path, table: pa.Table, mode: int = OWNER_ALONE) -> None:
+    """The SHA-256 of an Arrow file and then the file: beside its place, synced, renamed into it."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    content = sink.getvalue()
+    with replacing(path, mode) as file:
+        file.write(sha256(content).digest())
+        file.write(content)
+
+
+def read_table(path: Path) -> pa.Table:
+    """Nothing is parsed before its hash was compared: damaged Arrow can end the process.
+
+    Raises: IntegrityError: it is missing or damaged.
+    """
+    try:
+        with pa.memory_map(str(path)) as file:
+            whole = file.read_buffer()
+    except OSError as error:
+        raise IntegrityError(f"{path} cannot be read: {error}. Plan again.") from error
+    content = whole[_HASH:]
+    if whole[:_HASH].to_pybytes() != sha256(content).digest():
+        raise IntegrityError(
+            f"{path} is not what was written; no row is taken from it. Rows that were refreshed "
+            "stay so; plan again."
+        )
+    try:
+        table = pa.ipc.open_file(content).read_all()
+        table.validate(full=True)
+    except pa.ArrowException as error:
+        raise IntegrityError(f"{path} is no table of a backfill: {error}. Plan again.") from error
+    return table
+
+
+def read_order(path: Path) -> pa.Table:
+    """The ids to refresh, worst first, and the error that each is predicted to have.
+
+    Raises: IntegrityError: it is missing or damaged.
+    """
+    return _columns(read_table(path), path, "id", "error")
+
+
+def write_journal(path: Path, parts: list[Rows], mode: int = OWNER_ALONE) -> None:
+    """Rows of several versions, whose vectors differ in length."""
+    tables = [
+        pa.table(
+            {
+                "id": rows.ids,
+                "version": pa.array(np.full(len(rows), rows.version), pa.int64()),
+                "vector": pa.array(list(rows.vectors), pa.list_(pa.float32())),
+            }
+        )
+        for rows in parts
+    ]
+    write_table(path, pa.concat_tables(tables), mode)
+
+
+def journal_rows(path: Path) -> Iterator[Rows]:
+    """What `write_journal` wrote, by version. Raises: IntegrityError: it is not that."""
+    table = _columns(read_table(path), path, "id", "version", "vector")
+    versions = table["version"].to_numpy()
+    for version in sorted(set(versions.tolist())):
+        mine = table.filter(pa.array(versions == version))
+        vectors = np.stack([np.asarray(v, dtype=np.float32) for v in mine["vector"].to_numpy()])
+        yield Rows(int(version), mine["id"].combine_chunks(), vectors)
+
+
+def _columns(table: pa.Table, path: Path, *names: str) -> pa.Table:
+    if table.column_names != list(names):
+        raise IntegrityError(f"{path} is no table of a backfill; plan again.")
+    return table
+
+
+def not_in_journals(parts: list[Rows], paths: list[Path]) -> list[Rows]:
+    """Those of the rows that no journal has as they are. Raises: IntegrityError."""
+    for known in (rows for path in paths for rows in journal_rows(path)):
+        parts = [_without(rows, known) for rows in parts]
+    return [rows for rows in parts if len(rows)]
+
+
+def _without(rows: Rows, known: Rows) -> Rows:
+    if rows.version != known.version or not len(rows):
+        return rows
+    places = pc.index_in(rows.ids, value_set=known.ids)
+    new = places.is_null().to_numpy(zero_copy_only=False).copy()
+    there = ~new
+    same = rows.vectors[there] == known.vectors[places.drop_null().to_numpy()]
+    new[there] = ~same.all(axis=1)
+    return Rows(rows.version, rows.ids.filter(pa.array(new)), rows.vectors[new])

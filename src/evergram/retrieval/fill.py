@@ -1,0 +1,226 @@
+"""From a published version to a store: its rows, and the folder of stores that a lineage has."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from evergram.errors import DataError, IntegrityError, LineageError
+from evergram.lineage.disk.atomic import file_mode, make_folder, remove, write_text
+from evergram.lineage.disk.path_check import check_tree
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.store_check import check_store, take_side
+from evergram.retrieval.version_maps import Ways
+from evergram.stores.store import Rows, Space, Store
+from evergram.vector_files.open_embeddings import open_embeddings
+
+Progress = Callable[[int, int], None]
+# Also told the side and the version that it is filled with.
+SideProgress = Callable[[str, int, int, int], None]
+log = logging.getLogger(__name__)
+
+
+def space_of(lineage: Lineage, version: int, *, norms: bool = True) -> Space:
+    """Where a store keeps a version's rows: [z], or with `norms` [z, n_0 … n_v], see `Ways`."""
+    manifest = lineage.manifest(version)
+    width = manifest.dim + (version + 1 if norms else 0)
+    return Space(version, width, manifest.fingerprint)
+
+
+def stored_rows(
+    lineage: Lineage, ways: Ways, space: Space, ids: pa.Array, vectors: np.ndarray
+) -> Rows:
+    """Vectors [n, D] of a version as its space holds them.
+
+    Raises: DataError: one is too long for its squared length to be stored beside it.
+    """
+    dim = lineage.manifest(space.version).dim
+    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+    if space.dim > dim:
+        norms = ways.norms(vectors, space.version)
+        long = np.flatnonzero(~np.isfinite(norms).all(axis=1) & np.isfinite(vectors).all(axis=1))
+        if len(long):
+            raise DataError(
+                f"The vector of id {ids[long[0]].as_py()!r} of version {space.version} is too "
+                "long: its squared length, there or read as a version before, is past float32; "
+                "publish vectors that are scaled down."
+            )
+        vectors = np.concatenate([vectors, norms], axis=1)
+    return Rows(space.version, ids, vectors)
+
+
+def fill(
+    lineage: Lineage,
+    store: Store,
+    side: str,
+    version: int | None = None,
+    progress: Progress | None = None,
+) -> int:
+    """Write all embeddings of a version whose file the lineage holds; production's by default.
+
+    Rows of other versions stay where this version has none of their id, but those of withdrawn
+    versions, which nobody can read. The store is of this side from then on.
+
+    Args:
+        progress: is told rows written and rows in all.
+    Returns: rows written.
+    Raises: IntegrityError: the store has vectors, or room for that version, of another lineage, or
+        is of another side.
+    """
+    version = lineage.production if version is None else version
+    file = open_embeddings(lineage.stored(side, version))
+    take_side(lineage, store, side, withdrawn=True)
+    ways = Ways(lineage)
+    there = store.spaces().get(version)
+    # A space that is empty may be another lineage's all the same; its fingerprint is compared.
+    plain = there is not None and there.dim == lineage.manifest(version).dim
+    space = space_of(lineage, version, norms=not plain)
+
+    def blocks() -> Iterator[Rows]:
+        done = 0
+        for ids, vectors in file.blocks():
+            yield stored_rows(lineage, ways, space, ids, vectors.numpy())
+            done += len(ids)
+            if progress is not None:
+                progress(done, file.rows)
+
+    rows = store.load(space, blocks())
+    remove_withdrawn(lineage, store)
+    return rows
+
+
+@contextmanager
+def stores_to_fill(lineage: Lineage, addresses: Mapping[str, str]) -> Iterator[dict[str, Store]]:
+    """Open a store for each side, and make it where it is not there, for `fill`.
+
+    All are checked before the first row is written to any.
+
+    Args:
+        addresses: by side.
+    Raises: LineageError: no such side. DataError: one store is given for two sides. As `fill`.
+    """
+    from evergram.stores.open_store import open_store
+
+    version = lineage.production
+    kinds = {side: id_type(lineage, side, version) for side in addresses}
+    with ExitStack() as opened:
+        stores = {
+            side: opened.enter_context(open_store(address, create=kinds[side]))
+            for side, address in addresses.items()
+        }
+        _refuse_shared(stores)
+        for side, store in stores.items():
+            check_store(lineage, store, side, withdrawn=True)
+        yield stores
+
+
+def _refuse_shared(stores: Mapping[str, Store]) -> None:
+    """Raises: DataError: one store is given for two sides."""
+    places: dict[str, str] = {}
+    for side, store in stores.items():
+        first = places.setdefault(store.place, side)
+        if first != side:
+            raise DataError(
+                f"{store.address} is given for side {first!r} and for side {side!r}; a store holds "
+                "one side: give each its own."
+            )
+
+
+def remove_withdrawn(lineage: Lineage, store: Store) -> None:
+    """Remove the rows of withdrawn versions: nothing leads from them to any other."""
+    for version in store.filled().keys() & lineage.withdrawn.keys():
+        for ids in [rows.ids for rows in store.scan(version)]:
+            store.delete(ids)
+
+
+def local_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict[str, Store]:
+    """The lineage's own snapshots, DIR/stores/<side>, brought to production's version.
+
+    Raises: StoreError: another process is filling them.
+    """
+    return _snapshots(lineage, lineage.path / "stores", lineage.production, progress)
+
+
+def canary_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict[str, Store]:
+    """Snapshots of the newest version, DIR/stores/.canary/<side>; none where it is production."""
+    folder = lineage.path / "stores" / ".canary"
+    check_tree(lineage.path, folder)
+    if lineage.newest == lineage.production:
+        remove(folder)
+        return {}
+    return _snapshots(lineage, folder, lineage.newest, progress)
+
+
+def _snapshots(
+    lineage: Lineage, parent: Path, version: int, progress: SideProgress | None
+) -> dict[str, Store]:
+    from evergram.stores.open_store import open_store
+
+    stores = {}
+    mode = file_mode(lineage.path)
+    check_tree(lineage.path, parent)
+    make_folder(lineage.path / "stores", mode)
+    for side in lineage.manifest(version).embeddings:
+        folder = parent / side
+        marker = folder.with_name(f"{side}.json")
+        fingerprint = lineage.manifest(version).fingerprint
+        loaded = _loaded(marker)
+        try:
+            store = open_store(str(folder), create=id_type(lineage, side, version))
+        except IntegrityError as error:
+            # It is made from the published file, but may hold rows that were added since.
+            raise IntegrityError(
+                f"{error} Rows that were not added by hand can be made again: remove {folder}."
+            ) from error
+        if loaded != fingerprint:
+            log.info("Filling %s with version %d.", folder, version)
+            of_side = None if progress is None else partial(progress, side, version)
+            fill(lineage, store, side, version, of_side)
+            write_text(marker, json.dumps({"fingerprint": fingerprint, "version": version}), mode)
+        remove_withdrawn(lineage, store)
+        stores[side] = store
+    return stores
+
+
+def open_stores(lineage: Lineage, addresses: Mapping[str, str]) -> dict[str, Store]:
+    """Open the stores at addresses, by side.
+
+    Raises: LineageError: no such side. DataError: one store is given for two sides.
+    """
+    from evergram.stores.open_store import open_store
+
+    sides = lineage.manifest(lineage.production).embeddings
+    unknown = [side for side in addresses if side not in sides]
+    if unknown:
+        raise LineageError(
+            f"There is no side {unknown[0]!r} in {lineage.path}; it has {' and '.join(sides)}."
+        )
+    with ExitStack() as opened:
+        stores = {
+            side: opened.enter_context(open_store(address)) for side, address in addresses.items()
+        }
+        _refuse_shared(stores)
+        opened.pop_all()  # From here on they are the caller's.
+    return stores
+
+
+def id_type(lineage: Lineage, side: str, version: int) -> str:
+    """ "int64" or "string", of the published ids."""
+    first = next(iter(open_embeddings(lineage.stored(side, version)).blocks(1)), None)
+    kind = pa.int64() if first is None else first[0].type
+    return "int64" if pa.types.is_integer(kind) else "string"
+
+
+def _loaded(marker: Path) -> str | None:
+    try:
+        found = json.loads(marker.read_text())
+    except (OSError, ValueError):
+        return None
+    return str(found.get("fingerprint")) if isinstance(found, dict) else None

@@ -1,0 +1,114 @@
+"""What the service says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from evergram.serving.http.requests.arrow_stream import MEDIA as ARROW
+from evergram.serving.http.schemas import ASKED, ErrorAnswer
+from evergram.serving.http.vector_routes import JSON
+from evergram.serving.settings import Settings
+
+_REF = "#/components/schemas/{model}"
+_STATUS = {
+    400: "What was asked cannot be done; the sentence says why.",
+    401: "A token is needed, or is not known.",
+    403: "The token may not read this version, or a web page of another origin asked.",
+    404: "There is no such version, or no such id.",
+    408: "The body stopped coming.",
+    409: "The vectors carry the fingerprint of another space.",
+    413: "More than one request may hold.",
+    415: "The body is neither JSON nor an Arrow stream, or does not say which.",
+    421: "The service was asked for under a host that is none of its names.",
+    500: "What the service reads is damaged.",
+    503: "Too many requests wait, or a store does not answer; `Retry-After` says when.",
+    504: "It took longer than a request may.",
+}
+_REFUSED = (400, 401, 403, 404, 408, 409, 413, 415, 421, 500, 503, 504)
+_STREAM = {"schema": {"type": "string", "format": "binary"}}
+_HEADERS = {
+    "x-evergram-version": "The version that the answer is read as.",
+    "x-evergram-computed-from": "The versions that it was computed from.",
+    "x-evergram-fingerprint": "Of the version that the answer is read as.",
+}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route: how it refuses."""
+    return {s: {"model": ErrorAnswer, "description": _STATUS[s]} for s in statuses}
+
+
+def vectors(asked: type[BaseModel], answered: type[BaseModel], column: str) -> dict[str, Any]:
+    """What `FastAPI.post` takes of a route that reads and answers vectors, in JSON or Arrow."""
+    body = {JSON: {"schema": {"$ref": _REF.format(model=asked.__name__)}}, ARROW: _STREAM}
+    said = (
+        f"JSON; or an uncompressed Arrow stream with one column, {column!r}, and all else as JSON "
+        "under `evergram.request` in its schema's metadata."
+    )
+    answer = {
+        "model": answered,
+        "description": "The rows, and what they were computed from.",
+        "content": {ARROW: _STREAM},
+        "headers": {
+            name: {"description": text, "schema": {"type": "string"}}
+            for name, text in _HEADERS.items()
+        },
+    }
+    return {
+        "responses": {200: answer, **errors(*_REFUSED)},
+        "openapi_extra": {"requestBody": {"required": True, "content": body, "description": said}},
+    }
+
+
+def describe(app: FastAPI, settings: Settings) -> None:
+    """Let the app's OpenAPI say what its routes read by themselves, limits with it."""
+
+    def made() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            found = get_openapi(
+                title=app.title, version=app.version, routes=app.routes, summary=app.summary
+            )
+            schemas = models_json_schema(
+                [(kind, "validation") for kind in ASKED], ref_template=_REF
+            )[1]["$defs"]
+            _limit(schemas, settings)
+            components = found.setdefault("components", {})
+            components.setdefault("schemas", {}).update(schemas)
+            _without_422(found)
+            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            # A token, or none where none is asked for.
+            found["security"] = [{"token": []}, {}]
+            app.openapi_schema = found
+        return app.openapi_schema
+
+    app.openapi = made  # type: ignore[method-assign]
+
+
+def _without_422(found: dict[str, Any]) -> None:
+    """FastAPI says that it checks the name in a path; any text is one."""
+    for path in found["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        found["components"]["schemas"].pop(name, None)
+
+
+def _limit(schemas: dict[str, Any], settings: Settings) -> None:
+    def bound(of: Sequence[dict[str, Any]], items: int) -> None:
+        for schema in of:
+            if schema.get("type") == "array":
+                schema["maxItems"] = items
+
+    search = schemas["SearchRequest"]["properties"]
+    search["k"]["maximum"] = settings.max_k
+    bound(schemas["EmbeddingsRequest"]["properties"]["input"]["anyOf"], settings.max_batch)
+    bound(search["ids"]["anyOf"], settings.max_batch)
+    bound(search["vector"]["anyOf"], settings.max_dim)
+    bound(search["vectors"]["anyOf"], settings.max_batch)
+    bound([schemas["TransformRequest"]["properties"]["vectors"]], settings.max_batch)

@@ -1,0 +1,220 @@
+"""Connections to a PostgreSQL server that may be restarted at any moment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from evergram.errors import DataError, StoreError
+from evergram.stores.postgres.binary_format import Raw
+from evergram.stores.postgres.fair_semaphore import Turns
+from evergram.stores.store_name import checked_name
+
+try:
+    import psycopg
+    from psycopg import conninfo
+    from psycopg.adapt import Dumper
+    from psycopg.pq import Format
+except ImportError as error:
+    raise DataError(
+        "A store in PostgreSQL needs psycopg: pip install 'evergram[pgvector]'."
+    ) from error
+
+T = TypeVar("T")
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+# At once; who comes later waits for one of them, as long as others get on.
+CONNECTIONS = 10
+WAIT = 10.0  # seconds
+
+# What the address does not say itself. A server that does not answer is given up in seconds.
+DEFAULTS = {
+    "application_name": "evergram",
+    "connect_timeout": "3",
+    "keepalives_idle": "30",
+    "tcp_user_timeout": "10000",
+}
+SECRET = {"password", "sslpassword"}
+
+# A deadlock or a conflict: PostgreSQL itself says to try again.
+AGAIN = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+
+
+class _RawDumper(Dumper):
+    format = Format.BINARY
+
+    def dump(self, obj: Raw) -> bytes:
+        return obj.data
+
+
+def read_address(address: str) -> tuple[dict[str, str], str]:
+    """What `postgresql://USER@HOST/DATABASE#NAME` says: parameters of the connection, and NAME.
+
+    Raises: DataError: it is not that. The message does not repeat it: there may be a password.
+    """
+    url, _, name = address.rpartition("#")
+    params: dict[str, str] = {}
+    try:
+        if url:
+            given = conninfo.conninfo_to_dict(url)
+            params = {key: str(value) for key, value in given.items()}
+    except psycopg.Error:
+        url = ""
+    ports = params.get("port", "").split(",")
+    if not url or not name or not all(p.isdigit() or not p for p in ports):
+        raise DataError(
+            "The address of a store in PostgreSQL is postgresql://USER:PASSWORD@HOST/DATABASE#NAME;"
+            " in a password, write @ as %40, # as %23, / as %2F and % as %25."
+        )
+    return params, checked_name(name)
+
+
+def show_address(params: dict[str, str], name: str) -> str:
+    """The address again, without a password."""
+    rest = {k: v for k, v in params.items() if k not in SECRET}
+    host, port = rest.get("host", ""), rest.get("port", "")
+    where = ""
+    # A folder of sockets, or several hosts, cannot stand before the path.
+    if host and not set(host) & set("/,:@?#[]% "):
+        where = host + (f":{port}" if port else "")
+        del rest["host"]
+        rest.pop("port", None)
+    user = quote(rest.pop("user"), safe="") + "@" if "user" in rest else ""
+    database = quote(rest.pop("dbname", ""), safe="")
+    query = f"?{urlencode(rest, quote_via=quote)}" if rest else ""
+    return f"postgresql://{user}{where}/{database}{query}#{name}"
+
+
+class Connections:
+    """A few connections that threads take turns with.
+
+    Args:
+        params: of libpq.
+        shown: how errors name the place.
+        prepare: run once on every new connection.
+    """
+
+    def __init__(
+        self, params: dict[str, str], shown: str, prepare: Callable[[Connection], Any]
+    ) -> None:
+        self.shown = shown
+        self._params = {**DEFAULTS, **params}
+        self._prepare = prepare
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._turns = Turns(CONNECTIONS, WAIT)
+        self._closed = False
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """What `work` returns. It must be safe to do twice: where the server went away under it,
+        it is done once more on a new connection.
+
+        Raises: StoreError: the server cannot be reached or refuses. DataError: a value that it
+            cannot hold.
+        """
+        if not self._turns.take():
+            raise StoreError(
+                f"None of the {CONNECTIONS} connections to {self.shown} has answered anything for "
+                f"{WAIT:.0f} s; see what the server is doing, and ask less at once."
+            )
+        try:
+            try:
+                return self._once(work)
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                if not isinstance(error, (_Cut, *AGAIN)):
+                    raise
+                return self._once(work)
+        except psycopg.DataError as error:
+            raise DataError(f"{self.shown} cannot hold a value: {_said(error)}.") from None
+        except psycopg.Error as error:
+            raise StoreError(f"{self.shown} did not do what was asked: {_said(error)}.") from None
+        finally:
+            self._turns.end()
+
+    def connect(self) -> Connection:
+        """A new connection, for the caller to close. Raises: StoreError: there is no way."""
+        if self._closed:
+            raise StoreError(f"{self.shown} was closed; open it again.")
+        try:
+            # Statements are not prepared: poolers between us and the server may not keep them.
+            connection = psycopg.connect(
+                **self._params,  # type: ignore[arg-type]
+                autocommit=True,
+                prepare_threshold=None,
+            )
+        except psycopg.Error as error:
+            said = _said(error)
+            todo = "is the server running, and are host, user and password right?"
+            if "password" in said:
+                todo = (
+                    "give the right one in the environment as PGPASSWORD, or in ~/.pgpass "
+                    "(readable by you alone)."
+                )
+            raise StoreError(f"{self.shown} cannot be reached: {said}; {todo}") from None
+        connection.adapters.register_dumper(Raw, _RawDumper)
+        try:
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        self._closed = True
+        self._drop()
+
+    def _once(self, work: Callable[[Connection], T]) -> T:
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = self.connect()
+        try:
+            return work(connection)
+        except psycopg.Error as error:
+            if not connection.closed:
+                raise
+            # The others went with it.
+            self._drop()
+            raise _Cut(*error.args) from error
+        finally:
+            self._give_back(connection)
+
+    def _give_back(self, connection: Connection) -> None:
+        idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        with self._lock:
+            if idle and not connection.closed and not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _drop(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+
+class OneConnection:
+    """One connection in the place of all, for what must be asked on the same one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Return what `work` returns; whoever lent the connection sees to its errors."""
+        return work(self._connection)
+
+    def close(self) -> None:
+        """Nothing: it is lent."""
+
+
+class _Cut(psycopg.OperationalError):
+    """The connection ended before the answer."""
+
+
+def _said(error: psycopg.Error) -> str:
+    """The server's own words on one line."""
+    said = error.diag.message_primary or str(error) or type(error).__name__
+    return " ".join(said.split()).rstrip(".")

@@ -1,0 +1,323 @@
+"""Embeddings in Qdrant: a collection for each space, and a small one that names them.
+
+A point's id is derived from the row's, which may be any int64 or text; the row's own id and its
+checksum are in the payload.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+from uuid import UUID, uuid4, uuid5
+
+import numpy as np
+import pyarrow as pa
+
+from evergram.errors import DataError, FormatError, StoreError
+from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, is_url
+from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
+from evergram.stores.store_name import checked_name
+from evergram.stores.table_per_version import SeparateStore
+
+T = TypeVar("T")
+
+# 2: with the side, and with a mark of moves. One of format 1 has none until somebody writes.
+FORMAT = 2
+READABLE = (1, 2)
+
+# Of the points' ids; another one would not find the rows of today.
+NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
+
+# A request has so many points, and so many floats, at most: 32 MB is what a server takes.
+POINTS = 1_000
+FLOATS = 500_000
+# A search among so few ids is exact.
+LOOKED_UP = 10_000
+
+INDEXING = 3_600.0  # seconds that `build_index` waits for a server
+UNFINISHED = {"yellow"}
+
+# So often something is read again because rows moved meanwhile.
+LOOKS = 10
+
+
+@dataclass(frozen=True)
+class QdrantRecord:
+    """What the small collection says.
+
+    Args:
+        side: which side the rows are of; None where nobody has said.
+        moved: another text whenever rows are about to leave a space.
+    """
+
+    id_type: str
+    spaces: dict[int, Space]
+    side: str | None
+    moved: str | None
+
+
+class QdrantStore(SeparateStore):
+    kind: ClassVar[str] = "qdrant"
+
+    # What the small collection said, for a view of one moment; None where each call asks.
+    _moment: QdrantRecord | None = None
+
+    def __init__(self, place: str, name: str, create: str | None) -> None:
+        self._place = place
+        self._name = name
+        self._remote = is_url(place)
+        self._connection = QdrantConnection(place, self.address, create is not None)
+        self._ask = self._connection.ask
+        try:
+            self._id_type = self._begin(create)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def open(cls, address: str, create: str | None = None) -> Self:
+        """See `open_store`. The key of a server is in the environment, as QDRANT_API_KEY."""
+        place, _, name = address.removeprefix("qdrant:").rpartition("#")
+        if not place or (is_url(place) and set("@?") & set(place)):
+            raise DataError(
+                "A store in Qdrant is at qdrant:http://HOST:6333#NAME or qdrant:DIR#NAME; a key "
+                f"is not part of the address but of the environment, as {KEY}."
+            )
+        return cls(place, checked_name(name), create)
+
+    @property
+    def address(self) -> str:
+        return f"qdrant:{self._place}#{self._name}"
+
+    @property
+    def place(self) -> str:
+        where = self._place if self._remote else Path(self._place).resolve()
+        return f"qdrant:{where}#{self._name}"
+
+    @property
+    def id_type(self) -> pa.DataType:
+        return self._id_type
+
+    @property
+    def side(self) -> str | None:
+        return self._meta().side
+
+    def spaces(self) -> dict[int, Space]:
+        return self._meta().spaces
+
+    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+        for look in range(LOOKS):
+            # In the local mode who reads waits for who writes anyway; a server's other writers are
+            # kept waiting by those alone who have not managed without.
+            alone = not self._remote or look > LOOKS // 2
+            with self._writing() if alone else nullcontext():
+                view = copy(self)
+                view._moment = before = self._meta()
+                found = work(view)
+                # A row leaves a space after it is in the other and after the mark was changed. One
+                # that was in neither when they were looked at has changed it in between.
+                if self._meta().moved == before.moved:
+                    return found
+        raise StoreError(
+            f"Rows of {self.address} were moved to other versions by another process each of the "
+            f"{LOOKS} times that it was read; wait until that is done, and try again."
+        )
+
+    def filled(self) -> dict[int, Space]:
+        # Without a filter an inexact count is a sum over segments, and 0 only where there is none.
+        spaces = self.spaces()
+        return {v: spaces[v] for v in spaces if self._ask("count", self._at(v), exact=False).count}
+
+    def count(self) -> dict[int, int]:
+        counts = {v: self._ask("count", self._at(v), exact=True).count for v in self.spaces()}
+        return {version: count for version, count in counts.items() if count}
+
+    def build_index(self) -> None:
+        """A server indexes larger collections by itself; this waits until it has. The local mode
+        has no index."""
+        until = time.monotonic() + INDEXING
+        for version in self.spaces():
+            while self._ask("get_collection", self._at(version)).status.value in UNFINISHED:
+                if time.monotonic() > until:
+                    raise StoreError(f"{self.address} is still indexing after {INDEXING:.0f} s.")
+                time.sleep(0.5)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _writing(self) -> AbstractContextManager[object]:
+        return self._connection.writing
+
+    def _begin(self, create: str | None) -> pa.DataType:
+        """Make what is not there; the type of ids."""
+        from qdrant_client import models
+
+        if create is not None:
+            self._make(self._name, 1)
+            if not self._ask("retrieve", self._name, [0]):
+                given = {"format_version": FORMAT, "id_type": create}
+                point = models.PointStruct(id=0, vector=[0.0], payload=given)
+                self._ask("upsert", self._name, [point], wait=True)
+        if not self._ask("collection_exists", self._name):
+            raise DataError(f"There is no store at {self.address}; create it first.")
+        kind = self._meta().id_type
+        if create is not None and kind != create:
+            raise DataError(f"{self.address} is there with ids of type {kind}; {create} was given.")
+        return ID_TYPES[kind]
+
+    def _meta(self) -> QdrantRecord:
+        if self._moment is not None:
+            return self._moment
+        points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
+        with self._connection.told():
+            said = {point.id: point.payload for point in points}
+            head = said.pop(0)
+            if head["format_version"] not in READABLE:
+                raise FormatError(
+                    f"{self.address} has format {head['format_version']}; this Evergram reads "
+                    f"{READABLE[0]} to {READABLE[-1]}."
+                )
+            spaces = {one["version"]: Space(**one) for one in said.values()}
+            id_type, side, moved = head["id_type"], head.get("side"), head.get("moved")
+        return QdrantRecord(id_type, dict(sorted(spaces.items())), side, moved)
+
+    def _say(self, **facts: str) -> None:
+        """Write facts of the whole store down; the others stay."""
+        payload = {"format_version": FORMAT, **facts}
+        self._ask("set_payload", self._name, payload, [0], wait=True)
+
+    def _set_side(self, side: str) -> None:
+        with self._writing():
+            if self.side is None:
+                self._say(side=side)
+
+    def _make(self, collection: str, dim: int) -> None:
+        from qdrant_client import models
+
+        if self._ask("collection_exists", collection):
+            return
+        shape = models.VectorParams(size=dim, distance=models.Distance.DOT)
+        try:
+            self._ask("create_collection", collection, vectors_config=shape)
+        except StoreError:
+            # Another was quicker, or the first of two attempts was.
+            if not self._ask("collection_exists", collection):
+                raise
+
+    def _add_space(self, space: Space) -> None:
+        from qdrant_client import models
+
+        point = models.PointStruct(id=space.version + 1, vector=[0.0], payload=vars(space))
+        with self._writing():
+            if space.version not in self.spaces():
+                # One that the store does not name was left by a writer who was killed here.
+                if self._ask("collection_exists", self._at(space.version)):
+                    self._ask("delete_collection", self._at(space.version))
+                self._make(self._at(space.version), space.dim)
+                self._ask("upsert", self._name, [point], wait=True)
+        if self.spaces()[space.version] != space:
+            # Another process was quicker, with another one.
+            self.add_space(space)
+
+    def _put(self, rows: Rows, checks: Checks) -> None:
+        from qdrant_client import models
+
+        at, keys = self._at(rows.version), rows.ids.to_pylist()
+        step = max(1, min(POINTS, FLOATS // rows.vectors.shape[1]))
+        for start in range(0, len(keys), step):
+            part = slice(start, start + step)
+            payloads = [
+                {"id": key, "check": check}
+                for key, check in zip(keys[part], checks[part].tolist(), strict=True)
+            ]
+            vectors = rows.vectors[part].tolist()
+            batch = models.Batch(ids=_points(keys[part]), vectors=vectors, payloads=payloads)
+            self._ask("upsert", at, batch, wait=True)
+
+    def _remove(self, version: int, ids: pa.Array) -> None:
+        from qdrant_client import models
+
+        at, told = self._at(version), False
+        for keys in _blocks(_points(ids.to_pylist()), POINTS):
+            # The local mode writes to its disk for every id, be it there or not.
+            held = self._ask("retrieve", at, keys, with_payload=False, with_vectors=False)
+            if held:
+                if not told:
+                    # For those who are reading: see `read_consistently`.
+                    self._say(moved=uuid4().hex)
+                    told = True
+                chosen = models.PointIdsList(points=[point.id for point in held])
+                self._ask("delete", at, chosen, wait=True)
+
+    def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
+        at = self._at(version)
+        for keys in _blocks(_points(ids.to_pylist()), POINTS):
+            points = self._ask("retrieve", at, keys, with_payload=True, with_vectors=True)
+            if points:
+                yield self._block(version, points)
+
+    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
+        # The local mode sorts all ids for every page.
+        limit = min(size, POINTS) if self._remote else size
+        at, offset = self._at(version), None
+        while True:
+            points, offset = self._ask(
+                "scroll", at, limit=limit, offset=offset, with_payload=True, with_vectors=True
+            )
+            if points:
+                yield self._block(version, points)
+            if offset is None:
+                return
+
+    def _nearest(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        from qdrant_client import models
+
+        at = self._at(version)
+        among, exact = None, False
+        if ids is not None:
+            points = _points(ids.to_pylist())
+            among = models.Filter(must=[models.HasIdCondition(has_id=points)])
+            exact = len(points) <= LOOKED_UP
+        # The local mode compares all in any case, and warns of parameters.
+        params = models.SearchParams(hnsw_ef=max(128, k), exact=exact) if self._remote else None
+        requests = [
+            models.QueryRequest(
+                query=query, limit=k, filter=among, params=params, with_payload=["id"]
+            )
+            for query in queries.tolist()
+        ]
+        # Every request repeats the ids.
+        step = max(1, 100_000 // max(1, 0 if ids is None else len(ids)))
+        found = []
+        for some in _blocks(requests, step if ids is not None else len(requests)):
+            for answer in self._ask("query_batch_points", at, some):
+                keys = pa.array([point.payload["id"] for point in answer.points], self._id_type)
+                scores = np.array([point.score for point in answer.points], dtype=np.float32)
+                found.append((keys, scores))
+        return found
+
+    def _at(self, version: int) -> str:
+        return f"{self._name}-v{version}"
+
+    def _block(self, version: int, points: Sequence[Any]) -> tuple[Rows, Checks]:
+        with self._connection.told():
+            keys = pa.array([point.payload["id"] for point in points], self._id_type)
+            vectors = np.array([point.vector for point in points], dtype=np.float32)
+            checks = np.array([point.payload["check"] for point in points]).astype(np.uint32)
+        return Rows(version, keys, vectors), checks
+
+
+def _points(keys: Sequence[int | str]) -> list[Any]:
+    return [str(uuid5(NAMESPACE, str(key))) for key in keys]
+
+
+def _blocks(items: list[T], size: int) -> Iterator[list[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

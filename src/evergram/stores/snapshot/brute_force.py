@@ -1,0 +1,84 @@
+"""The largest inner products of queries with rows: blocks of a matrix product, the best kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from evergram.stores.snapshot.generation import Part
+from evergram.stores.snapshot.segment import Places
+from evergram.stores.store import Floats
+
+# Scores that are made at once: they should stay in the cache until the best are picked.
+SCORES = 1 << 19
+LEAST_ROWS, MOST_ROWS = 1024, 1 << 16
+
+
+class Best:
+    """The k best rows so far of each of Q queries; a row is a segment and a place in it."""
+
+    def __init__(self, queries: int, k: int) -> None:
+        self._k = k
+        self._scores = [np.zeros(0, np.float32)] * queries
+        self._rows: list[npt.NDArray[np.int64]] = [np.zeros((0, 2), np.int64)] * queries
+        # The k-th best, which a row must exceed; −∞ until there are k.
+        self._limits = np.full(queries, -np.inf, dtype=np.float32)
+
+    def offer(self, scores: Floats, segment: int, rows: Places | int) -> None:
+        """Scores [Q, b] of rows [b] of a segment, or of those that begin with a row."""
+        for i in np.flatnonzero(scores.max(axis=1, initial=-np.inf) > self._limits):
+            places = np.flatnonzero(scores[i] > self._limits[i])
+            found = places + rows if isinstance(rows, int) else rows[places]
+            self.add(int(i), scores[i, places], segment, found)
+
+    def add(self, query: int, scores: Floats, segment: int, rows: Places) -> None:
+        found = np.stack([np.full(len(rows), segment, dtype=np.int64), rows], axis=1)
+        joined = np.concatenate([self._scores[query], scores])
+        places = np.concatenate([self._rows[query], found])
+        if len(joined) > self._k:
+            kept = np.argpartition(joined, len(joined) - self._k)[-self._k :]
+            joined, places = joined[kept], places[kept]
+        if len(joined) == self._k:
+            self._limits[query] = joined.min()
+        self._scores[query], self._rows[query] = joined, places
+
+    def rows(self, query: int) -> npt.NDArray[np.int64]:
+        """Segment and row [≤k, 2], in any order."""
+        return self._rows[query]
+
+
+def look_at_all(best: Best, number: int, part: Part, queries: Floats) -> None:
+    """Offer all rows of a segment that count."""
+    start = 0
+    for batch in part.segment.batches:
+        size = min(MOST_ROWS, max(LEAST_ROWS, SCORES // len(queries)))
+        for first, block in _blocks(batch.vectors, size):
+            scores = _products(queries, block)
+            at = start + first
+            if part.dead is not None:
+                scores[:, part.dead[at : at + len(block)]] = -np.inf
+            best.offer(scores, number, at)
+        start += len(batch.ids)
+
+
+def look_at(best: Best, number: int, part: Part, queries: Floats, rows: Places) -> None:
+    """Offer some rows of a segment."""
+    size = min(MOST_ROWS, max(LEAST_ROWS, SCORES // len(queries)))
+    for start in range(0, len(rows), size):
+        mine = rows[start : start + size]
+        best.offer(_products(queries, part.segment.vectors(mine)), number, mine)
+
+
+def _products(queries: Floats, block: Floats) -> Floats:
+    """[Q, b]; what is too large for float32 is infinite, as in every other store."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if len(queries) == 1:
+            return np.asarray((block @ queries[0])[None])
+        return np.asarray(queries @ block.T)
+
+
+def _blocks(vectors: Floats, size: int) -> Iterator[tuple[int, Floats]]:
+    for start in range(0, len(vectors), size):
+        yield start, vectors[start : start + size]

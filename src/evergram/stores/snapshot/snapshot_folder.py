@@ -1,0 +1,220 @@
+"""The folder of a snapshot: which generation is in it, who may write, and how the next is made."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from evergram.errors import IntegrityError, StoreError
+from evergram.stores.snapshot.faiss_index import SegmentIndex, is_installed
+from evergram.stores.snapshot.generation import Generation
+from evergram.stores.snapshot.segment import Segment
+from evergram.stores.snapshot.segment_writer import BATCH_BYTES, SegmentWriter
+from evergram.stores.snapshot.snapshot_record import (
+    NAME,
+    Opened,
+    SegmentRecord,
+    SnapshotRecord,
+    sync_folder,
+    write_record,
+)
+from evergram.stores.store import Space
+
+
+class SnapshotFolder:
+    """`store.json` and `segments/`.
+
+    Args:
+        wait: seconds to wait for another process that is writing.
+    """
+
+    def __init__(self, path: Path, wait: float) -> None:
+        self.path, self.segments = path, path / "segments"
+        self.address = f"snapshot:{path}"
+        self.wait = wait
+        self.indexes: dict[str, SegmentIndex] = {}
+        self._opened: Opened | None = None
+        self._generation: Generation | None = None
+        self._loading = False
+        self._refreshing, self._one_writer = threading.RLock(), threading.RLock()
+        # Processes are kept apart by the file, threads of this one by the other lock.
+        self._file_lock = FileLock(path / ".lock", thread_local=False)
+
+    def create(self, id_type: str) -> None:
+        """Raises: StoreError: it cannot be written."""
+        try:
+            self.segments.mkdir(parents=True, exist_ok=True)
+            with self._file_lock.acquire(timeout=self.wait):
+                if not (self.path / NAME).exists():
+                    # Writing removes from it what the store does not list.
+                    if any(self.segments.iterdir()):
+                        raise StoreError(
+                            f"{self.path} cannot be made a store: it has a folder 'segments' with "
+                            f"other files, and no {NAME}; give another folder."
+                        )
+                    write_record(self.path / NAME, SnapshotRecord(id_type, 0, 0, (), ()))
+                    sync_folder(self.path)
+                    sync_folder(self.path.parent)
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be made a store: {_reason(error)}.") from error
+
+    def current(self) -> Generation:
+        """The newest generation; a look at `store.json` tells whether there is another.
+
+        Raises: IntegrityError: a file is not what was written. StoreError: it cannot be read.
+        """
+        generation, opened = self._generation, self._opened
+        try:
+            if generation is not None and opened is not None and opened.is_current():
+                return generation
+            return self._refresh()
+        except OSError as error:
+            raise StoreError(f"{self.address} cannot be read: {_reason(error)}.") from error
+
+    def close(self) -> None:
+        with self._refreshing:
+            self._opened, self._generation, self.indexes = None, None, {}
+
+    def _refresh(self) -> Generation:
+        path = self.path / NAME
+        with self._refreshing:
+            while True:
+                opened = Opened(path)
+                try:
+                    before = self._generation or Generation(opened.record, [])
+                    found = before.advanced(opened.record, self._load)
+                    self._take(opened, found)
+                    return found
+                except FileNotFoundError as error:
+                    if opened.is_current():
+                        raise IntegrityError(
+                            f"A file that {path} lists is not there ({error.filename or error}); "
+                            "restore the store from a copy, or fill it again."
+                        ) from None
+                    # A writer has put another generation in its place meanwhile.
+
+    def _load(self, record: SegmentRecord) -> Segment:
+        return Segment(self.segments, record)
+
+    def _load_trusted(self, record: SegmentRecord) -> Segment:
+        return Segment(self.segments, record, trusted=True)
+
+    def _take(self, opened: Opened, generation: Generation) -> None:
+        """Make a generation the current one, with the indexes of its segments; without faiss
+        everything is searched exactly."""
+        indexes = {}
+        for part in generation.data():
+            record, key = part.record.index, part.record.data.sha256
+            if record is not None and is_installed():
+                index = self.indexes.get(key)
+                if index is None or index.record != record:
+                    index = SegmentIndex(self.segments, record)
+                    index.check()
+                indexes[key] = index
+        self._generation, self._opened, self.indexes = generation, opened, indexes
+
+    # Writing.
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """As the one writer. Raises: StoreError: another process writes, there is no room, or no
+        permission."""
+        try:
+            with self._one_writer, self._file_lock.acquire(timeout=self.wait):
+                if self._loading:
+                    raise StoreError(
+                        f"{self.address} is being loaded; what gives the blocks cannot write to it."
+                    )
+                if self._file_lock.lock_counter == 1:
+                    self._clear()
+                yield
+        except Timeout:
+            raise StoreError(
+                f"Another process is writing to {self.address}; wait for it and try again."
+            ) from None
+        except OSError as error:
+            raise StoreError(
+                f"{self.address} cannot be written: {_reason(error)}; it is as it was."
+            ) from error
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """While segments are written that are not listed yet: nothing else may be."""
+        self._loading = True
+        try:
+            yield
+        finally:
+            self._loading = False
+
+    def writer(self, version: int | None, ahead: int = 0) -> SegmentWriter:
+        """Of a new segment; `ahead`: how many were begun since the last commit."""
+        record = self.current().record
+        dim = next((s.dim for s in record.spaces if s.version == version), 1)
+        rows = max(1024, BATCH_BYTES // (4 * dim))
+        return SegmentWriter(self.segments, record.next_number + ahead, version, rows)
+
+    def commit(
+        self,
+        added: Iterable[SegmentRecord],
+        removed: Iterable[SegmentRecord] = (),
+        spaces: tuple[Space, ...] | None = None,
+        side: str | None = None,
+    ) -> None:
+        """Acknowledge: swap `store.json`, then remove the files that it no longer lists."""
+        before, added = self.current(), list(added)
+        gone = {record.number for record in removed}
+        kept = [s for s in before.record.segments if s.number not in gone]
+        record = replace(
+            before.record,
+            generation=before.record.generation + 1,
+            next_number=max([before.record.next_number, *(s.number + 1 for s in added)]),
+            segments=tuple(sorted([*kept, *added], key=lambda segment: segment.number)),
+            spaces=before.record.spaces if spaces is None else spaces,
+            side=before.record.side if side is None else side,
+        )
+        try:
+            after = before.advanced(record, self._load_trusted).without_empty()
+            sync_folder(self.segments)
+            write_record(self.path / NAME, after.record)
+        except BaseException:
+            self.remove([record for record in added if record.number not in gone])
+            raise
+        try:
+            sync_folder(self.path)
+        except OSError as error:
+            raise StoreError(
+                f"{self.address} was written, and the disk does not confirm it: {_reason(error)}; "
+                "write the same again."
+            ) from error
+        with self._refreshing:
+            self._take(Opened(self.path / NAME), after)
+        self._clear()
+
+    def remove(self, records: Iterable[SegmentRecord]) -> None:
+        """Files that are not listed."""
+        with suppress(OSError):
+            for name in (name for record in records for name in record.files):
+                (self.segments / name).unlink(missing_ok=True)
+
+    def _clear(self) -> None:
+        """Remove all files that are not listed: what was replaced, and what a killed writer left.
+        Who has one mapped keeps it. Where one cannot be removed a later write does it."""
+        listed = {name for part in self.current().parts for name in part.record.files}
+        with suppress(OSError):
+            for path in self.segments.iterdir():
+                if path.name not in listed:
+                    path.unlink()
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, Timeout):
+        return "another process holds its lock"
+    if error.errno == errno.EFBIG:
+        return "a file may not be so large here"
+    return error.strerror or str(error)

@@ -1,0 +1,299 @@
+"""The embedded store: immutable Arrow files in a folder, mapped into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from evergram.errors import DataError
+from evergram.stores.snapshot.brute_force import Best, look_at, look_at_all
+from evergram.stores.snapshot.compaction import next_merge
+from evergram.stores.snapshot.faiss_index import build
+from evergram.stores.snapshot.generation import Generation, Part
+from evergram.stores.snapshot.segment import Wanted
+from evergram.stores.snapshot.segment_writer import MAX_ROWS, SegmentWriter
+from evergram.stores.snapshot.snapshot_folder import SnapshotFolder
+from evergram.stores.snapshot.snapshot_record import NAME, SegmentRecord
+from evergram.stores.store import (
+    ID_TYPES,
+    Checks,
+    Floats,
+    Rows,
+    Space,
+    Store,
+    StoreView,
+    row_checks,
+)
+
+T = TypeVar("T")
+
+# Rows that are copied at once while segments are merged.
+BLOCK = 16_384
+
+
+class SnapshotStore(Store):
+    """A folder: `store.json` and the segments that it lists. One process writes at a time, any
+    number read, and each call of theirs sees what was acknowledged before it.
+
+    A file is compared with its SHA-256 when it is opened, a row with its checksum when it is given
+    out, and so is each row that a search found. What remains: bytes that are damaged after the file
+    was opened can keep a row out of what is found, until it is opened again.
+
+    Args:
+        index_from: rows that an index is built from.
+        wait: seconds to wait for another process that is writing.
+    """
+
+    kind: ClassVar[str] = "snapshot"
+
+    # What a view of one moment reads; None where each call reads the newest.
+    _moment: Generation | None = None
+
+    def __init__(self, path: Path, *, index_from: int = 200_000, wait: float = 10.0) -> None:
+        self._folder = SnapshotFolder(path, wait)
+        self._index_from = index_from
+        self._id_type = ID_TYPES[self._folder.current().record.id_type]
+
+    @classmethod
+    def open(cls, address: str, create: str | None = None) -> SnapshotStore:
+        """The snapshot in a folder.
+
+        Args:
+            create: make it where it is not there, for ids of this type.
+        Raises: DataError: it is not there, or has ids of another type. StoreError: it cannot be
+            read or made. IntegrityError: a file of it is not what was written.
+        """
+        path = Path(address.removeprefix("snapshot:"))
+        if not (path / NAME).exists():
+            if create is None:
+                raise DataError(f"There is no store at {path}; give the folder of one, or fill it.")
+            SnapshotFolder(path, 10.0).create(create)
+        store = cls(path)
+        if create is not None and store.id_type != ID_TYPES[create]:
+            raise DataError(
+                f"{path} has ids of type {store.id_type}; {create} was asked for. Use another "
+                "folder."
+            )
+        return store
+
+    @property
+    def address(self) -> str:
+        return self._folder.address
+
+    @property
+    def place(self) -> str:
+        return f"snapshot:{self._folder.path.resolve()}"
+
+    @property
+    def id_type(self) -> pa.DataType:
+        return self._id_type
+
+    @property
+    def side(self) -> str | None:
+        return self._current().record.side
+
+    def spaces(self) -> dict[int, Space]:
+        return {space.version: space for space in self._current().record.spaces}
+
+    def count(self) -> dict[int, int]:
+        return self._current().count()
+
+    def read_consistently(self, work: Callable[[StoreView], T]) -> T:
+        view = copy(self)
+        # A generation never changes, and its files stay mapped though others remove them.
+        view._moment = self._current()
+        return work(view)
+
+    def close(self) -> None:
+        """Let go of the files; a later call opens them again."""
+        self._folder.close()
+
+    def load(self, space: Space, blocks: Iterable[Rows]) -> int:
+        """Write all rows of a version into few segments, acknowledged together in the end; killed
+        before that, none of them is there. Returns: how many were given.
+
+        Raises: as `upsert`; DataError: rows of another version.
+        """
+        total = 0
+        with self._folder.writing():
+            self.add_space(space)
+            written: list[SegmentRecord] = []
+            writer: SegmentWriter | None = None
+            try:
+                with self._folder.loading():
+                    for given in blocks:
+                        rows = self._of(space, given)
+                        if not len(rows):
+                            continue
+                        if writer is None:
+                            writer = self._folder.writer(space.version, len(written))
+                        writer.add(rows, row_checks(rows))
+                        total += len(rows)
+                        if writer.rows >= MAX_ROWS:
+                            written.append(writer.finish())
+                            writer = None
+                    if writer is not None:
+                        written.append(writer.finish())
+            except BaseException:
+                if writer is not None:
+                    writer.abandon()
+                self._folder.remove(written)
+                raise
+            if written:
+                self._folder.commit(written)
+                self._tidy()
+        return total
+
+    def build_index(self) -> None:
+        """Index by faiss those versions of which `index_from` rows or more are in no index, these
+        rows as one segment. What is written later is searched exactly beside it.
+
+        Raises: DataError: an index is needed, and faiss is not installed.
+        """
+        with self._folder.writing():
+            for version in self.spaces():
+                plain = [
+                    part for part in self._folder.current().of(version) if part.record.index is None
+                ]
+                if sum(part.count for part in plain) < max(1, self._index_from):
+                    continue
+                if len(plain) > 1 or plain[0].dead is not None:
+                    self._merge(plain)
+                    plain = [self._folder.current().parts[-1]]
+                index = build(self._folder.segments, plain[0])
+                if index is not None:
+                    before = plain[0].record
+                    self._folder.commit([replace(before, index=index)], [before])
+
+    def _current(self) -> Generation:
+        return self._folder.current() if self._moment is None else self._moment
+
+    def _of(self, space: Space, rows: Rows) -> Rows:
+        if rows.version != space.version:
+            raise DataError(
+                f"Rows of version {rows.version} were given to load as version {space.version}."
+            )
+        return self.checked(rows)
+
+    def _add_space(self, space: Space) -> None:
+        with self._folder.writing():
+            there = self._folder.current().record.spaces
+            if space.version not in [other.version for other in there]:
+                spaces = sorted([*there, space], key=lambda other: other.version)
+                self._folder.commit([], spaces=tuple(spaces))
+
+    def _set_side(self, side: str) -> None:
+        with self._folder.writing():
+            if self._folder.current().record.side is None:
+                self._folder.commit([], side=side)
+
+    def _write(self, rows: Rows, checks: Checks) -> None:
+        with self._folder.writing():
+            with self._folder.writer(rows.version) as writer:
+                writer.add(rows, checks)
+                written = writer.finish()
+            self._folder.commit([written])
+            self._tidy()
+
+    def _delete(self, ids: pa.Array) -> None:
+        with self._folder.writing():
+            living = self._folder.current().living(ids.unique())
+            if len(living):
+                self._folder.commit([self._write_deleted(living)])
+                self._tidy()
+
+    def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
+        wanted = Wanted.of(ids)
+        found: dict[int, list[tuple[Rows, Checks]]] = {}
+        for part in self._current().data():
+            which, rows = part.find(wanted)
+            if len(rows):
+                mine = ids if len(which) == len(ids) else ids.take(pa.array(which))
+                found.setdefault(part.version, []).append(part.take(rows, mine))
+        return [_joined(parts) for parts in found.values()]
+
+    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
+        for part in self._folder.current().of(version):
+            yield from part.blocks(size)
+
+    def _nearest(
+        self, version: int, queries: Floats, k: int, ids: pa.Array | None
+    ) -> list[tuple[pa.Array, Floats]]:
+        parts = self._current().of(version)
+        indexes = self._folder.indexes
+        best = Best(len(queries), k)
+        wanted = None if ids is None else Wanted.of(ids)
+        for number, part in enumerate(parts):
+            index = indexes.get(part.record.data.sha256)
+            if not len(queries) or not part.count:
+                continue
+            if wanted is not None:
+                look_at(best, number, part, queries, part.find(wanted)[1])
+            elif index is None or not index.offer(best, number, part, queries, k):
+                look_at_all(best, number, part, queries)
+        return [self._proved(parts, best.rows(i), query) for i, query in enumerate(queries)]
+
+    def _proved(
+        self, parts: list[Part], places: np.ndarray, query: Floats
+    ) -> tuple[pa.Array, Floats]:
+        """Segments and rows [n, 2] that were found as ids, best first, with scores made from copies
+        of the rows that were compared with their checks."""
+        if not len(places):
+            return pa.array([], self.id_type), np.zeros(0, np.float32)
+        ids, scores = [], []
+        for number in np.unique(places[:, 0]):
+            rows, checks = parts[number].take(places[places[:, 0] == number, 1])
+            self._verify(rows, checks)
+            ids.append(rows.ids)
+            with np.errstate(over="ignore", invalid="ignore"):
+                scores.append(rows.vectors @ query)
+        joined = np.concatenate(scores)
+        order = np.argsort(-joined, kind="stable")
+        return pa.concat_arrays(ids).take(pa.array(order)), joined[order]
+
+    # Few segments.
+
+    def _tidy(self) -> None:
+        """Merge segments until there are few. What was written is acknowledged by then, so where
+        there is no room to merge it is left to a later write."""
+        with suppress(OSError):
+            while parts := next_merge(self._folder.current().parts):
+                self._merge(parts)
+
+    def _merge(self, parts: list[Part]) -> None:
+        removed = [part.record for part in parts]
+        if removed[0].version is None:
+            left = self._folder.current().still_deleted(parts)
+            written = [self._write_deleted(left)] if len(left) else []
+        else:
+            with self._folder.writer(removed[0].version) as writer:
+                for part in parts:
+                    for rows, checks in part.blocks(BLOCK):
+                        # What is damaged must not get a new hash.
+                        self._verify(rows, checks)
+                        writer.add(rows, checks)
+                written = [writer.finish()]
+        self._folder.commit(written, removed)
+
+    def _write_deleted(self, ids: pa.Array) -> SegmentRecord:
+        rows = Rows(-1, ids, np.zeros((len(ids), 0), np.float32))
+        with self._folder.writer(None) as writer:
+            writer.add(rows, np.zeros(len(ids), np.uint32))
+            return writer.finish()
+
+
+def _joined(parts: list[tuple[Rows, Checks]]) -> tuple[Rows, Checks]:
+    """Rows of several segments of a version, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = [mine for mine, _ in parts]
+    ids = pa.concat_arrays([mine.ids for mine in rows])
+    vectors = np.concatenate([mine.vectors for mine in rows])
+    return Rows(rows[0].version, ids, vectors), np.concatenate([checks for _, checks in parts])

@@ -1,0 +1,146 @@
+"""Vectors alone, or with integers beside them: .npy and safetensors."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from evergram.errors import DataError
+from evergram.ids import first_missing, missing_sentence
+from evergram.vector_files.base import Block, EmbeddingFile, sentence
+from evergram.vector_files.provenance import ID_TYPE, marks_beside, marks_of, read_beside
+
+
+def companion(path: Path) -> Path:
+    """Where the ids of a file without room for them are: `NAME.ids.txt`, one a line."""
+    return path.with_suffix(".ids.txt")
+
+
+class Plain(EmbeddingFile):
+    """What has vectors alone, or integers beside them; text ids are in a file of their own."""
+
+    _own: pa.Array | None = None
+    has_ids = False
+
+    def _name(self, ids: Path | None) -> None:
+        """Find the ids: those of a file, else the file's own, else the numbers of the rows."""
+        beside = companion(self.path) if ids is None else ids
+        self.has_ids = ids is not None or self._own is not None or beside.is_file()
+        if ids is None and (self._own is not None or not beside.is_file()):
+            return
+        try:
+            lines = beside.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{beside} cannot be read as ids: {sentence(error)}.") from error
+        if lines[-1] == "":
+            lines.pop()
+        if len(lines) != self.rows:
+            raise DataError(
+                f"{beside} has {len(lines)} ids and {self.path} {self.rows} vectors; one id a line "
+                "is needed."
+            )
+        self._own = pa.array(lines, pa.string())
+        line = first_missing(self._own, text_file=True)
+        if line >= 0:
+            where = f"{beside} line {line + 1}"
+            raise DataError(missing_sentence(where, "", lines[line], text_file=True))
+
+    def _as_written(self, id_type: str) -> None:
+        """Take the lines of ids for what they were written from, integers or text."""
+        beside, said = companion(self.path), marks_beside(self.path)
+        if self._own is None:
+            raise DataError(
+                f"{beside} is missing, though {self.path} was written with its ids there; restore "
+                f"it, or remove {said} to take the numbers of the rows for ids."
+            )
+        if id_type != "int64":
+            return
+        try:
+            self._own = pc.cast(self._own, pa.int64())
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"{beside} has an id that is no integer, though {self.path} was written with "
+                f"integers ({sentence(error)}); restore it, or remove {said} to take text for ids."
+            ) from error
+
+    def ids(self) -> pa.Array:
+        return self._own if self._own is not None else pa.array(np.arange(self.rows))
+
+    def _read(self, size: int) -> Iterator[Block]:
+        for start in range(0, self.rows, size):
+            stop = min(start + size, self.rows)
+            if self._own is None:
+                ids = pa.array(np.arange(start, stop))
+            else:
+                ids = self._own.slice(start, stop - start)
+            yield ids, self._slice(start, stop)
+
+    @abstractmethod
+    def _slice(self, start: int, stop: int) -> Tensor:
+        """[stop − start, D]. The file is opened for each, so that no more of it stays mapped."""
+
+
+class NpyVectors(Plain):
+    def __init__(self, path: Path, ids: Path | None) -> None:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if array.ndim != 2 or array.dtype.kind != "f":
+            raise DataError(
+                f"{path} holds {array.dtype} of shape {list(array.shape)}; floats [N, D] are "
+                "needed."
+            )
+        super().__init__(path, *array.shape)
+        said = read_beside(path)
+        self.marks = marks_of(said)
+        self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32
+        self._name(ids)
+        if ids is None and ID_TYPE in said:
+            self._as_written(str(said[ID_TYPE]))
+
+    def _slice(self, start: int, stop: int) -> Tensor:
+        mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        return torch.from_numpy(np.array(mapped[start:stop], dtype=self._dtype, order="C"))
+
+
+class SafetensorsVectors(Plain):
+    def __init__(self, path: Path, id_tensor: str, vector_tensor: str, ids: Path | None) -> None:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            flat = [name for name, shape in shapes.items() if len(shape) == 2]
+            if vector_tensor in flat:
+                self._tensor = vector_tensor
+            elif len(flat) == 1:
+                self._tensor = flat[0]
+            else:
+                has = ", ".join(f"{n} {s}" for n, s in shapes.items()) or "none"
+                raise DataError(
+                    f"{path} has no tensor {vector_tensor!r} of two dims; its tensors are: {has}; "
+                    "name the right one with --vector-column."
+                )
+            kind = file.get_slice(self._tensor)[:0].dtype
+            if not kind.is_floating_point or kind.itemsize == 1:
+                raise DataError(f"{path}: tensor {self._tensor!r} holds {kind}; floats are needed.")
+            self._dtype = torch.float64 if kind == torch.float64 else torch.float32
+            super().__init__(path, *shapes[self._tensor])
+            self.marks = marks_of(file.metadata())
+            if id_tensor in shapes:
+                found = file.get_tensor(id_tensor)
+                if found.shape != (self.rows,) or found.is_floating_point():
+                    raise DataError(
+                        f"{path}: tensor {id_tensor!r} is {found.dtype} {list(found.shape)}; "
+                        f"{self.rows} integers are needed."
+                    )
+                self._own = pa.array(found.to(torch.int64).numpy())
+        self._name(ids)
+
+    def _slice(self, start: int, stop: int) -> Tensor:
+        with safe_open(self.path, framework="pt") as file:
+            found: Tensor = file.get_slice(self._tensor)[start:stop]
+        return found.to(self._dtype)

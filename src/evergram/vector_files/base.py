@@ -1,0 +1,85 @@
+"""What every file of ids and vectors can do, whatever its format."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from torch import Tensor
+
+from evergram.errors import DataError
+from evergram.vector_files.provenance import FINGERPRINT
+
+# Rows held at once: 50 MB of 768 floats.
+BLOCK = 16_384
+
+Block = tuple[pa.Array, Tensor]
+
+
+class EmbeddingFile(ABC):
+    """A file of N ids and vectors [N, D], which is read from its front as often as is asked.
+
+    Args:
+        path: the file.
+        rows, dim: N and D.
+    Attributes:
+        marks: what the file says of itself, see `stores.marks`.
+        has_ids: whether ids were given; if not, they are the numbers of the rows.
+    """
+
+    has_ids = True
+
+    def __init__(self, path: Path, rows: int, dim: int) -> None:
+        if not rows or not dim:
+            raise DataError(f"{path} holds no vectors; it needs at least one row and one dim.")
+        self.path = path
+        self.rows = rows
+        self.dim = dim
+        self.marks: dict[str, str] = {}
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the version whose space the vectors are in, where the file says so."""
+        return self.marks.get(FINGERPRINT)
+
+    @abstractmethod
+    def ids(self) -> pa.Array:
+        """All N ids at once, int64 or string. Raises: DataError: one is missing."""
+
+    @abstractmethod
+    def _read(self, size: int) -> Iterator[Block]:
+        """Blocks of at most `size` rows; their numbers are not looked at yet."""
+
+    def blocks(self, size: int = BLOCK) -> Iterator[Block]:
+        """Ids [b] and vectors [b, D], b ≤ size: float64 where the file has that, else float32.
+
+        Raises: DataError: a vector is missing, of another length, or has a NaN, an infinity or
+            what would be one as float32; the row and its id are named.
+        """
+        start = 0
+        for ids, vectors in self._read(size):
+            # Vectors are published and written as float32.
+            narrow = vectors.float()
+            # One sum finds what is not finite; a sum may also be too large by itself.
+            if not bool(narrow.sum().isfinite()):
+                bad = (~narrow.isfinite()).any(1).nonzero()
+                if len(bad):
+                    row = int(bad[0])
+                    large = bool(vectors[row].isfinite().all())
+                    what = "a number too large for float32" if large else "a NaN or an infinity"
+                    raise self._error(start + row, ids[row], f"has {what}")
+            yield ids, vectors
+            start += len(ids)
+
+    def _error(self, row: int, id_: pa.Scalar, what: str) -> DataError:
+        return DataError(
+            f"{self.path} row {row + 1} (id {id_.as_py()!r}): its vector {what}; "
+            "mend the file or leave the row out."
+        )
+
+
+def sentence(error: Exception) -> str:
+    """What another library says of an error, without its line breaks and full stop."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,64 @@
+"""Ids and vectors from any file: Parquet, Arrow, .npy or safetensors, block by block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+from safetensors import SafetensorError
+
+from evergram.errors import DataError
+from evergram.vector_files.array_files import NpyVectors, SafetensorsVectors, companion
+from evergram.vector_files.base import BLOCK, Block, EmbeddingFile, sentence
+from evergram.vector_files.column_files import ArrowVectors, ParquetVectors
+
+__all__ = ["BLOCK", "Block", "EmbeddingFile", "companion", "open_embeddings", "unknown_format"]
+
+PARQUET = (".parquet", ".pq")
+ARROW = (".arrow", ".feather", ".ipc", ".arrows")
+SUFFIXES = (*PARQUET, *ARROW, ".npy", ".safetensors")
+
+
+def open_embeddings(
+    path: Path, *, id_column: str = "id", vector_column: str = "vector", ids: Path | None = None
+) -> EmbeddingFile:
+    """A file by its suffix: .parquet, .arrow (file or stream), .npy or .safetensors.
+
+    Args:
+        id_column, vector_column: what the columns (safetensors: the tensors) are called there; a
+            safetensors file with one 2-D tensor may call it anything.
+        ids: a text file with one id a line. Where it is None, `NAME.ids.txt` beside a .npy or
+            .safetensors file counts, and where there are no ids at all, the number of the row.
+    Raises: DataError: the file is missing, damaged, empty, of no such format, or lacks a column.
+    """
+    if not path.is_file():
+        what = "is a folder; give one of its files" if path.is_dir() else "is not there"
+        raise DataError(f"{path} {what}.")
+    suffix = path.suffix.lower()
+    if ids is not None and suffix in (*PARQUET, *ARROW):
+        raise DataError(f"{path} has ids of its own; a file of ids goes with .npy or .safetensors.")
+    try:
+        if suffix in PARQUET:
+            return ParquetVectors(path, id_column, vector_column)
+        if suffix in ARROW:
+            return ArrowVectors(path, id_column, vector_column)
+        if suffix == ".npy":
+            return NpyVectors(path, ids)
+        if suffix == ".safetensors":
+            return SafetensorsVectors(path, id_column, vector_column, ids)
+    except (OSError, ValueError, EOFError, pa.ArrowException, SafetensorError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} cannot be read: {sentence(error)}.") from error
+    raise unknown_format(path)
+
+
+def unknown_format(path: Path) -> DataError:
+    """What to say of a suffix that is not known."""
+    known = ", ".join(SUFFIXES)
+    if path.suffix.lower() == ".csv":
+        return DataError(
+            f"{path}: vectors are written as CSV for other programs, and not read from it; give a "
+            f"file that ends in one of {known}."
+        )
+    return DataError(f"{path} is of no known format; the known ones end in {known}.")

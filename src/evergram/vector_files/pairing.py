@@ -1,0 +1,124 @@
+"""Two files of vectors of the same objects, side by side."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from evergram.errors import DataError
+from evergram.vector_files.open_embeddings import BLOCK, EmbeddingFile
+
+
+class Pairing:
+    """The objects that two files have in common.
+
+    Memory: the ids of both files and eight bytes a common object. The vectors pass in blocks: where
+    the common objects are in the same order, from both files at once; otherwise the smaller file's
+    are first put into a temporary file (where $TMPDIR says), which is mapped, not read.
+
+    Args:
+        old, new: the files.
+    Attributes:
+        ids: of the common objects, in the order of `blocks`.
+        only_old, only_new: objects that one file has alone.
+        in_order: whether no temporary file is needed.
+    Raises: DataError: an id is there twice in one file, or none is in both.
+    """
+
+    def __init__(self, old: EmbeddingFile, new: EmbeddingFile) -> None:
+        old_ids, new_ids = old.ids(), new.ids()
+        if old_ids.type != new_ids.type:
+            old_ids, new_ids = old_ids.cast(pa.string()), new_ids.cast(pa.string())
+        for file, ids in ((old, old_ids), (new, new_ids)):
+            refuse_repeats(file, ids)
+        self._old, self._new = old, new
+        self._old_leads = old.rows * old.dim > new.rows * new.dim
+        lead, other = (old_ids, new_ids) if self._old_leads else (new_ids, old_ids)
+        place = pc.fill_null(pc.index_in(lead, value_set=other), -1)
+        place = place.to_numpy(zero_copy_only=False)
+        self._kept = place >= 0
+        # Rows of the other file, in the leading file's order.
+        self._place = place[self._kept].astype(np.int64)
+        if not len(self._place):
+            raise DataError(
+                f"{old.path} and {new.path} have no id in common (the first has ids such as "
+                f"{old_ids[0].as_py()!r}, the second such as {new_ids[0].as_py()!r}); "
+                "vectors of the same objects are needed."
+            )
+        self.ids = lead.filter(pa.array(self._kept))
+        self.in_order = bool((np.diff(self._place) > 0).all())
+        self.only_old = old.rows - len(self)
+        self.only_new = new.rows - len(self)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def blocks(self, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
+        """Old [b, D_old] and new [b, D_new] of all common objects, in the order of `ids`.
+
+        Raises: DataError: as `EmbeddingFile.blocks`; or there is no room for the temporary file.
+        """
+        lead, other = (self._old, self._new) if self._old_leads else (self._new, self._old)
+        leading = _kept(lead, self._kept, size)
+        if self.in_order:
+            wanted = np.zeros(other.rows, dtype=bool)
+            wanted[self._place] = True
+            following = _kept(other, wanted, size)
+        else:
+            following = _in_order_of(other, self._place, size)
+        for one, two in zip(leading, following, strict=True):
+            yield (one, two) if self._old_leads else (two, one)
+
+
+def _kept(file: EmbeddingFile, kept: np.ndarray, size: int) -> Iterator[Tensor]:
+    """The rows of a file that are kept, in blocks of exactly `size` but for the last."""
+    waiting: list[Tensor] = []
+    start = number = 0
+    for _, vectors in file.blocks(size):
+        mask = kept[start : start + len(vectors)]
+        start += len(vectors)
+        waiting.append(vectors if mask.all() else vectors[torch.from_numpy(mask)])
+        number += len(waiting[-1])
+        if number >= size:
+            whole = torch.cat(waiting) if len(waiting) > 1 else waiting[0]
+            yield whole[:size]
+            waiting, number = [whole[size:]], number - size
+    if number:
+        yield torch.cat(waiting)
+
+
+def _in_order_of(file: EmbeddingFile, rows: np.ndarray, size: int) -> Iterator[Tensor]:
+    """The given rows of a file, in any order, in blocks of `size`."""
+    try:
+        with tempfile.TemporaryFile() as spool:
+            kind = np.dtype(np.float32)
+            for _, vectors in file.blocks(size):
+                array = vectors.numpy()
+                kind = array.dtype
+                spool.write(array.data)
+            spool.flush()
+            mapped = np.memmap(spool, dtype=kind, mode="r", shape=(file.rows, file.dim))
+            for start in range(0, len(rows), size):
+                yield torch.from_numpy(np.array(mapped[rows[start : start + size]]))
+    except OSError as error:
+        raise DataError(
+            f"{file.path} is in another order, and its temporary copy in {tempfile.gettempdir()} "
+            f"cannot be written: {error.strerror or error}; set TMPDIR to where there is room."
+        ) from error
+
+
+def refuse_repeats(file: EmbeddingFile, ids: pa.Array) -> None:
+    """Raises: DataError: an id of a file is there twice."""
+    if pc.count_distinct(ids).as_py() < len(ids):
+        counts = pc.value_counts(ids)
+        twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")
+        raise DataError(
+            f"{file.path} has {len(twice)} ids more than once, such as {twice[0].as_py()!r}; "
+            "leave one row of each."
+        )

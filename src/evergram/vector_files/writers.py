@@ -1,0 +1,274 @@
+"""Ids and vectors into any of the formats that are read, and into CSV, block by block."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+from torch import Tensor
+
+from evergram.errors import DataError
+from evergram.vector_files.open_embeddings import (
+    ARROW,
+    PARQUET,
+    SUFFIXES,
+    Block,
+    companion,
+)
+from evergram.vector_files.parquet import vectors_to_arrow, write_embeddings
+from evergram.vector_files.provenance import ID_TYPE, marks_beside
+
+NPY_HEADER = 128
+SAFETENSORS_HEADER = 1024
+
+CSV = ".csv"
+WRITTEN = (*SUFFIXES, CSV)
+
+
+def write_vectors(
+    path: Path,
+    blocks: Iterable[Block],
+    marks: Mapping[str, str] | None = None,
+    *,
+    overwrite: bool = True,
+    named: bool = True,
+) -> int:
+    """Write ids and float32 vectors in the format that the name's suffix says, in their order.
+
+    The file appears whole or not at all. Parquet and Arrow get columns `id` and `vector`, CSV a
+    column `id` and one for each dim, `vector_0` and so on. An .npy file gets its ids beside it, in
+    `NAME.ids.txt`, which is put in place first, and a safetensors file those that are text; it
+    holds integers itself, as tensor `id`.
+
+    Args:
+        blocks: ids [b] and vectors [b, D].
+        marks: what the file says of itself, see `stores.marks`: in its metadata, or beside it in
+            `NAME.npy.json` or `NAME.csv.json`.
+        overwrite: whether to write over what is there, be it the file or one beside it.
+        named: False where the ids are only the numbers of rows: an .npy file then has no ids beside
+            it, as these would be taken for a version's own.
+    Returns: rows written.
+    Raises: DataError: a format that there is not, a folder that cannot be written, nothing to
+        write, a file that is there, or an id with a line break in it where ids are lines.
+    """
+    check_writable(path, overwrite=overwrite)
+    suffix = path.suffix.lower()
+    if suffix == CSV:
+        return _write_csv(path, blocks, marks)
+    if suffix in PARQUET:
+        return write_embeddings(path, blocks, marks)
+    if suffix in ARROW:
+        return _write_arrow(path, blocks, marks)
+    if suffix == ".npy":
+        return _write_npy(path, blocks, marks, named)
+    blocks = iter(blocks)
+    first = next(blocks, None)
+    if first is not None and not overwrite and not pa.types.is_integer(first[0].type):
+        _refuse_existing([companion(path)])
+    every = blocks if first is None else chain([first], blocks)
+    return _write_safetensors(path, every, marks)
+
+
+def check_writable(path: Path, *, overwrite: bool = True) -> None:
+    """Before the work begins.
+
+    Args:
+        overwrite: whether a file that is there may be written over.
+    Raises: DataError: no such format, no such folder, or a file that is there.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the path of a file to write.")
+    suffix = path.suffix.lower()
+    if suffix not in WRITTEN:
+        raise DataError(
+            f"{path} is of no known format; the known ones end in {', '.join(WRITTEN)}."
+        )
+    if not path.parent.is_dir():
+        raise DataError(f"{path.parent} is not there; make the folder first.")
+    if not overwrite:
+        beside = {".npy": [companion(path), marks_beside(path)], CSV: [marks_beside(path)]}
+        _refuse_existing([path, *beside.get(suffix, [])])
+
+
+def _refuse_existing(paths: Iterable[Path]) -> None:
+    there = next((path for path in paths if path.exists()), None)
+    if there is not None:
+        raise DataError(
+            f"{there} is there already and is not written over; give another name, or --force (in "
+            "Python overwrite=True)."
+        )
+
+
+def _write_arrow(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None) -> int:
+    opener = pa.ipc.new_stream if path.suffix.lower() == ".arrows" else pa.ipc.new_file
+    writer = None
+    rows = 0
+    with _beside(path) as part:
+        try:
+            for ids, vectors in blocks:
+                columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
+                batch = pa.record_batch(columns, metadata=marks or None)
+                if writer is None:
+                    writer = opener(str(part), batch.schema)
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        finally:
+            if writer is not None:
+                writer.close()
+        _refuse_none(path, rows)
+    return rows
+
+
+def _write_csv(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None) -> int:
+    writer: pyarrow.csv.CSVWriter | None = None
+    rows = 0
+    with _beside(marks_beside(path)) as said, _beside(path) as part:
+        try:
+            for ids, vectors in blocks:
+                # Each number has as many digits as it takes to read the same float32 again.
+                columns = np.ascontiguousarray(vectors.float().cpu().numpy().T)
+                names = ["id", *(f"vector_{i}" for i in range(len(columns)))]
+                batch = pa.record_batch([ids, *map(pa.array, columns)], names=names)
+                if writer is None:
+                    writer = pyarrow.csv.CSVWriter(str(part), batch.schema)
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        finally:
+            if writer is not None:
+                writer.close()
+        _refuse_none(path, rows)
+        _write_marks(path, said, dict(marks or {}))
+    return rows
+
+
+def _write_npy(
+    path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None, named: bool
+) -> int:
+    names, said = companion(path), marks_beside(path)
+    with _beside(said) as said_part, _beside(path) as part, _beside(names) as text:
+        ids = _write_plain(path, part, text, blocks, NPY_HEADER, _npy_header)
+        kind = "string" if ids.integers is None else "int64"
+        _write_marks(path, said_part, {**(marks or {}), **({ID_TYPE: kind} if named else {})})
+        if not named:
+            text.unlink()
+            names.unlink(missing_ok=True)
+    return ids.rows
+
+
+def _write_safetensors(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None) -> int:
+    finish = partial(_safetensors_header, marks=marks)
+    with _beside(path) as part, _beside(companion(path)) as text:
+        ids = _write_plain(path, part, text, blocks, SAFETENSORS_HEADER, finish)
+        if ids.integers is not None:
+            text.unlink()  # They are inside, and what is there beside may be another file's.
+    return ids.rows
+
+
+def _write_plain(
+    path: Path,
+    part: Path,
+    text: Path,
+    blocks: Iterable[Block],
+    header: int,
+    finish: Callable[[IO[bytes], _Ids, int], None],
+) -> _Ids:
+    """Room for a header, the vectors, and then the header, once it is known what it says."""
+    with part.open("wb") as file, text.open("w", encoding="utf-8", newline="\n") as lines:
+        ids, dim = _Ids(path, lines), 0
+        file.write(bytes(header))
+        for some, vectors in blocks:
+            ids.add(some)
+            dim = vectors.shape[1]
+            file.write(_bytes_of(vectors))
+        _refuse_none(path, ids.rows)
+        finish(file, ids, dim)
+    return ids
+
+
+def _write_marks(path: Path, part: Path, marks: Mapping[str, str]) -> None:
+    """Write what a file says of itself, to be put beside it after it is in its place."""
+    # What is there is said of the vectors that are about to go.
+    marks_beside(path).unlink(missing_ok=True)
+    if marks:
+        part.write_text(json.dumps(marks, indent=2) + "\n", encoding="utf-8")
+
+
+class _Ids:
+    """What has been seen of the ids, and the lines of them."""
+
+    def __init__(self, path: Path, text: IO[str]) -> None:
+        self.rows = 0
+        # None where they are text.
+        self.integers: list[np.ndarray] | None = []
+        self._path, self._text = path, text
+
+    def add(self, ids: pa.Array) -> None:
+        if pa.types.is_integer(ids.type):
+            if self.integers is not None:
+                self.integers.append(ids.to_numpy(zero_copy_only=False))
+        else:
+            self.integers = None
+        lines = [str(i) for i in ids.to_pylist()]
+        bad = next((line for line in lines if "\n" in line or "\r" in line), None)
+        if bad is not None:
+            raise DataError(
+                f"{self._path}: id {bad!r} has a line break, and ids would be lines of a text "
+                "file; write Parquet or Arrow."
+            )
+        self._text.writelines(line + "\n" for line in lines)
+        self.rows += len(ids)
+
+
+def _npy_header(file: IO[bytes], ids: _Ids, dim: int) -> None:
+    """NumPy's format 1.0, with spaces up to 128 bytes."""
+    fields = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({ids.rows}, {dim}), }}"
+    start = b"\x93NUMPY\x01\x00" + (NPY_HEADER - 10).to_bytes(2, "little")
+    file.seek(0)
+    file.write(start + fields.ljust(NPY_HEADER - 11).encode() + b"\n")
+
+
+def _safetensors_header(
+    file: IO[bytes], ids: _Ids, dim: int, marks: Mapping[str, str] | None
+) -> None:
+    end = 4 * ids.rows * dim
+    tensors: dict[str, Any] = {"__metadata__": dict(marks)} if marks else {}
+    tensors["vector"] = {"dtype": "F32", "shape": [ids.rows, dim], "data_offsets": [0, end]}
+    if ids.integers is not None:
+        for values in ids.integers:
+            file.write(values.astype("<i8").tobytes())
+        place = [end, end + 8 * ids.rows]
+        tensors["id"] = {"dtype": "I64", "shape": [ids.rows], "data_offsets": place}
+    length = SAFETENSORS_HEADER - 8
+    file.seek(0)
+    file.write(length.to_bytes(8, "little") + json.dumps(tensors).encode().ljust(length))
+
+
+def _bytes_of(vectors: Tensor) -> memoryview:
+    return np.ascontiguousarray(vectors.float().cpu().numpy(), dtype="<f4").data.cast("B")
+
+
+def _refuse_none(path: Path, rows: int) -> None:
+    if not rows:
+        raise DataError(f"There are no embeddings to write to {path}.")
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A file to fill; renamed into its place when all went well, if it is still there."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        if part.exists():
+            part.replace(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,68 @@
+"""What is published of a closed form, and how many pairs it asks for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from evergram.compatibility.closed_form_fit import KINDS, fit_closed_form, pairs_needed
+from evergram.compatibility.second_moments import SecondMoments
+from evergram.errors import ShapeError
+
+
+def randn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def noisy(seed: int, rows: int) -> tuple[SecondMoments, Tensor, Tensor]:
+    """Pairs of one planted map from 8 to 5 dims, and an offset."""
+    new = randn(seed, rows, 8) + 0.5
+    old = new @ randn(1000, 8, 5) + 2 + 2 * randn(seed + 1, rows, 5)
+    found = SecondMoments(5, 8)
+    found.add(old, new)
+    return found, old, new
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_transform_is_what_was_fitted(kind: str, scaled: bool) -> None:
+    moments, _, new = noisy(0, 60)
+    found = fit_closed_form(kind, moments, noisy(2, 30)[0], rank=3, scaled=scaled)
+    expected = "linear" if kind == "orthogonal" and scaled else kind
+    assert found.transform.kind == expected
+    assert (found.offset is not None) == (kind == "affine")
+    offset = torch.zeros(5) if found.offset is None else found.offset
+    with torch.no_grad():
+        mapped = found.transform(new.float())
+    torch.testing.assert_close(mapped.double(), new @ found.weight.T + offset, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["linear", "affine", "low_rank"])
+def test_the_ridge_is_chosen_on_the_held_and_then_all_are_fitted_to(kind: str) -> None:
+    few, more = noisy(0, 12)[0], noisy(2, 200)[0]
+    both = SecondMoments(5, 8)
+    both.merge(few)
+    both.merge(more)
+    free = fit_closed_form(kind, few, rank=3)
+    chosen = fit_closed_form(kind, few, more, rank=3)
+    assert free.ridge == 0 < chosen.ridge
+    assert few.count == 12  # neither was changed
+    assert more.count == 200
+    # Twelve pairs alone are far worse than all.
+    assert both.error(chosen.weight, chosen.offset) < 0.7 * both.error(free.weight, free.offset)
+
+
+def test_another_kind_is_refused() -> None:
+    with pytest.raises(ShapeError, match="'residual_mlp' has no closed form"):
+        fit_closed_form("residual_mlp", noisy(0, 12)[0])
+
+
+def test_pairs_are_three_for_each_number_of_a_coordinate() -> None:
+    # From 384 to 300 dims: 384 numbers each; with an offset one more.
+    assert pairs_needed("linear", 300, 384) == 1152
+    assert pairs_needed("affine", 300, 384) == 1155
+    # 300 · 384 − 300 · 301 / 2 free numbers of 300 orthonormal rows, over 300 coordinates.
+    assert pairs_needed("orthogonal", 300, 384) == 701
+    # 16 · (300 + 384 − 16) / 300 = 35.6
+    assert pairs_needed("low_rank", 300, 384, 16) == 107

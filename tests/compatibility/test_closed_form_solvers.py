@@ -1,0 +1,297 @@
+"""Closed forms against other algorithms: least squares on the rows, descent, alternation, luck."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from evergram.compatibility.alignment_loss import history_metric
+from evergram.compatibility.closed_form_solvers import (
+    Spectrum,
+    affine,
+    choose_ridge,
+    polar,
+    procrustes,
+    reduced_rank,
+    ridge,
+)
+from evergram.compatibility.second_moments import SecondMoments
+from evergram.errors import ShapeError
+
+SEEDS = st.integers(0, 10**6)
+
+
+def randn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def pairs(seed: int, rows: int, old_dim: int, new_dim: int) -> tuple[Tensor, Tensor]:
+    new = randn(seed, rows, new_dim) + 0.7
+    return new @ randn(seed + 1, new_dim, old_dim) + randn(seed + 2, rows, old_dim) - 0.4, new
+
+
+def moments_of(old: Tensor, new: Tensor) -> SecondMoments:
+    found = SecondMoments(old.shape[1], new.shape[1])
+    found.add(old, new)
+    return found
+
+
+def metric_of(seed: int, dim: int) -> Tensor:
+    """S of a history of two steps."""
+    return history_metric([randn(seed, 3, 2), randn(seed + 1, 2, dim)], 3)
+
+
+def with_ridge(old: Tensor, new: Tensor, rho: float) -> Tensor:
+    """Least squares on the rows themselves; a ridge is D more rows, √(nρ) I against zeros."""
+    more = (len(new) * rho) ** 0.5 * torch.eye(new.shape[1], dtype=torch.float64)
+    rows = torch.cat([new, more])
+    wanted = torch.cat([old, torch.zeros(len(more), old.shape[1], dtype=torch.float64)])
+    solution: Tensor = torch.linalg.lstsq(rows, wanted).solution
+    return solution.T
+
+
+def random_orthonormal(seed: int, old_dim: int, new_dim: int) -> Tensor:
+    return polar(randn(seed, old_dim, new_dim))
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.01, 3.0])
+@pytest.mark.parametrize(("old_dim", "new_dim"), [(3, 5), (5, 3), (4, 4)])
+def test_ridge_is_least_squares_on_the_rows(old_dim: int, new_dim: int, rho: float) -> None:
+    old, new = pairs(0, 40, old_dim, new_dim)
+    found = ridge(Spectrum.of(moments_of(old, new)), rho)
+    torch.testing.assert_close(found, with_ridge(old, new, rho), rtol=1e-8, atol=1e-10)
+
+
+def test_affine_is_least_squares_with_a_column_of_ones() -> None:
+    old, new = pairs(0, 40, 3, 5)
+    moments = moments_of(old, new)
+    weight, offset = affine(moments, ridge(Spectrum.of(moments, centred=True)))
+    wide = torch.cat([new, torch.ones(40, 1, dtype=torch.float64)], dim=1)
+    expected = torch.linalg.lstsq(wide, old).solution.T
+    torch.testing.assert_close(weight, expected[:, :-1], rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(offset, expected[:, -1], rtol=1e-8, atol=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SEEDS)
+def test_single_and_multi_step_share_their_minimiser_without_ridge(seed: int) -> None:
+    """Since S ≻ 0 it drops out of S W C = S C_{k-1,k}; with ridge it does not."""
+    old, new = pairs(seed, 30, 4, 5)
+    moments, metric = moments_of(old, new), metric_of(seed + 9, 4)
+    single, multi = Spectrum.of(moments), Spectrum.of(moments, metric)
+    torch.testing.assert_close(ridge(multi), ridge(single), rtol=1e-7, atol=1e-8)
+    apart = (ridge(multi, 1.0) - ridge(single, 1.0)).norm() / ridge(single, 1.0).norm()
+    assert apart > 1e-3
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+def test_multi_step_ridge_is_where_descent_ends(rho: float) -> None:
+    """The loss of [BC] Eq. (10) row by row, by autograd and L-BFGS, to its minimum."""
+    old, new = pairs(4, 30, 4, 3)
+    steps = [randn(1, 3, 2), randn(2, 2, 4)]
+    metric = history_metric(steps, 3)
+    found = ridge(Spectrum.of(moments_of(old, new), metric), rho)
+    weight = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
+
+    def loss() -> Tensor:
+        delta = new @ weight.T - old
+        once = delta @ steps[1].T
+        twice = once @ steps[0].T
+        squared = sum(d.square().sum(1).mean() for d in (delta, once, twice))
+        return squared + rho * weight.square().sum()
+
+    optimizer = torch.optim.LBFGS(
+        [weight], max_iter=500, tolerance_grad=1e-12, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        return float(value.detach())
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(found, weight.detach(), rtol=1e-5, atol=1e-6)
+    # The normal equations of method.md.
+    new_new, cross, _ = moments_of(old, new).second()
+    torch.testing.assert_close(metric @ found @ new_new + rho * found, metric @ cross)
+
+
+def test_a_planted_map_is_found_exactly() -> None:
+    new, planted, offset = randn(0, 50, 6), randn(1, 4, 6), randn(2, 4)
+    linear = ridge(Spectrum.of(moments_of(new @ planted.T, new)))
+    torch.testing.assert_close(linear, planted, rtol=1e-10, atol=1e-11)
+    moments = moments_of(new @ planted.T + offset, new)
+    weight, found = affine(moments, ridge(Spectrum.of(moments, centred=True)))
+    torch.testing.assert_close(weight, planted, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(found, offset, rtol=1e-10, atol=1e-11)
+
+
+def test_the_way_forward_is_the_same_fit_with_the_roles_exchanged() -> None:
+    old, new = pairs(0, 40, 3, 5)
+    forward = ridge(Spectrum.of(moments_of(old, new).swapped()), 0.1)
+    torch.testing.assert_close(forward, with_ridge(new, old, 0.1), rtol=1e-8, atol=1e-10)
+
+
+class TestSingular:
+    """Trap 11: C_kk without an inverse."""
+
+    def test_fewer_rows_than_dims_give_the_solution_of_least_norm(self) -> None:
+        old, new = pairs(0, 4, 3, 9)
+        found = ridge(Spectrum.of(moments_of(old, new)))
+        torch.testing.assert_close(found, (torch.linalg.pinv(new) @ old).T, rtol=1e-6, atol=1e-8)
+
+    def test_constant_and_repeated_columns(self) -> None:
+        old, new = pairs(0, 40, 3, 5)
+        new[:, 1], new[:, 3] = 1000.1, new[:, 0]
+        moments = moments_of(old, new)
+        found = ridge(Spectrum.of(moments))
+        torch.testing.assert_close(found, (torch.linalg.pinv(new) @ old).T, rtol=1e-4, atol=1e-6)
+        # About the means the constant column is nothing but rounding, and must count for nothing.
+        weight, _ = affine(moments, ridge(Spectrum.of(moments, centred=True)))
+        assert float(weight[:, 1].abs().max()) * 1e3 < 1e-8
+        error = moments.error(*affine(moments, weight))
+        ones = torch.cat([new[:, [0, 2, 4]], torch.ones(40, 1, dtype=torch.float64)], dim=1)
+        best = ones @ torch.linalg.lstsq(ones, old).solution - old
+        assert error == pytest.approx(float(best.square().sum(1).mean()), rel=1e-6)
+
+    def test_all_zeros_are_mapped_to_zero(self) -> None:
+        spectrum = Spectrum.of(moments_of(torch.zeros(5, 2), torch.zeros(5, 3)))
+        assert ridge(spectrum).tolist() == [[0.0] * 3] * 2
+
+    @settings(max_examples=20, deadline=None)
+    @given(SEEDS)
+    def test_the_ridge_is_judged_on_pairs_it_was_not_fitted_to(self, seed: int) -> None:
+        """Twelve noisy pairs of ten dims: what fits them best is far off on others."""
+        planted = randn(seed + 5, 4, 10)
+
+        def some(number: int, rows: int) -> tuple[Tensor, Tensor]:
+            new = randn(seed + number, rows, 10)
+            return new @ planted.T + 3 * randn(seed + number + 1, rows, 4), new
+
+        seen, held = moments_of(*some(10, 12)), moments_of(*some(20, 500))
+        spectrum = Spectrum.of(seen)
+        rho = choose_ridge(lambda r: (ridge(spectrum, r), None), spectrum.unit, held)
+        chosen, none = ridge(spectrum, rho), ridge(spectrum)
+        assert rho > 0
+        assert seen.error(none) < seen.error(chosen)
+        assert held.error(chosen) < held.error(none)
+
+    def test_without_noise_no_ridge_is_wanted(self) -> None:
+        new, planted = randn(0, 60, 5), randn(1, 3, 5)
+        old = new @ planted.T
+        spectrum = Spectrum.of(moments_of(old[:40], new[:40]))
+        held = moments_of(old[40:], new[40:])
+        assert choose_ridge(lambda r: (ridge(spectrum, r), None), spectrum.unit, held) == 0
+
+
+class TestProcrustes:
+    @settings(max_examples=25, deadline=None)
+    @given(SEEDS, st.sampled_from([(4, 4), (5, 3), (3, 5)]), st.booleans(), st.booleans())
+    def test_no_random_orthonormal_matrix_is_better(
+        self, seed: int, dims: tuple[int, int], scaled: bool, multi: bool
+    ) -> None:
+        old_dim, new_dim = dims
+        turn = random_orthonormal(seed, old_dim, new_dim)
+        new = randn(seed + 1, 40, new_dim) * torch.linspace(0.5, 2, new_dim, dtype=torch.float64)
+        old = 1.5 * new @ turn.T + 0.5 * randn(seed + 2, 40, old_dim)
+        moments = moments_of(old, new)
+        metric = metric_of(seed + 7, old_dim) if multi else None
+        found, scale = procrustes(moments, metric, scaled=scaled, rounds=2000, tolerance=1e-12)
+        small = found.T if new_dim < old_dim else found
+        eye = torch.eye(len(small), dtype=torch.float64)
+        torch.testing.assert_close(small @ small.T, eye, rtol=0, atol=1e-10)
+        assert scaled or scale == 1.0
+        best = moments.error(scale * found, metric=metric)
+        for i in range(30):
+            # Anywhere, and near what was found.
+            far = random_orthonormal(seed + 100 + i, old_dim, new_dim)
+            near = polar(found + 0.05 * randn(seed + 200 + i, old_dim, new_dim))
+            for other in (far, near):
+                assert best <= moments.error(scale * other, metric=metric) + 1e-6 * moments.power
+        if scaled:
+            for factor in (0.99, 1.01):
+                assert best <= moments.error(factor * scale * found, metric=metric)
+
+    def test_a_planted_turn_is_found(self) -> None:
+        turn, new = random_orthonormal(0, 6, 6), randn(1, 50, 6)
+        found, scale = procrustes(moments_of(2.5 * new @ turn.T, new), scaled=True)
+        torch.testing.assert_close(found, turn, rtol=0, atol=1e-10)
+        assert scale == pytest.approx(2.5)
+
+    def test_into_fewer_dims_the_rounds_improve_on_the_first(self) -> None:
+        turn = random_orthonormal(3, 3, 6)
+        new = randn(4, 60, 6) * torch.tensor([3, 2, 1, 1, 0.5, 0.2], dtype=torch.float64)
+        moments = moments_of(new @ turn.T, new)
+        first, _ = procrustes(moments, rounds=0)
+        found, _ = procrustes(moments, rounds=5000, tolerance=1e-14)
+        assert moments.error(first) > 0.1 * moments.power
+        assert moments.error(found) < 1e-6 * moments.power
+        torch.testing.assert_close(found, turn, rtol=0, atol=0.01)
+
+    def test_an_undetermined_direction_is_filled_up(self) -> None:
+        found, _ = procrustes(moments_of(torch.zeros(5, 3), randn(0, 5, 3)))
+        torch.testing.assert_close(found @ found.T, torch.eye(3, dtype=torch.float64))
+
+
+class TestReducedRank:
+    @settings(max_examples=15, deadline=None)
+    @given(SEEDS, st.integers(1, 3), st.sampled_from([0.0, 0.2]), st.booleans())
+    def test_alternation_ends_there(self, seed: int, rank: int, rho: float, multi: bool) -> None:
+        """L for fixed R and R for fixed L, in turn, each by solving its normal equations."""
+        old, new = pairs(seed, 60, 4, 5)
+        moments = moments_of(old, new)
+        metric = metric_of(seed + 7, 4) if multi else torch.eye(4, dtype=torch.float64)
+        new_new, cross, _ = moments.second()
+        ridged = new_new + rho * torch.eye(5, dtype=torch.float64)
+
+        def loss(weight: Tensor) -> float:
+            extra = rho * float(((metric @ weight) * weight).sum())
+            return moments.error(weight, metric=metric) + extra
+
+        left, right = reduced_rank(Spectrum.of(moments, metric), rank, rho)
+        assert left.shape == (4, rank)
+        assert right.shape == (rank, 5)
+        reached = []
+        for start in range(3):
+            factor = randn(seed + 50 + start, rank, 5)
+            for _ in range(300):
+                other = torch.linalg.solve(factor @ ridged @ factor.T, factor @ cross.T).T
+                inner = torch.linalg.solve(other.T @ metric @ other, other.T @ metric @ cross)
+                factor = torch.linalg.solve(ridged, inner.T).T
+            reached.append(loss(other @ factor))
+        assert loss(left @ right) <= min(reached) * (1 + 1e-9)
+        assert min(reached) == pytest.approx(loss(left @ right), rel=1e-3)
+
+    def test_at_full_rank_it_is_ridge(self) -> None:
+        spectrum = Spectrum.of(moments_of(*pairs(0, 30, 3, 5)))
+        left, right = reduced_rank(spectrum, 3, 0.3)
+        torch.testing.assert_close(left @ right, ridge(spectrum, 0.3))
+
+    def test_under_a_rank_the_metric_matters_even_without_ridge(self) -> None:
+        """method.md: single- and multi-step losses differ with ridge, rank or orthogonality."""
+        moments = moments_of(*pairs(0, 30, 4, 5))
+        weights = []
+        for spectrum in (Spectrum.of(moments), Spectrum.of(moments, metric_of(3, 4))):
+            left, right = reduced_rank(spectrum, 2)
+            weights.append(left @ right)
+        assert float((weights[0] - weights[1]).norm()) > 1e-2 * float(weights[0].norm())
+
+    def test_singular_moments(self) -> None:
+        old, new = pairs(0, 4, 3, 9)
+        left, right = reduced_rank(Spectrum.of(moments_of(old, new)), 3)
+        expected = (torch.linalg.pinv(new) @ old).T
+        torch.testing.assert_close(left @ right, expected, rtol=1e-6, atol=1e-8)
+
+    @pytest.mark.parametrize("rank", [0, 4])
+    def test_a_rank_out_of_range_is_refused(self, rank: int) -> None:
+        with pytest.raises(ShapeError, match="1 to 3"):
+            reduced_rank(Spectrum.of(moments_of(*pairs(0, 30, 3, 5))), rank)
+
+
+def test_a_metric_of_another_dim_is_refused() -> None:
+    with pytest.raises(ShapeError, match="the old dim is 3"):
+        Spectrum.of(moments_of(*pairs(0, 30, 3, 5)), torch.eye(5))

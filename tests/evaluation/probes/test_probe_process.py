@@ -1,0 +1,368 @@
+"""Probes that loop, swallow memory, die or lie: each is a sentence, and the publisher goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_tensors
+from tests.evaluation import onnx_graphs as graphs
+from tests.evaluation.onnx_graphs import DIM
+
+from evergram.errors import DataError
+from evergram.evaluation.probes import probe_process as module
+from evergram.evaluation.probes.onnx_external import (
+    DATA_LOCATION,
+    EXTERNAL_DATA,
+    FIELDS,
+    has_external_data,
+)
+from evergram.evaluation.probes.probe_models import LinearModel
+from evergram.evaluation.probes.probe_process import Limits, ProbeFiles, ProbeProcess
+
+ROWS = 40
+VECTORS = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
+LABEL = VECTORS.sum(axis=1) > 0
+LIMITS = Limits()
+
+
+def files_of(folder: Path, model: bytes, suffix: str = ".onnx") -> ProbeFiles:
+    path, data = folder / f"model{suffix}", folder / "data.parquet"
+    path.write_bytes(model)
+    pq.write_table(pa.table({"id": range(ROWS), "label": LABEL}), data)
+    digests = [hashlib.sha256(p.read_bytes()).hexdigest() for p in (path, data)]
+    return ProbeFiles(path, digests[0], data, digests[1])
+
+
+def value_of(files: ProbeFiles, limits: Limits = LIMITS, metric: str = "auc") -> float:
+    with ProbeProcess(files, metric, limits) as process:
+        assert process.ids().to_pylist() == list(range(ROWS))
+        return process.value(np.ones(ROWS, dtype=bool), VECTORS)
+
+
+def replaced(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> ProbeFiles:
+    """Good files, and another program in the place of the one that runs them: a model has taken
+    that one over."""
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return files_of(folder, graphs.plain().SerializeToString())
+
+
+def test_a_plain_model_is_run(tmp_path: Path) -> None:
+    files = files_of(tmp_path, graphs.plain().SerializeToString())
+    assert value_of(files) == 1.0
+    some = np.arange(ROWS) % 2 == 0
+    with ProbeProcess(files, "auc", LIMITS) as process:
+        process.ids()
+        assert process.value(some, VECTORS[some]) == 1.0
+
+
+def test_a_model_that_never_ends_is_ended(tmp_path: Path) -> None:
+    files = files_of(tmp_path, graphs.looping().SerializeToString())
+    process = ProbeProcess(files, "auc", LIMITS)
+    with process:
+        process.ids()
+        process._left = 1.0
+        message = (
+            r"model.onnx cannot be used as a probe: it did not answer within 60 seconds \(EVERG"
+        )
+        with pytest.raises(DataError, match=message):
+            process.value(np.ones(ROWS, dtype=bool), VECTORS)
+    assert process._process.returncode == -signal.SIGKILL
+
+
+def test_a_program_that_does_not_even_start_in_time_is_ended(tmp_path: Path) -> None:
+    files = files_of(tmp_path, graphs.plain().SerializeToString())
+    with pytest.raises(DataError, match=r"within 0\.001 seconds"):
+        value_of(files, Limits(seconds=0.001))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no limit of memory")
+def test_a_model_that_takes_too_much_memory_is_refused_it(tmp_path: Path) -> None:
+    files = files_of(tmp_path, graphs.hungry().SerializeToString())
+    with pytest.raises(DataError, match=r"it needs more than 200 MiB of memory \(EVERGRAM_PROBE_M"):
+        value_of(files, Limits(mib=200))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no limit of memory")
+def test_an_evaluation_file_that_takes_too_much_memory_is_refused_it(tmp_path: Path) -> None:
+    """A few kilobytes of Parquet may say the same text a million times."""
+    files = files_of(tmp_path, graphs.plain().SerializeToString())
+    text = pa.array(["x" * 10_000]).take(pa.array(np.zeros(50_000, np.int64)))
+    pq.write_table(pa.table({"id": text, "label": np.zeros(50_000)}), files.data)
+    assert files.data.stat().st_size < 100_000
+    digest = hashlib.sha256(files.data.read_bytes()).hexdigest()
+    files = ProbeFiles(files.model, files.model_sha256, files.data, digest)
+    with pytest.raises(DataError, match=r"it needs more than 200 MiB of memory"):
+        value_of(files, Limits(mib=200))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
+def test_a_process_that_dies_is_a_sentence(tmp_path: Path, sent: signal.Signals) -> None:
+    files = files_of(tmp_path, graphs.plain().SerializeToString())
+    with ProbeProcess(files, "auc", LIMITS) as process:
+        process.ids()
+        os.kill(process._process.pid, sent)
+        with pytest.raises(DataError, match=f"its process was ended by {sent.name}, without an"):
+            process.value(np.ones(ROWS, dtype=bool), VECTORS)
+
+
+def test_a_process_that_ends_by_itself_says_its_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = replaced(tmp_path, monkeypatch, "echo it is broken >&2\nexit 3")
+    with pytest.raises(DataError, match="ended with exit code 3 and no answer: it is broken"):
+        value_of(files)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    with pytest.raises(DataError, match="no process can be started"):
+        value_of(files)
+
+
+@pytest.mark.parametrize(
+    "ids", ["[1e999]", "[]", "{}", '["a", 1]', "[99999999999999999999]", '["\\ud800"]']
+)
+def test_ids_that_are_none_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: str
+) -> None:
+    (tmp_path / "answer").write_text(f'{{"ids": {ids}}}\n')
+    files = replaced(tmp_path, monkeypatch, f"read job\ncat {tmp_path / 'answer'}\nread more")
+    with pytest.raises(DataError, match="cannot be used as a probe: it gave"):
+        value_of(files)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("[" * 100_000, "no answer that can be read"),
+        ("[]", "no answer that can be read"),
+        ('{"value": "' + "x" * 10_000 + '"}', "which is no finite number"),
+        ('{"error": "a\\u001b[31m\\nb' + "x" * 10_000 + '"}', r"^a \[31m bx+…$"),
+    ],
+    ids=["deep", "list", "text", "colour"],
+)
+def test_an_answer_that_is_none_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, message: str
+) -> None:
+    (tmp_path / "answer").write_text(answer + "\n")
+    files = replaced(tmp_path, monkeypatch, f"read job\ncat {tmp_path / 'answer'}\nread more")
+    with (
+        ProbeProcess(files, "auc", LIMITS) as process,
+        pytest.raises(DataError, match=message) as caught,
+    ):
+        process.value(np.ones(ROWS, dtype=bool), VECTORS)
+    assert len(str(caught.value)) < 1100
+    assert str(caught.value).isprintable()
+
+
+def test_a_program_that_closes_its_pipes_and_goes_on_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = replaced(tmp_path, monkeypatch, "exec <&- >&-\nwhile :; do :; done")
+    process = ProbeProcess(files, "auc", LIMITS)
+    with process:
+        process._left = 0.5
+        with pytest.raises(DataError, match="did not answer within 60 seconds"):
+            process.ids()
+    assert process._process.returncode == -signal.SIGKILL
+
+
+def test_an_answer_that_is_longer_than_it_may_be_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = files_of(tmp_path, graphs.plain().SerializeToString())
+    monkeypatch.setattr(module, "LONGEST_LINE", 20)
+    with pytest.raises(DataError, match="its ids are more than"):
+        value_of(files)
+
+
+def test_a_program_sees_no_secrets_and_no_files_of_the_publisher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
+    files = files_of(tmp_path, graphs.plain().SerializeToString())
+    with ProbeProcess(files, "auc", LIMITS) as process:
+        process.ids()
+        about = Path(f"/proc/{process._process.pid}")
+        if not about.exists():
+            pytest.skip("the system does not tell of a process")
+        assert b"hush" not in (about / "environ").read_bytes()
+        assert list((about / "cwd").iterdir()) == []
+        folder = (about / "cwd").readlink()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("where", ["initializer", "attribute", "function", "subgraph"])
+def test_a_model_with_numbers_in_other_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.bin").write_bytes(np.ones(DIM, np.float32).tobytes())
+    files = files_of(tmp_path, graphs.external(where).SerializeToString())
+    with pytest.raises(DataError, match=r"keeps numbers in other files \(external data\)"):
+        value_of(files)
+
+
+def test_all_ways_from_a_model_to_a_tensor_are_known() -> None:
+    """Compared with the definition of ONNX itself."""
+    leads = {"TensorProto"}
+    kinds = vars(onnx)
+    messages = {n: c.DESCRIPTOR for n, c in kinds.items() if n.endswith("Proto") and n != "Proto"}
+    while True:
+        more = {
+            name
+            for name, descriptor in messages.items()
+            for field in descriptor.fields
+            if field.message_type is not None and field.message_type.name in leads
+        }
+        if more <= leads:
+            break
+        leads |= more
+    # A model is looked at from its beginning; a map or a sequence stands alone.
+    for name in leads - {"TensorProto"}:
+        wanted = {
+            field.number: field.message_type.name
+            for field in messages[name].fields
+            if field.message_type is not None and field.message_type.name in leads
+        }
+        if name in FIELDS:
+            assert FIELDS[name] == wanted, name
+    reached = {"ModelProto"} | {kind for fields in FIELDS.values() for kind in fields.values()}
+    assert reached == set(FIELDS) | {"TensorProto"}
+    tensor = messages["TensorProto"].fields_by_name
+    assert tensor["external_data"].number == EXTERNAL_DATA
+    assert tensor["data_location"].number == DATA_LOCATION
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_model_end_the_looking(content: bytes) -> None:
+    try:
+        has_external_data(content)
+    except ValueError:
+        return
+    assert not has_external_data(graphs.plain().SerializeToString())
+
+
+def test_a_field_whose_number_some_readers_cut_off_is_refused(tmp_path: Path) -> None:
+    """The graph under the number 7 + 2²⁹, which is 7 in 32 bits: not looked at, but read."""
+    content = graphs.external("initializer").SerializeToString()
+    graph = onnx.load_from_string(content).graph.SerializeToString()
+    tag = (7 << 3 | 2) + (1 << 32)
+    head = bytes((tag >> shift & 0x7F) | (0x80 if shift < 28 else 0) for shift in range(0, 35, 7))
+    size = len(graph)
+    length = bytes([size & 0x7F | 0x80, size >> 7 & 0x7F])
+    with pytest.raises(ValueError, match="too large"):
+        has_external_data(head + length + graph)
+
+
+@pytest.mark.parametrize("place", range(0, 260, 13))
+def test_a_damaged_model_is_a_sentence(tmp_path: Path, place: int) -> None:
+    content = bytearray(graphs.plain().SerializeToString())
+    content[place % len(content)] ^= 0xFF
+    files = files_of(tmp_path, bytes(content))
+    # Whatever it has become: a value, or a sentence.
+    with suppress(DataError):
+        assert 0 <= value_of(files) <= 1
+
+
+def test_a_model_that_gives_one_number_for_all_rows_is_refused(tmp_path: Path) -> None:
+    files = files_of(tmp_path, graphs.single().SerializeToString())
+    with pytest.raises(DataError, match=r"gives 1 answers for 40 objects; one for each is needed"):
+        value_of(files, metric="rmse")
+
+
+def test_a_file_that_is_changed_meanwhile_is_not_read(tmp_path: Path) -> None:
+    files = files_of(tmp_path, graphs.plain().SerializeToString())
+    for path in (files.model, files.data):
+        content = path.read_bytes()
+        path.write_bytes(content + b"\0")
+        with pytest.raises(DataError, match=f"{path.name} was changed while"):
+            value_of(files)
+        path.write_bytes(content)
+
+
+def test_a_number_past_what_can_be_is_refused(tmp_path: Path) -> None:
+    save_file({"weight": np.full((1, DIM), 1e300)}, tmp_path / "w")
+    files = files_of(tmp_path, (tmp_path / "w").read_bytes(), ".safetensors")
+    with pytest.raises(DataError, match="its rmse is inf, which is no finite number"):
+        value_of(files, metric="rmse")
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "float16", "int64", "int32"])
+def test_weights_of_any_kind_of_number_are_read(tmp_path: Path, kind: str) -> None:
+    save_file({"weight": np.ones((1, DIM), dtype=kind)}, tmp_path / "w")
+    files = files_of(tmp_path, (tmp_path / "w").read_bytes(), ".safetensors")
+    assert value_of(files) == 1.0
+
+
+def test_weights_of_sixteen_bits_of_a_float32_are_read(tmp_path: Path) -> None:
+    save_tensors({"weight": torch.full((1, DIM), 1.5, dtype=torch.bfloat16)}, tmp_path / "w")
+    files = files_of(tmp_path, (tmp_path / "w").read_bytes(), ".safetensors")
+    assert value_of(files) == 1.0
+    found = LinearModel(files.model, files.model.read_bytes())
+    assert (found.weight == 1.5).all()
+
+
+def test_limits_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Limits.of_environment() == Limits(60.0, 4096)
+    monkeypatch.setenv("EVERGRAM_PROBE_SECONDS", "2.5")
+    monkeypatch.setenv("EVERGRAM_PROBE_MIB", "100")
+    assert Limits.of_environment() == Limits(2.5, 100)
+    for name in ("EVERGRAM_PROBE_SECONDS", "EVERGRAM_PROBE_MIB"):
+        for wrong in ("soon", "0", "-1", "nan", "inf"):
+            with monkeypatch.context() as patch:
+                patch.setenv(name, wrong)
+                with pytest.raises(DataError, match=f"{name} is '{wrong}'; it must be a number"):
+                    Limits.of_environment()
+
+
+PUBLISHER = """
+import sys
+from pathlib import Path
+import numpy as np
+from evergram.evaluation.probes.probe_process import Limits, ProbeFiles, ProbeProcess
+assert not {"onnxruntime", "torch"} & set(sys.modules)
+model, model_sha256, data, data_sha256 = sys.argv[1:]
+files = ProbeFiles(Path(model), model_sha256, Path(data), data_sha256)
+with ProbeProcess(files, "auc", Limits(seconds=1)) as process:
+    process.ids()
+    print(process._process.pid, flush=True)
+    process._left = 1e6
+    process.value(np.ones(40, dtype=bool), np.ones((40, 64), np.float32))
+"""
+
+
+@pytest.mark.long
+def test_a_probe_outlives_its_publisher_by_its_time_at_most(tmp_path: Path) -> None:
+    """The publisher, which needs no onnxruntime, is killed, so that nobody ends the probe."""
+    files = files_of(tmp_path, graphs.looping().SerializeToString())
+    given = (files.model, files.model_sha256, files.data, files.data_sha256)
+    publisher = subprocess.Popen(
+        [sys.executable, "-c", PUBLISHER, *map(str, given)], stdout=subprocess.PIPE, text=True
+    )
+    assert publisher.stdout is not None
+    probe = int(publisher.stdout.readline())
+    publisher.kill()
+    publisher.communicate()
+    ended = os.pidfd_open(probe) if hasattr(os, "pidfd_open") else None
+    if ended is None:
+        pytest.skip("the system does not tell when another process ends")
+    # Processor time: beside busy processes it takes longer.
+    assert select.select([ended], [], [], 300)[0], "the probe goes on for ever"
+    os.close(ended)

@@ -1,0 +1,125 @@
+"""What the canaries show is the true error, and limits are held to."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+
+from evergram.compatibility.certificate import StepError
+from evergram.compatibility.transforms import LinearTransform
+from evergram.errors import DataError, IntegrityError
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.canary_check import Limits, diagnose_lineage, past_limits
+from evergram.lineage.lineage import Lineage
+
+DIMS = (2, 3, 4)
+
+
+@pytest.fixture
+def vectors() -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randn(20, d, generator=draw) for d in DIMS]
+
+
+@pytest.fixture
+def lineage(tmp_path: Path, vectors: list[torch.Tensor]) -> Lineage:
+    """Three versions of twenty objects from files; version 2 keeps fewer canaries."""
+    found = Lineage.create(tmp_path / "lineage")
+    ids = pa.array([f"object {i}" for i in range(20)])
+    for n, z in enumerate(vectors):
+        transform = LinearTransform(DIMS[n - 1], DIMS[n]) if n else None
+        error = None
+        if transform is not None:
+            with torch.no_grad():
+                error = StepError.of(transform(z), vectors[n - 1])
+        kept = 20 if n < 2 else 15
+        found.publish(
+            Artefact(
+                dim=DIMS[n],
+                embeddings={"object": (ids, z)},
+                transform=transform,
+                metrics={"metrics": {}},
+                recipe={},
+                canaries={"object": (ids[:kept], z[:kept])},
+                error=error,
+            )
+        )
+    return Lineage.open(found.path)
+
+
+def rms(delta: torch.Tensor) -> float:
+    return math.sqrt(float(delta.double().square().sum(1).mean()))
+
+
+def test_canaries_show_the_true_error(lineage: Lineage, vectors: list[torch.Tensor]) -> None:
+    readings = diagnose_lineage(lineage)
+    assert [r.version for r in readings] == [0, 1]
+    first = readings[0]
+    assert first.measured is not None
+    assert first.measured.objects == 15
+    back = lineage.chain.apply(vectors[2], 2, 0)[:15]
+    error = rms(back - vectors[0][:15])
+    assert first.measured.error == pytest.approx(error, rel=1e-5)
+    assert first.measured.relative == pytest.approx(error / rms(vectors[0][:15]), rel=1e-5)
+    # At version 1 all twenty were kept; version 0 reads itself without error.
+    one = lineage.chain.apply(vectors[1], 1, 0)
+    expected = {0: 0.0, 1: rms(one - vectors[0]) / rms(vectors[0])}
+    for k, value in expected.items():
+        assert first.history[k] == pytest.approx(value, rel=1e-5)
+    # Eq. (9) on the same objects: what each step contributes.
+    z = [v[:15] for v in vectors]
+    chain = lineage.chain
+    delta = {i: chain.apply(z[i], i, i - 1) - z[i - 1] for i in (1, 2)}
+    assert first.measured.terms[1] == pytest.approx(rms(delta[1]), rel=1e-5)
+    assert first.measured.terms[2] == pytest.approx(rms(chain.apply(delta[2], 1, 0)), rel=1e-5)
+
+
+def test_the_certificate_is_of_what_was_stored(
+    lineage: Lineage, vectors: list[torch.Tensor]
+) -> None:
+    for reading in diagnose_lineage(lineage):
+        assert reading.certificate is not None
+        back = lineage.chain.apply(vectors[2], 2, reading.version)
+        true = rms(back - vectors[reading.version])
+        assert true <= reading.certificate.bound * (1 + 1e-6)
+
+
+def test_limits(lineage: Lineage) -> None:
+    readings = diagnose_lineage(lineage)
+    assert past_limits(readings, Limits()) == []
+    assert past_limits(readings, Limits(1e9, 1e9, 1e9)) == []
+    found = past_limits(readings, Limits(error=1e-9, amplification=1e-9))
+    assert len(found) == 4
+    assert "Version 0: its error is" in found[0]
+    assert "past the limit of 1e-09" in found[0]
+    with pytest.raises(DataError, match="limit of the bound is nan"):
+        past_limits(readings, Limits(bound=math.nan))
+
+
+def test_what_is_not_known_is_past_any_limit(tmp_path: Path) -> None:
+    found = Lineage.create(tmp_path / "lineage")
+    ids = pa.array(["a", "b"])
+    for n in (0, 1):
+        found.publish(
+            Artefact(
+                dim=2,
+                embeddings={"object": (ids, torch.eye(2))},
+                transform=LinearTransform(2, 2) if n else None,
+                metrics={"metrics": {}},
+                recipe={},
+            )
+        )
+    readings = diagnose_lineage(found)
+    assert (readings[0].measured, readings[0].certificate) == (None, None)
+    assert "nothing is known of its bound" in past_limits(readings, Limits(bound=9.0))[0]
+
+
+def test_files_are_checked_first(lineage: Lineage) -> None:
+    path = lineage.path / "versions" / "0" / "metrics.json"
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(IntegrityError, match="SHA-256"):
+        diagnose_lineage(lineage)

@@ -1,0 +1,345 @@
+"""Consumers' own models, tried on what a version would be read as before it is published."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import save_file
+from skl2onnx import to_onnx
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from evergram.compatibility.transforms import LinearTransform
+from evergram.errors import DataError, DegradationError, UnknownVersionError
+from evergram.evaluation.probes.probe_models import load_probe_model, measure
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.consumers.record import Probe
+from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.probes import (
+    ProbeReading,
+    measured_probe,
+    refuse_broken,
+    run_probes,
+    with_probes,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+ROWS, DIM = 300, 6
+IDS = pa.array([f"id{i}" for i in range(ROWS)])
+
+
+def randn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+OLD = randn(0, ROWS, DIM)
+LABEL = (OLD @ randn(1, DIM) + 0.5 * randn(2, ROWS) > 0).numpy()
+VALUE = (OLD @ randn(1, DIM) + 0.1 * randn(2, ROWS)).numpy()
+
+
+def evaluation(path: Path, labels: Any, ids: Any = IDS) -> Path:
+    pq.write_table(pa.table({"id": ids, "label": pa.array(labels)}), path)
+    return path
+
+
+def linear(path: Path, **tensors: Tensor) -> Path:
+    save_file(tensors, path)
+    return path
+
+
+def classifier(path: Path, **options: Any) -> tuple[Path, Any]:
+    fitted = LogisticRegression().fit(OLD.numpy(), LABEL)
+    onnx = to_onnx(fitted, OLD[:1].numpy(), options={id(fitted): options} if options else None)
+    path.write_bytes(onnx.SerializeToString())
+    return path, fitted
+
+
+def artefact(vectors: Tensor, back: Tensor | None, side: str = "candidate") -> Artefact:
+    return Artefact(
+        dim=vectors.shape[1],
+        embeddings={side: (IDS, vectors)},
+        transform=None if back is None else LinearTransform.from_matrix(back),
+        metrics={"metrics": {"model": {}}},
+        recipe={},
+    )
+
+
+@pytest.fixture
+def lineage(tmp_path: Path) -> Lineage:
+    found = Lineage.create(tmp_path / "lineage")
+    found.publish(artefact(OLD, None))
+    return found
+
+
+def add(lineage: Lineage, model: Path, data: Path, **facts: Any) -> None:
+    probe = Probe(
+        model=str(model), data=str(data), **{"side": "candidate", "metric": "auc", **facts}
+    )
+    measured = measured_probe(lineage, "v0", probe)
+    Consumers.open(lineage.path).add("ads", "v0", lineage.resolve, probe=measured)
+
+
+def next_version(broken: bool = False) -> Artefact:
+    """OLD under a change of basis; broken, the way back does not undo it."""
+    turn = torch.linalg.qr(randn(3, DIM, DIM))[0]
+    return artefact(OLD @ turn.T, turn.T if not broken else torch.eye(DIM))
+
+
+@pytest.mark.parametrize("options", [{}, {"zipmap": False}, {"zipmap": "columns"}])
+def test_a_classifier_of_scikit_learn_is_read_as_it_is(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    path, fitted = classifier(tmp_path / "m.onnx", **options)
+    answers = load_probe_model(path).answers(OLD.numpy())
+    assert answers.score is not None
+    expected = fitted.predict_proba(OLD.numpy())[:, 1]
+    np.testing.assert_allclose(answers.score, expected, atol=1e-6)
+    auc = measure("auc", answers, pa.array(LABEL))
+    assert auc == pytest.approx(roc_auc_score(LABEL, expected), abs=1e-9)
+    assert measure("accuracy", answers, pa.array(LABEL)) == fitted.score(OLD.numpy(), LABEL)
+
+
+def test_a_classifier_of_three_named_classes(tmp_path: Path) -> None:
+    names = np.array(["a", "b", "c"])[np.digitize(VALUE, [-1, 1])]
+    fitted = LogisticRegression().fit(OLD.numpy(), names)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(to_onnx(fitted, OLD[:1].numpy()).SerializeToString())
+    answers = load_probe_model(path).answers(OLD.numpy())
+    assert measure("accuracy", answers, pa.array(names)) == fitted.score(OLD.numpy(), names)
+    with pytest.raises(DataError, match="more than two classes"):
+        measure("auc", answers, pa.array(LABEL))
+
+
+def test_a_regressor(tmp_path: Path) -> None:
+    fitted = LinearRegression().fit(OLD.numpy(), VALUE)
+    onnx = tmp_path / "m.onnx"
+    onnx.write_bytes(to_onnx(fitted, OLD[:1].numpy()).SerializeToString())
+    plain = linear(
+        tmp_path / "m.safetensors",
+        weight=torch.tensor(fitted.coef_),
+        bias=torch.tensor([fitted.intercept_]),
+    )
+    expected = float(np.sqrt(np.mean((fitted.predict(OLD.numpy()) - VALUE) ** 2)))
+    for path in (onnx, plain):
+        found = measure("rmse", load_probe_model(path).answers(OLD.numpy()), pa.array(VALUE))
+        assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_linear_model_of_tensors_is_that_of_scikit_learn(tmp_path: Path) -> None:
+    """With one row of weights and with one a class, centred and scaled."""
+    mean, scale = OLD.mean(0), OLD.std(0)
+    inputs = ((OLD - mean) / scale).numpy()
+    fitted = LogisticRegression().fit(inputs, LABEL)
+    weight, bias = torch.tensor(fitted.coef_), torch.tensor(fitted.intercept_)
+    expected = fitted.decision_function(inputs)
+    parts = {"mean": mean, "scale": scale}
+    for tensors in (
+        {"weight": weight, "bias": bias},
+        {"weight": weight[0].contiguous(), "bias": bias},
+        {"weight": torch.cat([0 * weight, weight]), "bias": torch.cat([0 * bias, bias])},
+    ):
+        path = linear(tmp_path / "m.safetensors", **tensors, **parts)
+        answers = load_probe_model(path).answers(OLD.numpy())
+        assert answers.score is not None
+        np.testing.assert_allclose(answers.score, expected, atol=1e-5)
+        assert measure("accuracy", answers, pa.array(LABEL)) == fitted.score(inputs, LABEL)
+
+
+def test_a_probe_is_run_before_a_version_is_published(tmp_path: Path, lineage: Lineage) -> None:
+    model, fitted = classifier(tmp_path / "m.onnx")
+    add(lineage, model, evaluation(tmp_path / "d.parquet", LABEL), min=0.7)
+    expected = roc_auc_score(LABEL, fitted.predict_proba(OLD.numpy())[:, 1])
+    new, readings = with_probes(next_version(), lineage)
+    assert [r.consumer for r in readings] == ["ads"]
+    found = readings[0]
+    assert (found.version, found.source, found.objects, found.missing) == (0, 1, ROWS, 0)
+    assert found.value == pytest.approx(expected, abs=1e-3)
+    assert found.baseline is not None
+    assert found.baseline.value == pytest.approx(expected, abs=1e-6)
+    assert (found.baseline.version, found.baseline.objects) == (0, ROWS)
+    assert not found.broken
+    refuse_broken(readings)
+    assert lineage.newest == 0
+    lineage.publish(new)
+    assert lineage.metrics(1)["probes"] == [found.as_json()]
+    # What is published says the same as what was about to be.
+    again = run_probes(lineage)[0]
+    assert (again.value, again.source) == (found.value, 1)
+
+
+def test_what_breaks_a_consumer_is_refused(tmp_path: Path, lineage: Lineage) -> None:
+    model, _ = classifier(tmp_path / "m.onnx")
+    add(lineage, model, evaluation(tmp_path / "d.parquet", LABEL), min=0.7)
+    _, readings = with_probes(next_version(broken=True), lineage)
+    assert readings[0].broken
+    with pytest.raises(
+        DegradationError, match=r"probe of ads \(v0\) has auc 0\.\d+, where at least"
+    ):
+        refuse_broken(readings)
+
+
+def test_what_a_regressor_may_not_be_past(tmp_path: Path, lineage: Lineage) -> None:
+    weight = torch.linalg.lstsq(OLD, torch.from_numpy(VALUE)[:, None]).solution.T
+    model = linear(tmp_path / "m.safetensors", weight=weight.contiguous())
+    data = evaluation(tmp_path / "d.parquet", VALUE)
+    add(lineage, model, data, metric="rmse", max=0.2)
+    assert not with_probes(next_version(), lineage)[1][0].broken
+    found = with_probes(next_version(broken=True), lineage)[1][0]
+    assert found.broken
+    assert "at most 0.2 is needed" in found.sentence
+
+
+def test_ids_that_are_missing_or_twice(tmp_path: Path, lineage: Lineage) -> None:
+    """In any order, and in blocks; what has no embedding is counted and left out."""
+    model, fitted = classifier(tmp_path / "m.onnx")
+    order = [*range(ROWS - 1, -1, -1), 5, 5, 7]
+    ids = [f"id{i}" for i in order] + ["gone", "away"]
+    labels = [bool(LABEL[i]) for i in order] + [True, False]
+    add(lineage, model, evaluation(tmp_path / "d.parquet", labels, ids))
+    expected = roc_auc_score(LABEL[order], fitted.predict_proba(OLD[order].numpy())[:, 1])
+    for blocks in (1, 3):
+        parts = list(zip(torch.arange(ROWS).chunk(blocks), OLD.chunk(blocks), strict=True))
+        given = [(IDS.take(pa.array(rows.numpy())), vectors) for rows, vectors in parts]
+        whole = artefact(OLD, torch.eye(DIM))
+        new = replace(whole, embeddings={"candidate": partial(list, given)})
+        found = run_probes(lineage, new)[0]
+        assert (found.objects, found.missing) == (ROWS + 3, 2)
+        assert found.value == pytest.approx(expected, abs=1e-6)
+        assert found.limit is None
+        assert not found.broken
+
+
+def test_ids_may_be_numbers_on_either_side(tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path / "l")
+    numbers = replace(artefact(OLD, None), embeddings={"candidate": (pa.array(range(ROWS)), OLD)})
+    lineage.publish(numbers)
+    model, _ = classifier(tmp_path / "m.onnx")
+    found = []
+    for ids in (list(range(ROWS)), [str(i) for i in range(ROWS)], [float(i) for i in range(ROWS)]):
+        data = evaluation(tmp_path / "d.parquet", LABEL, ids)
+        probe = Probe(model=str(model), data=str(data), side="candidate", metric="auc")
+        found.append(measured_probe(lineage, "v0", probe).baseline)
+    assert found[0] is not None
+    assert found[0] == found[1] == found[2]
+    named = evaluation(tmp_path / "d.parquet", LABEL)
+    with pytest.raises(DataError, match="ids of the evaluation file are not int64"):
+        measured_probe(lineage, "v0", probe.model_copy(update={"data": str(named)}))
+
+
+def test_one_probe_that_cannot_be_run_does_not_hide_the_others(
+    tmp_path: Path, lineage: Lineage
+) -> None:
+    model, _ = classifier(tmp_path / "m.onnx")
+    data = evaluation(tmp_path / "d.parquet", LABEL)
+    add(lineage, model, data)
+    probe = Probe(model=str(model), data=str(data), side="candidate", metric="auc")
+    kept = Consumers.open(lineage.path).add("web", "v0", lineage.resolve, probe=probe).probe
+    assert kept is not None
+    (lineage.path / kept.model).write_bytes(b"")
+    ads, web = run_probes(lineage)
+    assert not ads.broken
+    assert web.broken
+    assert web.value is None
+    assert "SHA-256 differs" in web.sentence
+    assert [r.consumer for r in run_probes(lineage, names=["ads"])] == ["ads"]
+
+
+def test_a_consumer_of_the_newest_reads_the_new_version_itself(
+    tmp_path: Path, lineage: Lineage
+) -> None:
+    """What was built on one version and reads whatever is newest breaks; the probe says so."""
+    model, _ = classifier(tmp_path / "m.onnx")
+    data = evaluation(tmp_path / "d.parquet", LABEL)
+    probe = Probe(model=str(model), data=str(data), side="candidate", metric="auc", min=0.7)
+    Consumers.open(lineage.path).add("ads", "newest", lineage.resolve, probe=probe)
+    assert not run_probes(lineage)[0].broken
+    found = with_probes(next_version(), lineage)[1][0]
+    assert (found.version, found.source) == (1, 1)
+    assert found.broken
+
+
+def bad_probe(tmp_path: Path, what: str) -> dict[str, Any]:
+    weight = torch.ones(1, DIM)
+    good = linear(tmp_path / "good.safetensors", weight=weight)
+    data = evaluation(tmp_path / "good.parquet", LABEL)
+    text = tmp_path / "m.pkl"
+    text.write_text("x")
+    damaged = tmp_path / "damaged.onnx"
+    damaged.write_bytes(b"x")
+    pq.write_table(pa.table({"id": ["a"]}), tmp_path / "columns.parquet")
+    found: dict[str, dict[str, Any]] = {
+        "kind": {"model": text},
+        "gone": {"model": tmp_path / "gone.onnx"},
+        "damaged": {"model": damaged},
+        "dim": {"model": linear(tmp_path / "d.safetensors", weight=torch.ones(1, DIM + 1))},
+        "tensor": {"model": linear(tmp_path / "t.safetensors", weight=weight, what=2 * weight)},
+        "no weight": {"model": linear(tmp_path / "w.safetensors", bias=weight)},
+        "nan": {"model": linear(tmp_path / "n.safetensors", weight=weight / 0)},
+        "labels": {"data": evaluation(tmp_path / "l.parquet", np.arange(ROWS))},
+        "one class": {"data": evaluation(tmp_path / "o.parquet", LABEL | True)},
+        "text": {"data": evaluation(tmp_path / "x.parquet", ["a"] * ROWS)},
+        "ids": {"data": evaluation(tmp_path / "i.parquet", [True], ["elsewhere"])},
+        "file": {"data": text},
+        "columns": {"data": tmp_path / "columns.parquet"},
+        "side": {"side": "query"},
+    }
+    return {"model": good, "data": data, **found[what]}
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("kind", r"export it as ONNX"),
+        ("gone", "is not there"),
+        ("damaged", "cannot be read as ONNX"),
+        ("dim", f"dim {DIM + 1}, and those that it is pinned to have {DIM}"),
+        ("tensor", "tensor 'what'"),
+        ("no weight", "no tensor 'weight'"),
+        ("nan", "a NaN or an infinity"),
+        ("labels", "not 0 and 1"),
+        ("one class", "positive and negative"),
+        ("text", "needs numbers"),
+        ("ids", "none of its ids"),
+        ("file", "cannot be read as Parquet"),
+        ("columns", "with the columns id and label"),
+        ("side", "There is no side 'query'; there is candidate"),
+    ],
+)
+def test_what_cannot_be_a_probe_is_a_sentence(
+    tmp_path: Path, lineage: Lineage, what: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        add(lineage, **bad_probe(tmp_path, what))
+    assert Consumers.open(lineage.path).list() == ()
+
+
+def test_a_version_that_is_not_there(tmp_path: Path, lineage: Lineage) -> None:
+    facts = bad_probe(tmp_path, "side")
+    probe = Probe(
+        model=str(facts["model"]), data=str(facts["data"]), side="candidate", metric="auc"
+    )
+    with pytest.raises(UnknownVersionError):
+        measured_probe(lineage, "v3", probe)
+
+
+def test_a_reading_says_what_is_wrong() -> None:
+    reading = ProbeReading("a", "v0", 0, 1, "auc", None, 0.7, None, 0, 0, True, "why")
+    assert reading.sentence == "The probe of a (v0) could not be run: why"
+
+
+def test_without_onnxruntime_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = classifier(tmp_path / "m.onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(DataError, match=r"pip install 'evergram\[onnx\]'"):
+        load_probe_model(path)

@@ -1,0 +1,164 @@
+"""Nothing is published past the gate, and nothing unmeasured passes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from evergram.compatibility.transforms import LinearTransform
+from evergram.errors import DegradationError, LineageError
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.consumers.record import Probe
+from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.probes import with_probes
+from evergram.releasing.publish import LEAST_QUERIES, publish, refuse_degradation
+
+IDS = pa.array([f"id{i}" for i in range(60)])
+VECTORS = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+
+
+def artefact(first: bool = False) -> Artefact:
+    return Artefact(
+        dim=3,
+        embeddings={"candidate": (IDS, VECTORS)},
+        transform=None if first else LinearTransform.from_matrix(torch.eye(3)),
+        metrics={"metrics": {"model": {}}},
+        recipe={},
+    )
+
+
+def probe(folder: Path, column: int) -> Probe:
+    model, data = folder / f"{column}.safetensors", folder / f"{column}.parquet"
+    save_file({"weight": torch.eye(3)[column : column + 1].clone()}, model)
+    pq.write_table(pa.table({"id": IDS, "label": (VECTORS[:, column] > 0).tolist()}), data)
+    return Probe(model=str(model), data=str(data), side="candidate", metric="auc", min=0.9)
+
+
+@pytest.fixture
+def lineage(tmp_path: Path) -> Lineage:
+    found = Lineage.create(tmp_path / "l")
+    found.publish(artefact(first=True))
+    found.label("prod", 0)
+    Consumers.open(found.path).add("ads", "prod", found.resolve, probe=probe(tmp_path, 0))
+    return found
+
+
+def test_a_version_that_no_probe_was_run_on_is_refused(lineage: Lineage) -> None:
+    before = (lineage.path / "lineage.json").read_bytes()
+    with pytest.raises(LineageError, match=r"evergram\.publish"):
+        lineage.publish(artefact())
+    said = {"metrics": {"model": {}}, "probes": [{"consumer": "ads"}]}
+    forged = replace(artefact(), metrics=said)
+    with pytest.raises(LineageError, match="the probe of ads has not been run"):
+        lineage.publish(forged)
+    assert (lineage.path / "lineage.json").read_bytes() == before
+    assert publish(lineage, artefact()).version == 1
+    # What was run on one version was not run on the next.
+    with pytest.raises(LineageError, match="has not been run"):
+        lineage.publish(replace(artefact(), metrics=lineage.metrics(1)))
+
+
+def test_a_probe_that_came_since_is_run_too(lineage: Lineage, tmp_path: Path) -> None:
+    tried, _ = with_probes(artefact(), lineage)
+    consumers = Consumers.open(lineage.path)
+    consumers.repin("ads", "prod", lineage.resolve, probe=probe(tmp_path, 1))
+    with pytest.raises(LineageError, match="the probe of ads"):
+        lineage.publish(tried)
+    tried, _ = with_probes(artefact(), lineage)
+    consumers.add("web", "v0", lineage.resolve, probe=probe(tmp_path, 2))
+    with pytest.raises(LineageError, match="the probe of web"):
+        lineage.publish(tried)
+    consumers.add("none", "v0", lineage.resolve)
+    assert [r.consumer for r in publish(lineage, artefact()).probes] == ["ads", "web"]
+
+
+def test_a_label_that_moved_since_is_another_version(lineage: Lineage) -> None:
+    publish(lineage, artefact())
+    tried, _ = with_probes(artefact(), lineage)
+    lineage.label("prod", 1)
+    with pytest.raises(LineageError, match="the probe of ads"):
+        lineage.publish(tried)
+    assert publish(lineage, artefact()).version == 2
+
+
+def test_python_is_warned_in_its_log(lineage: Lineage, caplog: pytest.LogCaptureFixture) -> None:
+    turned = replace(artefact(), transform=LinearTransform.from_matrix(-torch.eye(3)))
+    done = publish(lineage, turned)
+    assert [record.message for record in caplog.records] == list(done.warnings)
+    assert done.warnings[0].startswith("The probe of ads (prod) has auc 0.0000")
+    with pytest.raises(DegradationError, match="The probe of ads"):
+        publish(lineage, artefact(), strict_probes=True)
+
+
+def report(**changes: Any) -> Artefact:
+    """A version that loses a tenth to the model trained alone, and a fifth read as version 0."""
+    ranking = {"past": {"recall@20": 0.5}, "chain": {"recall@20": 0.4}}
+    metrics = {
+        "metrics": {"model": {"recall@20": 0.45}, "alone": {"recall@20": 0.5}},
+        "data": {"test_queries": LEAST_QUERIES},
+        "compatibility": {"0": {"queries": LEAST_QUERIES, "ranking": ranking}},
+        **changes,
+    }
+    return replace(artefact(), metrics=metrics, recipe={"training": {"metric": "recall@20"}})
+
+
+def reading(queries: int = LEAST_QUERIES, past: float = 0.5, now: float = 0.5) -> dict[str, Any]:
+    ranking = {"past": {"recall@20": past}, "chain": {"recall@20": now}}
+    return {"0": {"queries": queries, "ranking": ranking}}
+
+
+def test_losses_are_held_to_the_limit() -> None:
+    refuse_degradation(report(), [0], 20.1)
+    with pytest.raises(DegradationError, match=r"loses 20\.00 % as version 0 of recall@20"):
+        refuse_degradation(report(), [0], 15)
+    with pytest.raises(DegradationError, match=r"loses 10\.00 % to the model trained alone, 20"):
+        refuse_degradation(report(), [0], 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "past", "message"),
+    [
+        ({}, [0, 1], "reading it as version 1 was not measured"),
+        ({"compatibility": {}}, [0], "reading it as version 0 was not measured"),
+        ({"compatibility": reading(0, math.nan, math.nan)}, [0], "version 0: it knew 0 test"),
+        ({"compatibility": reading(past=math.nan)}, [0], "version 0 had no recall@20 above 0"),
+        ({"compatibility": reading(now=math.nan)}, [0], "version 0 had no recall@20 above 0"),
+        ({"compatibility": reading(past=0.0)}, [0], "version 0 had no recall@20 above 0"),
+        ({"data": {"test_queries": 3}}, [0], "trained alone: there are 3 test queries"),
+        ({"metrics": {"model": {"recall@20": 0.5}}}, [0], "upgrade.alone is false"),
+        ({"metrics": {"model": {"recall@20": math.nan}}}, [0], "recall@20 was not measured"),
+        ({"metrics": {"model": {}}}, [0], "recall@20 was not measured"),
+        ({}, [], "there is no version before it"),
+    ],
+)
+def test_what_was_not_measured_fails_by_name(
+    changes: dict[str, Any], past: list[int], message: str
+) -> None:
+    with pytest.raises(DegradationError, match=message):
+        refuse_degradation(report(**changes), past, 100)
+
+
+def test_a_version_from_a_file_has_no_metric_to_lose() -> None:
+    with pytest.raises(DegradationError, match="no model was trained for it"):
+        refuse_degradation(artefact(), [0], 100)
+
+
+def test_a_limit_that_is_no_number_is_none_to_pass() -> None:
+    for limit in (math.nan, -1.0):
+        with pytest.raises(DegradationError, match="it is a percentage"):
+            refuse_degradation(report(), [0], limit)
+
+
+def test_an_artefact_that_states_no_metrics_is_not_below_a_limit() -> None:
+    stated = replace(artefact(), recipe={"training": {"metric": "ndcg@10"}}, metrics={})
+    with pytest.raises(DegradationError, match=r"ndcg@10 was not measured"):
+        refuse_degradation(stated, [0], 2.0)

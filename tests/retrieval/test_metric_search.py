@@ -1,0 +1,274 @@
+"""Search at any version on one index: against a loop in float64 over what each row reads as."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.stores.dictionary import DictionaryStore
+
+from evergram.compatibility.chain import Chain
+from evergram.compatibility.transforms import build_transform
+from evergram.errors import DataError, LineageError
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval import metric_search
+from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product
+from evergram.retrieval.version_maps import Ways
+from evergram.stores.store import Hits, Rows, Space
+
+SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
+
+
+@dataclass
+class Line:
+    """What ways need of a lineage."""
+
+    chain: Chain
+    maps: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
+
+    def forward(self, source: int, target: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return self.maps.get((source, target))
+
+
+def line_of(dims: list[int], draw: torch.Generator, kind: str = "affine") -> Line:
+    steps = []
+    for old, new in pairwise(dims):
+        transform = build_transform(kind, old, new, {}, draw)
+        with torch.no_grad():
+            for parameter in transform.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=draw))
+        steps.append(transform)
+    maps = {
+        (i, j): (
+            torch.randn(dims[j], dims[i], generator=draw, dtype=torch.float64),
+            torch.randn(dims[j], generator=draw, dtype=torch.float64),
+        )
+        for i in range(len(dims))
+        for j in range(i + 1, len(dims))
+    }
+    return Line(Chain(steps, dims[0]), maps)
+
+
+def read_as(
+    line: Line, vectors: npt.NDArray[np.float64], source: int, target: int
+) -> npt.NDArray[np.float64]:
+    if target > source:
+        weight, offset = line.maps[source, target]
+        ahead: npt.NDArray[np.float64] = vectors @ weight.numpy().T + offset.numpy()
+        return ahead
+    found: npt.NDArray[np.float64] = line.chain.apply(
+        torch.from_numpy(vectors), source, target
+    ).numpy()
+    return found
+
+
+def score(metric: str, query: npt.NDArray[np.float64], row: npt.NDArray[np.float64]) -> float:
+    if metric == "l2":
+        return -float(((query - row) ** 2).sum())
+    product = float(query @ row)
+    if metric == "cosine":
+        length = float(np.linalg.norm(query) * np.linalg.norm(row))
+        return product / length if length else 0.0
+    return product
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    metric=st.sampled_from(sorted(SEARCHES)),
+    counts=st.lists(st.integers(0, 200), min_size=3, max_size=3),
+    target=st.integers(0, 2),
+    k=st.integers(1, 12),
+    spread=st.sampled_from([0.0, 0.3, 2.0]),
+    norms=st.booleans(),
+    some=st.booleans(),
+    zeros=st.booleans(),
+)
+def test_every_metric_finds_what_a_loop_finds(
+    seed: int,
+    metric: str,
+    counts: list[int],
+    target: int,
+    k: int,
+    spread: float,
+    norms: bool,
+    some: bool,
+    zeros: bool,
+) -> None:
+    """Rows of three versions at once, lengths that differ a hundredfold, ways back and forward.
+
+    Where a row has no norm of its target, as one read forward has none, candidates are re-ranked,
+    and as many are taken as there are rows.
+    """
+    rng = np.random.default_rng(seed)
+    dims = [4, 5, 6]
+    line = line_of(dims, torch.Generator().manual_seed(seed))
+    ways = Ways(cast(Lineage, line))
+    store = DictionaryStore()
+    expected: dict[int, npt.NDArray[np.float64]] = {}
+    first = 0
+    for version, (dim, count) in enumerate(zip(dims, counts, strict=True)):
+        if not norms or version < target:
+            count = min(count, 60)
+        lengths = np.exp(spread * rng.standard_normal((count, 1)))
+        vectors = (rng.standard_normal((count, dim)) * lengths).astype(np.float32)
+        if zeros and count:
+            vectors[0] = 0
+        width = dim + (version + 1 if norms else 0)
+        store.add_space(Space(version, width, "f"))
+        stored = vectors
+        if norms and count:
+            stored = np.concatenate([vectors, ways.norms(vectors, version)], axis=1)
+        if count:
+            store.upsert(Rows(version, pa.array(range(first, first + count)), stored))
+        read = read_as(line, vectors.astype(np.float64), version, target)
+        expected |= {first + i: row for i, row in enumerate(read)}
+        first += count
+    fields = [Field(store, ways, v, target, dims[v], s.dim) for v, s in store.filled().items()]
+    if not fields:
+        return
+    queries = rng.standard_normal((2, dims[target])).astype(np.float32)
+    among = sorted(rng.choice(first, size=max(1, first // 2), replace=False)) if some else None
+    found = SEARCHES[metric](fields, queries, k, among)
+    for query, hits in zip(queries.astype(np.float64), found, strict=True):
+        scores = {
+            key: score(metric, query, row)
+            for key, row in expected.items()
+            if among is None or key in among
+        }
+        best = sorted(scores.values(), reverse=True)[:k]
+        assert len(set(hits.ids.to_pylist())) == len(hits) == len(best)
+        np.testing.assert_allclose(hits.scores, best, rtol=2e-3, atol=2e-3 * _power(expected))
+        for key, given_score in zip(hits.ids.to_pylist(), hits.scores, strict=True):
+            near = 2e-3 * (1 + abs(scores[key])) + 1e-4 * _power(expected)
+            assert abs(scores[key] - given_score) < near
+
+
+def _power(rows: dict[int, npt.NDArray[np.float64]]) -> float:
+    """What float32 rounds relative to: an L2 score is a difference of squares of this size."""
+    return max(1.0, *(float(row @ row) for row in rows.values())) * 1e-3
+
+
+def test_cosine_is_proved_where_products_mislead() -> None:
+    """Ten thousand long rows at 60 degrees outdo a short row at 1 degree in inner product."""
+    rng = np.random.default_rng(0)
+    line = line_of([8, 8], torch.Generator().manual_seed(0), kind="linear")
+    weight = line.chain.matrix(1, 0).numpy()
+    wanted = np.zeros((10_000, 8))
+    wanted[:, 0] = 50.0
+    wanted[:, 1:] = rng.standard_normal((10_000, 7)) * 33
+    wanted[-3:] = [[0.01, 0, 0, 0, 0, 0, 0, 1e-4 * i] for i in range(3)]
+    vectors = (wanted @ np.linalg.inv(weight).T).astype(np.float32)
+    ways = Ways(cast(Lineage, line))
+    store = _Matrix(np.concatenate([vectors, ways.norms(vectors, 1)], axis=1))
+    query = np.eye(8, dtype=np.float32)[:1]
+    hits = by_cosine([Field(cast(Any, store), ways, 1, 0, 8, 10)], query, 3, None)[0]
+    assert set(hits.ids.to_pylist()) == {9_997, 9_998, 9_999}
+
+
+def test_cosine_looks_at_few_rows_where_lengths_are_alike() -> None:
+    rng = np.random.default_rng(0)
+    line = line_of([32, 32], torch.Generator().manual_seed(0), kind="linear")
+    vectors = rng.standard_normal((10_000, 32)).astype(np.float32)
+    ways = Ways(cast(Lineage, line))
+    store = _Matrix(np.concatenate([vectors, ways.norms(vectors, 1)], axis=1))
+    read = ways.rows(vectors, 1, 0).astype(np.float64)
+    query = rng.standard_normal((1, 32)).astype(np.float32)
+    cosines = read @ query[0] / np.linalg.norm(read, axis=1)
+    hits = by_cosine([Field(cast(Any, store), ways, 1, 0, 32, 34)], query, 10, None)[0]
+    assert set(hits.ids.to_pylist()) == set(np.argsort(-cosines)[:10].tolist())
+    assert store.rows_fetched < 2_000
+
+
+class _Matrix:
+    """A store of one space, in one matrix product."""
+
+    def __init__(self, stored: npt.NDArray[np.float32]) -> None:
+        self._stored = stored
+        self.rows_fetched = 0
+
+    def fetch(self, ids: pa.Array) -> list[Rows]:
+        self.rows_fetched += len(ids)
+        return [Rows(1, ids, self._stored[ids.to_numpy()])]
+
+    def search(
+        self, queries: dict[int, Any], k: int, *, offsets: dict[int, Any], ids: Any
+    ) -> list[Hits]:
+        scores = queries[1] @ self._stored.T + offsets[1][:, None]
+        order = np.argsort(-scores, axis=1)[:, :k]
+        return [
+            Hits(pa.array(o), s[o].astype(np.float32), np.full(len(o), 1, dtype=np.int64))
+            for o, s in zip(order, scores, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+@pytest.mark.parametrize("norms", [False, True])
+def test_as_many_are_found_as_are_asked_for(
+    metric: str, norms: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also more than are ever looked at for few."""
+    monkeypatch.setattr(metric_search, "MOST", 100)
+    line = line_of([3, 4], torch.Generator().manual_seed(0))
+    ways = Ways(cast(Lineage, line))
+    vectors = np.random.default_rng(0).normal(size=(150, 4)).astype(np.float32)
+    stored = np.concatenate([vectors, ways.norms(vectors, 1)], axis=1) if norms else vectors
+    field = Field(cast(Any, _Matrix(stored)), ways, 1, 0, 4, stored.shape[1])
+    queries = np.ones((1, 3), np.float32)
+    assert len(SEARCHES[metric]([field], queries, 140, None)[0]) == 140
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_a_row_that_is_gone_when_it_is_read_is_no_hit(metric: str) -> None:
+    """Somebody else deletes it, or refreshes it, between the two looks; as a vector of zeros it
+    would be near."""
+    line = line_of([3, 4], torch.Generator().manual_seed(0))
+    vectors = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32) + 9
+
+    class Moving(_Matrix):
+        def fetch(self, ids: pa.Array) -> list[Rows]:
+            return super().fetch(ids.filter(pc.not_equal(ids, 7)))
+
+    field = Field(cast(Any, Moving(vectors)), Ways(cast(Lineage, line)), 1, 1, 4, 4)
+    queries = np.full((1, 4), -1, np.float32)
+    found = SEARCHES[metric]([field], queries, 20, None)[0]
+    assert sorted(found.ids.to_pylist()) == [i for i in range(20) if i != 7]
+
+
+def test_a_way_that_is_not_affine_is_refused_for_search_and_read_for_fetch() -> None:
+    line = line_of([3, 4], torch.Generator().manual_seed(0), kind="residual_mlp")
+    ways = Ways(cast(Lineage, line))
+    store = DictionaryStore()
+    store.add_space(Space(1, 4, "f"))
+    rows = np.ones((2, 4), dtype=np.float32)
+    store.upsert(Rows(1, pa.array([1, 2]), rows))
+    field = Field(store, ways, 1, 0, 4, 4)
+    for search in SEARCHES.values():
+        with pytest.raises(LineageError, match="not affine"):
+            search([field], np.ones((1, 3), np.float32), 1, None)
+    torch.testing.assert_close(
+        torch.from_numpy(ways.rows(rows, 1, 0)), line.chain.apply(torch.from_numpy(rows), 1, 0)
+    )
+
+
+def test_a_row_of_an_older_version_needs_a_forward_map() -> None:
+    line = line_of([3, 4], torch.Generator().manual_seed(0))
+    line.maps.clear()
+    with pytest.raises(LineageError, match="no forward map"):
+        Ways(cast(Lineage, line)).rows(np.ones((1, 3), np.float32), 0, 1)
+
+
+def test_a_query_of_length_zero_has_no_cosine() -> None:
+    line = line_of([3], torch.Generator().manual_seed(0))
+    field = Field(DictionaryStore(), Ways(cast(Lineage, line)), 0, 0, 3, 3)
+    with pytest.raises(DataError, match="length 0"):
+        by_cosine([field], np.zeros((1, 3), np.float32), 1, None)

@@ -1,0 +1,193 @@
+"""Rows of several versions in one store, read at any."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.testing import assert_allclose
+from tests.lineage.lines import lineage_of, publish, read_as, vectors_of
+from tests.stores.dictionary import DictionaryStore
+
+from evergram.errors import (
+    DataError,
+    IntegrityError,
+    LineageError,
+    ShapeError,
+    UnknownVersionError,
+)
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.fill import fill, space_of, stored_rows
+from evergram.retrieval.reader import Reader
+from evergram.retrieval.version_maps import Ways
+from evergram.stores.store import Rows, Space
+
+
+@pytest.fixture
+def lineage(tmp_path: Path) -> Lineage:
+    return lineage_of(tmp_path / "line")
+
+
+def filled(lineage: Lineage) -> Reader:
+    store = DictionaryStore()
+    assert fill(lineage, store, "object") == 300
+    return Reader(lineage, {"object": store})
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_embed_gives_what_each_version_would_read(lineage: Lineage, version: int) -> None:
+    reader = filled(lineage)
+    found = reader.embed([7, 299, 7, 1000, 0], version)
+    assert found.version == version
+    assert found.ids.to_pylist() == [7, 299, 7, 1000, 0]
+    assert found.sources.tolist() == [2, 2, 2, -1, 2]
+    assert found.missing.to_pylist() == [1000]
+    expected = read_as(2, version)[[7, 299, 7, 7, 0]].numpy()
+    expected[3] = 0
+    assert_allclose(found.vectors, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_every_row_is_read_from_its_own_version(lineage: Lineage) -> None:
+    """Half of the rows are still of version 1, as a backfill leaves them under way."""
+    reader = filled(lineage)
+    store = reader.store()
+    older = space_of(lineage, 1)
+    store.add_space(older)
+    rows = vectors_of(1).numpy()[:150]
+    stored = np.concatenate([rows, np.zeros((150, 2), np.float32)], axis=1)
+    store.upsert(Rows(1, pa.array(range(150)), stored))
+    found = reader.embed(range(300), 0)
+    assert found.sources.tolist() == [1] * 150 + [2] * 150
+    assert_allclose(found.vectors[:150], read_as(1, 0)[:150].numpy(), rtol=1e-5, atol=1e-6)
+    assert_allclose(found.vectors[150:], read_as(2, 0)[150:].numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_default_is_production_and_labels_are_versions(lineage: Lineage) -> None:
+    reader = filled(lineage)
+    assert reader.embed([1]).version == lineage.production == 2
+    assert reader.embed([1], "v1").version == 1
+    with pytest.raises(UnknownVersionError):
+        reader.embed([1], 3)
+    with pytest.raises(LineageError, match="no side 'query'"):
+        reader.embed([1], 0, "query")
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+def test_search_at_a_past_version_is_search_among_what_it_reads(
+    lineage: Lineage, metric: str
+) -> None:
+    reader = filled(lineage)
+    query = np.random.default_rng(0).standard_normal(6).astype(np.float32)
+    read = read_as(2, 0).numpy().astype(np.float64)
+    scores = {
+        "ip": read @ query,
+        "l2": -((read - query) ** 2).sum(axis=1),
+        "cosine": read @ query / np.linalg.norm(read, axis=1) / np.linalg.norm(query),
+    }[metric]
+    hits = reader.search(query, 5, 0, metric=metric)[0]  # type: ignore[arg-type]
+    best = np.argsort(-scores)[:5]
+    assert hits.ids.to_pylist() == best.tolist()
+    assert_allclose(hits.scores, scores[best], rtol=1e-4, atol=1e-4)
+    assert hits.versions.tolist() == [2] * 5
+
+
+def test_what_cannot_be_searched_is_said(lineage: Lineage) -> None:
+    reader = filled(lineage)
+    with pytest.raises(ShapeError, match=r"version 0 have dim 6"):
+        reader.search(np.ones(8), version=0)
+    with pytest.raises(DataError, match="not finite"):
+        reader.search(np.full(6, np.nan), version=0)
+    with pytest.raises(DataError, match="k is 0"):
+        reader.search(np.ones(6), 0, version=0)
+    with pytest.raises(DataError, match="metric 'dot'"):
+        reader.search(np.ones(6), version=0, metric="dot")  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="all of one length"):
+        reader.search([[1.0], [1.0, 2.0]], version=0)
+
+
+def test_a_store_of_another_lineage_is_refused(lineage: Lineage) -> None:
+    store = DictionaryStore()
+    store.add_space(Space(1, 8, "sha256:other"))
+    store.upsert(Rows(1, pa.array([1]), np.ones((1, 8), np.float32)))
+    with pytest.raises(IntegrityError, match="another lineage"):
+        Reader(lineage, {"object": store})
+
+
+def test_vectors_are_transformed_back_and_never_silently_forward(lineage: Lineage) -> None:
+    reader = filled(lineage)
+    given = vectors_of(2).numpy()
+    assert_allclose(reader.transform(given, 2, 0), read_as(2, 0).numpy(), rtol=1e-5, atol=1e-6)
+    assert reader.transform(given, "v2", 2) is not None
+    huge = np.full((1, 10), 1e30, np.float32)
+    assert np.isfinite(reader.transform(huge, 2, 0)).all(), "a large vector is a finite one"
+
+
+def test_an_empty_store_finds_nothing(lineage: Lineage) -> None:
+    reader = Reader(lineage, {"object": DictionaryStore()})
+    assert len(reader.search(np.ones((2, 6)), version=0)) == 2
+    assert not len(reader.search(np.ones(6), version=0)[0])
+    assert reader.embed([1], 0).sources.tolist() == [-1]
+
+
+def test_a_canary_is_read_by_those_who_ask_for_it_alone(tmp_path: Path) -> None:
+    """Version 2 is published and not promoted: it is read from its own rows, and nobody who
+    reads production or before gets anything that was computed from it."""
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    publish(lineage, 2, promote=False)
+    assert (lineage.production, lineage.newest) == (1, 2)
+    with closing(Reader.open(lineage)) as reader:
+        for version, source in ((0, 1), (1, 1), (None, 1), (2, 2)):
+            found = reader.embed([3, 4], version)
+            assert found.sources.tolist() == [source] * 2
+            expected = read_as(source, found.version)[3:5].numpy()
+            assert_allclose(found.vectors, expected, rtol=1e-5, atol=1e-6)
+        assert reader.search(vectors_of(2)[3], 1, 2, metric="cosine")[0].versions.tolist() == [2]
+        assert reader.search(vectors_of(1)[3], 1, 1, metric="cosine")[0].versions.tolist() == [1]
+    lineage.label("stable", 2)
+    with closing(Reader.open(lineage)) as reader:
+        assert reader.embed([3, 4], 0).sources.tolist() == [2, 2]
+    # Rolled back: the embeddings of version 1 were kept.
+    lineage.label("stable", 1)
+    with closing(Reader.open(lineage)) as reader:
+        assert reader.embed([3, 4]).sources.tolist() == [1, 1]
+        assert reader.embed([3, 4], 2).sources.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("way", ["promoted", "rolled back"])
+def test_while_stores_are_brought_to_another_version_every_version_is_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Without a map forward: a row that were read at a later version than its own would fail."""
+    monkeypatch.setattr(Lineage, "forward", lambda self, source, target: None)
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    publish(lineage, 2, promote=False)
+    if way == "rolled back":
+        lineage.label("stable", 2)
+    with closing(Reader.open(lineage)) as before:
+        lineage.label("stable", 1 if way == "rolled back" else 2)
+        with closing(before.carried(Lineage.open(tmp_path / "line"))) as between:
+            store = between.store()
+            space = space_of(lineage, lineage.production)
+            store.add_space(space)
+            some = vectors_of(lineage.production).numpy()[:150]
+            store.upsert(stored_rows(lineage, Ways(lineage), space, pa.array(range(150)), some))
+            for version in (0, 1, 2):
+                found = between.embed(range(300), version)
+                for source in set(found.sources.tolist()):
+                    mine = found.sources == source
+                    expected = read_as(source, version).numpy()[mine]
+                    assert_allclose(found.vectors[mine], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_canary_that_was_withdrawn_is_read_no_more(tmp_path: Path) -> None:
+    lineage = lineage_of(tmp_path / "line", versions=2)
+    publish(lineage, 2, promote=False)
+    with closing(Reader.open(lineage)) as before:
+        lineage.withdraw(2, "its canaries drifted")
+        with closing(before.carried(Lineage.open(tmp_path / "line"))) as between:
+            assert between.embed([1]).sources.tolist() == [1]
+            with pytest.raises(UnknownVersionError, match="withdrawn"):
+                between.embed([1], 2)

@@ -1,0 +1,291 @@
+"""Clients that say nothing, or not enough, over real sockets: none of them keeps others out."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.lineage.lines import lineage_of
+from tests.serving.running import CountedStore, server, service_of
+
+from evergram.serving.app import create_app
+from evergram.serving.http.connections import server_of
+from evergram.serving.settings import Settings
+
+# Seconds that a test waits for what must come.
+PATIENCE = 60
+ASK = b'{"input": [1]}'
+
+
+def request(body: bytes = ASK, **headers: Any) -> bytes:
+    known = {
+        "Host": "127.0.0.1",
+        "Content-Type": "application/json",
+        "Content-Length": len(body),
+        **{k.replace("_", "-"): v for k, v in headers.items()},
+    }
+    lines = ["POST /v1/embeddings HTTP/1.1", *(f"{k}: {v}" for k, v in known.items()), "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+class Service:
+    """A service behind a real server, and what it counted."""
+
+    def __init__(self, url: str, front: Any) -> None:
+        self.url, self.front = url, front
+        self._port = int(url.rpartition(":")[2])
+        self._opened: list[socket.socket] = []
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        found = socket.create_connection(("127.0.0.1", self._port), PATIENCE)
+        self._opened.append(found)
+        found.sendall(sent)
+        return found
+
+    def ended(self, why: str) -> float:
+        found = self.front.metrics.registry.get_sample_value(
+            "evergram_connections_ended_total", {"why": why}
+        )
+        return 0.0 if found is None else float(found)
+
+    def close(self) -> None:
+        for one in self._opened:
+            one.close()
+
+
+@contextmanager
+def serving(folder: Path, **settings: Any) -> Iterator[Service]:
+    if not folder.exists():
+        lineage_of(folder)
+    app = create_app(service_of(folder), Settings(**settings))
+    with server(app) as url:
+        found = Service(url, app.state.front)
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+def heard(one: socket.socket) -> bytes:
+    """All that the service says until it closes the connection."""
+    parts = []
+    try:
+        while part := one.recv(65_536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def answer(one: socket.socket) -> bytes:
+    """One answer, of a connection that stays open."""
+    text = b""
+    while b"\r\n\r\n" not in text:
+        text += one.recv(1)
+    length = int(text.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while length:
+        part = one.recv(length)
+        text += part
+        length -= len(part)
+    return text
+
+
+def test_a_connection_that_asks_for_nothing_is_closed(tmp_path: Path) -> None:
+    with serving(tmp_path / "line", silence=0.2) as service:
+        assert heard(service.connect()) == b""
+        assert service.ended("silent") == 1
+
+
+@pytest.mark.parametrize("before", [b"", request()])
+def test_headers_that_do_not_end_are_refused(tmp_path: Path, before: bytes) -> None:
+    """Also those of a second request on a connection, and however slowly they come."""
+    with serving(tmp_path / "line", silence=0.4) as service:
+        one = service.connect(before)
+        if before:
+            assert answer(one).startswith(b"HTTP/1.1 200")
+        stop = threading.Event()
+
+        def drip() -> None:
+            for byte in b"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 10_000:
+                if stop.wait(0.05):
+                    return
+                try:
+                    one.sendall(bytes([byte]))
+                except OSError:
+                    return
+
+        sending = threading.Thread(target=drip)
+        sending.start()
+        said = heard(one)
+        stop.set()
+        sending.join()
+        assert said.startswith(b"HTTP/1.1 408") or said == b""
+        assert service.ended("headers") == 1
+
+
+def test_a_body_that_stops_coming_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path / "line", silence=0.3) as service:
+        one = service.connect(request()[:-5])
+        said = heard(one)
+        assert said.startswith(b"HTTP/1.1 408")
+        error = json.loads(said.partition(b"\r\n\r\n")[2])["error"]
+        assert error["code"] == "slow"
+        assert "0.3 seconds" in error["message"]
+        assert service.ended("unread_body") == 1
+        assert service.front.bodies.held == 0
+
+
+def test_what_nobody_reads_any_more_is_not_taken_for_ever(tmp_path: Path) -> None:
+    """A body that is refused before its end, whose client goes on sending."""
+    with serving(tmp_path / "line", silence=0.3, max_body=1000) as service:
+        one = service.connect(request(Content_Length=10**9) + b" " * 2000)
+        assert answer(one).startswith(b"HTTP/1.1 413")
+        with suppress(OSError):
+            while True:
+                one.sendall(b" " * 1000)
+        assert service.ended("unread_body") == 1
+
+
+def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path) -> None:
+    with serving(tmp_path / "line", silence=0.3) as service:
+        asked = json.dumps({"input": [n % 300 for n in range(2048)]}).encode()
+        one = service.connect()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        # More than all buffers between take.
+        for _ in range(40):
+            try:
+                one.sendall(request(asked))
+            except OSError:
+                break
+        deadline = threading.Event()
+        for _ in range(PATIENCE * 20):
+            if service.ended("unread_answer"):
+                break
+            deadline.wait(0.05)
+        assert service.ended("unread_answer") == 1
+        assert not service.front.connections.open
+
+
+def test_a_slow_reader_is_waited_for(tmp_path: Path) -> None:
+    """As long as it takes something now and then, also where the connection is to be closed."""
+    with serving(tmp_path / "line", silence=0.5) as service:
+        asked = json.dumps({"input": [n % 300 for n in range(2048)]}).encode()
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.settimeout(PATIENCE)
+        one.connect(("127.0.0.1", int(service.url.rpartition(":")[2])))
+        one.sendall(request(asked, Connection="close"))
+        said = b""
+        pause = threading.Event()
+        while part := one.recv(40_000):
+            said += part
+            pause.wait(0.05)
+        one.close()
+        length = int(said.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        assert len(said.partition(b"\r\n\r\n")[2]) == length
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/embeddings HT"])
+def test_silent_connections_keep_nobody_out(tmp_path: Path, sent: bytes) -> None:
+    with serving(tmp_path / "line", max_connections=8) as service:
+        silent = [service.connect(sent) for _ in range(30)]
+        for _ in range(3):
+            found = httpx.post(f"{service.url}/v1/embeddings", json={"input": 1}, timeout=PATIENCE)
+            assert found.status_code == 200
+        assert heard(silent[0]) == b""
+        assert service.ended("full") >= 23
+        assert len(service.front.connections.open) <= 8
+
+
+def test_who_has_asked_is_kept_before_who_has_not(tmp_path: Path) -> None:
+    with serving(tmp_path / "line", max_connections=3) as service:
+        one = service.connect(request())
+        assert answer(one).startswith(b"HTTP/1.1 200")
+        silent = [service.connect() for _ in range(6)]
+        assert [heard(s) for s in silent[:4]] == [b""] * 4
+        one.sendall(request())
+        assert answer(one).startswith(b"HTTP/1.1 200")
+
+
+def test_where_all_are_busy_the_next_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    read = CountedStore._read
+
+    def waiting(self: CountedStore, ids: Any) -> Any:
+        assert go.wait(PATIENCE)
+        return read(self, ids)
+
+    monkeypatch.setattr(CountedStore, "_read", waiting)
+    with serving(tmp_path / "line", max_connections=2, timeout=PATIENCE) as service:
+        busy = [service.connect(request()) for _ in range(2)]
+        while service.front.workers.busy < 2:
+            threading.Event().wait(0.01)
+        said = heard(service.connect(request()))
+        assert said.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 1" in said.lower()
+        assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "busy"
+        assert service.ended("refused") == 1
+        go.set()
+        assert all(answer(one).startswith(b"HTTP/1.1 200") for one in busy)
+
+
+def test_what_is_no_http_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path / "line") as service:
+        for sent in (
+            b"nonsense\r\n\r\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+            b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000,
+        ):
+            said = heard(service.connect(sent))
+            assert said.startswith(b"HTTP/1.1 400"), sent
+            assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "http"
+        assert service.ended("invalid") == 4
+
+
+def test_bodies_are_held_within_one_budget(tmp_path: Path) -> None:
+    """What is past it is refused; small requests never are."""
+    with serving(tmp_path / "line", max_buffered=2**20, max_body=2**20) as service:
+        large = [service.connect(request(Content_Length=900_000) + b" " * 800_000)]
+        while service.front.bodies.held < 700_000:
+            threading.Event().wait(0.01)
+        said = answer(service.connect(request(Content_Length=900_000) + b" " * 800_000))
+        assert said.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 1" in said.lower()
+        found = httpx.post(f"{service.url}/v1/embeddings", json={"input": 1}, timeout=PATIENCE)
+        assert found.status_code == 200
+        large[0].sendall(b" " * (100_000 - len(ASK)) + ASK[:-1] + b"}")
+        large[0].close()
+        while service.front.bodies.held:
+            threading.Event().wait(0.01)
+
+
+def test_connections_are_kept_longer_than_clients_keep_theirs(tmp_path: Path) -> None:
+    """Whoever closes first must know that no request is on its way: httpx closes after 5 seconds,
+    nginx after 60, Go after 90."""
+    app = create_app(service_of_line(tmp_path), Settings())
+    config = server_of(app, Settings(), app.state.front.connections).config
+    assert config.timeout_keep_alive > 90
+    app.state.front.close()
+
+
+def service_of_line(folder: Path) -> Any:
+    lineage_of(folder / "line")
+    return service_of(folder / "line")
+
+
+def test_an_idle_connection_is_closed_at_last(tmp_path: Path) -> None:
+    with serving(tmp_path / "line", keep_alive=1) as service:
+        one = service.connect(request())
+        assert answer(one).startswith(b"HTTP/1.1 200")
+        assert heard(one) == b""
+        assert service.ended("idle") == 1

@@ -1,0 +1,89 @@
+"""Vectors as bytes, against the standard library."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from evergram.errors import DataError
+from evergram.serving.http.json_answers import base64_rows, embeddings_json, transform_json
+from evergram.serving.http.requests.arrow_stream import write_vectors
+
+FLOATS = arrays(
+    np.float32,
+    array_shapes(min_dims=2, max_dims=2, max_side=9),
+    elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+)
+
+
+@given(FLOATS)
+def test_json_gives_the_same_numbers_again(vectors: np.ndarray) -> None:
+    sources = np.zeros(len(vectors), np.int64)
+    found = json.loads(transform_json(vectors, sources, {}, "m"))["vectors"]
+    assert (np.asarray(found, dtype=np.float32) == vectors).all()
+
+
+@given(FLOATS)
+def test_base64_is_that_of_the_library(vectors: np.ndarray) -> None:
+    found = [row.tobytes() for row in base64_rows(vectors)]
+    assert found == [base64.b64encode(row.tobytes()) for row in vectors]
+
+
+@given(FLOATS, st.booleans(), st.booleans())
+def test_an_answer_is_json(vectors: np.ndarray, as_base64: bool, turned: bool) -> None:
+    """In whatever order the vectors lie in memory."""
+    sources = np.arange(len(vectors))
+    given_vectors = np.asfortranarray(vectors) if turned else vectors
+    body = json.loads(embeddings_json(given_vectors, sources, {"version": 1}, 'a"b', as_base64))
+    assert body["model"] == 'a"b'
+    assert body["evergram"] == {"version": 1, "computed_from": sources.tolist()}
+    assert [row["index"] for row in body["data"]] == sources.tolist()
+    for row, vector in zip(body["data"], vectors, strict=True):
+        found = row["embedding"]
+        if as_base64:
+            found = np.frombuffer(base64.b64decode(found), "<f4")
+        assert (np.asarray(found, dtype=np.float32) == vector).all()
+
+
+@pytest.mark.parametrize("as_base64", [True, False])
+def test_what_json_cannot_say_is_refused(as_base64: bool) -> None:
+    vectors, sources = np.array([[1.0, np.inf]], np.float32), np.zeros(1, np.int64)
+    with pytest.raises(DataError, match="not finite"):
+        embeddings_json(vectors, sources, {}, "m", as_base64)
+    with pytest.raises(DataError, match="not finite"):
+        transform_json(vectors, sources, {}, "m")
+
+
+@given(FLOATS, st.sampled_from(["none", "int64", "string"]))
+def test_an_arrow_stream_is_read_by_arrow(vectors: np.ndarray, ids: str) -> None:
+    keys = np.arange(len(vectors)) * 7 - 3
+    column = {
+        "none": None,
+        "int64": pa.array(keys),
+        "string": pa.array([f"k{key}" for key in keys]),
+    }[ids]
+    sources = np.arange(len(vectors))
+    metadata = {"evergram.model": "shop@v1", "evergram.version": "1"}
+    body = write_vectors(column, vectors, sources, metadata)
+    with pa.ipc.open_stream(body) as reader:
+        batches = list(reader)
+    assert len(batches) == 1
+    batch = batches[0]
+    batch.validate(full=True)
+    assert batch.schema.metadata == {k.encode(): v.encode() for k, v in metadata.items()}
+    assert batch.schema.names == [
+        *(["id"] if column is not None else []),
+        "vector",
+        "computed_from",
+    ]
+    if column is not None:
+        assert batch["id"].equals(column)
+    assert (np.array(batch["vector"].to_pylist(), dtype=np.float32) == vectors).all()
+    assert batch["computed_from"].to_pylist() == sources.tolist()

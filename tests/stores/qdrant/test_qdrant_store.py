@@ -1,0 +1,289 @@
+"""What is particular to Qdrant: its local mode, addresses, keys, and a server that is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.stores.planted import planted, recall
+from tests.stores.together import work_together
+
+from evergram.errors import DataError, FormatError, StoreError
+from evergram.stores.open_store import open_store
+from evergram.stores.qdrant.qdrant_store import QdrantStore
+from evergram.stores.store import Rows, Space, StoreView
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[QdrantStore]:
+    with QdrantStore.open(f"qdrant:{tmp_path}/qdrant#emb", "int64") as opened:
+        opened.add_space(Space(0, 4, "sha256:zero"))
+        yield opened
+
+
+def rows(ids: range, version: int = 0, dim: int = 4, value: float = 1.0) -> Rows:
+    vectors = np.full((len(ids), dim), value, dtype=np.float32)
+    return Rows(version, pa.array(ids, pa.int64()), vectors)
+
+
+def test_the_local_mode_searches_exactly(store: QdrantStore) -> None:
+    vectors, queries = planted(1_000)
+    store.add_space(Space(2, 32, "sha256:two"))
+    store.upsert(Rows(2, pa.array(np.arange(1_000)), vectors))
+    store.build_index()
+    assert recall(store, 2, vectors, queries, 10) == 1.0
+    assert recall(store, 2, vectors, queries, 10, np.arange(0, 1_000, 7)) == 1.0
+    assert len(store.search({2: queries[:1]}, 2_000)[0]) == 1_000
+
+
+def test_ids_of_any_text_and_any_number(tmp_path: Path) -> None:
+    strange = ["it's", "", "a\nb", "nul\0x", "é", "1", " 1", "x" * 3000]
+    with QdrantStore.open(f"qdrant:{tmp_path}#text", "string") as texts:
+        texts.add_space(Space(0, 2, "sha256:zero"))
+        texts.upsert(Rows(0, pa.array(strange), np.eye(8, 2, dtype=np.float32)))
+        assert sorted(texts.fetch(strange)[0].ids.to_pylist()) == sorted(strange)
+        texts.delete(strange[:2])
+        assert texts.count() == {0: 6}
+    with QdrantStore.open(f"qdrant:{tmp_path}#numbers", "int64") as numbers:
+        numbers.add_space(Space(0, 2, "sha256:zero"))
+        ends = [-(2**63), -1, 0, 2**53 + 1, 2**63 - 1]
+        numbers.upsert(Rows(0, pa.array(ends, pa.int64()), np.ones((5, 2), dtype=np.float32)))
+        assert sorted(numbers.fetch(ends)[0].ids.to_pylist()) == ends
+
+
+def test_vectors_come_back_to_the_last_bit(store: QdrantStore) -> None:
+    random = np.random.default_rng(0)
+    vectors = (random.normal(size=(50, 4)) * 10.0 ** random.integers(-30, 30, (50, 4))).astype("f4")
+    store.upsert(Rows(0, pa.array(range(50)), vectors))
+    (found,) = store.fetch(range(50))
+    np.testing.assert_array_equal(found.vectors, vectors[found.ids.to_numpy()])
+
+
+def test_two_stores_in_one_folder_and_one_store_twice(store: QdrantStore, tmp_path: Path) -> None:
+    folder = f"qdrant:{tmp_path}/qdrant"
+    other = open_store(f"{folder}#query", create="string")
+    again = open_store(store.address)
+    store.upsert(rows(range(3)))
+    assert again.count() == {0: 3}
+    assert other.spaces() == {}
+    again.close()
+    again.close()
+    other.close()
+    assert store.count() == {0: 3}
+    store.close()
+    with open_store(store.address) as reopened:
+        assert reopened.count() == {0: 3}
+    with pytest.raises(StoreError, match="was closed"):
+        store.count()
+
+
+def test_another_process_is_told_that_the_folder_is_taken(store: QdrantStore) -> None:
+    code = f"from evergram.stores.open_store import open_store; open_store({store.address!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "StoreError" in done.stderr
+    assert "already accessed" in done.stderr
+
+
+def test_more_than_20_000_rows_are_no_warning(
+    store: QdrantStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qdrant_client.common.client_warnings import SEEN_MESSAGES
+    from qdrant_client.local.local_collection import LocalCollection
+
+    monkeypatch.setattr(LocalCollection, "LARGE_DATA_THRESHOLD", 5)
+    SEEN_MESSAGES.discard("large-local-collection")
+    store.upsert(rows(range(10)))
+    assert "large-local-collection" in SEEN_MESSAGES
+
+
+def test_more_rows_than_one_request_takes(
+    store: QdrantStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergram.stores.qdrant.qdrant_store.POINTS", 7)
+    store.add_space(Space(1, 3, "sha256:one"))
+    store.upsert(rows(range(40)))
+    store.upsert(rows(range(10, 30), 1, 3))
+    assert store.count() == {0: 20, 1: 20}
+    assert sum(map(len, store.fetch(range(40)))) == 40
+    store.delete(range(35))
+    assert store.count() == {0: 5}
+
+
+def test_threads_work_together(store: QdrantStore) -> None:
+    work_together(store)
+
+
+def test_a_store_of_before_the_side_was_kept(store: QdrantStore) -> None:
+    store.upsert(rows(range(3)))
+    name = store.address.rpartition("#")[2]
+    old = {"format_version": 1, "id_type": "int64"}
+    store._ask("overwrite_payload", name, old, [0], wait=True)
+    with open_store(store.address) as again:
+        assert again.side is None
+        assert again.read_consistently(lambda view: view.count()) == {0: 3}
+        again.take_side("candidate")
+        assert again.id_type == pa.int64()
+    assert store.side == "candidate"
+    assert store.spaces() == {0: Space(0, 4, "sha256:zero")}
+    store._ask("set_payload", name, {"format_version": 9}, [0], wait=True)
+    with pytest.raises(FormatError, match="has format 9; this Evergram reads 1 to 2"):
+        store.spaces()
+
+
+def test_one_who_moves_rows_all_the_time_is_named_and_not_waited_for(
+    store: QdrantStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a server, where another process may write however long this one reads."""
+    store.add_space(Space(1, 3, "sha256:one"))
+    store.upsert(rows(range(3)))
+    monkeypatch.setattr(store, "_remote", True)
+    looks = []
+
+    def look(view: StoreView) -> dict[int, int]:
+        looks.append(view)
+        store.upsert(rows(range(3), len(looks) % 2, 4 - len(looks) % 2))
+        return view.count()
+
+    with pytest.raises(StoreError, match="moved to other versions by another process each of the"):
+        store.read_consistently(look)
+    assert len(looks) == 10
+
+
+def test_addresses(tmp_path: Path, store: QdrantStore) -> None:
+    with pytest.raises(DataError, match="no store"):
+        open_store(f"qdrant:{tmp_path}/nowhere#emb")
+    assert not (tmp_path / "nowhere").exists()
+    with pytest.raises(DataError, match="no store"):
+        open_store(f"qdrant:{tmp_path}/qdrant#other")
+    for address in ("qdrant:emb", "qdrant:http://me:secret@host:6333#emb", "qdrant:http://h?k=1#e"):
+        with pytest.raises(DataError, match="QDRANT_API_KEY") as caught:
+            open_store(address)
+        assert "secret" not in str(caught.value)
+    with pytest.raises(DataError, match="cannot be the name"):
+        open_store(f"qdrant:{tmp_path}#a/b", create="int64")
+    with pytest.raises(DataError, match="ids of type int64; string"):
+        open_store(store.address, create="string")
+
+
+def test_without_qdrant_client_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "qdrant_client", None)
+    with pytest.raises(DataError, match=r"pip install 'evergram\[qdrant\]'"):
+        open_store(f"qdrant:{tmp_path}#emb", create="int64")
+
+
+def test_a_server_that_is_not_there() -> None:
+    start = time.monotonic()
+    with pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9#emb cannot be reached"):
+        open_store("qdrant:http://127.0.0.1:9#emb")
+    assert time.monotonic() - start < 5
+
+
+class _Server(BaseHTTPRequestHandler):
+    """Answers the questions of opening a store, and of what spaces it has; nothing else."""
+
+    protocol_version = "HTTP/1.1"
+    keys: ClassVar[list[str | None]]
+    cut: ClassVar[bool]
+
+    def _answer(self, result: Any) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.keys.append(self.headers.get("api-key"))
+        if type(self).cut:
+            type(self).cut = False
+            self.close_connection = True
+            return
+        body = json.dumps({"result": result, "status": "ok", "time": 0.0}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self._answer({"exists": True})
+
+    def do_POST(self) -> None:
+        space = {"version": 3, "dim": 2, "fingerprint": "sha256:three"}
+        said = [{"format_version": 1, "id_type": "string"}, space]
+        points = [{"id": i, "payload": one} for i, one in zip((0, 4), said, strict=True)]
+        self._answer({"points": points, "next_page_offset": None})
+
+    def log_message(self, *_: Any) -> None:
+        """Not into the tests' output."""
+
+
+@pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")
+def test_a_server_is_given_the_key_and_asked_again_after_a_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Handler(_Server):
+        keys: ClassVar[list[str | None]] = []
+        cut = False
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("QDRANT_API_KEY", "hush")
+    try:
+        with open_store(f"qdrant:http://127.0.0.1:{server.server_port}#emb") as store:
+            assert store.id_type == pa.string()
+            assert "hush" not in store.address
+            Handler.cut = True
+            assert store.spaces() == {3: Space(3, 2, "sha256:three")}
+            assert not Handler.cut
+            assert set(Handler.keys) == {"hush"}
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+WRITER = """
+import sys
+import numpy as np, pyarrow as pa
+from evergram.stores.qdrant.qdrant_store import QdrantStore
+from evergram.stores.store import Rows
+with QdrantStore.open(sys.argv[1]) as store:
+    for i in range(100_000):
+        ids = np.arange(20) + 20 * (i % 50)
+        store.upsert(Rows(i % 2, pa.array(ids), np.full((20, 4 - i % 2), i, dtype=np.float32)))
+        print(i, flush=True)
+"""
+
+
+def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
+    address = f"qdrant:{tmp_path}/killed#emb"
+    with QdrantStore.open(address, "int64") as store:
+        store.add_space(Space(0, 4, "sha256:zero"))
+        store.add_space(Space(1, 3, "sha256:one"))
+    for pause in (0.1, 0.3):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, address], stdout=subprocess.PIPE, text=True
+        )
+        assert writer.stdout is not None
+        first = writer.stdout.readline()
+        time.sleep(pause)
+        os.kill(writer.pid, signal.SIGKILL)
+        last = int((first + writer.communicate()[0]).split("\n")[-2])
+        with QdrantStore.open(address) as store:
+            # Each row of the last 50 batches is as it was told, or already the next one's.
+            for i in range(max(0, last - 49), last + 1):
+                found = store.fetch(np.arange(20) + 20 * (i % 50))
+                assert sum(map(len, found)) == 20
+                for part in found:
+                    assert set(np.unique(part.vectors)) <= {i, last + 1}
+            store.delete(range(1000))
+            assert store.count() == {}

@@ -1,0 +1,95 @@
+"""When a run looks no further, and what it says of its best epoch."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.loop import train_encoder
+from evergram.training.monitors.early_stopping import EarlyStopping
+from evergram.training.progress import Progress
+from evergram.training.recipe import Recipe
+
+METRIC = "recall@20"
+
+
+def follow(values: list[float], patience: int, select_after: int = 0) -> EarlyStopping:
+    """Evaluations of epochs 1, 2, … until patience runs out or there are no more values."""
+    found = EarlyStopping(METRIC, patience, select_after)
+    for epoch, value in enumerate(values, 1):
+        found.add({"epoch": epoch, METRIC: value}, last=epoch == len(values))
+        if found.exhausted:
+            break
+    return found
+
+
+def test_patience_is_counted_from_the_best() -> None:
+    found = follow([0.1, 0.3, 0.2, 0.2, 0.4, 0.3, 0.3, 0.3, 0.5], patience=3)
+    assert (found.best_epoch, found.best, len(found.history)) == (5, 0.4, 8)
+    # The same value again is no better.
+    assert len(follow([0.3, 0.3, 0.3, 0.3], patience=2).history) == 3
+    # 0 goes on to the end.
+    assert len(follow([0.3, 0.1, 0.1, 0.1], patience=0).history) == 4
+
+
+def test_patience_begins_where_the_best_is_looked_for() -> None:
+    found = follow([0.9, 0.8, 0.1, 0.2, 0.1, 0.1, 0.7], patience=2, select_after=2)
+    assert (found.best_epoch, len(found.history)) == (4, 6)
+
+
+@given(
+    st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.4]), min_size=1, max_size=12),
+    st.integers(1, 4),
+    st.integers(0, 12),
+)
+def test_a_run_that_goes_on_ends_where_it_would_have_ended(
+    values: list[float], patience: int, cut: int
+) -> None:
+    """All that is saved are the history and the best: what patience is left follows from them."""
+    whole = follow(values, patience)
+    first = follow(values[:cut], patience) if cut else EarlyStopping(METRIC, patience)
+    again = EarlyStopping(METRIC, patience, 0, list(first.history), first.best, first.best_epoch)
+    for epoch in range(len(first.history) + 1, len(values) + 1):
+        if again.exhausted:
+            break
+        again.add({"epoch": epoch, METRIC: values[epoch - 1]}, last=epoch == len(values))
+    assert (again.best_epoch, len(again.history)) == (whole.best_epoch, len(whole.history))
+
+
+def run(recipe: Recipe, *overrides: str) -> tuple[int, int, str, list[str]]:
+    recipe = Recipe.of(recipe.model_dump(), overrides)
+    split = split_for(recipe, load_corpus(recipe), 0)
+    found = train_encoder(
+        recipe, split, 0, torch.device("cpu"), Progress(quiet=True), title="version 0"
+    )
+    return found.best_epoch, int(found.history[-1]["epoch"]), found.ended, found.warnings
+
+
+def test_epochs_are_a_maximum(small: Recipe, caplog: pytest.LogCaptureFixture) -> None:
+    best, last, ended, warnings = run(small, "training.epochs=60", "training.patience=2")
+    assert (last, ended, warnings) == (best + 2, "patience", [])
+    best, last, ended, warnings = run(
+        small, "training.epochs=60", "training.patience=2", "training.evaluate_every=3"
+    )
+    assert (last, ended) == (best + 6, "patience")
+    assert caplog.text == ""
+
+
+def test_a_best_epoch_that_is_the_last_is_a_warning(
+    small: Recipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        best, last, ended, warnings = run(small, "training.epochs=2")
+    assert (best, last, ended) == (2, 2, "epochs")
+    assert len(warnings) == 1
+    assert warnings[0].startswith("version 0: the best of 2 evaluations is the last (epoch 2,")
+    assert "raise training.epochs (2)" in warnings[0]
+    assert warnings[0] in caplog.text
+    _, _, ended, warnings = run(small, "training.epochs=50", "training.budget=0.000001")
+    assert ended == "budget"
+    assert "raise training.budget" in warnings[0]

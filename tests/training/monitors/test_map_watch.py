@@ -1,0 +1,65 @@
+"""The papers' metric by the clock."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evergram.evaluation.ranking import Relevance, rank_metrics
+from evergram.training.build import prepare
+from evergram.training.callbacks import Point
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.loop import train_encoder
+from evergram.training.monitors.map_watch import Watch
+from evergram.training.progress import Progress
+from evergram.training.recipe import Recipe
+
+CPU = torch.device("cpu")
+
+
+def test_training_is_the_same_and_looks_come_by_the_clock(small: Recipe) -> None:
+    recipe = Recipe.of(small.model_dump(), ["training.watch_minutes=0.001", "training.epochs=6"])
+    split = split_for(recipe, load_corpus(recipe), 0)
+    quiet = Progress(quiet=True)
+    watched = train_encoder(recipe, split, 0, CPU, quiet)
+    alone = train_encoder(
+        Recipe.of(small.model_dump(), ["training.epochs=6"]), split, 0, CPU, quiet
+    )
+    assert torch.equal(watched.query, alone.query)
+    assert watched.watched
+    assert not alone.watched
+    times = [entry["seconds"] for entry in watched.watched]
+    assert times == sorted(times)
+    assert times[0] >= 0.06
+    for entry in watched.watched:
+        assert 0 <= entry["map@10 validation"] <= 1
+        assert 0 <= entry["map@10 training"] <= 1
+
+
+@pytest.mark.parametrize("size", [20, 10_000])
+def test_it_ranks_the_fixed_candidates_and_the_targets(small: Recipe, size: int) -> None:
+    split = split_for(small, load_corpus(small), 0)
+    watch = Watch(split, minutes=1, size=size, seed=0)
+    step, _, _ = prepare(small, split.training, 0, CPU)
+    watch._look(Point(1, 1, 60.0, step))
+    watch.on_end(Point(1, 1, 60.0, step))
+    vectors = step.encoder.embed_all(step.scene)
+    query, candidate = vectors["query"], vectors["candidate"]
+    corpus, pairs = split.training, split.selection
+    fixed = watch.candidates
+    assert len(fixed) <= len(corpus.candidates)
+    place = torch.full((len(corpus.candidates),), -1)
+    place[fixed] = torch.arange(len(fixed))
+    seen = place[corpus.column("candidate")]
+    expected = rank_metrics(
+        query,
+        candidate[fixed],
+        Relevance.of(
+            pairs.query,
+            torch.where(pairs.candidate >= 0, place[pairs.candidate], -1),
+            corpus.column("query")[seen >= 0],
+            seen[seen >= 0],
+        ),
+        ["map@10"],
+    )
+    assert watch.found[0]["map@10 validation"] == pytest.approx(expected["map@10"])

@@ -1,0 +1,269 @@
+"""The nine methods are nine settings of one trainer, and each does what its name says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evergram.compatibility.alignment_loss import AlignmentLoss
+from evergram.compatibility.chain import Chain
+from evergram.compatibility.transforms import LinearTransform
+from evergram.encoders.features import SIDES
+from evergram.errors import DegradationError, RecipeError, ShapeError
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.past_version_report import held_out_rows, known_vectors
+from evergram.releasing.publish import degradation, refuse_degradation
+from evergram.releasing.upgrade import train, upgrade
+from evergram.training.checkpoint import load_encoder
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.joint import Alignment, AlignmentSettings
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.methods import METHODS
+
+
+@pytest.fixture
+def lineage(small: Recipe, tmp_path: Path) -> Lineage:
+    found = Lineage.create(tmp_path / "lineage")
+    found.publish(train(small))
+    return found
+
+
+def by(small: Recipe, method: str, *overrides: str) -> Recipe:
+    values = small.model_dump()
+    values["upgrade"] = {"method": method, "alone": False}
+    return Recipe.of(values, overrides)
+
+
+def error_of(artefact: Artefact) -> float:
+    assert artefact.error is not None
+    return artefact.error.rms
+
+
+@pytest.fixture
+def done(small: Recipe, lineage: Lineage) -> dict[str, Artefact]:
+    """Version 1 by every method."""
+    corpus = load_corpus(small)
+    return {m: upgrade(by(small, m), lineage, corpus) for m in METHODS}
+
+
+def test_every_method_does_what_its_name_says(
+    done: dict[str, Artefact], lineage: Lineage, small: Recipe
+) -> None:
+    def model(name: str) -> dict[str, torch.Tensor]:
+        found = done[name].encoder
+        assert found is not None
+        return dict(found.state)
+
+    alone = model("keep-all")
+    for name in ("non-bc", "post-lin-sloss", "post-lin-mloss", "post-closed"):
+        assert all(torch.equal(v, alone[k]) for k, v in model(name).items()), name
+    for name in ("joint-notrans", "joint-lin-sloss", "bc-aligner"):
+        assert not torch.equal(model(name)["query.weight"], alone["query.weight"]), name
+    # At one past version the two joint losses are one.
+    both = [model(n)["query.weight"] for n in ("joint-lin-sloss", "bc-aligner")]
+    assert torch.equal(*both)
+    frozen = load_encoder(lineage, 0).state_dict()
+    assert all(torch.equal(v, frozen[k]) for k, v in model("fix-m0").items())
+    assert error_of(done["fix-m0"]) == pytest.approx(0, abs=1e-6)
+    # Fine-tuning keeps version 0's dims, though the recipe's grow.
+    dims = {name: found.dim for name, found in done.items()}
+    assert {n for n, d in dims.items() if d == 8} == {"fix-m0", "finetune-m0"}
+    kinds = {name: found.transform.kind for name, found in done.items() if found.transform}
+    assert {n for n, k in kinds.items() if k == "linear"} == {
+        "post-lin-sloss",
+        "post-lin-mloss",
+        "joint-lin-sloss",
+        "bc-aligner",
+        "post-closed",
+        "evergram",
+    }
+    # Nothing ties Non-BC to the past; the others come nearer, joint training nearest.
+    errors = {name: error_of(found) for name, found in done.items()}
+    for name in ("post-lin-sloss", "joint-notrans", "bc-aligner"):
+        assert errors[name] < 0.8 * errors["non-bc"], errors
+    assert errors["bc-aligner"] < errors["post-lin-sloss"], errors
+    # Gradient comes near the closed form, which it cannot pass on what both were fitted to.
+    assert errors["post-closed"] < 1.02 * errors["post-lin-sloss"], errors
+
+
+def test_every_method_can_be_published_and_read(
+    done: dict[str, Artefact], lineage: Lineage
+) -> None:
+    for name, artefact in done.items():
+        copy = Lineage.create(lineage.path.parent / name)
+        copy.publish(train_again(lineage))
+        copy.publish(artefact)
+        ids, vectors = Lineage.open(copy.path).view(0).embeddings("query")
+        assert vectors.shape == (len(ids), 8), name
+        assert load_encoder(copy, 1).dim == artefact.dim
+
+
+def train_again(lineage: Lineage) -> Artefact:
+    """Version 0 once more, from what is on disk."""
+    encoder = load_encoder(lineage, 0)
+    ids, vectors = lineage.embeddings("query"), lineage.embeddings("candidate")
+    return Artefact(
+        dim=encoder.dim,
+        embeddings={"query": ids, "candidate": vectors},
+        transform=None,
+        metrics=lineage.metrics(0),
+        recipe={},
+    )
+
+
+@pytest.mark.parametrize(
+    "transform", ["affine", "orthogonal", "low_rank", "lambda_orthogonal", "residual_mlp"]
+)
+def test_every_transform_trains_with_a_model(
+    small: Recipe, lineage: Lineage, transform: str
+) -> None:
+    corpus = load_corpus(small)
+    rank = ["upgrade.rank=6"] if transform == "low_rank" else []
+    recipe = by(small, "bc-aligner", f"upgrade.transform={transform}", *rank)
+    for version in (1, 2):
+        artefact = upgrade(recipe, lineage, corpus)
+        assert artefact.transform is not None
+        assert artefact.transform.kind == transform
+        found = artefact.metrics["compatibility"]
+        for reading in found.values():
+            assert reading["ranking"]["chain"]["recall@20"] > 0
+        assert set(artefact.metrics["certificate"]) == (
+            set() if transform == "residual_mlp" else {str(j) for j in range(version)}
+        )
+        lineage.publish(artefact)
+
+
+def test_a_model_that_was_trained_alone_is_not_trained_again(
+    small: Recipe, lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = load_corpus(small)
+    alone = upgrade(by(small, "keep-all"), lineage, corpus)
+    copy = Lineage.create(lineage.path.parent / "keep-all")
+    copy.publish(train_again(lineage))
+    copy.publish(alone)
+    encoder = load_encoder(copy, 1)
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was trained again")
+
+    monkeypatch.setattr("evergram.releasing.upgrade.train_encoder", never)
+    found = upgrade(by(small, "post-lin-sloss"), lineage, corpus, encoder=encoder)
+    assert torch.equal(found.block("query")[1], alone.block("query")[1])
+    with pytest.raises(RecipeError, match="trained alone was given"):
+        upgrade(by(small, "bc-aligner"), lineage, corpus, encoder=encoder)
+
+
+@pytest.mark.parametrize("steps", ["single", "multi"])
+def test_gradient_approaches_the_closed_form(small: Recipe, lineage: Lineage, steps: str) -> None:
+    """And single- and multi-step closed forms agree where there is next to no ridge."""
+    corpus = load_corpus(small)
+    recipe = by(small, "post-closed", "model.dim=8")
+    lineage.publish(upgrade(recipe, lineage, corpus))
+    closed = upgrade(
+        by(small, "post-closed", "model.dim=8", f"upgrade.steps={steps}"), lineage, corpus
+    )
+    single = upgrade(recipe, lineage, corpus)
+    more = ["model.dim=8", f"upgrade.steps={steps}", "upgrade.transform_rate=0.02"]
+    trained = upgrade(by(small, "post-lin-sloss", *more, "upgrade.fit_epochs=600"), lineage, corpus)
+    assert error_of(closed) == pytest.approx(error_of(single), rel=0.02)
+    assert error_of(trained) == pytest.approx(error_of(closed), rel=0.05)
+
+
+def test_uniform_objects_are_drawn_anew_each_step_and_resume(small: Recipe) -> None:
+    """Every known object comes up as often as any other, and draws are a function of the step."""
+    known = torch.ones(50)
+    known[10:] = 0
+    joint = Alignment(
+        LinearTransform(2, 2),
+        AlignmentLoss(Chain([], 2)),
+        {s: torch.zeros(50, 2) for s in SIDES},
+        dict.fromkeys(SIDES, known),
+        AlignmentSettings(1.0, objects="uniform", rows=5),
+    )
+    counts = torch.zeros(50)
+    draws = []
+    for _ in range(400):
+        rows = joint._draw("query")
+        counts += torch.bincount(rows, minlength=50)
+        draws.append(rows)
+        joint.steps += 1
+    assert float(counts[10:].sum()) == 0
+    # 2,000 draws over ten objects: five standard deviations of 200 ± 13.4.
+    assert float((counts[:10] - 200).abs().max()) < 67
+    joint.steps.fill_(7)
+    assert torch.equal(joint._draw("query"), draws[7])
+    assert not torch.equal(joint._draw("candidate"), draws[7])
+
+
+def test_the_error_is_of_objects_that_alignment_never_saw(small: Recipe, lineage: Lineage) -> None:
+    corpus = load_corpus(small)
+    recipe = by(small, "evergram", "upgrade.held_out=0.3")
+    artefact = upgrade(recipe, lineage, corpus)
+    past, known = known_vectors(load_encoder(lineage, 0), split_for(recipe, corpus, 1).training)
+    aside = held_out_rows(split_for(recipe, corpus, 1).training, 0.3)
+    assert artefact.transform is not None
+    squared = {}
+    for name in ("held out", "seen"):
+        total, objects = 0.0, 0
+        for side in SIDES:
+            rows = known[side] & (aside[side] if name == "held out" else ~aside[side])
+            delta = artefact.transform(artefact.block(side)[1][rows]) - past[side][rows]
+            total += float(delta.square().sum())
+            objects += int(rows.sum())
+        squared[name] = total / objects
+        if name == "held out":
+            assert artefact.error is not None
+            assert artefact.error.objects == objects
+    assert error_of(artefact) ** 2 == pytest.approx(squared["held out"], rel=1e-4)
+    assert squared["seen"] < 0.9 * squared["held out"]
+
+
+def test_no_closed_form_is_said(small: Recipe) -> None:
+    with pytest.raises(RecipeError, match="has no closed form"):
+        by(small, "evergram", "upgrade.transform=residual_mlp")
+
+
+def test_settings_win_over_the_method(small: Recipe) -> None:
+    recipe = by(small, "bc-aligner", "upgrade.steps=single")
+    assert (recipe.upgrade.fit, recipe.upgrade.steps) == ("joint", "single")
+    again = Recipe.of(recipe.model_dump())
+    assert again.upgrade == recipe.upgrade
+    with pytest.raises(RecipeError, match="it must be one of keep-all"):
+        by(small, "magic")
+
+
+def test_fine_tuning_goes_on_from_what_is_known(small: Recipe, lineage: Lineage) -> None:
+    corpus = load_corpus(small)
+    before = load_encoder(lineage, 0)
+    kept = upgrade(by(small, "finetune-m0", "training.epochs=1"), lineage, corpus)
+    fresh = upgrade(by(small, "keep-all", "training.epochs=1", "model.dim=8"), lineage, corpus)
+    ids, vectors = kept.block("candidate")
+    past_ids, past = lineage.embeddings("candidate")
+    rows = before.schema.ids("candidate").rows(ids)
+    assert past_ids.equals(before.schema.ids("candidate").keys)
+
+    def nearness(found: torch.Tensor) -> float:
+        both = rows >= 0
+        return float(torch.cosine_similarity(found[both], past[rows[both]]).mean())
+
+    assert nearness(vectors) > 0.5
+    assert abs(nearness(fresh.block("candidate")[1])) < 0.2
+    wider = by(small, "finetune-m0", "model.dim=9")
+    with pytest.raises(ShapeError, match="same dims and layers"):
+        upgrade(wider, lineage, corpus)
+
+
+def test_degradation_is_refused(small: Recipe, lineage: Lineage) -> None:
+    artefact = upgrade(by(small, "non-bc", "upgrade.alone=true"), lineage, load_corpus(small))
+    lost = degradation(artefact.metrics, "recall@20")
+    assert lost["alone"] == 0.0
+    found = artefact.metrics["compatibility"]["0"]["ranking"]
+    was, now = found["past"]["recall@20"], found["chain"]["recall@20"]
+    assert lost["0"] == pytest.approx(100 * (was - now) / was)
+    refuse_degradation(artefact, [0], lost["0"] + 0.1)
+    with pytest.raises(DegradationError, match=r"not published: it loses .* as version 0"):
+        refuse_degradation(artefact, [0], lost["0"] - 0.1)

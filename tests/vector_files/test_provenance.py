@@ -1,0 +1,61 @@
+"""A file of vectors says which space they are in, in every format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from evergram.errors import DataError
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.provenance import COMPUTED_FROM, FINGERPRINT, marks
+from evergram.vector_files.writers import write_vectors
+
+FORMATS = ("parquet", "pq", "arrow", "arrows", "npy", "safetensors")
+SAID = marks("sha256:" + "a" * 64, "sha256:" + "b" * 64)
+VECTORS = torch.arange(8.0).reshape(4, 2)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("ids", [[0, 1, 2, 3], [7, 5, 3, 1], ["a", "b", "c", "d"]])
+def test_what_is_written_is_read(tmp_path: Path, suffix: str, ids: list[int | str]) -> None:
+    path = tmp_path / f"x.{suffix}"
+    blocks = [(pa.array(ids[:3]), VECTORS[:3]), (pa.array(ids[3:]), VECTORS[3:])]
+    write_vectors(path, blocks, SAID)
+    found = open_embeddings(path)
+    assert found.fingerprint == "sha256:" + "a" * 64
+    assert found.marks == {FINGERPRINT: "sha256:" + "a" * 64, COMPUTED_FROM: "sha256:" + "b" * 64}
+    assert [str(i) for i in found.ids().to_pylist()] == [str(i) for i in ids]
+    assert torch.equal(torch.cat([v for _, v in found.blocks()]), VECTORS)
+    # Without any, the file says nothing, also where one that did was in its place.
+    write_vectors(path, blocks)
+    again = open_embeddings(path)
+    assert (again.fingerprint, again.marks) == (None, {})
+    assert {p.name for p in tmp_path.iterdir()} <= {path.name, "x.ids.txt", "x.npy.json"}
+
+
+def test_other_metadata_is_not_ours(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    write_vectors(path, [(pa.array([1]), VECTORS[:1])], {"author": "somebody", "pandas": "{}"})
+    assert open_embeddings(path).marks == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "null"])
+def test_damaged_marks_are_said(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, VECTORS.numpy())
+    (tmp_path / "x.npy.json").write_text(text)
+    with pytest.raises(DataError, match=r"x\.npy\.json"):
+        open_embeddings(path)
+
+
+def test_a_file_that_could_not_be_written_says_what_it_said(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    write_vectors(path, [(pa.array([0, 1, 2, 3]), VECTORS)], SAID)
+    with pytest.raises(DataError, match="no embeddings"):
+        write_vectors(path, [], marks("sha256:" + "c" * 64, "sha256:" + "c" * 64))
+    found = open_embeddings(path)
+    assert (found.marks, found.rows) == (SAID, 4)
