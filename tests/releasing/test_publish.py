@@ -19,8 +19,9 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import Consumers
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.version_warnings import LEAST_QUERIES
 from evergram.releasing.probes import with_probes
-from evergram.releasing.publish import LEAST_QUERIES, publish, refuse_degradation
+from evergram.releasing.publish import publish, refuse_degradation
 
 IDS = pa.array([f"id{i}" for i in range(60)])
 VECTORS = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))

@@ -51,6 +51,7 @@ def train(
 ) -> None:
     """Train version 0 and publish it as a new lineage."""
     from evergram.lineage.lineage import Lineage
+    from evergram.releasing.publish import publish
     from evergram.releasing.upgrade import train as train_version
 
     chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"))
@@ -59,7 +60,7 @@ def train(
         artefact = train_version(
             chosen, device=device, progress=new_progress(), folder=folder, board=tensorboard
         )
-    new.publish(artefact)
+    publish(new, artefact, warn=warn)
     print_version(lineage, dict(artefact.metrics), as_json)
 
 

@@ -20,7 +20,10 @@ def file_written(path: Path) -> str:
     """How a file of vectors is named to a person, with that of its ids where there is one."""
     from evergram.vector_files.open_embeddings import companion
 
-    return f"{path}, with its ids in {companion(path)}" if path.suffix == ".npy" else str(path)
+    ids = companion(path)
+    if path.suffix != ".npy":
+        return str(path)
+    return f"{path}, with its ids in {ids}" if ids.is_file() else f"{path}, without ids"
 
 
 def print_version(lineage: str | Path, metrics: dict[str, Any], as_json: bool) -> None:

@@ -62,8 +62,8 @@ def align(
         float | None,
         typer.Option(
             min=0,
-            help="Limit of the relative error on held-out objects, inf for none (default: one that "
-            "random vectors never meet).",
+            help="Limit of the relative error on held-out objects; being better than chance is "
+            "asked for in any case; inf for neither.",
         ),
     ] = None,
     allow_small_overlap: AllowSmallOverlap = False,
@@ -141,8 +141,9 @@ def _print_alignment(lineage: str, facts: dict[str, Any]) -> None:
     )
     chance = found["chance"]
     sys.stdout.write(
-        f"Better than chance: the error is {1 - chance['ratio']:.1%} below that of the same "
-        f"transform with the objects mixed up, by {chance['deviations']:.1f} standard deviations.\n"
+        f"{'Better' if chance['beaten'] else 'No better'} than chance: the error is "
+        f"{1 - chance['ratio']:.1%} below that of the same transform with the objects mixed up, "
+        f"by {chance['deviations']:.1f} standard deviations.\n"
     )
 
 

@@ -58,6 +58,7 @@ class Split:
         test: pairs that are reported.
         unknown_queries: held-out pairs left out because training never saw their query.
         trained_before: test pairs left out because an earlier version was trained on them.
+        in_training: test pairs left out because the training data has them, too.
         untested: why nothing is tested, in one sentence; None where something is.
         final: the split of a last training on all that is not test, see `_final`; None where the
             same pairs select and test, so that nothing could be added.
@@ -70,6 +71,7 @@ class Split:
     trained_before: int = 0
     untested: str | None = None
     final: Callable[[], Split] | None = field(default=None, repr=False, compare=False)
+    in_training: int = 0
 
     def without_test(self, why: str) -> Split:
         """The same where nothing can be tested, with the reason in one sentence."""
@@ -174,6 +176,7 @@ def given_split(corpus: Corpus, test: pa.Table, *, share: float, held_out: HeldO
     training = corpus.restrict(torch.nonzero(~held).flatten())
     selection = _pairs(training, *_ids(corpus, held))
     ids = _outside(corpus, plain(test["query"]), plain(test["candidate"]))
+    repeated = len(test) - len(ids[0])
     chosen = _pairs(training, *ids, held_out)
     everything = torch.ones(len(corpus), dtype=torch.bool)
     return Split(
@@ -182,7 +185,8 @@ def given_split(corpus: Corpus, test: pa.Table, *, share: float, held_out: HeldO
         chosen.pairs,
         selection.unknown + chosen.unknown,
         chosen.trained,
-        final=partial(_final, corpus, everything, ids, held_out),
+        final=partial(_final, corpus, everything, ids, held_out, repeated),
+        in_training=repeated + chosen.in_training,
     )
 
 
@@ -190,7 +194,14 @@ def _split(corpus: Corpus, training: Tensor, held: Tensor, held_out: HeldOut) ->
     compact = corpus.restrict(torch.nonzero(training).flatten())
     if held_out.selection == "paper":
         both = _pairs(compact, *_ids(corpus, held), held_out)
-        return Split(compact, both.pairs, both.pairs, both.unknown, both.trained)
+        return Split(
+            compact,
+            both.pairs,
+            both.pairs,
+            both.unknown,
+            both.trained,
+            in_training=both.in_training,
+        )
     selects = held & _selecting(corpus, held_out)[corpus.column("query")]
     tests = _ids(corpus, held & ~selects)
     selection = _pairs(compact, *_ids(corpus, selects))
@@ -202,6 +213,7 @@ def _split(corpus: Corpus, training: Tensor, held: Tensor, held_out: HeldOut) ->
         selection.unknown + test.unknown,
         test.trained,
         final=partial(_final, corpus, training | selects, tests, held_out),
+        in_training=test.in_training,
     )
 
 
@@ -222,12 +234,13 @@ def _ids(corpus: Corpus, held: Tensor) -> tuple[pa.Array, pa.Array]:
 
 @dataclass(frozen=True)
 class _Found:
-    """Pairs that may be tested, and how many may not: their query is unknown, or an earlier
-    version was trained on them."""
+    """Pairs that may be tested, and how many may not: their query is unknown, an earlier version
+    was trained on them, or this one is."""
 
     pairs: Pairs
     unknown: int
     trained: int
+    in_training: int
 
 
 def _pairs(
@@ -256,11 +269,20 @@ def _pairs(
     width = len(training.candidates)
     trained = training.column("query") * width + training.column("candidate")
     seen = torch.isin(query * width + candidate, trained) & (candidate >= 0)
-    return _Found(Pairs(query[~seen], candidate[~seen]), int((~known).sum()), int(before.sum()))
+    return _Found(
+        Pairs(query[~seen], candidate[~seen]),
+        int((~known).sum()),
+        int(before.sum()),
+        int(seen.sum()),
+    )
 
 
 def _final(
-    corpus: Corpus, used: Tensor, test: tuple[pa.Array, pa.Array], held_out: HeldOut
+    corpus: Corpus,
+    used: Tensor,
+    test: tuple[pa.Array, pa.Array],
+    held_out: HeldOut,
+    repeated: int = 0,
 ) -> Split:
     """The split of a last training: training's and selection's pairs are trained on, the test
     pairs are the same, and nothing is left to select by.
@@ -268,11 +290,19 @@ def _final(
     Args:
         used: bool [n], the interactions of training and of selection.
         test: external ids of the test pairs.
+        repeated: how many were left out of them already, as the corpus has them.
     """
     rows = torch.nonzero(used).flatten()
     training = corpus if len(rows) == len(corpus) else corpus.restrict(rows)
     found = _pairs(training, *test, held_out)
-    return Split(training, Pairs.none(), found.pairs, found.unknown, found.trained)
+    return Split(
+        training,
+        Pairs.none(),
+        found.pairs,
+        found.unknown,
+        found.trained,
+        in_training=repeated + found.in_training,
+    )
 
 
 def _outside(

@@ -9,6 +9,12 @@ from torch import Tensor
 
 from evergram.compatibility.second_moments import SecondMoments
 
+# The error may be at most this share of what the same map errs by with the objects mixed up, and
+# must be below that by so many standard deviations. Constant vectors have 1 and 0. Random vectors
+# of few objects come below the share by luck, but not by five deviations: of 43,000 fits to 20 to
+# 60 held-out objects of 1 to 16 dims, none did.
+MOST_OF_CHANCE = 0.95
+LEAST_DEVIATIONS = 5.0
 # A spread below this share of the mean square is rounding.
 ROUNDING = 1e-12
 
@@ -28,6 +34,11 @@ class Chance:
     relative_error: float
     ratio: float
     deviations: float
+
+    @property
+    def beaten(self) -> bool:
+        """Whether the map tells objects apart; not where nothing could be measured."""
+        return self.ratio <= MOST_OF_CHANCE and self.deviations >= LEAST_DEVIATIONS
 
 
 def beside_chance(held: SecondMoments, weight: Tensor, offset: Tensor | None = None) -> Chance:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -32,6 +33,7 @@ from evergram.lineage.disk.atomic import beside, file_mode, remove
 from evergram.lineage.disk.lineage_record import LineageRecord
 from evergram.lineage.disk.manifest import EncoderRecord, Manifest, sha256
 from evergram.lineage.disk.names import check_name
+from evergram.lineage.id_types import blocks_with_id_type, with_id_type
 from evergram.lineage.locks.training_claim import clear_work, training_claim
 from evergram.lineage.locks.write_lock import clear_left, unchanged, write_record, writing
 from evergram.lineage.lost_race import keep_lost, read_lost
@@ -349,7 +351,13 @@ class Lineage(Register):
             embeddings = {}
             for side, found in artefact.embeddings.items():
                 samples[side] = Sample(side, *dims)
-                blocks = samples[side].through(found() if callable(found) else [found])
+                blocks = blocks_with_id_type(
+                    found() if callable(found) else [found],
+                    pq.read_schema(old[side]).field("id").type if side in old else None,
+                    side,
+                    str(self),
+                )
+                blocks = samples[side].through(blocks)
                 write_embeddings(folder / f"{side}.parquet", blocks)
                 embeddings[side] = sha256(folder / f"{side}.parquet")
         moments = {side: sample.moments() for side, sample in samples.items()}
@@ -366,6 +374,16 @@ class Lineage(Register):
                 forward,
                 self.pair_history.new(artefact.trained),
             )
+
+    def check_ids(self, ids: Mapping[str, pa.Array]) -> None:
+        """Refuse ids, by side, that are text where those of the newest version are integers.
+
+        Raises: DataError: an id of a side is no integer.
+        """
+        before = self._before()
+        for side in before.keys() & ids.keys():
+            expected = pq.read_schema(before[side]).field("id").type
+            with_id_type(ids[side], expected, side, str(self))
 
     def _before(self) -> dict[str, Path]:
         """Files of the version before; without those there is no map forward, but a new version

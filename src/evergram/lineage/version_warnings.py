@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.lineage.lineage import Lineage
+
+# A metric of fewer test queries is no ground to publish on: of thirty, one query that is found or
+# lost is three percent of what can be reached.
+LEAST_QUERIES = 30
 
 # A published version never changes: what is to be said of it is read once for each opened lineage.
 _said: WeakKeyDictionary[Lineage, dict[int, list[str]]] = WeakKeyDictionary()
@@ -24,17 +30,51 @@ def version_warnings(lineage: Lineage) -> dict[int, list[str]]:
     return known
 
 
-def _sentences(lineage: Lineage, version: int, error: StepError | None) -> list[str]:
-    if version == 0:
-        return []
-    found = []
-    metrics = lineage.metrics(version)
+def few_test_queries(data: Mapping[str, Any]) -> str | None:
+    """Return the sentence that a model was tested on too few queries to be judged by; None where
+    they are enough, or where nothing says how many there were.
+
+    Args:
+        data: `data` of the metrics.
+    """
+    queries = data.get("test_queries")
+    if queries is None or queries >= LEAST_QUERIES:
+        return None
+    dropped = [
+        f"{data[name]} {why}"
+        for name, why in (
+            ("in_training", "are in the training data too"),
+            ("trained_before", "were trained on by an earlier version"),
+        )
+        if data.get(name)
+    ]
+    left_out = f" (of the held-out pairs, {' and '.join(dropped)})" if dropped else ""
+    return (
+        f"It was tested on {queries} queries only{left_out}; its metrics say little below "
+        f"{LEAST_QUERIES}."
+    )
+
+
+def _of_the_test(metrics: Mapping[str, Any]) -> list[str]:
     if "untested" in metrics:
-        found.append(metrics["untested"])
+        return [metrics["untested"]]
+    few = few_test_queries(metrics.get("data", {}))
+    return [few] if few else []
+
+
+def _sentences(lineage: Lineage, version: int, error: StepError | None) -> list[str]:
+    metrics = lineage.metrics(version)
+    found = _of_the_test(metrics)
+    if version == 0:
+        return found
     overlap = metrics.get("overlap", {})
     if overlap.get("small"):
         found.append(
             f"It has only {overlap['common']} objects in common with the version before it."
+        )
+    if not metrics.get("alignment", {}).get("chance", {}).get("beaten", True):
+        found.append(
+            "Its way back is no better than chance: it errs as much with the objects mixed up."
         )
     if error is None:
         found.append("Its way back was published without a measured error, and has no certificate.")

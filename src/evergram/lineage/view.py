@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.chain import Chain
-from evergram.errors import ShapeError
+from evergram.errors import DataError, ShapeError
 from evergram.lineage.artefact import Block
 from evergram.vector_files.provenance import marks
 from evergram.vector_files.writers import check_writable, write_vectors
@@ -54,7 +54,8 @@ class View:
 
         Args:
             embeddings: floats in a tensor or a NumPy array; a tensor or an array is returned.
-        Raises: ShapeError: they are neither, hold no floats, or are of another dim.
+        Raises: ShapeError: they are neither, hold no floats, or are of another dim. DataError: a
+            number is not finite.
         """
         if isinstance(embeddings, np.ndarray):
             if embeddings.dtype.kind != "f":
@@ -70,6 +71,11 @@ class View:
             raise _no_vectors(f"a tensor of {embeddings.dtype}")
         if not embeddings.dim():
             raise _no_vectors("a single number")
+        if not bool(embeddings.isfinite().all()):
+            raise DataError(
+                "A vector has a number that is not finite (NaN or infinity), and would be one in "
+                "every version; leave its row out."
+            )
         return self._chain.apply(embeddings, self.source, self.version)
 
     def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:

@@ -12,13 +12,10 @@ from evergram.errors import DegradationError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.registry import Consumers
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.version_warnings import version_warnings
+from evergram.lineage.version_warnings import LEAST_QUERIES, version_warnings
 from evergram.releasing.probes import ProbeReading, refuse_broken, with_probes
 from evergram.training.recipe import Recipe
 
-# A metric over fewer queries is no ground to publish on: of thirty, one query that is found or lost
-# is three percent of what can be reached.
-LEAST_QUERIES = 30
 REFUSED = "The new version was not published: "
 log = logging.getLogger(__name__)
 # Where the model trained alone stands among what a version is measured against.

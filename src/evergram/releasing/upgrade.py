@@ -129,6 +129,8 @@ def upgrade(
     past_version, number = lineage.newest, lineage.following
     version = number if trained_as is None else trained_as
     corpus = load_corpus(recipe) if corpus is None else corpus
+    keys = {"query": corpus.queries.vocabulary.keys, "candidate": corpus.candidates.vocabulary.keys}
+    lineage.check_ids(keys)
     history = lineage.pair_history
     split, salt = split_for(recipe, corpus, version, history), salt_of(recipe, history)
     # What is published is trained and judged on `final`; `split` chooses for how long.
@@ -359,6 +361,7 @@ def _report(recipe: Recipe, version: int, split: Split, trained: Trained) -> dic
             "unknown_test_candidates": int((split.test.candidate < 0).sum()),
             "unknown_queries": split.unknown_queries,
             "trained_before": split.trained_before,
+            "in_training": split.in_training,
         },
     }
 

@@ -88,8 +88,11 @@ def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> l
     """−‖q − z̃‖² = 2⟨q, z̃⟩ − ‖z̃‖² − ‖q‖²; where norms are not stored, by a re-rank."""
     power = (queries.astype(np.float64) ** 2).sum(axis=1)
     if all(field.norm is not None for field in fields):
+        # Beyond float32 a score is infinite; the service refuses to answer with one.
+        with np.errstate(over="ignore"):
+            power = power.astype(np.float32)
         asked = [field.linear(2 * queries, -1.0) for field in fields]
-        return _at_once(fields, [(q, c - power.astype(np.float32)) for q, c in asked], k, ids)
+        return _at_once(fields, [(q, c - power) for q, c in asked], k, ids)
 
     def score(query: npt.NDArray[np.float64], read: npt.NDArray[np.float64]) -> Floats:
         found: Floats = -((read - query) ** 2).sum(axis=1).astype(np.float32)

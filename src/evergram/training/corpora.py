@@ -115,9 +115,19 @@ def split_for(
             "grown, or another test file."
         )
     if not len(chosen.selection) or not (len(chosen.test) or chosen.untested):
+        dropped = "".join(
+            f", {count} {why}"
+            for count, why in (
+                (chosen.unknown_queries, "left out as training knows nothing of their query"),
+                (chosen.trained_before, "as an earlier version was trained on them"),
+                (chosen.in_training, "as the training data has them, too"),
+            )
+            if count
+        )
         raise DataError(
-            "The split holds out too few pairs of known queries to judge a model by; hold out a "
-            "larger share or give more data."
+            f"The split holds out too few pairs to judge a model by: of {len(corpus)} interactions "
+            f"{len(chosen.selection)} to choose an epoch and {len(chosen.test)} to test{dropped}; "
+            "hold out a larger share or give more data."
         )
     return chosen
 

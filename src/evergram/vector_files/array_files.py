@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from evergram.errors import DataError
-from evergram.ids import first_missing, missing_sentence
+from evergram.ids import first_missing, ids_of_text, missing_sentence
 from evergram.vector_files.base import Block, EmbeddingFile, sentence
 from evergram.vector_files.provenance import ID_TYPE, marks_beside, marks_of, read_beside
 
@@ -29,6 +29,8 @@ class Plain(EmbeddingFile):
 
     _own: pa.Array | None = None
     has_ids = False
+    # Whether the format itself has a place for integer ids.
+    holds_integers = False
 
     def _name(self, ids: Path | None) -> None:
         """Find the ids: those of a file, else the file's own, else the numbers of the rows."""
@@ -47,11 +49,14 @@ class Plain(EmbeddingFile):
                 f"{beside} has {len(lines)} ids and {self.path} {self.rows} vectors; one id a line "
                 "is needed."
             )
-        self._own = pa.array(lines, pa.string())
-        line = first_missing(self._own, text_file=True)
+        texts = pa.array(lines, pa.string())
+        line = first_missing(texts, text_file=True)
         if line >= 0:
             where = f"{beside} line {line + 1}"
             raise DataError(missing_sentence(where, "", lines[line], text_file=True))
+        # Beside a file that has room for integers, lines are of texts.
+        integers = ids_of_text(texts) if ids is not None or not self.holds_integers else texts
+        self._own = integers if pa.types.is_integer(integers.type) else texts
 
     def _as_written(self, id_type: str) -> None:
         """Take the lines of ids for what they were written from, integers or text."""
@@ -62,6 +67,7 @@ class Plain(EmbeddingFile):
                 f"it, or remove {said} to take the numbers of the rows for ids."
             )
         if id_type != "int64":
+            self._own = self._own.cast(pa.string())
             return
         try:
             self._own = pc.cast(self._own, pa.int64())
@@ -110,6 +116,8 @@ class NpyVectors(Plain):
 
 
 class SafetensorsVectors(Plain):
+    holds_integers = True
+
     def __init__(self, path: Path, id_tensor: str, vector_tensor: str, ids: Path | None) -> None:
         with safe_open(path, framework="pt") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118

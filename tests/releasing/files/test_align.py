@@ -136,7 +136,7 @@ def test_a_file_that_lost_the_seen_objects_goes_on_with_what_is_common(tmp_path:
     ("settings", "message"),
     [
         ({"transform": "truncate"}, "'truncate' cannot be fitted"),
-        ({"held_out": 1.0}, "held_out is 1.0"),
+        ({"held_out": 1.0}, r"held_out \(--held-out\) is 1.0"),
         ({"rank": 0}, "rank is 0"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 
 from evergram.data.split import Split
 from evergram.evaluation.consumer_tasks import ConsumerTask
-from evergram.releasing.publish import LEAST_QUERIES
+from evergram.lineage.version_warnings import LEAST_QUERIES
 from evergram.training.recipe import Recipe
 
 

@@ -71,7 +71,9 @@ class Settings:
                 f"{', '.join(KINDS)} can."
             )
         if not 0 < self.held_out < 1:
-            raise DataError(f"held_out is {self.held_out}; it is a share between 0 and 1.")
+            raise DataError(
+                f"held_out (--held-out) is {self.held_out}; it is a share between 0 and 1."
+            )
         if self.rank is not None and self.rank < 1:
             raise DataError(f"rank is {self.rank}; it is at least 1.")
         if self.rank is not None and self.transform != "low_rank":
@@ -157,7 +159,11 @@ class Alignment:
             },
             "neighbours": dict(self.neighbours),
             "held_out": dict(self.readings),
-            "chance": {"ratio": self.chance.ratio, "deviations": self.chance.deviations},
+            "chance": {
+                "ratio": self.chance.ratio,
+                "deviations": self.chance.deviations,
+                "beaten": self.chance.beaten,
+            },
         }
 
 
@@ -180,8 +186,9 @@ def align(
 
     Args:
         old: a file, or the number of the newest version, whose stored vectors are then read.
-        max_error: the most that the relative error on held-out objects may be, infinite for no
-            limit; None for one that random vectors never meet.
+        max_error: the most that the relative error on held-out objects may be. With or without
+            it the map must be better than chance, which random vectors never are; infinite lifts
+            both.
         promote, strict_probes, warn: as for `evergram.publish`.
     Returns: JSON of what the mapping keeps on held-out objects, as docs/align.md says.
     Raises: DataError: the files have too few objects in common, one of them alone has ids, or they
@@ -192,6 +199,7 @@ def align(
     if strict_probes:
         refuse_untried(lineage)
     before = checked_past(old, new, lineage)
+    lineage.check_ids({SIDE: new.ids()})
     found = _aligned(before, new, lineage, settings, progress)
     error = found.readings["transformed"]["relative_error"]
     refuse_error(error, found.chance, found.error.objects, max_error, (before.path, new.path))
@@ -247,6 +255,11 @@ def _aligned(
     """Read both files and fit the map. Raises: DataError: they cannot be aligned."""
     pairing = Pairing(old, new)
     dims = old.dim, new.dim
+    if settings.rank is not None and settings.rank > min(dims):
+        raise DataError(
+            f"rank is {settings.rank}, and a map from {new.dim} to {old.dim} dims has "
+            f"{min(dims)} at most; give a lower one."
+        )
     rank = settings.rank_of(*dims)
     hashes = id_hashes(pairing.ids)
     groups = pair_groups(hashes, settings.held_out)

@@ -11,14 +11,8 @@ from torch import Tensor
 from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError, DegradationError
-from evergram.evaluation.chance import Chance
+from evergram.evaluation.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chance
 
-# Where no limit is given, the error may be at most this share of what the same map errs by with the
-# objects mixed up, and must be below that by so many standard deviations. Constant vectors have 1
-# and 0. Random vectors of few objects come below the share by luck, but not by five deviations: of
-# 43,000 fits to 20 to 60 held-out objects of 1 to 16 dims, none did.
-MOST_OF_CHANCE = 0.95
-LEAST_DEVIATIONS = 5.0
 # A spread below this share of the mean square is rounding.
 ROUNDING = 1e-10
 
@@ -57,7 +51,7 @@ def refuse_error(
     Args:
         error: relative.
         held: on how many objects it was measured.
-        limit: of the relative error, infinite for none; None for `MOST_OF_CHANCE`.
+        limit: of the relative error, beside `chance`, which holds for every limit but infinity.
         names: of the old and of the new file.
     """
     if limit is not None and not limit >= 0:
@@ -71,20 +65,19 @@ def refuse_error(
             f"{said}its error would be measured on {held} objects, and {LEAST_OBJECTS} are needed "
             f"to hold it to a limit; raise --held-out or give more objects in common ({other})."
         )
-    if limit is not None:
-        if error > limit:
-            raise DegradationError(
-                f"{said}on {held} held-out objects the relative error is {error:.4g}, past the "
-                f"limit of {limit:g}; {other}."
-            )
-        return
-    if not (chance.ratio <= MOST_OF_CHANCE and chance.deviations >= LEAST_DEVIATIONS):
+    if limit is not None and error > limit:
+        raise DegradationError(
+            f"{said}on {held} held-out objects the relative error is {error:.4g}, past the limit "
+            f"of {limit:g}; {other}."
+        )
+    if not chance.beaten:
         raise DegradationError(
             f"{said}{names[1]} says next to nothing of {names[0]}: on {held} held-out objects the "
             f"relative error is {error:.4g}, {chance.ratio:.0%} of what it is with the objects "
             f"mixed up and {chance.deviations:.1f} standard deviations below that; at most "
             f"{MOST_OF_CHANCE:.0%} and at least {LEAST_DEVIATIONS:g} deviations are needed. See "
-            f"whether the same id is the same object in both files ({other})."
+            "whether the same id is the same object in both files (--max-error inf publishes it "
+            "all the same)."
         )
 
 

@@ -12,6 +12,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.pairing import Pairing
 from evergram.vector_files.prefetch import ahead
+from evergram.vector_files.provenance import marks_beside
 
 # The one side of a lineage that is made of files.
 SIDE = "object"
@@ -62,9 +63,11 @@ def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
     """Raises: LineageError: the new vectors say that they are of a version there is already."""
     known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
     if known is not None:
+        beside = marks_beside(new.path)
+        where = f"in {beside} " if beside.is_file() else ""
         raise LineageError(
             f"{new.path} holds vectors of version {known} of {lineage}, as its fingerprint "
-            "says, and cannot be a new version; give the new model's vectors."
+            f"{where}says, and cannot be a new version; give the new model's vectors."
         )
 
 
