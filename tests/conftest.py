@@ -13,7 +13,7 @@ import torch
 from evergram.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from tests.serving.running import Running
+    from tests.support.running_service import Running
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("EVERGRAM_DATA", ROOT.parent / "shared" / "data"))
@@ -55,7 +55,7 @@ def generator() -> torch.Generator:
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Running]:
     """A service over three versions, of dims 6, 8 and 10, whose store holds the newest."""
-    from tests.serving.running import running
+    from tests.support.running_service import running
 
     with running(tmp_path / "line") as found:
         yield found

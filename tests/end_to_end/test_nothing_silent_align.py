@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.serving.running import running
+from tests.support.running_service import running
 
 import evergram as library
 from evergram.cli import main

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 import pytest
 import uvicorn
 from safetensors.numpy import load_file
-from tests.lineage.lines import lineage_of, publish, vectors_of
-from tests.stores.postgres_server import postgres
+from tests.support.lineages import lineage_of, publish, vectors_of
+from tests.support.postgres_server import postgres
 
 from evergram.cli import main
 from evergram.lineage.lineage import Lineage

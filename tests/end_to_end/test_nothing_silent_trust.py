@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
-from tests.evaluation import onnx_graphs
-from tests.lineage.forging import forge
+from tests.support import onnx_graphs
+from tests.support.forging import forge
 
 from evergram.cli import main
 from evergram.evaluation.probes.probe_process import ProbeProcess
@@ -388,7 +388,7 @@ DYING = """
 import sys
 from pathlib import Path
 import torch
-from tests.dying import die_at
+from tests.support.dying import die_at
 from evergram.cli import main
 # All that a command imports, before its operations on files are counted.
 import evergram.releasing.files.align, evergram.releasing.probes

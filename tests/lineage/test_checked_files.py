@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.lineage.lines import lineage_of
+from tests.support.lineages import lineage_of
 
 from evergram.errors import IntegrityError, UnknownVersionError
 from evergram.lineage.lineage import Lineage

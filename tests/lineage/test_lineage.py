@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from filelock import FileLock
-from tests.dying import is_alone
+from tests.support.artefacts import artefact
+from tests.support.dying import is_alone
 
 from evergram.compatibility.transforms import LinearTransform
-from evergram.data.corpus import Vocabulary
 from evergram.errors import (
     DataError,
     FormatError,
@@ -28,32 +28,8 @@ from evergram.errors import (
     ShapeError,
     UnknownVersionError,
 )
-from evergram.lineage.artefact import Artefact, EncoderParts
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.open_embeddings import open_embeddings
-
-
-def artefact(dim: int, before: int | None = None, seed: int = 0) -> Artefact:
-    draw = torch.Generator().manual_seed(seed)
-    ids = {"query": pa.array(["a", "b", "c"]), "candidate": pa.array([10, 20])}
-    vectors = {s: torch.randn(len(i), dim, generator=draw) for s, i in ids.items()}
-    return Artefact(
-        dim=dim,
-        encoder=EncoderParts(
-            kind="factorization",
-            options={"dim": dim},
-            state={f"{s}.weight": v for s, v in vectors.items()},
-            inputs={s: {"id": f"{s}.id"} for s in ids},
-            vocabularies={f"{s}.id": Vocabulary(i) for s, i in ids.items()},
-        ),
-        embeddings={s: (ids[s], vectors[s]) for s in ids},
-        transform=None
-        if before is None
-        else LinearTransform.from_matrix(torch.randn(before, dim, generator=draw)),
-        metrics={"metrics": {"model": {"recall@20": 0.5}}},
-        recipe={"name": "x"},
-        canaries={s: (ids[s][:1], vectors[s][:1]) for s in ids},
-    )
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 from filelock import FileLock
-from tests.dying import is_alone
+from tests.support.dying import is_alone
 from torch import Tensor
 
 from evergram.compatibility.certificate import StepError

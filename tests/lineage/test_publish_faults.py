@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.dying import is_alone, run_until
-from tests.lineage.test_lineage import artefact
+from tests.support.artefacts import artefact
+from tests.support.dying import is_alone, run_until
 
 from evergram.errors import EvergramError
 from evergram.lineage.lineage import Lineage

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.lineage.forging import forge
-from tests.lineage.lines import lineage_of, publish, vectors_of
+from tests.support.forging import forge
+from tests.support.lineages import lineage_of, publish, vectors_of
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.pair_hash import TrainedPairs

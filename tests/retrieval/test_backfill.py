@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tests.lineage.lines import lineage_of, publish, read_as, vectors_of
-from tests.stores.dictionary import DictionaryStore
+from tests.support.dictionary_store import DictionaryStore
+from tests.support.lineages import lineage_of, publish, read_as, vectors_of
 
 from evergram.errors import DataError, IntegrityError, LineageError, StoreError
 from evergram.lineage.lineage import Lineage
@@ -229,7 +229,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
 @pytest.mark.long
 def test_killed_two_hundred_times_it_loses_nothing(tmp_path: Path) -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "tests.lineage.killed_backfill", str(tmp_path), "200"],
+        [sys.executable, "-m", "tests.support.killed_backfill", str(tmp_path), "200"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
         capture_output=True,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.stores.dictionary import DictionaryStore
+from tests.support.dictionary_store import DictionaryStore
 
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import build_transform

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_allclose
-from tests.lineage.lines import lineage_of, publish, read_as, vectors_of
-from tests.stores.dictionary import DictionaryStore
+from tests.support.dictionary_store import DictionaryStore
+from tests.support.lineages import lineage_of, publish, read_as, vectors_of
 
 from evergram.errors import (
     DataError,

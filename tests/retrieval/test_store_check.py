@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.lineage.lines import lineage_of
-from tests.stores.dictionary import DictionaryStore
+from tests.support.dictionary_store import DictionaryStore
+from tests.support.lineages import lineage_of
 
 from evergram.errors import DataError, IntegrityError
 from evergram.lineage.lineage import Lineage

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
-from tests.serving.running import Running, running
+from tests.support.running_service import Running, running
 
 from evergram import Client
 from evergram.errors import (

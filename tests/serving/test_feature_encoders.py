@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from tests.serving.running import Running, running
+from tests.support.running_service import Running, running
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serving.running import CountedStore, Running, running
+from tests.support.running_service import CountedStore, Running, running
 
 from evergram.errors import EvergramError, IntegrityError, StoreError
 from evergram.serving.http.errors import clean

@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.lineage.lines import lineage_of
-from tests.stores.kinds import STORES
+from tests.support.lineages import lineage_of
+from tests.support.store_kinds import STORES
 
 from evergram.retrieval.fill import fill
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import openai
 import pytest
 from numpy.testing import assert_allclose
-from tests.lineage.lines import lineage_of, read_as, vectors_of
-from tests.serving.running import server, service_of
+from tests.support.lineages import lineage_of, read_as, vectors_of
+from tests.support.running_service import server, service_of
 
 from evergram.lineage.consumers.registry import Consumers
 from evergram.serving.app import create_app

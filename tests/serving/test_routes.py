@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,35 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_allclose
-from tests.lineage.lines import DIMS, read_as, vectors_of
-from tests.serving.running import Running
+from tests.support.arrow_requests import post_stream, stream, table_of
+from tests.support.lineages import DIMS, read_as, vectors_of
+from tests.support.running_service import Running
 
 from evergram.retrieval.reader import Reader
 from evergram.serving.http.vector_routes import is_quick
-
-ARROW = "application/vnd.apache.arrow.stream"
-
-
-def stream(columns: dict[str, Any], asked: Any, fingerprint: str | None = None) -> bytes:
-    metadata = {"evergram.request": asked if isinstance(asked, str) else json.dumps(asked)}
-    if fingerprint is not None:
-        metadata["evergram.fingerprint"] = fingerprint
-    table = pa.table(columns).replace_schema_metadata(metadata)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
-
-
-def post_stream(served: Running, path: str, body: bytes) -> Any:
-    return served.http.post(path, content=body, headers={"Content-Type": ARROW, "Accept": ARROW})
-
-
-def table_of(answer: Any) -> pa.Table:
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"] == ARROW
-    return pa.ipc.open_stream(answer.content).read_all()
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])

@@ -14,8 +14,8 @@ import httpx
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from tests.lineage.lines import lineage_of, publish, read_as
-from tests.serving.running import Running, running, server
+from tests.support.lineages import lineage_of, publish, read_as
+from tests.support.running_service import Running, running, server
 
 from evergram.lineage.consumers.registry import Consumers
 from evergram.lineage.lineage import Lineage
@@ -191,7 +191,7 @@ def test_two_services_on_one_folder_take_up_a_promotion(tmp_path: Path) -> None:
 def test_a_store_that_does_not_answer_is_not_ready(
     served: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.serving.running import CountedStore
+    from tests.support.running_service import CountedStore
 
     from evergram.errors import StoreError
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.stores.agreement import Id, as_dict, same_hits, same_rows
-from tests.stores.dictionary import DictionaryStore
-from tests.stores.kinds import STORES
+from tests.support.agreement import Id, as_dict, same_hits, same_rows
+from tests.support.dictionary_store import DictionaryStore
+from tests.support.store_kinds import STORES
 
 from evergram.errors import DataError, IntegrityError, ShapeError
 from evergram.stores.store import Floats, Hits, Rows, Space, Store, StoreView

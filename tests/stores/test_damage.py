@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.stores.agreement import as_dict
+from tests.support.agreement import as_dict
 
 from evergram.errors import IntegrityError, StoreError
 from evergram.stores.open_store import open_store

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from tests.lineage.lines import lineage_of, read_as
-from tests.stores.kinds import STORES
+from tests.support.lineages import lineage_of, read_as
+from tests.support.store_kinds import STORES
 
 from evergram.retrieval.fill import fill
 from evergram.retrieval.reader import Reader

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.stores.agreement import Id, as_dict
+from tests.support.agreement import Id, as_dict
 
 from evergram.errors import EvergramError, IntegrityError, StoreError
 from evergram.stores.snapshot import snapshot_folder, snapshot_record
@@ -80,7 +80,7 @@ def as_list(hits: Hits) -> list[tuple[Id, float, int]]:
 @pytest.mark.parametrize("id_type", ["int64", "string"])
 def test_a_writer_killed_at_100_random_moments_loses_nothing(tmp_path: Path, id_type: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.stores.crashing", str(tmp_path / "store"), id_type, "100"],
+        [sys.executable, "-m", "tests.support.crashing", str(tmp_path / "store"), id_type, "100"],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -19,9 +19,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.stores.agreement import Id, as_dict, same_hits
-from tests.stores.dictionary import DictionaryStore
-from tests.stores.kinds import STORES
+from tests.support.agreement import Id, as_dict, same_hits
+from tests.support.dictionary_store import DictionaryStore
+from tests.support.store_kinds import STORES
 
 from evergram.stores.store import Floats, Rows, Space, Store
 

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tests.support.vector_blocks import NAMES, NUMBERS, TEXT, blocks_of
 from torch import Tensor
 
 from evergram.errors import DataError
@@ -23,9 +24,6 @@ from evergram.vector_files.open_embeddings import EmbeddingFile, companion, open
 from evergram.vector_files.writers import write_vectors
 
 VECTORS = np.arange(20, dtype=np.float64).reshape(5, 4) / 4 - 1
-TEXT = [f"object-{i}" for i in (3, 1, 4, 0, 5)]
-NUMBERS = [30, 10, 40, 0, 50]
-NAMES = ("vectors.parquet", "vectors.arrow", "vectors.arrows", "vectors.npy", "vectors.safetensors")
 
 
 def whole(file: EmbeddingFile, size: int = 2) -> tuple[list[Any], Tensor]:
@@ -52,11 +50,6 @@ def lists(value_type: pa.DataType, kind: str, rows: Any = VECTORS) -> pa.Array:
         "large": pa.large_list(value_type),
     }[kind]
     return pa.array(values, inner)
-
-
-def blocks_of(ids: list[Any], vectors: Tensor, size: int) -> Iterator[tuple[pa.Array, Tensor]]:
-    for start in range(0, len(ids), size):
-        yield pa.array(ids[start : start + size]), vectors[start : start + size]
 
 
 @pytest.mark.parametrize("kind", ["fixed", "list", "large"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.vector_files.test_open_embeddings import NAMES, NUMBERS, TEXT, blocks_of
+from tests.support.vector_blocks import NAMES, NUMBERS, TEXT, blocks_of
 
 from evergram.errors import DataError
 from evergram.vector_files.open_embeddings import open_embeddings

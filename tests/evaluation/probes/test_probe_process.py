@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_tensors
-from tests.evaluation import onnx_graphs as graphs
-from tests.evaluation.onnx_graphs import DIM
+from tests.support import onnx_graphs as graphs
+from tests.support.onnx_graphs import DIM
 
 from evergram.errors import DataError
 from evergram.evaluation.probes import probe_process as module

@@ -18,9 +18,9 @@ import torch
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
-from tests.dying import is_alone
-from tests.lineage.forging import resealed
-from tests.lineage.test_lineage import artefact
+from tests.support.artefacts import artefact
+from tests.support.dying import is_alone
+from tests.support.forging import resealed
 
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.consumers.record import Probe

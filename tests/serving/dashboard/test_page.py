@@ -9,12 +9,13 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from tests.serving.dashboards import make_lineage, publish, quality, serve
+from tests.support.dashboards import make_lineage, publish, quality, serve
 
 from evergram.errors import IntegrityError, UnknownVersionError
 from evergram.lineage.canary_check import diagnose_lineage
 from evergram.lineage.consumers.record import Baseline, Consumer, Probe
 from evergram.lineage.lineage import Lineage
+from evergram.serving.dashboard import page
 from evergram.serving.dashboard.data import dashboard_data, diagnose
 from evergram.serving.dashboard.schemas import DashboardData, Live
 
@@ -210,9 +211,7 @@ def test_what_is_sent(lineage: Lineage) -> None:
 
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:
-    import evergram.serving
-
-    folder = Path(evergram.serving.__file__).parent / "static"
+    folder = Path(page.__file__).parent / "static"
     names = {path.name for path in folder.iterdir()}
     assert {"dashboard.html", "dashboard.js", "dashboard.css"} <= names
     for path in folder.iterdir():
@@ -226,7 +225,7 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
 def test_the_python_of_the_document_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "dashboard.md").read_text()
     block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert block is not None
     make_lineage(tmp_path / "lineages" / "films", 2)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.lineage.lines import lineage_of, publish
-from tests.serving.running import ADDRESS, Running
+from tests.support.lineages import lineage_of, publish
+from tests.support.running_service import ADDRESS, Running
 
 from evergram.retrieval.backfill import Backfill
 from evergram.retrieval.backfill_progress import UNREADABLE, backfill_progress

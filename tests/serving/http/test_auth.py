@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.lineage.lines import DIMS, lineage_of, publish
-from tests.serving.running import Running, running
-from tests.serving.test_routes import ARROW, stream
+from tests.support.arrow_requests import ARROW, stream
+from tests.support.lineages import DIMS, lineage_of, publish
+from tests.support.running_service import Running, running
 
 from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import Consumers

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.lineage.lines import lineage_of
-from tests.serving.running import CountedStore, server, service_of
+from tests.support.lineages import lineage_of
+from tests.support.running_service import CountedStore, server, service_of
 
 from evergram.serving.app import create_app
 from evergram.serving.http.connections import server_of

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lineage.lines import lineage_of
-from tests.serving.running import Running, running
+from tests.support.lineages import lineage_of
+from tests.support.running_service import Running, running
 
 from evergram.errors import ServiceError
 from evergram.serving.app import create_app

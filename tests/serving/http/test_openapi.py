@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.lineage.lines import lineage_of
-from tests.serving.running import Running
-from tests.serving.test_routes import ARROW
+from tests.support.arrow_requests import ARROW
+from tests.support.lineages import lineage_of
+from tests.support.running_service import Running
 
 from evergram.serving.settings import Settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 REQUESTS = 10_000
 
 
@@ -51,7 +51,7 @@ def test_it_says_routes_limits_and_how_to_refuse(served: Running) -> None:
 def test_ten_thousand_requests_meet_no_server_error(tmp_path: Path) -> None:
     """Made by schemathesis from the description; in a process of their own, see there."""
     lineage_of(tmp_path / "line", rows=20)
-    command = [sys.executable, "-m", "tests.serving.generated_requests"]
+    command = [sys.executable, "-m", "tests.support.generated_requests"]
     found = subprocess.run(
         [*command, str(tmp_path / "line"), str(REQUESTS)],
         capture_output=True,

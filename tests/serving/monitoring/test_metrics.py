@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.serving.running import Running
+from tests.support.running_service import Running
 
 from evergram.serving.monitoring.drift import Drift
 

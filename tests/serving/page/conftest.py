@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.serving.dashboards import Service, make_lineage, serve
-from tests.serving.page.browser import Browser, missing, open_browser
-from tests.serving.page.looking import CONSUMERS, LIVE
+from tests.support.browser import Browser, missing, open_browser
+from tests.support.dashboards import Service, make_lineage, serve
+from tests.support.page_views import CONSUMERS, LIVE
 
 from evergram.serving.dashboard.data import dashboard_data
 from evergram.serving.dashboard.schemas import (

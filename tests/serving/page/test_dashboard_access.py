@@ -6,9 +6,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tests.serving.dashboards import Service
-from tests.serving.page.browser import ENTER, TAB, Browser
-from tests.serving.page.looking import CONSUMERS, refresh, show
+from tests.support.browser import ENTER, TAB, Browser
+from tests.support.dashboards import Service
+from tests.support.page_views import CONSUMERS, refresh, show
 
 from evergram.serving.dashboard.schemas import (
     DashboardData,

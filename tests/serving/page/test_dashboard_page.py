@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.serving.dashboards import Service
-from tests.serving.page.browser import Browser
-from tests.serving.page.looking import refresh, rows, show, text, written
+from tests.support.browser import Browser
+from tests.support.dashboards import Service
+from tests.support.page_views import refresh, rows, show, text, written
 
 from evergram.serving.dashboard.schemas import (
     DashboardData,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.serving.dashboards import Service
-from tests.serving.page.browser import ENTER, Browser
-from tests.serving.page.looking import SHOWN, refresh, rows, show, text
+from tests.support.browser import ENTER, Browser
+from tests.support.dashboards import Service
+from tests.support.page_views import SHOWN, refresh, rows, show, text
 
 from evergram.serving.dashboard.schemas import (
     Backfill,

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.stores.planted import planted, recall
-from tests.stores.together import work_together
+from tests.support.planted import planted, recall
+from tests.support.stores_together import work_together
 
 from evergram.errors import DataError, FormatError, StoreError
 from evergram.stores.lance.lance_store import COMPACTED_AFTER, LanceStore

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from psycopg.sql import SQL
-from tests.stores.planted import planted, recall
-from tests.stores.postgres_server import PostgresServer, postgres
-from tests.stores.together import work_together
+from tests.support.planted import planted, recall
+from tests.support.postgres_server import PostgresServer, postgres
+from tests.support.stores_together import work_together
 
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.open_store import open_store

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.stores.planted import planted, recall
-from tests.stores.together import work_together
+from tests.support.planted import planted, recall
+from tests.support.stores_together import work_together
 
 from evergram.errors import DataError, FormatError, StoreError
 from evergram.stores.open_store import open_store

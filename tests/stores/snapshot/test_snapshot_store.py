@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from filelock import FileLock
-from tests.stores.agreement import as_dict, same_hits, same_rows
-from tests.stores.dictionary import DictionaryStore
+from tests.support.agreement import as_dict, same_hits, same_rows
+from tests.support.dictionary_store import DictionaryStore
 
 from evergram.errors import DataError, FormatError, StoreError
 from evergram.stores.open_store import open_store

@@ -10,7 +10,7 @@ import pytest
 from evergram.errors import RecipeError
 from evergram.training.recipe import Recipe
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GOOD: dict[str, Any] = {"data": {"kind": "synthetic"}}
 
 

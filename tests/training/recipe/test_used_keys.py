@@ -15,7 +15,7 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.used_keys import RULES, Only
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TINY: dict[str, Any] = {
     "data": {"kind": "synthetic", "queries": 60, "candidates": 40, "interactions": 900},
     "split": {"kind": "random"},

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.lineage.lines import lineage_of
-from tests.serving.running import Running
-from tests.serving.test_routes import ARROW, post_stream, stream
+from tests.support.arrow_requests import ARROW, post_stream, stream
+from tests.support.lineages import lineage_of
+from tests.support.running_service import Running
 
 from evergram.errors import DataError
 from evergram.serving.http.requests.arrow_stream import read_stream
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 STREAMS = 60_000
 
 
@@ -95,7 +95,7 @@ def test_mutated_streams_are_refused_and_end_nothing(tmp_path: Path) -> None:
     lineage_of(tmp_path / "numbers", rows=30)
     lineage_of(tmp_path / "texts", rows=30, text=True)
     found = subprocess.run(
-        [sys.executable, "-m", "tests.serving.mutated_streams", str(tmp_path), str(STREAMS), "0"],
+        [sys.executable, "-m", "tests.support.mutated_streams", str(tmp_path), str(STREAMS), "0"],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-from tests.lineage.lines import DIMS, read_as, vectors_of
-from tests.serving.running import Running, running
-from tests.serving.test_routes import post_stream, stream, table_of
+from tests.support.arrow_requests import post_stream, stream, table_of
+from tests.support.lineages import DIMS, read_as, vectors_of
+from tests.support.running_service import Running, running
 
 from evergram.serving.http.errors import RefusedError, say
 from evergram.serving.http.requests.ids import FEATURES, objects_of

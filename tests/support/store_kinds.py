@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
 
-from tests.stores.dictionary import DictionaryStore
-from tests.stores.postgres_server import postgres
+from tests.support.dictionary_store import DictionaryStore
+from tests.support.postgres_server import postgres
 
 from evergram.stores.open_store import open_store
 from evergram.stores.store import Store

@@ -1,6 +1,6 @@
 """Requests made from the service's own description, sent to a real server in this process.
 
-    python -m tests.serving.generated_requests FOLDER COUNT
+    python -m tests.support.generated_requests FOLDER COUNT
 
 FOLDER holds a lineage of three versions. Prints how often each route answered with which status, as
 JSON, once no answer was one that the description does not have. In a process of its own: the
@@ -28,9 +28,9 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from tests.lineage.lines import DIMS
-from tests.serving.running import server, service_of
-from tests.serving.test_routes import ARROW, stream
+from tests.support.arrow_requests import ARROW, stream
+from tests.support.lineages import DIMS
+from tests.support.running_service import server, service_of
 
 from evergram.serving.app import create_app
 

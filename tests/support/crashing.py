@@ -1,4 +1,4 @@
-"""A store that is killed again and again: `python -m tests.stores.crashing FOLDER ID_TYPE KILLS`.
+"""A store that is killed again and again: `python -m tests.support.crashing FOLDER ID_TYPE KILLS`.
 
 What is done, in which order and with which values follows from the number of the operation, so that
 the one who kills knows what must be there after any number of them. Imports no torch: it forks.
@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from tests.dying import run_until
+from tests.support.dying import run_until
 
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import ID_TYPES, Rows, Space, Store

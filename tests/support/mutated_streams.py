@@ -1,6 +1,6 @@
 """Mutated Arrow streams for every route that takes one, answered in this process.
 
-    python -m tests.serving.mutated_streams FOLDER COUNT SEED
+    python -m tests.support.mutated_streams FOLDER COUNT SEED
 
 FOLDER holds two lineages, `numbers` and `texts`. Every body is written to FOLDER/last before it is
 tried, as a damaged stream may end the process. Prints how often each route answered with which
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tests.lineage.lines import DIMS
-from tests.serving.running import service_of
+from tests.support.lineages import DIMS
+from tests.support.running_service import service_of
 
 from evergram.serving.http import vector_routes
 from evergram.serving.http.auth import Access

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from starlette.testclient import TestClient
-from tests.lineage.lines import lineage_of
-from tests.stores.dictionary import DictionaryStore
+from tests.support.dictionary_store import DictionaryStore
+from tests.support.lineages import lineage_of
 
 from evergram.lineage.consumers.registry import Consumers
 from evergram.lineage.lineage import Lineage

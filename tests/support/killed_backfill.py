@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from tests.dying import run_until
-from tests.lineage.lines import lineage_of, vectors_of
+from tests.support.dying import run_until
+from tests.support.lineages import lineage_of, vectors_of
 
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfill import Backfill

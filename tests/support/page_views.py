@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.serving.dashboards import Service
-from tests.serving.page.browser import Browser
+from tests.support.browser import Browser
+from tests.support.dashboards import Service
 
 from evergram.serving.dashboard.schemas import (
     Backfill,
