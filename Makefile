@@ -20,7 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=w
 test: .venv/ready
 	$(PYTEST)
 
-# All but what takes more than about two seconds a test.
+# Without the tests that are marked long.
 test-fast: .venv/ready
 	$(PYTEST) -m "not long"
 

@@ -113,6 +113,7 @@ def test_the_exit_codes_are_documented() -> None:
     assert told == {"0", "1", *map(str, (REFUSED, UNFORESEEN, INTERRUPTED))}
 
 
+@pytest.mark.long
 def test_the_python_of_the_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def test_the_first_sentence_is_of_the_first_paragraph_that_is_one() -> None:
     assert text.first_sentence("Title\n\n   A caption\n") == ""
 
 
+@pytest.mark.long
 def test_no_text_names_its_subjects(real_data: Path) -> None:
     names, texts = zip(*text.articles(), strict=True)
     assert len(names) == len(set(names)) == 4598

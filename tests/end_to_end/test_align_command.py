@@ -278,6 +278,7 @@ def test_a_lineage_of_a_trained_model_is_not_gone_on_from(tmp_path: Path, evergr
     assert Lineage.open(tmp_path / "l").newest == 0
 
 
+@pytest.mark.long
 def test_memory_is_flat(tmp_path: Path) -> None:
     """Eight times the rows, in a process of its own, for no more than a few blocks."""
     new = new_vectors()

@@ -221,6 +221,7 @@ def test_bad_input_on_a_lineage(evergram: Any, shop: Path) -> None:
     assert "clicks.parquet" in evergram("evaluate", "lin").err
 
 
+@pytest.mark.long
 def test_the_demo_tells_its_story(evergram: Any, tmp_path: Path) -> None:
     ran = evergram(
         "demo", "--out", str(tmp_path / "d"), "--json",
@@ -246,6 +247,7 @@ def test_every_command_has_an_answer_for_machines() -> None:
         assert "as_json" in command.callback.__annotations__
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["train", "upgrade"])
 def test_a_killed_run_leaves_the_lineage_as_it_was(shop: Path, command: str) -> None:
     code = "from evergram.cli import main; main()"

@@ -92,6 +92,7 @@ def test_a_table_and_one_json_object(
     assert "--fresh" in err
 
 
+@pytest.mark.long
 def test_killed_and_started_again_it_finds_the_same(
     recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,6 +222,7 @@ def test_11_training_ends_when_patience_runs_out(tmp_path: Path, evergram: Any) 
     assert found["warnings"] == []
 
 
+@pytest.mark.long
 def test_11_a_best_epoch_that_is_the_last_is_told(tmp_path: Path) -> None:
     (tmp_path / "shop.toml").write_text(SHOP)
     options = ("--lineage", "l", "--json", "--set", "training.epochs=2")
@@ -284,6 +285,7 @@ def benchmarks(*arguments: str, **environment: str) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.long
 def test_also_a_section_that_had_crashed_runs_without_real_data(tmp_path: Path) -> None:
     """All sections do, one by one, in tests/benchmarks/test_sections.py."""
     ran = benchmarks("towers", "--tiny", EVERGRAM_DATA=str(tmp_path))
@@ -291,6 +293,7 @@ def test_also_a_section_that_had_crashed_runs_without_real_data(tmp_path: Path) 
     assert "no way around the layers" in ran.out
 
 
+@pytest.mark.long
 def test_also_a_section_that_fails_does_not_stop_the_next(tmp_path: Path) -> None:
     """Data that is damaged, and a section that needs none."""
     (tmp_path / "gowalla").mkdir()

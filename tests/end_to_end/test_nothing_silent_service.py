@@ -344,6 +344,7 @@ def _send(one: socket.socket, content: bytes) -> None:
         one.sendall(content)
 
 
+@pytest.mark.long
 def test_16_a_connection_is_kept_longer_than_clients_keep_theirs(opened: Served) -> None:
     """httpx closes its own after 5 seconds."""
     asked = request(b'{"input": [1]}')

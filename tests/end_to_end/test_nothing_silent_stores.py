@@ -280,6 +280,7 @@ def test_17_a_search_has_hits_while_rows_move_to_another_version(
         assert other.count() == {2: 300}
 
 
+@pytest.mark.long
 def test_also_all_of_two_hundred_wait_for_their_turn_on_a_slow_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ def add(evergram: Any, model: str, *more: object) -> Ran:
 # 18. Probes are foreign programs.
 
 
+@pytest.mark.long
 def test_18_a_probe_that_never_ends_does_not_hang_the_command(
     evergram: Any, lineage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,6 +400,7 @@ main()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [3, 20, 40, 60, 80])
 def test_also_a_command_that_is_killed_leaves_whole_versions(
     evergram: Any, lineage: Path, number: int

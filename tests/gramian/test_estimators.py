@@ -191,6 +191,7 @@ class TestSAGram:
         if beta == "1/n":
             torch.testing.assert_close(estimator.moment().dense.double(), estimator.total)
 
+    @pytest.mark.long
     def test_beta_1_is_unbiased_before_it_is_projected(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -249,6 +250,7 @@ class TestSAGram:
 
 
 class TestStorm:
+    @pytest.mark.long
     def test_at_fixed_embeddings_it_is_unbiased_and_averages(self) -> None:
         draw = torch.Generator().manual_seed(0)
         total, runs = torch.zeros(DIM, DIM + K), 300

@@ -32,6 +32,7 @@ def test_the_start_is_corrected(decay: float) -> None:
         torch.testing.assert_close(estimator.gramian(), embeddings.T @ embeddings / 4)
 
 
+@pytest.mark.long
 def test_it_is_unbiased_at_fixed_embeddings() -> None:
     draw = torch.Generator().manual_seed(1)
     embeddings = torch.randn(30, 2, generator=draw)
@@ -46,6 +47,7 @@ def test_it_is_unbiased_at_fixed_embeddings() -> None:
     torch.testing.assert_close(total / runs, exact, rtol=0, atol=0.06)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate", [0.05, 0.3, 1.0])
 def test_its_variance_is_that_of_proposition_5(rate: float) -> None:
     draw = torch.Generator().manual_seed(2)

@@ -131,6 +131,7 @@ def test_a_flipped_bit_in_any_file_is_noticed(path: Path, tmp_path: Path) -> Non
             Lineage.open(copy).check()
 
 
+@pytest.mark.long
 def test_a_flipped_bit_in_json_is_noticed_or_changes_nothing_that_is_read(tmp_path: Path) -> None:
     path = tmp_path / "lineage"
     shutil.copytree(GOLDEN / "format-3" / "operated", path)

@@ -231,6 +231,7 @@ def _die_at(call: int, path: Path) -> None:
     os._exit(0)
 
 
+@pytest.mark.long
 def test_death_at_any_moment_of_a_publication_leaves_the_lineage_whole(
     lineage: Lineage, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

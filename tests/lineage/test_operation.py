@@ -279,6 +279,7 @@ def _die_at(call: int, path: Path) -> None:
     os._exit(0)
 
 
+@pytest.mark.long
 def test_death_at_any_moment_of_a_withdrawal_is_before_or_after_it(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

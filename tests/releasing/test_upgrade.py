@@ -37,6 +37,7 @@ def hashes(folder: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
 
 
+@pytest.mark.long
 def test_the_chain_leads_back_and_the_raw_reading_does_not(lineage: Lineage) -> None:
     for version in (1, 2):
         report = lineage.metrics(version)
@@ -51,6 +52,7 @@ def test_the_chain_leads_back_and_the_raw_reading_does_not(lineage: Lineage) -> 
             assert found["overlap@10"] > 0.3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", ["single", "multi"])
 def test_an_upgrade_goes_over_a_gap(small: Recipe, tmp_path: Path, steps: str) -> None:
     """A withdrawn version is nothing to align to, nor to be read as; nor is a retired one read."""
@@ -75,6 +77,7 @@ def test_an_upgrade_goes_over_a_gap(small: Recipe, tmp_path: Path, steps: str) -
     assert set(again.metrics["compatibility"]) == {"1", "3"}
 
 
+@pytest.mark.long
 def test_an_upgrade_changes_nothing_of_the_past(recipe: Recipe, tmp_path: Path) -> None:
     found = Lineage.create(tmp_path / "lineage")
     corpus = load_corpus(recipe)
@@ -87,6 +90,7 @@ def test_an_upgrade_changes_nothing_of_the_past(recipe: Recipe, tmp_path: Path) 
     assert torch.equal(load_encoder(found, 0).embed_all(corpus)["query"], vectors)
 
 
+@pytest.mark.long
 def test_dims_may_grow_and_shrink(lineage: Lineage) -> None:
     assert [m.dim for m in lineage.versions] == [8, 12, 10]
     assert [lineage.view(j).embeddings("query")[1].shape[1] for j in range(3)] == [8, 12, 10]

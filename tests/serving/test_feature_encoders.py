@@ -116,6 +116,7 @@ def test_what_says_nothing_is_refused(shop: Running, given: Any, words: str) -> 
     assert words in answer.json()["error"]["message"]
 
 
+@pytest.mark.long
 def test_an_encoder_that_needs_the_graph_says_so(tmp_path: Path) -> None:
     draw = torch.Generator().manual_seed(0)
     schema = Schema.of(corpus(), features=True)

@@ -52,6 +52,7 @@ def resident(process: subprocess.Popen[str]) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.long
 def test_the_command_serves_and_ends_cleanly(tmp_path: Path) -> None:
     lineage_of(tmp_path / "line")
     with command(str(tmp_path / "line")) as (process, said):
@@ -67,6 +68,7 @@ def test_the_command_serves_and_ends_cleanly(tmp_path: Path) -> None:
     assert out == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

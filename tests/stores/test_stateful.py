@@ -111,6 +111,7 @@ class Machine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [kind for kind in STORES if kind != "dictionary"])
 def test_any_order(kind: str) -> None:
     machine = type(f"Machine_{kind}", (Machine,), {"kind": kind})

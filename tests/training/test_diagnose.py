@@ -98,6 +98,7 @@ def test_without_a_gramian_there_is_no_error_to_look_at(small: Recipe, tmp_path:
         diagnose(recipe, lineage, steps=2)
 
 
+@pytest.mark.long
 def test_tensorboard_is_told(small: Recipe, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -28,6 +28,7 @@ def run(recipe: Recipe) -> Trained:
     return train_encoder(recipe, split, 0, CPU, QUIET)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", ["previous", "independent"])
 @pytest.mark.parametrize("measure", [0.0, 0.5])
 def test_the_gradient_is_independent_of_its_own_batch(batch: str, measure: float) -> None:

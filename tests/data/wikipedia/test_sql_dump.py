@@ -81,6 +81,7 @@ reals = st.floats(allow_nan=False, allow_infinity=False)
 row_of = st.tuples(st.none() | st.binary(max_size=20), numbers, reals, strings)
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.lists(row_of, min_size=1, max_size=6), max_size=4),

@@ -246,6 +246,7 @@ def test_a_record_that_arrived_counts_though_the_answer_was_lost(
     assert Lineage.open(PLACE).newest == 2
 
 
+@pytest.mark.long
 def test_a_killed_publisher(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Killed at each upload in turn. Its lock stays, and says whose it was; then all goes on."""
     if not is_alone(request):

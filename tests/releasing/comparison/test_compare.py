@@ -69,6 +69,7 @@ def numbers(results: dict[str, Any]) -> Any:
     return text
 
 
+@pytest.mark.long
 def test_what_must_be_zero_is_zero(done: tuple[dict[str, Any], Path]) -> None:
     results, _ = done
     rows = {row["method"]: row for row in results["table"]}
@@ -143,6 +144,7 @@ def test_the_table_the_figures_and_all_numbers_are_written(
     ]
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(
     done: tuple[dict[str, Any], Path],
     recipe: Recipe,
@@ -174,6 +176,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(
     assert missing.exists()
 
 
+@pytest.mark.long
 def test_another_recipe_is_refused_and_a_longer_one_is_not(
     done: tuple[dict[str, Any], Path], recipe: Recipe, tmp_path: Path
 ) -> None:
@@ -203,6 +206,7 @@ def test_another_recipe_is_refused_and_a_longer_one_is_not(
         compare(Recipe.of(values, ["split.versions=[0.5]"]), tmp_path / "one")
 
 
+@pytest.mark.long
 def test_a_corpus_without_ratings_leaves_tasks_out(recipe: Recipe, tmp_path: Path) -> None:
     corpus = load_corpus(recipe)
     table = corpus.interactions.drop_columns(["value"])
@@ -218,6 +222,7 @@ def test_a_corpus_without_ratings_leaves_tasks_out(recipe: Recipe, tmp_path: Pat
     assert not (tmp_path / "none" / "by-task.png").exists()
 
 
+@pytest.mark.long
 def test_a_sweep_of_lambda_and_seeds(recipe: Recipe, tmp_path: Path) -> None:
     chosen = Recipe.of(
         recipe.model_dump(exclude_unset=True),

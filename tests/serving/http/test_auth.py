@@ -81,6 +81,7 @@ def asked_of(route: str, version: Any, other: Any, by_model: bool) -> tuple[str,
     return "/v1/transform", {"vectors": [[0.5] * dim], "source": other, **named}
 
 
+@pytest.mark.long
 @settings(
     max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -278,6 +278,7 @@ def test_a_server_that_goes_away_and_comes_back(
     assert sum(len(block) for block in blocks) == 8
 
 
+@pytest.mark.long
 def test_a_restart_between_two_calls_is_not_noticed(
     server: PostgresServer, store: PgvectorStore
 ) -> None:
@@ -328,8 +329,8 @@ def test_no_acknowledged_row_is_lost_when_the_server_crashes(
 
 
 def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("pgvector", "pgvector_tables", "postgres"):
-        monkeypatch.delitem(sys.modules, f"evergram.stores.{module}")
+    for module in ("pgvector_store", "tables", "connection"):
+        monkeypatch.delitem(sys.modules, f"evergram.stores.postgres.{module}")
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(DataError, match=r"pip install 'evergram\[pgvector\]'"):
         open_store("postgresql://ann@db/vectors#emb")

@@ -121,6 +121,7 @@ def test_more_rows_than_one_request_takes(
     assert store.count() == {0: 5}
 
 
+@pytest.mark.long
 def test_threads_work_together(store: QdrantStore) -> None:
     work_together(store)
 

@@ -50,6 +50,7 @@ def done(small: Recipe, lineage: Lineage) -> dict[str, Artefact]:
     return {m: upgrade(by(small, m), lineage, corpus) for m in METHODS}
 
 
+@pytest.mark.long
 def test_every_method_does_what_its_name_says(
     done: dict[str, Artefact], lineage: Lineage, small: Recipe
 ) -> None:
@@ -90,6 +91,7 @@ def test_every_method_does_what_its_name_says(
     assert errors["post-closed"] < 1.02 * errors["post-lin-sloss"], errors
 
 
+@pytest.mark.long
 def test_every_method_can_be_published_and_read(
     done: dict[str, Artefact], lineage: Lineage
 ) -> None:
@@ -115,6 +117,7 @@ def train_again(lineage: Lineage) -> Artefact:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "transform", ["affine", "orthogonal", "low_rank", "lambda_orthogonal", "residual_mlp"]
 )
