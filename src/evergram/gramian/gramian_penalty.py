@@ -84,7 +84,7 @@ class GramianPenalty(nn.Module):
 
     Args:
         dim: D.
-        estimator: "sogram": averages of batch Gramians, 8 D² floats a side, whatever the corpus.
+        estimator: "sogram": averages of batch Gramians, 12 D² floats a side, whatever the corpus.
             "sagram": the last embedding of each entity, N × D floats a side; needs ids, and is more
             exact unless whole towers move fast. "sampled": the last batch alone.
         query_measure, candidate_measure: p and q: "uniform", "example" (every row alike), γ for
@@ -94,7 +94,7 @@ class GramianPenalty(nn.Module):
         query_counts, candidate_counts: [N], how often each entity is drawn, up to a factor: of rows
             that are the training examples, their number. Without them counts are streamed, which
             suits any sampler and needs no second look at the data. Ids number entities from 0.
-        rate: α of "sogram", in (0, 1]; "auto" keeps eight and uses the best predictor.
+        rate: α of "sogram", in (0, 1]; "auto" keeps twelve averages and uses the best predictor.
     Shape: query [B, D] and candidate [B′, D], not normalised, B and B′ may differ; query_ids [B],
         candidate_ids [B′] integers. Returns: scalar.
     Raises:
@@ -197,7 +197,8 @@ class GramianPenalty(nn.Module):
         """
         if self._pending is not None:
             raise TrainingError("accumulate() is open already; use one for each optimiser step.")
-        self._pending = pending = ([], [])
+        pending: tuple[list[Rows], list[Rows]] = ([], [])
+        self._pending = pending
         try:
             yield
         finally:
