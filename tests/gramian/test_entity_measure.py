@@ -43,7 +43,7 @@ def test_an_epoch_of_weighted_rows_is_the_measure(ids: list[int], kind: Measure,
     counts = torch.bincount(rows, minlength=7)
     measure: Measure = torch.arange(1.0, 8.0) if kind == "shares" else kind
     streamed = EntityMeasure(measure)
-    for part in rows.split(size):
+    for part in torch.split(rows, size):
         streamed.count(part)
     # Counts are of any scale: shares of rows do as well.
     given_once = EntityMeasure(measure, counts / 10)

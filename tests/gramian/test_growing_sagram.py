@@ -31,9 +31,7 @@ def naive(last: dict[int, Tensor], shares: Tensor, factors: Tensor) -> Tensor:
     st.sampled_from(["grows", "shares", "one factor", "table"]),
     st.integers(0, 10**6),
 )
-def test_it_is_the_gramian_of_what_was_met(
-    batches: list[list[int]], kind: str, seed: int
-) -> None:
+def test_it_is_the_gramian_of_what_was_met(batches: list[list[int]], kind: str, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     shares = torch.rand(N, generator=draw) + 0.1 if kind == "shares" else torch.ones(N)
     factors = torch.zeros(N, 0)
@@ -56,13 +54,13 @@ def test_it_is_the_gramian_of_what_was_met(
             estimator.moment().dense.double(), naive(last, shares, factors), rtol=1e-4, atol=1e-5
         )
     # Into a fresh one, and into one that has seen other things.
-    for ids in ([], [N - 1], [90]):
-        if ids == [90] and not starts_empty:
+    for elsewhere in ([], [N - 1], [90]):
+        if elsewhere == [90] and not starts_empty:
             continue
         other = GrowingSAGram(DIM, shares[:0] if starts_empty else shares, given_factors)
-        if ids:
+        if elsewhere:
             one = torch.ones(1, DIM)
-            other.update(Rows(torch.tensor(ids), torch.ones(1), one, factors[:1]))
+            other.update(Rows(torch.tensor(elsewhere), torch.ones(1), one, factors[:1]))
         other.load_state_dict(estimator.state_dict())
         assert torch.equal(other.moment().dense, estimator.moment().dense)
         table = torch.randn(N, DIM, generator=draw)

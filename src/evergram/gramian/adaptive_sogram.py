@@ -19,10 +19,10 @@ class AdaptiveSOGram(GramianEstimator):
 
     Twelve averages Ĝ_α ← (1 − α) Ĝ_α + α S_B are kept. Before S_B is folded in, each is a forecast
     of it, and E‖S_B − Ĝ_α‖² = σ² + ‖Ĝ_α − G‖², whatever makes Ĝ_α wrong, noise or lag: σ² is the
-    same for all, so the least mean squared forecast error is the least error. Averaged is by how much, relatively,
-    each is above the best of its batch, capped at 1: embeddings that once grew or shrank fast do
-    not leave the choice to the past. Unlike `AveragingRate("auto")`, which models the drift and may
-    miss a slow one in a short training, it needs no model of how embeddings move.
+    same for all, so the least mean squared forecast error is the least error. Averaged is by how
+    much, relatively, each is above the best of its batch, capped at 1: embeddings that once grew or
+    shrank fast do not leave the choice to the past. Unlike `AveragingRate("auto")`, which models
+    the drift and may miss a slow one in a short training, it needs no model of how embeddings move.
 
     The state is 12 D (D + K) floats, and a step's cost beside the batch's O(B D²) is O(12 D²). The
     estimate is positive semi-definite. Before the first update it is zero.

@@ -48,10 +48,9 @@ class GramianPenalty(nn.Module):
 
     A call uses the Gramians of earlier batches and then, in training mode, folds its own batch in:
     *the estimate used in a gradient never contains that gradient's own batch*, or positives would
-    repel each other. So the first call is 0 and pushes nothing. In `eval()` and in inference mode
-    nothing is folded in or counted; under `no_grad` in training mode it is. The module has no
-    parameters, but a mode and a device: make it an attribute of your model, or call
-    `penalty.eval()` and `.to(device)` yourself.
+    repel each other. So the first call pushes nothing. In `eval()` and in inference mode nothing is
+    folded in or counted; under `no_grad` in training mode it is. Make the module an attribute of
+    your model, or call `penalty.eval()` and `.to(device)` yourself.
 
     **Value.** ⟨S_u, Ĝ_v⟩ + ⟨Ĝ_u, S_v⟩ − ⟨Ĝ_u, Ĝ_v⟩, with S of the batch and Ĝ the estimates: g to
     first order, with the exact gradient ∇ĝ of [G2] Eq. (7), and g itself where S and Ĝ are exact.
@@ -61,8 +60,8 @@ class GramianPenalty(nn.Module):
     rows count as they come: an entity that is in 3 % of the rows has 3 % of the measure. Each side
     may have ids or not, in all of its calls.
 
-    **λ.** With ½(s − 1)² as the task, averaged over the batch, [G2] has λ = 10 on Wikipedia
-    (§4.2: best among those tried; App. D, Fig. 5: 0.01 is far too little and 1000 too much) and 1
+    **λ.** With ½(s − 1)² as the task, averaged over the batch, [G2] has λ = 10 on Wikipedia (§4.1,
+    chosen for the sampled baselines; App. D, Fig. 5: 0.01 is far too little, 1000 too much), and 1
     on MovieLens (App. F). Try 1, 10, 100. The equal of implicit ALS with weight α₀ on all pairs is
     λ = ½ α₀ |A||B| / n, with n observed pairs and the uniform measure.
 
@@ -70,17 +69,15 @@ class GramianPenalty(nn.Module):
     their own; inside `with penalty.accumulate():` they are folded in as one batch. What recomputes
     a loss (activation checkpointing, LBFGS) would fold it in twice; keep the penalty out of it.
 
-    **Numbers.** Embeddings of half precision are computed with in float32, also under autocast, and
-    the value is float32 (float64 of float64). The state never becomes narrower: `.half()` and
-    `.bfloat16()` leave it as it is. Where an embedding is NaN or infinite so is the value, and
-    that batch is neither folded in nor counted, so a step that a GradScaler skips leaves no trace.
-    A side without rows changes nothing and is taken to be as its estimate.
+    **Numbers.** Half precision is computed with in float32, also under autocast; the value is
+    float32, or float64 of float64. `.half()` and `.bfloat16()` leave the state as it is. Where an
+    embedding is NaN or infinite so is the value, and that batch is neither counted nor folded in:
+    an overflow leaves no trace. A side without rows is taken to be as its estimate.
 
     **DDP.** The state is this process's. Keep the module outside of what DistributedDataParallel
-    wraps, which would overwrite every rank's state with rank 0's (and fail where streamed counts
-    have grown differently). Each rank then estimates from its own batches: right in expectation if
-    each rank's rows are a random part of all, with the noise of its own batch size. Give the counts
-    of all data, so that ranks agree on the measure, and save the state of every rank.
+    wraps, which would replace every rank's state by rank 0's, or fail where streamed counts differ
+    in size. Each rank then estimates from its own batches: right in expectation where its rows are
+    a random part of all. Give the counts of all data, and save the state of every rank.
 
     Args:
         dim: D.
@@ -95,14 +92,12 @@ class GramianPenalty(nn.Module):
             that are the training examples, their number. Without them counts are streamed, which
             suits any sampler and needs no second look at the data. Ids number entities from 0.
         rate: α of "sogram", in (0, 1]; "auto" keeps twelve averages and uses the best predictor.
-    Shape: query [B, D] and candidate [B′, D], not normalised, B and B′ may differ; query_ids [B],
-        candidate_ids [B′] integers. Returns: scalar.
+    Shape: query [B, D], candidate [B′, D], query_ids [B], candidate_ids [B′]; returns a scalar.
     Raises:
         ValueError: a setting out of its range.
         ShapeError: embeddings or ids of a wrong shape, type or device.
         DataError: an id beyond the tables.
-        TrainingError: ids missing where they are needed, or embeddings that are already in the
-            estimate.
+        TrainingError: ids missing where they are needed, or embeddings already in the estimate.
     Source: [G2] Eq. (7), Prop. 1, Algorithms 1 to 4, App. B and C.
     """
 
@@ -128,10 +123,9 @@ class GramianPenalty(nn.Module):
             EntityMeasure(query_measure, query_counts, "query"),
             EntityMeasure(candidate_measure, candidate_counts, "candidate"),
         )
-        self.query = PenaltySide("query", dim, measures[0], query_factors, estimator, rate)
-        self.candidate = PenaltySide(
-            "candidate", dim, measures[1], candidate_factors, estimator, rate
-        )
+        kind = (estimator, rate)
+        self.query = PenaltySide("query", dim, measures[0], query_factors, *kind)
+        self.candidate = PenaltySide("candidate", dim, measures[1], candidate_factors, *kind)
         # Embeddings that are in the estimate, as weak references; micro-batches that will be.
         self._folded: Sequence[weakref.ref[Tensor]] = ()
         self._pending: tuple[list[Rows], list[Rows]] | None = None
@@ -153,8 +147,8 @@ class GramianPenalty(nn.Module):
         query_ids: Tensor | None = None,
         candidate_ids: Tensor | None = None,
     ) -> Tensor:
-        sides, given = (self.query, self.candidate), (query, candidate)
-        for side, embeddings in zip(sides, given, strict=True):
+        sides, both = (self.query, self.candidate), (query, candidate)
+        for side, embeddings in zip(sides, both, strict=True):
             side.check_rows(embeddings)
         ids = (
             self.query.check_ids(query_ids, len(query)),
@@ -162,7 +156,7 @@ class GramianPenalty(nn.Module):
         )
         self._check_own_batch(query, candidate)
         with torch.autocast(query.device.type, enabled=False):
-            wide = [e.to(torch.promote_types(e.dtype, torch.float32)) for e in given]
+            wide = [e.to(torch.promote_types(e.dtype, torch.float32)) for e in both]
             learns = self.training and not torch.is_inference_mode_enabled()
             learns = learns and all(_finite(w) for w in wide)
             if learns:
@@ -203,8 +197,9 @@ class GramianPenalty(nn.Module):
             yield
         finally:
             self._pending = None
-        for side, calls in zip((self.query, self.candidate), pending, strict=True):
-            side.fold_together(calls)
+        with torch.autocast(self.query.id_use.device.type, enabled=False):
+            for side, calls in zip((self.query, self.candidate), pending, strict=True):
+                side.fold_together(calls)
 
     def gramian_error(self, query: Tensor, candidate: Tensor) -> GramianErrors:
         """‖Ĝ − G‖ / ‖G‖ of each side, the exact G summed in float64 under the measure.
@@ -231,12 +226,11 @@ class GramianPenalty(nn.Module):
     def _value(self, wide: Sequence[Tensor], rows: Sequence[Rows]) -> Tensor:
         """The value, with the graph of its gradient."""
         width = torch.promote_types(wide[0].dtype, wide[1].dtype)
-        query, candidate = (_operands(w, r, width) for w, r in zip(wide, rows, strict=True))
+        sides = (_operands(w, of, width) for w, of in zip(wide, rows, strict=True))
+        (u, mu, q), (v, nu, r) = sides
         moments = self.query.moment(width), self.candidate.moment(width)
         between = _between(*moments)
-        value = quadratic_penalty(
-            query[0], candidate[0], *moments, query[1], candidate[1], query[2], candidate[2]
-        )
+        value = quadratic_penalty(u, v, *moments, mu, nu, q, r)
         # A side without rows is taken to be as its estimate: its part of the sum is `between`.
         value = value + (sum(not len(w) for w in wide) - 1) * between
         return value + (self.query.prior_mean * self.candidate.prior_mean).sum().to(width)
