@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from evergram.gramian.adaptive_sogram import AdaptiveSOGram
 from evergram.gramian.estimator import (
     GramianEstimator,
     Population,
@@ -45,6 +46,7 @@ KINDS: dict[str, Make] = {
     "sagram-1": lambda: SAGram(DIM, SHARE, FACTORS, beta="1"),
     "sogram": lambda: SOGram(DIM, K),
     "sogram-auto": lambda: SOGram(DIM, K, "auto"),
+    "sogram-auto-adaptive": lambda: AdaptiveSOGram(DIM, K),
     "sogram-decay": lambda: SOGram(DIM, K, 0.5, 0.6),
     "storm": lambda: Storm(DIM, K),
     "storm-auto": lambda: Storm(DIM, K, "auto"),

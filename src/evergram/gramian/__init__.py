@@ -1,0 +1,47 @@
+"""The penalty on all pairs, through two Gramians that are estimated as training goes.
+
+`GramianPenalty` is the whole of it as one module, for a training loop of your own; start there, and
+with `docs/penalty.md`. It is made of parts that work alone, to be read in this order:
+
+1. `quadratic_penalty` (penalty.py): value and gradient, Gramians given.
+2. `GramianEstimator` (estimator.py): what an estimate is, how it is kept, and which batch it may
+   contain; `Rows` go in and a `Moment` comes out.
+3. The estimators: `ExactGramian`, the oracle; `SampledGramian`, the last batch; `SOGram` and
+   `AdaptiveSOGram`, averages; `SAGram` and `GrowingSAGram`, a cache; `Storm`, recursive momentum.
+4. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row.
+
+Sources: [G1] Krichene et al., Efficient training on very large corpora via Gramian estimation,
+2018. [G2] the same, ICLR 2019. What the two define, in one notation: `docs/method.md`.
+"""
+
+from evergram.gramian.adaptive_sogram import AdaptiveSOGram
+from evergram.gramian.entity_measure import EntityMeasure
+from evergram.gramian.estimator import GramianEstimator, Moment, Population, Rows, exact_moment
+from evergram.gramian.exact import ExactGramian
+from evergram.gramian.gramian_penalty import GramianErrors, GramianPenalty
+from evergram.gramian.growing_sagram import GrowingSAGram
+from evergram.gramian.penalty import orthogonal_penalty, quadratic_penalty
+from evergram.gramian.sagram import SAGram
+from evergram.gramian.sampled import SampledGramian
+from evergram.gramian.sogram import SOGram
+from evergram.gramian.storm import Storm
+
+__all__ = [
+    "AdaptiveSOGram",
+    "EntityMeasure",
+    "ExactGramian",
+    "GramianErrors",
+    "GramianEstimator",
+    "GramianPenalty",
+    "GrowingSAGram",
+    "Moment",
+    "Population",
+    "Rows",
+    "SAGram",
+    "SOGram",
+    "SampledGramian",
+    "Storm",
+    "exact_moment",
+    "orthogonal_penalty",
+    "quadratic_penalty",
+]

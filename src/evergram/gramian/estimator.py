@@ -94,9 +94,11 @@ class Moment:
 class GramianEstimator(nn.Module, ABC):
     """An estimate of M = Σ_a p_a u_a ⊗ (u_a, f_a) [D, D + K], kept while the embeddings move.
 
-    A step is `begin`, the gradient with `moment()`, the optimiser, and `update`. What `update` is
-    given must not be the batch of that gradient: either the batch before it, or one drawn apart
-    (../shared/method.md §1, "Which batch"). All state is in buffers.
+    *The estimate used in a gradient must not contain that gradient's own batch*: [G2] Prop. 1 asks
+    for independence, and without it observed pairs repel each other. Two orders keep to it. Either
+    `begin`, the gradient with `moment()`, the optimiser, and `update` with the gradient's batch,
+    which is then part of the next step's estimate (`GramianPenalty`, and `Step` by default). Or
+    `update` with a batch drawn apart, and then the gradient (the papers). All state is in buffers.
 
     Args:
         dim: D.

@@ -1,0 +1,162 @@
+"""How much each entity counts in a Gramian, and the weight that makes a drawn row stand for it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from evergram.errors import DataError
+
+# γ of the measures that the papers name.
+POWERS = {"uniform": 0.0, "example": 1.0}
+# Streamed counts are a table by id, of 8 bytes each: ids that number nothing would fill memory.
+LARGEST_ID = 2**28
+
+
+class EntityMeasure(nn.Module):
+    """p_a of each entity, and μ_a = p_a / r_a of a row that is drawn with probability r_a.
+
+    With c_a rows of entity a among n, r_a = c_a / n, p_a = w_a / Σ w over the entities that have
+    been seen, and μ_a = n w_a / (c_a Σ w). Counts are given once, or streamed: then a batch is
+    counted before it is weighted. Given the counts by then, and rows in an exchangeable order,
+    E[(1/B) Σ μ u⊗u] = Σ p_a u_a⊗u_a over the entities seen, exactly and from the first batch on:
+    there is no wrong start that an average would have to forget.
+
+    Args:
+        measure: "uniform" (every distinct entity alike), "example" (every row alike), γ ≥ 0 for
+            w_a = c_a^γ, or w itself, [N] non-negative.
+        counts: [N], how often each entity is drawn, up to a factor; None streams them.
+        name: of the side, for errors.
+    Raises: ValueError: a measure or counts that are none.
+    Source: [G2] App. C; `docs/method.md`.
+    """
+
+    def __init__(
+        self, measure: str | float | Tensor, counts: Tensor | None = None, name: str = "entity"
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.streamed = counts is None
+        self.power = 0.0
+        self.counts: Tensor
+        self.total: Tensor
+        self.mass: Tensor
+        self.shares: Tensor | None
+        shares = None
+        if isinstance(measure, Tensor):
+            shares = _table(measure, f"{name}_measure")
+        elif isinstance(measure, str):
+            if measure not in POWERS:
+                raise ValueError(
+                    f"{name}_measure is {measure!r}; it must be 'uniform', 'example', a number "
+                    "γ ≥ 0 for p ∝ count^γ, or a tensor with one weight an entity."
+                )
+            self.power = POWERS[measure]
+        else:
+            self.power = float(measure)
+            if not (math.isfinite(self.power) and self.power >= 0):
+                raise ValueError(f"{name}_measure is {measure}; as a number it must be γ ≥ 0.")
+        known = 0 if shares is None else len(shares)
+        table = torch.zeros(known) if counts is None else _table(counts, f"{name}_counts")
+        if shares is not None and counts is not None and len(shares) != len(table):
+            raise ValueError(
+                f"{name}_measure has {len(shares)} entities and {name}_counts {len(table)}; "
+                "both need one entry an entity."
+            )
+        self.register_buffer("shares", shares, persistent=False)
+        self.register_buffer("counts", table.double())
+        # n and Σ w.
+        self.register_buffer("total", self.counts.sum())
+        ids = torch.arange(len(table))
+        self.register_buffer("mass", self.unnormalized(ids, self.counts).sum())
+
+    def unnormalized(self, ids: Tensor, counts: Tensor) -> Tensor:
+        """w of entities that have been seen `counts` times, float64 [len(ids)]; 0 of those never
+        seen."""
+        if self.shares is not None:
+            weight = self.shares[ids].to(counts)
+        else:
+            weight = counts.clamp(min=1e-300) ** self.power
+        return torch.where(counts > 0, weight, 0.0)
+
+    def check(self, ids: Tensor) -> None:
+        """Raises: DataError: an id that is no row of the tables there are."""
+        if not len(ids):
+            return
+        least, most = int(ids.min()), int(ids.max())
+        limit = LARGEST_ID if self.streamed else len(self.counts)
+        table = f"{self.name}_counts"
+        if self.shares is not None and len(self.shares) <= limit:
+            limit, table = len(self.shares), f"{self.name}_measure"
+        if least < 0 or most >= limit:
+            wrong = least if least < 0 else most
+            why = (
+                "counts are kept in a table by id: number the entities from 0"
+                if limit == LARGEST_ID
+                else f"they number the rows of {table}, which has {limit}"
+            )
+            raise DataError(
+                f"{self.name}_ids contain {wrong}; ids must lie in 0 … {limit - 1:,}, for {why}."
+            )
+
+    def count(self, ids: Tensor) -> None:
+        """Take note of a batch's entities, [B]; nothing where counts were given."""
+        if not self.streamed:
+            if bool((self.counts[ids] == 0).any()):
+                never = int(ids[self.counts[ids] == 0][0])
+                raise DataError(
+                    f"{self.name}_counts say that id {never} never occurs, and here it is; give "
+                    "the counts of what is trained on, or none and they are streamed."
+                )
+            return
+        if not len(ids):
+            return
+        distinct, times = torch.unique(ids, return_counts=True)
+        self.resize(int(distinct[-1]) + 1)
+        before = self.counts[distinct]
+        after = before + times
+        change = self.unnormalized(distinct, after) - self.unnormalized(distinct, before)
+        self.mass = self.mass + change.sum()
+        self.total = self.total + len(ids)
+        self.counts[distinct] = after
+
+    def resize(self, size: int) -> None:
+        """Make room for `size` entities, by half of what there is at least: growth stays cheap."""
+        known = len(self.counts)
+        if size > known:
+            room = self.counts.new_zeros(max(size, known + known // 2) - known)
+            self.counts = torch.cat([self.counts, room])
+
+    def weights(self, ids: Tensor) -> Tensor:
+        """μ of rows with these ids, float64 [B]; 0 of entities never seen."""
+        known = ids.clamp(max=max(0, len(self.counts) - 1))
+        if not len(self.counts):
+            return torch.zeros(len(ids), dtype=torch.float64, device=self.counts.device)
+        counts = torch.where(ids < len(self.counts), self.counts[known], 0.0)
+        weight = self.unnormalized(known, counts) / counts.clamp(min=1e-300)
+        return weight * (self.total / self.mass.clamp(min=1e-300))
+
+    def probabilities(self) -> Tensor:
+        """p of every entity that the tables have room for, float64; all zero before any is seen."""
+        ids = torch.arange(len(self.counts), device=self.counts.device)
+        return self.unnormalized(ids, self.counts) / self.mass.clamp(min=1e-300)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *rest: object
+    ) -> None:
+        counts = state_dict.get(prefix + "counts")
+        if self.streamed and counts is not None:
+            self.counts = self.counts.new_zeros(len(counts))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _table(values: Tensor, name: str) -> Tensor:
+    """Raises: ValueError: not [N], or not a weight each."""
+    table = torch.as_tensor(values).detach().double()
+    if table.dim() != 1 or not len(table):
+        raise ValueError(f"{name} has shape {list(table.shape)}; it must be [N], one an entity.")
+    if not bool(torch.isfinite(table).all()) or bool((table < 0).any()) or not float(table.sum()):
+        raise ValueError(f"{name} must be finite, not negative, and not zero everywhere.")
+    return table.clone()

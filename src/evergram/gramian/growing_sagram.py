@@ -1,0 +1,67 @@
+"""SAGram for a loop that has no population to start from: the cache fills as entities are met."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evergram.gramian.estimator import Moment, Rows
+from evergram.gramian.sagram import SAGram
+
+
+class GrowingSAGram(SAGram):
+    """S = Σ w_a û_a ⊗ (û_a, f_a) / Σ w_a over the entities that have been seen, β = 1/n.
+
+    What was never met is not in the sum, and not in the measure. A cache that begins empty grows
+    with the ids it meets, every entity with share 1.
+
+    Args:
+        dim: D.
+        shares: [N], w, up to a factor; N = 0 for a cache that grows.
+        factors: [N, K], or [1, K] where all entities have the same; None for K = 0.
+    """
+
+    def __init__(self, dim: int, shares: Tensor, factors: Tensor | None = None) -> None:
+        same = factors if factors is not None and len(factors) == 1 else None
+        table = factors if same is None else same.expand(len(shares), -1).clone()
+        super().__init__(dim, shares, table)
+        self.one_factor: Tensor | None
+        self.seen: Tensor
+        self.seen_share: Tensor
+        self.grows = not len(shares)
+        self.register_buffer("one_factor", same, persistent=False)
+        self.register_buffer("seen", torch.zeros(len(shares), dtype=torch.bool))
+        self.register_buffer("seen_share", torch.zeros((), dtype=torch.float64))
+        self.filled.fill_(True)  # nothing to begin with: what is not seen does not count
+
+    def moment(self) -> Moment:
+        return Moment(self.matrix / self.seen_share.clamp(min=1e-30).to(self.matrix))
+
+    def update(self, rows: Rows) -> None:
+        if self.grows:
+            self._enlarge(int(rows.ids.max()) + 1)
+        fresh = torch.unique(rows.ids[~self.seen[rows.ids]])
+        super().update(rows)
+        self.seen_share = self.seen_share + self.share[fresh].sum()
+        self.seen[fresh] = True
+
+    def _enlarge(self, size: int) -> None:
+        known = len(self.share)
+        if size <= known:
+            return
+        room = max(size, known + known // 2) - known  # by half, so that growth stays cheap
+        share = torch.cat([self.share, self.share.new_ones(room)])
+        factors = None if self.one_factor is None else self.one_factor.expand(len(share), -1)
+        self.grow(share, factors, self.cache.new_zeros(room, self.dim))
+        self.seen = torch.cat([self.seen, self.seen.new_zeros(room)])
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *rest: object
+    ) -> None:
+        cache = state_dict.get(prefix + "cache")
+        if cache is not None and self.grows:
+            self._enlarge(len(cache))
+            self.share, self.factors = self.share[: len(cache)], self.factors[: len(cache)]
+            self.seen = self.seen.new_zeros(len(cache))
+            self.cache = self.cache.new_zeros(len(cache), self.dim)
+        super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -1,0 +1,275 @@
+"""One side of a penalty in a loop of one's own: from ids and rows to weights and an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from evergram.errors import DataError, ShapeError, TrainingError
+from evergram.gramian.adaptive_sogram import AdaptiveSOGram
+from evergram.gramian.entity_measure import EntityMeasure
+from evergram.gramian.estimator import GramianEstimator, Moment, Rows
+from evergram.gramian.growing_sagram import GrowingSAGram
+from evergram.gramian.sampled import SampledGramian
+from evergram.gramian.sogram import SOGram
+
+ESTIMATORS = ("sogram", "sagram", "sampled")
+UNKNOWN, WITH_IDS, WITHOUT_IDS = 0, 1, 2
+
+
+class PenaltySide(nn.Module):
+    """The measure, the prior's factors and the Gramian of the queries, or of the candidates.
+
+    Args:
+        name: "query" or "candidate", for errors.
+        dim: D.
+        measure: p and the counts that it needs.
+        factors: [N, K] by id, or [1, K] for every row alike; K = 0 is the zero prior.
+        estimator: one of `ESTIMATORS`.
+        rate: α of "sogram", or "auto".
+    Raises: ValueError: an estimator that there is not, or that this measure does not allow.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        measure: EntityMeasure,
+        factors: Tensor,
+        estimator: str,
+        rate: float | str,
+    ) -> None:
+        super().__init__()
+        entities = len(measure.counts)
+        if len(factors) > 1 and entities not in (0, len(factors)):
+            raise ShapeError(
+                f"The prior has {len(factors)} rows of {name} factors, and {name}_counts or "
+                f"{name}_measure {entities} entities; each needs one row an entity."
+            )
+        self.name = name
+        self.dim = dim
+        self.measure = measure
+        self.factors: Tensor
+        self.prior_square: Tensor
+        self.prior_weight: Tensor
+        self.id_use: Tensor
+        self.register_buffer("factors", factors, persistent=False)
+        width = factors.shape[1]
+        # Σ μ f⊗f and Σ μ of all rows seen: the constant of the penalty's value needs their mean.
+        self.register_buffer("prior_square", torch.zeros(width, width, dtype=torch.float64))
+        self.register_buffer("prior_weight", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("id_use", torch.tensor(UNKNOWN))
+        self.estimator = _estimator(estimator, name, dim, measure, factors, rate)
+
+    @property
+    def by_id(self) -> bool:
+        """Whether the factors are a table by id."""
+        return len(self.factors) > 1
+
+    def check_rows(self, embeddings: Tensor) -> None:
+        """Raises: ShapeError: not floating [B, D] on the device of this module."""
+        if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
+            kind = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
+            raise ShapeError(
+                f"The {self.name} embeddings are {kind}; give a floating-point tensor."
+            )
+        shape = list(embeddings.shape)
+        if len(shape) != 2 or shape[1] != self.dim:
+            raise ShapeError(
+                f"The {self.name} embeddings have shape {shape}; this penalty takes "
+                f"[batch, {self.dim}], one row an entity. Flatten other dims, or make it with "
+                "the embeddings' own dim."
+            )
+        device = self.id_use.device
+        if embeddings.device != device:
+            raise ShapeError(
+                f"The {self.name} embeddings are on {embeddings.device}, the penalty on {device}; "
+                f"move it once with penalty.to('{embeddings.device}')."
+            )
+
+    def check_ids(self, ids: object, size: int) -> Tensor | None:
+        """Return ids as int64 [B] on this module's device, None where there are none.
+
+        Raises:
+            ShapeError: ids that are no integers, or not one a row.
+            DataError: an id that the tables do not have.
+            TrainingError: ids in some calls and none in others.
+        """
+        use = WITHOUT_IDS if ids is None else WITH_IDS
+        before = int(self.id_use)
+        if size and before not in (UNKNOWN, use):
+            now, then = ("without", "with") if ids is None else ("with", "without")
+            raise TrainingError(
+                f"This call is {now} {self.name}_ids, earlier ones were {then}: the estimate would "
+                "mix two measures. Give ids in every call, or in none."
+            )
+        if ids is None:
+            if size:
+                self._check_without_ids()
+            return None
+        rows = torch.as_tensor(ids, device=self.id_use.device)
+        if size and (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool):
+            raise ShapeError(f"{self.name}_ids are {rows.dtype}; they must be integers.")
+        if rows.shape != (size,):
+            raise ShapeError(
+                f"{self.name}_ids have shape {list(rows.shape)}; they must be [{size}], one for "
+                f"each row of the {self.name} embeddings."
+            )
+        rows = rows.long()
+        self.measure.check(rows)
+        if self.by_id and size and int(rows.max()) >= len(self.factors):
+            raise DataError(
+                f"{self.name}_ids contain {int(rows.max())}, and the prior has "
+                f"{len(self.factors)} rows; it needs one for each entity."
+            )
+        return rows
+
+    def _check_without_ids(self) -> None:
+        """Raises: TrainingError: something here is by id."""
+        needs = None
+        if isinstance(self.estimator, GrowingSAGram):
+            needs = "'sagram' keeps the last embedding of each entity"
+        elif self.by_id:
+            needs = "the prior is a table by id"
+        elif self.measure.shares is not None or not self.measure.streamed:
+            needs = "its measure or its counts are a table by id"
+        elif self.measure.power not in (0.0, 1.0):
+            needs = f"its measure, p ∝ count^{self.measure.power}, counts entities"
+        if needs:
+            raise TrainingError(f"The penalty needs {self.name}_ids, for {needs}.")
+
+    def count(self, ids: Tensor | None, size: int) -> None:
+        """Count a batch's entities, before they are weighted."""
+        if not size:
+            return
+        self.id_use = torch.full_like(self.id_use, WITHOUT_IDS if ids is None else WITH_IDS)
+        if ids is not None:
+            self.measure.count(ids)
+
+    def rows(self, embeddings: Tensor, ids: Tensor | None) -> Rows:
+        """A batch's rows, detached, with the weights and the factors that their ids have."""
+        size = len(embeddings)
+        if ids is None:
+            weights = embeddings.new_ones(size)
+            ids = torch.arange(size, device=embeddings.device)
+        else:
+            weights = self.measure.weights(ids).to(embeddings)
+        factors = self.factors[ids] if self.by_id else self.factors.expand(size, -1)
+        return Rows(ids, weights, embeddings.detach(), factors.to(embeddings))
+
+    def learn_prior(self, rows: Rows) -> None:
+        """Take note of a batch's factors. No gradient flows there, so its own batch may count."""
+        if rows.factors.shape[1]:
+            factors, weights = rows.factors.double(), rows.weights.double()
+            self.prior_square = self.prior_square + (factors * weights[:, None]).T @ factors
+            self.prior_weight = self.prior_weight + weights.sum()
+
+    @property
+    def prior_mean(self) -> Tensor:
+        """Σ p f⊗f of the prior's factors, [K, K]; zero before any row."""
+        return self.prior_square / self.prior_weight.clamp(min=1e-300)
+
+    def fold(self, rows: Rows) -> None:
+        """Fold a batch into the estimate; an empty one changes nothing."""
+        if not len(rows.ids):
+            return
+        if isinstance(self.estimator, SampledGramian):
+            # It keeps the rows, and the caller's tensor may change in place.
+            rows = replace(rows, embeddings=rows.embeddings.clone())
+        self.estimator.update(rows)
+
+    def fold_together(self, calls: Sequence[Rows]) -> None:
+        """Fold several calls' rows in as one batch, weighted by all counts until now."""
+        some = [rows for rows in calls if len(rows.ids)]
+        if some:
+            ids = torch.cat([rows.ids for rows in some])
+            by_id = int(self.id_use) == WITH_IDS
+            embeddings = torch.cat([rows.embeddings for rows in some])
+            self.fold(self.rows(embeddings, ids if by_id else None))
+
+    def moment(self, width: torch.dtype) -> Moment:
+        """The estimate, in this width."""
+        moment = self.estimator.moment()
+        parts = (moment.matrix, moment.left, moment.right)
+        return Moment(*(part if part is None else part.to(width) for part in parts))
+
+    def probabilities(self, size: int) -> Tensor:
+        """p of rows 0 … size − 1, float64: of every entity, or of rows as they come.
+
+        Raises: ShapeError: there are more entities than rows.
+        """
+        if int(self.id_use) != WITH_IDS:
+            return torch.full((size,), 1 / max(1, size), dtype=torch.float64)
+        shares = self.measure.probabilities()
+        known = shares.nonzero()
+        needed = int(known[-1]) + 1 if len(known) else 0
+        if size < needed:
+            raise ShapeError(
+                f"There are {size} {self.name} rows, and ids up to {needed - 1} have been seen; "
+                "row a must be the embedding of id a, for every id."
+            )
+        room = shares.new_zeros(max(0, size - len(shares)))
+        return torch.cat([shares[:size], room])
+
+
+def _estimator(
+    kind: str, name: str, dim: int, measure: EntityMeasure, factors: Tensor, rate: float | str
+) -> GramianEstimator:
+    width = factors.shape[1]
+    if kind == "sogram":
+        if rate == "auto":
+            return AdaptiveSOGram(dim, width)
+        return SOGram(dim, width, rate)
+    if rate != "auto":
+        raise ValueError(f"rate is {rate}, and only 'sogram' has an averaging rate, not '{kind}'.")
+    if kind == "sampled":
+        return SampledGramian(dim, width)
+    if kind == "sagram":
+        if measure.streamed and measure.shares is None and measure.power:
+            raise ValueError(
+                f"'sagram' needs shares that do not change, and p ∝ count^{measure.power} does as "
+                f"long as counts are streamed; give {name}_counts, or the 'uniform' measure."
+            )
+        size = max(len(measure.counts), len(factors) if len(factors) > 1 else 0)
+        shares = measure.probabilities()
+        if measure.streamed:
+            shares = torch.ones(size) if measure.shares is None else measure.shares
+        return GrowingSAGram(dim, shares, factors if width else None)
+    if kind in ("storm", "exact"):
+        why = {
+            "storm": "must embed each batch again at the parameters before the step",
+            "exact": "must embed every entity before each step",
+        }[kind]
+        raise ValueError(
+            f"estimator is {kind!r}, which {why}, and a loss sees neither; choose one of "
+            f"{', '.join(ESTIMATORS)}, or train with evergram.train."
+        )
+    raise ValueError(f"estimator is {kind!r}; it must be one of {', '.join(ESTIMATORS)}.")
+
+
+def prior_factors(prior: float | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return q and r with π_ab = ⟨q_a, r_b⟩: [N, K] and [N′, K]; [1, 1] each for a number, and
+    [1, 0] for zero.
+
+    Raises: ValueError: a number that is not finite. ShapeError: tables that do not fit together.
+    """
+    if not isinstance(prior, tuple | list):
+        value = torch.tensor([[float(prior)]])
+        if not bool(torch.isfinite(value)):
+            raise ValueError(f"prior is {prior}; it must be a finite score, or two tables.")
+        return (value, torch.ones(1, 1)) if prior else (torch.zeros(1, 0), torch.zeros(1, 0))
+    tables = [torch.as_tensor(table).detach().float().clone() for table in prior]
+    shapes = [list(table.shape) for table in tables]
+    if (
+        len(shapes) != 2
+        or any(len(s) != 2 or not s[0] for s in shapes)
+        or len({s[1] for s in shapes}) > 1
+    ):
+        raise ShapeError(
+            f"The prior's tables have shapes {shapes}; they must be [N, K] of the queries and "
+            "[N′, K] of the candidates, with one K."
+        )
+    return tables[0], tables[1]

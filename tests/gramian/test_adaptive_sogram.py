@@ -1,0 +1,78 @@
+"""The averaging rate that predicts best is near the best there is, whatever the embeddings do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from evergram.gramian.adaptive_sogram import RATES, AdaptiveSOGram
+from evergram.gramian.estimator import Rows
+from evergram.gramian.sogram import SOGram
+
+DIM, N, B = 6, 300, 32
+
+
+def batch(embeddings: Tensor, draw: torch.Generator) -> Rows:
+    ids = torch.randint(len(embeddings), (B,), generator=draw)
+    rows = embeddings[ids]
+    return Rows(ids, torch.ones(B), rows, rows[:, :0])
+
+
+def errors(speed: float, steps: int = 400) -> tuple[float, list[float]]:
+    """Mean error over the last quarter: the adaptive one's, and that of every fixed rate."""
+    draw = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(N, DIM, generator=draw)
+    turn = torch.randn(DIM, DIM, generator=draw)
+    turn = torch.linalg.matrix_exp(speed * (turn - turn.T))  # the spectrum stays, axes move
+    stretch = torch.linspace(0.3, 2, DIM)
+    axes = torch.eye(DIM)
+    adaptive, fixed = AdaptiveSOGram(DIM), [SOGram(DIM, 0, rate) for rate in RATES]
+    totals = torch.zeros(len(RATES) + 1)
+    for step in range(steps):
+        axes = axes @ turn
+        now = embeddings * stretch @ axes
+        rows = batch(now, draw)
+        for estimator in (adaptive, *fixed):
+            estimator.update(rows)
+        if step >= 0.75 * steps:
+            exact = now.T @ now / N
+            estimates = torch.stack([e.gramian() for e in (adaptive, *fixed)])
+            totals += (estimates - exact).flatten(1).norm(dim=1) / exact.norm()
+    mean = totals / (0.25 * steps)
+    return float(mean[0]), mean[1:].tolist()
+
+
+@pytest.mark.parametrize("speed", [0.0, 0.002, 0.01, 0.05])
+def test_it_is_near_the_best_fixed_rate(speed: float) -> None:
+    found, every = errors(speed)
+    assert found < 1.25 * min(every) + 0.01
+    assert found < 0.5 * max(every)
+
+
+def test_a_slow_drift_in_a_short_training_is_not_missed() -> None:
+    """Rate "auto" models the drift from windows of 32 batches, in which this one does not show."""
+    found, every = errors(0.004, steps=300)
+    slowest = every[-1]
+    assert slowest > 2 * min(every)
+    assert found < 1.25 * min(every) + 0.005
+
+
+def test_embeddings_that_shrink_do_not_leave_the_choice_to_the_past() -> None:
+    draw = torch.Generator().manual_seed(1)
+    embeddings = torch.randn(N, DIM, generator=draw)
+    estimator = AdaptiveSOGram(DIM)
+    for step in range(400):  # shrinks tenfold, and then rests
+        scale = 0.96 ** min(step, 60)
+        estimator.update(batch(scale * embeddings, draw))
+    exact = scale**2 * embeddings.T @ embeddings / N
+    assert float((estimator.gramian() - exact).norm() / exact.norm()) < 0.1
+    assert estimator.rate < 0.3
+
+
+def test_batches_of_zeros_leave_it_finite() -> None:
+    estimator = AdaptiveSOGram(2)
+    zeros, ones = (torch.full((3, 2), value) for value in (0.0, 1.0))
+    for rows in (ones, zeros, zeros, ones):
+        estimator.update(Rows(torch.arange(3), torch.ones(3), rows, rows[:, :0]))
+        assert bool(torch.isfinite(estimator.gramian()).all())

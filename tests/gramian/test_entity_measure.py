@@ -1,0 +1,129 @@
+"""Weights make drawn rows stand for a measure, from the first batch on."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from evergram.errors import DataError
+from evergram.gramian.entity_measure import EntityMeasure
+
+Measure = str | float | Tensor
+
+
+def exact(measure: Measure, counts: Tensor) -> Tensor:
+    """p by its definition, entity by entity."""
+    power = {"uniform": 0.0, "example": 1.0}.get(measure) if isinstance(measure, str) else measure
+    weights = []
+    for entity, count in enumerate(counts.tolist()):
+        if not count:
+            weights.append(0.0)
+        elif isinstance(power, Tensor):
+            weights.append(float(power[entity]))
+        else:
+            assert power is not None
+            weights.append(count**power)
+    return torch.tensor(weights, dtype=torch.float64) / sum(weights)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=30),
+    st.sampled_from(["uniform", "example", 0.5, 2.0, "shares"]),
+    st.integers(1, 7),
+)
+def test_an_epoch_of_weighted_rows_is_the_measure(ids: list[int], kind: Measure, size: int) -> None:
+    """Σ over all rows of μ / n, once counts are complete, is p; streamed or given."""
+    rows = torch.tensor(ids)
+    counts = torch.bincount(rows, minlength=7)
+    measure: Measure = torch.arange(1.0, 8.0) if kind == "shares" else kind
+    streamed = EntityMeasure(measure)
+    for part in torch.split(rows, size):
+        streamed.count(part)
+    # Counts are of any scale: shares of rows do as well.
+    given_once = EntityMeasure(measure, counts / 10)
+    expected = exact(measure, counts)
+    for made in (streamed, given_once):
+        weights = made.weights(rows) / len(rows)
+        sums = torch.zeros(7, dtype=torch.float64).index_add(0, rows, weights)
+        torch.testing.assert_close(sums, expected, rtol=1e-6, atol=1e-12)
+        known = made.probabilities()[:7]
+        torch.testing.assert_close(known, expected[: len(known)], rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("measure", ["uniform", "example", 0.5])
+def test_streamed_counts_have_no_wrong_start(measure: Measure) -> None:
+    """Over every order of the rows, a batch in the middle of the first epoch has on average the
+    measure of what had been seen by then, given the counts by then."""
+    rows, size = [0, 0, 0, 1, 1, 2], 2
+    sums: dict[tuple[float, ...], list[Tensor]] = {}
+    for order in permutations(rows):
+        made = EntityMeasure(measure, name="query")
+        made.resize(3)
+        for start in (0, 2):
+            part = torch.tensor(order[start : start + size])
+            made.count(part)
+        mass = torch.zeros(3, dtype=torch.float64).index_add(0, part, made.weights(part) / size)
+        sums.setdefault(tuple(made.counts[:3].tolist()), []).append(mass)
+    assert len(sums) > 3
+    for counts, every in sums.items():
+        mean = torch.stack(every).mean(0)
+        torch.testing.assert_close(mean, exact(measure, torch.tensor(counts)))
+
+
+def test_what_was_never_seen_weighs_nothing() -> None:
+    made = EntityMeasure("uniform")
+    assert made.weights(torch.tensor([4])).tolist() == [0.0]
+    made.count(torch.tensor([1, 1]))
+    assert made.weights(torch.tensor([0, 1, 99])).tolist() == [0.0, 1.0, 0.0]
+
+
+def test_counts_grow_and_come_back() -> None:
+    made = EntityMeasure("uniform")
+    for first in (0, 3, 1000):
+        made.count(torch.arange(first, first + 5))
+    assert float(made.total) == 15
+    assert float(made.mass) == 12 + 1  # 3 and 4 twice: 0 … 7 and 1000 … 1004
+    other = EntityMeasure("uniform")
+    other.count(torch.tensor([5000]))  # larger than what is loaded
+    other.load_state_dict(made.state_dict())
+    ids = torch.tensor([0, 3, 1003, 4999])
+    assert torch.equal(other.weights(ids), made.weights(ids))
+
+
+@pytest.mark.parametrize(
+    ("measure", "counts", "message"),
+    [
+        ("popular", None, "'uniform', 'example'"),
+        (-1.0, None, "γ ≥ 0"),
+        (float("nan"), None, "γ ≥ 0"),
+        (torch.tensor([1.0, -1.0]), None, "not negative"),
+        (torch.zeros(3), None, "not zero everywhere"),
+        (torch.ones(2, 2), None, r"must be \[N\]"),
+        ("uniform", torch.tensor([1.0, float("inf")]), "user_counts must be finite"),
+        (torch.ones(3), torch.ones(4), "3 entities and user_counts 4"),
+    ],
+)
+def test_what_is_no_measure_is_refused(
+    measure: Measure, counts: Tensor | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        EntityMeasure(measure, counts, "user")
+
+
+def test_ids_beyond_the_tables_are_refused() -> None:
+    for made, ids, message in (
+        (EntityMeasure("uniform"), [-1], "contain -1"),
+        (EntityMeasure("uniform"), [2**40], "number the entities from 0"),
+        (EntityMeasure("uniform", torch.ones(3)), [3], r"0 … 2, for they .* entity_counts"),
+        (EntityMeasure(torch.ones(3)), [5], "rows of entity_measure, which has 3"),
+    ):
+        with pytest.raises(DataError, match=message):
+            made.check(torch.tensor(ids))
+    with pytest.raises(DataError, match="id 1 never occurs"):
+        EntityMeasure("uniform", torch.tensor([1, 0])).count(torch.tensor([0, 1]))
