@@ -47,6 +47,8 @@ def vector_hashes(vectors: Tensor) -> Tensor:
     """
     # 0.0 and −0.0 are one number; adding 0.0 makes them one pattern of bits.
     bits = (vectors.numpy() + 0.0).view(np.uint64)
+    # A product's high bits depend on all the bits below them, and short floats have theirs on top.
+    bits ^= bits >> np.uint64(32)
     mixed = _mix(bits @ _multipliers(bits.shape[1]))
     return torch.from_numpy((mixed >> np.uint64(32)).astype(np.int64))
 

@@ -1,22 +1,24 @@
 """An aligner as one safetensors file: sums, the map, and what is known of it as JSON beside them.
 
-Metadata: `format` is "evergram.aligner", `format_version` is `FORMAT_VERSION`, and `aligner` the
-JSON of an `AlignerRecord`. Tensors: `moments.GROUP.sum` and `.dims` of each group, where the file
-can be added to; `map.weight` (and `map.offset`) in float64 and `transform.*` in float32, where a
-map has been fitted. Nothing in it is a program.
+Its metadata has one key, `KEY`: the JSON of an `AlignerRecord`. (Of several keys safetensors would
+write the order anew each time, and equal aligners are to be equal files.) Tensors:
+`moments.GROUP.sum` and `.dims` of each group, where the file can be added to; `map.weight` (and
+`map.offset`) in float64 and `transform.*` in float32, where a map has been fitted. Nothing in it is
+a program.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from evergram.compatibility.aligner.grouped_moments import GroupedMoments
@@ -28,8 +30,8 @@ from evergram.compatibility.transforms import build_transform
 from evergram.errors import DataError, ShapeError
 from evergram.validation import sentence_of
 
-FORMAT = "evergram.aligner"
-FORMAT_VERSION = "1"
+KEY = "evergram.aligner"
+FORMAT_VERSION: Literal[1] = 1
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class AlignerRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    format_version: Literal[1] = FORMAT_VERSION
     settings: AlignerSettings
     dims: tuple[int, int]
     zeros: tuple[int, int] | None
@@ -93,22 +96,18 @@ def write_aligner(path: Path, state: AlignerState) -> None:
             report=state.solution.report,
         )
     whole = AlignerRecord(settings=state.settings, dims=state.dims, zeros=zeros, map=record)
-    metadata = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "aligner": whole.model_dump_json(),
-    }
+    metadata = {KEY: whole.model_dump_json()}
     if not path.parent.is_dir():
         raise DataError(f"{path} cannot be written: {path.parent} is no folder; make it first.")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        save_file({k: v.detach().contiguous() for k, v in tensors.items()}, part, metadata)
-        with part.open("rb") as file:
+        with part.open("wb") as file:
+            file.write(save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata))
+            file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} cannot be written: {reason}.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -126,18 +125,21 @@ def read_aligner(path: Path) -> AlignerState:
         raise DataError(f"{path} is not there; give a file that Aligner.save wrote.") from None
     except (OSError, SafetensorError) as error:
         raise _refusal(path, f"it cannot be read ({str(error).rstrip('.')})") from error
-    if said.get("format") != FORMAT:
-        raise _refusal(path, f"its format is {said.get('format', 'not named')}")
-    version = said.get("format_version")
+    if KEY not in said:
+        raise _refusal(path, f"its metadata has no key {KEY}")
+    try:
+        version = json.loads(said[KEY])["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _refusal(path, f"its metadata {KEY} is damaged") from error
     if version != FORMAT_VERSION:
         raise DataError(
             f"{path} has the format version {version}, and this Evergram reads version "
             f"{FORMAT_VERSION}; read it with the Evergram that wrote it, or a later one."
         )
     try:
-        record = AlignerRecord.model_validate_json(said.get("aligner", ""))
+        record = AlignerRecord.model_validate_json(said[KEY])
     except ValidationError as error:
-        raise _refusal(path, sentence_of(error, AlignerRecord).rstrip(".")) from error
+        raise _refusal(path, _problem(error)) from error
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise _refusal(path, f"its tensor {name} is not finite")
@@ -183,6 +185,13 @@ def _refusal(path: Path, reason: str) -> DataError:
         f"{path} is no aligner that this Evergram can read: {reason}; give a file that "
         "Aligner.save wrote."
     )
+
+
+def _problem(error: ValidationError) -> str:
+    first = error.errors()[0]
+    if first["type"] == "unexpected_keyword_argument":
+        return f"the key {'.'.join(map(str, first['loc']))} is unknown"
+    return sentence_of(error, AlignerRecord).rstrip(".")
 
 
 def _first_line(error: Exception) -> str:
