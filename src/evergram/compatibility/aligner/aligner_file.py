@@ -119,16 +119,16 @@ def read_aligner(path: Path) -> AlignerState:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            said = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise DataError(f"{path} is not there; give a file that Aligner.save wrote.") from None
     except (OSError, SafetensorError) as error:
         raise _refusal(path, f"it cannot be read ({str(error).rstrip('.')})") from error
-    if KEY not in said:
+    if KEY not in metadata:
         raise _refusal(path, f"its metadata has no key {KEY}")
     try:
-        version = json.loads(said[KEY])["format_version"]
+        version = json.loads(metadata[KEY])["format_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise _refusal(path, f"its metadata {KEY} is damaged") from error
     if version != FORMAT_VERSION:
@@ -137,7 +137,7 @@ def read_aligner(path: Path) -> AlignerState:
             f"{FORMAT_VERSION}; read it with the Evergram that wrote it, or a later one."
         )
     try:
-        record = AlignerRecord.model_validate_json(said[KEY])
+        record = AlignerRecord.model_validate_json(metadata[KEY])
     except ValidationError as error:
         raise _refusal(path, _problem(error)) from error
     for name, tensor in tensors.items():
