@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -13,6 +15,9 @@ from pydantic import BaseModel
 
 from evergram.cli import app
 from evergram.cli.failures import INTERRUPTED, REFUSED, UNFORESEEN
+from evergram.compatibility import AlignerReport
+from evergram.compatibility.aligner.settings import AlignerSettings
+from evergram.compatibility.closed_form_fit import KINDS
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.evaluation.probes.probe_models import load_probe_model
 from evergram.training.recipe import Recipe
@@ -151,6 +156,40 @@ def test_the_python_of_align_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     exec(compile(block[1], "align.md", "exec"), space)
     torch.testing.assert_close(space["back"](new), old, rtol=1e-3, atol=1e-2)
     assert space["forward"](old).shape == new.shape
+
+
+def test_the_python_of_the_aligner_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of it, from top to bottom; the first ten lines align, save, load and apply."""
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "aligner.md").read_text(), re.DOTALL
+    )
+    assert len([line for line in blocks[0].splitlines() if line.strip()]) <= 10
+    draw = np.random.default_rng(0)
+    newest = draw.normal(size=(1200, 40)).astype(np.float32)
+    new = newest @ draw.normal(size=(40, 24)).astype(np.float32)
+    old = new @ draw.normal(size=(24, 16)).astype(np.float32)
+    monkeypatch.chdir(tmp_path)
+    for name, array in {"newest": newest, "new": new, "old": old}.items():
+        np.save(f"{name}.npy", array)
+        np.save(f"{name}-ids.npy", np.arange(1200))
+    space: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "aligner.md", "exec"), space)
+    np.testing.assert_allclose(np.load("new-as-old.npy"), old, rtol=0, atol=0.05)
+    np.testing.assert_allclose(space["whole"].transform(new), old, rtol=0, atol=0.05)
+    np.testing.assert_allclose(space["as_old"].numpy(), old, rtol=0, atol=0.05)
+    assert "better_than_chance=True" in capsys.readouterr().out
+    assert float(space["loss"].detach()) > 0
+
+
+def test_the_aligner_page_tells_every_setting_and_every_figure() -> None:
+    text = (ROOT / "docs" / "aligner.md").read_text()
+    for field in (*fields(AlignerReport), *fields(AlignerSettings)):
+        assert re.search(rf"`[^`]*\b{field.name}\b[^`]*`", text), field.name
+    for kind in KINDS:
+        assert f'`"{kind}"`' in text
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

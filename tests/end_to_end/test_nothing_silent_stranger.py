@@ -64,7 +64,7 @@ def turned(values: Any) -> Any:
     return (values @ rotation).astype(np.float32)
 
 
-def test_a_limit_does_not_take_the_place_of_being_better_than_chance(evergram: Any) -> None:
+def test_5_a_limit_does_not_take_the_place_of_being_better_than_chance(evergram: Any) -> None:
     """With a large mean, noise has a small error."""
     write("old.parquet", vectors(0, mean=30))
     write("noise.parquet", vectors(1, mean=30))
@@ -82,7 +82,7 @@ def test_a_limit_does_not_take_the_place_of_being_better_than_chance(evergram: A
     assert any("no better than chance" in sentence for sentence in warnings)
 
 
-def test_a_test_of_few_queries_says_so_wherever_the_version_is(evergram: Any) -> None:
+def test_4_a_test_of_few_queries_says_so_wherever_the_version_is(evergram: Any) -> None:
     draw = np.random.default_rng(0)
     pairs = np.unique(np.c_[draw.integers(0, 80, 1500), draw.integers(0, 60, 1500)], axis=0)
     table = pa.table({"query": pairs[:, 0], "candidate": pairs[:, 1]})
@@ -103,7 +103,7 @@ def test_a_test_of_few_queries_says_so_wherever_the_version_is(evergram: Any) ->
     assert sentence in evergram("versions", "l", "--json").json["versions"][0]["warnings"][0]
 
 
-def test_an_ids_file_of_integers_is_of_integers(evergram: Any) -> None:
+def test_also_an_ids_file_of_integers_is_of_integers(evergram: Any) -> None:
     """Beside a version whose ids are integers: stores and consumers ask by them."""
     old = vectors(0)
     write("old.parquet", old)
@@ -117,7 +117,7 @@ def test_an_ids_file_of_integers_is_of_integers(evergram: Any) -> None:
     assert evergram("fill", "l", "--store", "object=s").code == 0
 
 
-def test_a_version_keeps_the_type_of_ids(evergram: Any) -> None:
+def test_also_a_version_keeps_the_type_of_ids(evergram: Any) -> None:
     """Text that is integers becomes integers again; text that is not is refused."""
     old = vectors(0)
     write("old.parquet", old)
@@ -134,7 +134,7 @@ def test_a_version_keeps_the_type_of_ids(evergram: Any) -> None:
     assert Lineage.open("l").embeddings("object")[0].type == pa.int64()
 
 
-def test_an_upgrade_whose_ids_have_become_text_is_refused_before_it_trains(evergram: Any) -> None:
+def test_also_an_upgrade_whose_ids_have_become_text_is_refused_before_it_trains(evergram: Any) -> None:
     draw = np.random.default_rng(0)
     rows = "".join(f"{q},{c}\n" for q, c in zip(*draw.integers(0, 90, (2, 1500)), strict=True))
     Path("a.csv").write_text("query,candidate\n" + rows)
@@ -149,7 +149,7 @@ def test_an_upgrade_whose_ids_have_become_text_is_refused_before_it_trains(everg
     assert "epoch" not in refused.err
 
 
-def test_a_file_without_ids_is_not_said_to_have_them(evergram: Any) -> None:
+def test_also_a_file_without_ids_is_not_said_to_have_them(evergram: Any) -> None:
     old = vectors(0)
     write("old.parquet", old)
     write("new.parquet", turned(old))
@@ -161,7 +161,7 @@ def test_a_file_without_ids_is_not_said_to_have_them(evergram: Any) -> None:
     assert not Path("out.ids.txt").exists()
 
 
-def test_small_things_are_said(evergram: Any) -> None:
+def test_also_small_things_are_said(evergram: Any) -> None:
     old = vectors(0)
     write("old.parquet", old)
     write("new.parquet", turned(old))
@@ -181,7 +181,7 @@ def test_small_things_are_said(evergram: Any) -> None:
     assert (known.code, "kept.npy.json" in known.err) == (2, True)
 
 
-def test_a_file_of_few_rows_says_how_many_are_left(evergram: Any) -> None:
+def test_also_a_file_of_few_rows_says_how_many_are_left(evergram: Any) -> None:
     Path("two.csv").write_text("query,candidate\n1,2\n3,4\n")
     Path("r.toml").write_text("[data]\nkind = 'table'\npath = 'two.csv'\n")
     refused = evergram("train", "r.toml", "--lineage", "l")
@@ -189,7 +189,7 @@ def test_a_file_of_few_rows_says_how_many_are_left(evergram: Any) -> None:
     assert "of 2 interactions" in refused.err
 
 
-def test_a_score_past_float32_is_no_warning_of_numpy(evergram: Any) -> None:
+def test_also_a_score_past_float32_is_no_warning_of_numpy(evergram: Any) -> None:
     old = torch.from_numpy(vectors(0))
     write("old.parquet", old.numpy())
     assert evergram("import", "old.parquet", "--lineage", "l").code == 0

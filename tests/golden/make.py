@@ -16,6 +16,8 @@ adds the fingerprints of new ones to `fingerprints.json`, so that they never cha
 
 `stores-1/` are stores of before a store knew its side: a snapshot, and `lance#films`, each filled
 with the candidates of `format-3/trained` by eb0111e (`evergram fill … --store candidate=…`).
+
+`aligner-1/` are files of `Aligner.save`, made by `python tests/golden/make.py aligner`.
 """
 
 from __future__ import annotations
@@ -131,8 +133,37 @@ def add_fingerprints() -> None:
     path.write_text(json.dumps(known, indent=2) + "\n")
 
 
+def aligners(folder: Path) -> None:
+    """An aligner of each kind, one of them without its moments, and what it makes of a vector."""
+    from evergram.compatibility import Aligner
+
+    draw = np.random.default_rng(0)
+    new = draw.normal(size=(300, 3)) + 0.5
+    old = new @ draw.normal(size=(3, 2)) + 0.1 * draw.normal(size=(300, 2))
+    kinds: dict[str, dict[str, Any]] = {
+        "linear": {},
+        "affine": {"ridge": 0.01},
+        "orthogonal": {"scaled": True},
+        "low_rank": {"rank": 1, "held_out": 0.2},
+    }
+    folder.mkdir()
+    expected = {}
+    for kind, options in kinds.items():
+        aligner = Aligner(kind, **options).fit(new, old)
+        aligner.save(folder / f"{kind}.safetensors", moments=kind != "affine")
+        expected[kind] = {
+            "aligner": repr(aligner),
+            "new": [1.0, -2.0, 0.25],
+            "mapped": aligner.transform(np.array([1.0, -2.0, 0.25])).tolist(),
+            "held_out_rows": aligner.report().held_out_rows,
+        }
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["fingerprints"]:
         add_fingerprints()
+    elif sys.argv[1:] == ["aligner"]:
+        aligners(HERE / "aligner-1")
     else:
         make(int(sys.argv[1]))

@@ -19,7 +19,7 @@ def test_the_examples_of_a_docstring_run(name: str) -> None:
 
 
 def test_the_penalty_has_examples() -> None:
-    name = "evergram.gramian.gramian_penalty"
+    name = "evergram.gramian.gramian_penalty.gramian_penalty"
     assert doctest.testmod(importlib.import_module(name)).attempted >= 10
 
 

@@ -56,16 +56,18 @@ def fit_closed_form(
     *,
     rank: int = 32,
     scaled: bool = False,
+    rho: float = 0.0,
 ) -> ClosedForm:
     """The best transform of a kind, for pairs whose moments are given.
 
     Args:
         kind: one of `KINDS`.
         held: moments of other pairs, on which ρ is chosen; they are then fitted to as well. Where
-            it is None there is no ridge.
+            it is None, ρ is `rho`.
         metric: S_{k-1} of `history_metric` for the multi-step loss; None for the single-step one.
         rank: of "low_rank".
         scaled: whether "orthogonal" may stretch.
+        rho: ρ where nothing chooses it, in the unit of C_kk; an orthogonal map has none.
     Raises: ShapeError: no such kind, or a rank that there is not.
     """
     if kind not in KINDS:
@@ -91,7 +93,6 @@ def fit_closed_form(
         found = ridge(spectrum, rho)
         return affine(some, found) if centred else (found, None)
 
-    rho = 0.0
     if held is not None:
         seen = Spectrum.of(moments, metric, centred=centred)
         rho = choose_ridge(lambda r: solve(moments, seen, r), seen.unit, held, metric)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evergram.compatibility.chance import Chance
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.evaluation.chance import Chance
 from evergram.evaluation.version_distance import as_dim, overlap
 
 # How many neighbours are looked up.

@@ -15,11 +15,11 @@ Sources: [G1] Krichene et al., Efficient training on very large corpora via Gram
 """
 
 from evergram.gramian.adaptive_sogram import AdaptiveSOGram
-from evergram.gramian.entity_measure import EntityMeasure
 from evergram.gramian.estimator import GramianEstimator, Moment, Population, Rows, exact_moment
 from evergram.gramian.exact import ExactGramian
-from evergram.gramian.gramian_penalty import GramianErrors, GramianPenalty
-from evergram.gramian.growing_sagram import GrowingSAGram
+from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
+from evergram.gramian.gramian_penalty.gramian_penalty import GramianErrors, GramianPenalty
+from evergram.gramian.gramian_penalty.growing_sagram import GrowingSAGram
 from evergram.gramian.penalty import orthogonal_penalty, quadratic_penalty
 from evergram.gramian.sagram import SAGram
 from evergram.gramian.sampled import SampledGramian

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.certificate import StepError, certify
+from evergram.compatibility.chance import Chance, beside_chance
 from evergram.compatibility.closed_form_fit import KINDS, ClosedForm, fit_closed_form, pairs_needed
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError
-from evergram.evaluation.chance import Chance, beside_chance
 from evergram.evaluation.map_quality import chance_reading, mapping_readings
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
@@ -162,7 +162,7 @@ class Alignment:
             "chance": {
                 "ratio": self.chance.ratio,
                 "deviations": self.chance.deviations,
-                "beaten": self.chance.beaten,
+                "beaten": self.chance.is_beaten,
             },
         }
 

@@ -5,16 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from evergram.compatibility.certificate import LEAST_OBJECTS
+from evergram.compatibility.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chance
+from evergram.compatibility.degenerate import degenerate_side
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError, DegradationError
-from evergram.evaluation.chance import LEAST_DEVIATIONS, MOST_OF_CHANCE, Chance
-
-# A spread below this share of the mean square is rounding.
-ROUNDING = 1e-10
 
 
 def refuse_degenerate(old: Path, new: Path, moments: SecondMoments, zeros: tuple[int, int]) -> None:
@@ -24,22 +19,13 @@ def refuse_degenerate(old: Path, new: Path, moments: SecondMoments, zeros: tuple
         moments: of all pairs.
         zeros: how many vectors of the old and of the new file are zero.
     """
-    both = moments.second(), moments.second(centred=True)
-    for path, place, zero in ((old, 2, zeros[0]), (new, 0, zeros[1])):
-        square, spread = (found[place] for found in both)
-        power = float(square.trace())
-        problem = None
-        if 2 * zero > moments.count:
-            problem = f"{zero} of {moments.count} are zero"
-        elif float(spread.trace()) <= ROUNDING * power:
-            problem = "all of them are the same"
-        elif len(spread) > 1 and _is_line(spread):
-            problem = "all of them lie on one line"
-        if problem is not None:
-            raise DataError(
-                f"{path} has no vectors that could be aligned: of the objects in common, "
-                f"{problem}; look at how it was made."
-            )
+    degenerate = degenerate_side(moments, zeros)
+    if degenerate is not None:
+        side, problem = degenerate
+        raise DataError(
+            f"{old if side == 'old' else new} has no vectors that could be aligned: of the objects "
+            f"in common, {problem}; look at how it was made."
+        )
 
 
 def refuse_error(
@@ -70,7 +56,7 @@ def refuse_error(
             f"{said}on {held} held-out objects the relative error is {error:.4g}, past the limit "
             f"of {limit:g}; {other}."
         )
-    if not chance.beaten:
+    if not chance.is_beaten:
         raise DegradationError(
             f"{said}{names[1]} says next to nothing of {names[0]}: on {held} held-out objects the "
             f"relative error is {error:.4g}, {chance.ratio:.0%} of what it is with the objects "
@@ -79,8 +65,3 @@ def refuse_error(
             "whether the same id is the same object in both files (--max-error inf publishes it "
             "all the same)."
         )
-
-
-def _is_line(spread: Tensor) -> bool:
-    largest = float(torch.linalg.eigvalsh(spread)[-1])
-    return float(spread.trace()) - largest <= ROUNDING * largest

@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.closed_form_fit import pairs_needed
+from evergram.compatibility.row_groups import Groups, pair_groups
 from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError
 from evergram.lineage.unseen_objects import id_hash
 from evergram.training.checkpoint import CANARIES
 
+__all__ = [
+    "Groups",
+    "canary_rows",
+    "id_hashes",
+    "pair_groups",
+    "refuse_few",
+    "sampled_rows",
+]
+
 # What the neighbours are looked up for, and among.
 QUERIES, CATALOGUE = 1000, 20_000
-# Of the pairs that are not held out, the share on which the ridge is chosen.
-CHOOSING = 0.1
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Rows of a pairing, each bool [N]: `seen` is fitted to, on `chosen` the ridge is chosen (and
-    they are then fitted to), `held` is measured on."""
-
-    seen: Tensor
-    chosen: Tensor
-    held: Tensor
 
 
 def id_hashes(ids: pa.Array, size: int = 1 << 20) -> Tensor:
     """`id_hash` of many ids, a part at a time: Python's strings are large."""
     parts = range(0, len(ids), size)
     return torch.cat([id_hash(Vocabulary(ids.slice(start, size))) for start in parts])
-
-
-def pair_groups(hashes: Tensor, share: float) -> Groups:
-    """By the hash of the id alone: the same objects in every version, on every machine."""
-    held = hashes < share * 2**32
-    chosen = ~held & (hashes < (share + (1 - share) * CHOOSING) * 2**32)
-    return Groups(~held & ~chosen, chosen, held)
 
 
 def refuse_few(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evergram.gramian.estimator import Rows
-from evergram.gramian.growing_sagram import GrowingSAGram
+from evergram.gramian.gramian_penalty.growing_sagram import GrowingSAGram
 
 DIM, N = 3, 20
 

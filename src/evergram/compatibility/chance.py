@@ -9,14 +9,14 @@ from torch import Tensor
 
 from evergram.compatibility.second_moments import SecondMoments
 
-# The error may be at most this share of what the same map errs by with the objects mixed up, and
-# must be below that by so many standard deviations. Constant vectors have 1 and 0. Random vectors
-# of few objects come below the share by luck, but not by five deviations: of 43,000 fits to 20 to
-# 60 held-out objects of 1 to 16 dims, none did.
-MOST_OF_CHANCE = 0.95
-LEAST_DEVIATIONS = 5.0
 # A spread below this share of the mean square is rounding.
 ROUNDING = 1e-12
+# A map is better than chance if its error is at most this share of what the same map errs by with
+# the objects mixed up, and is below that by so many standard deviations. Constant vectors have 1
+# and 0. Random vectors of few objects come below the share by luck, but not by five deviations: of
+# 43,000 fits to 20 to 60 held-out objects of 1 to 16 dims, none did.
+MOST_OF_CHANCE = 0.95
+LEAST_DEVIATIONS = 5.0
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Chance:
     deviations: float
 
     @property
-    def beaten(self) -> bool:
-        """Whether the map tells objects apart; not where nothing could be measured."""
+    def is_beaten(self) -> bool:
+        """Whether the map is better than chance; what could not be measured is not."""
         return self.ratio <= MOST_OF_CHANCE and self.deviations >= LEAST_DEVIATIONS
 
 
 def beside_chance(held: SecondMoments, weight: Tensor, offset: Tensor | None = None) -> Chance:
-    """From the moments of held-out pairs alone.
+    """Compare a map's error with chance, from the moments of held-out pairs alone.
 
     The mean of ⟨W z_new, z_old⟩ over a permutation of n objects has the variance
     tr(W C_new Wᵀ C_old) / (n − 1), both covariances about their means.

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from evergram.compatibility.chance import beside_chance
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.evaluation.chance import beside_chance
 from evergram.evaluation.map_quality import Pairs, chance_reading
 
 ROWS = 30

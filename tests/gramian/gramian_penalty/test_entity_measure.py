@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evergram.errors import DataError
-from evergram.gramian.entity_measure import EntityMeasure
+from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
 
 Measure = str | float | Tensor
 

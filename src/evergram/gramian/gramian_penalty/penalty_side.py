@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from evergram.errors import DataError, ShapeError, TrainingError
 from evergram.gramian.adaptive_sogram import AdaptiveSOGram
-from evergram.gramian.entity_measure import EntityMeasure
 from evergram.gramian.estimator import GramianEstimator, Moment, Rows
-from evergram.gramian.growing_sagram import GrowingSAGram
+from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
+from evergram.gramian.gramian_penalty.growing_sagram import GrowingSAGram
 from evergram.gramian.sampled import SampledGramian
 from evergram.gramian.sogram import SOGram
 

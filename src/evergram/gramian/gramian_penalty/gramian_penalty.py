@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from evergram.errors import TrainingError
-from evergram.gramian.entity_measure import EntityMeasure
 from evergram.gramian.estimator import Moment, Rows
+from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
+from evergram.gramian.gramian_penalty.penalty_side import PenaltySide, prior_factors
 from evergram.gramian.penalty import quadratic_penalty
-from evergram.gramian.penalty_side import PenaltySide, prior_factors
 
 
 class GramianErrors(NamedTuple):

@@ -1,0 +1,268 @@
+"""One array of vectors aligned to another: the way back from new to old, in closed form."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from evergram.compatibility.aligner.aligner_file import AlignerState, read_aligner, write_aligner
+from evergram.compatibility.aligner.arrays import BLOCK, VectorReader, map_vectors, open_vectors
+from evergram.compatibility.aligner.grouped_moments import GroupedMoments
+from evergram.compatibility.aligner.report import AlignerReport
+from evergram.compatibility.aligner.settings import AlignerSettings
+from evergram.compatibility.aligner.solution import Solution, solve
+from evergram.compatibility.certificate import StepError
+from evergram.compatibility.transforms import Transform
+from evergram.errors import DataError, EvergramError, ShapeError
+
+# A NumPy array, a torch tensor or an Arrow array of lists; in and out alike.
+Vectors = TypeVar("Vectors")
+log = logging.getLogger(__name__)
+
+
+class Aligner:
+    """The map that takes new vectors to the old space, fitted to pairs of both.
+
+    Rows are paired by position: row i of both arrays is the same object. Each row falls, by a hash
+    of its new vector, to one of three groups: those that are fitted to, those that choose the ridge
+    (and are fitted to in the end), and those that measure. So whatever the order of the rows, and
+    however they are cut into blocks and machines, the result is the same up to rounding.
+
+    Args:
+        kind: "linear" (W z), "affine" (W z + b), "orthogonal" (a turn) or "low_rank".
+        ridge: ρ, added to the diagonal of E[z zᵀ]; "auto" chooses it on rows not fitted to.
+        rank: of low_rank alone; by default 32, or the smaller dim if that is less.
+        scaled: whether an orthogonal map, and it alone, may stretch.
+        held_out: share of the rows that measures the error and is never fitted to.
+    Raises: DataError: a value that is not allowed, or that the kind does not use.
+    Source: [BC] §3.2.3, post-hoc, solved for; see `compatibility.closed_form_solvers`.
+
+    >>> import numpy as np
+    >>> draw = np.random.default_rng(0)
+    >>> new = draw.normal(size=(1000, 8))
+    >>> old = new @ draw.normal(size=(8, 5)) + 0.1 * draw.normal(size=(1000, 5))
+    >>> aligner = Aligner().fit(new, old)
+    >>> aligner.transform(new).shape
+    (1000, 5)
+    >>> report = aligner.report()
+    >>> report.better_than_chance, round(report.r2, 2)
+    (True, 1.0)
+    """
+
+    def __init__(
+        self,
+        kind: str = "linear",
+        ridge: float | Literal["auto"] = "auto",
+        *,
+        rank: int | None = None,
+        scaled: bool = False,
+        held_out: float = 0.1,
+    ) -> None:
+        self.settings = AlignerSettings(kind, ridge, rank, scaled, held_out)
+        self._dims: tuple[int, int] | None = None
+        self._moments: GroupedMoments | None = None
+        self._solution: Solution | None = None
+
+    def __repr__(self) -> str:
+        pairs = ((f.name, getattr(self.settings, f.name), f.default) for f in fields(self.settings))
+        changed = [f"{name}={v!r}" for name, v, default in pairs if v != default or name == "kind"]
+        return f"Aligner({', '.join(changed)})"
+
+    def fit(self, new: Any, old: Any) -> Aligner:
+        """Forget all rows from before, and fit to these.
+
+        Args:
+            new: [N, D_new] of floats; what `transform` takes.
+            old: [N, D_old] of floats, of the same objects in the same order; what it returns.
+        Returns: this aligner.
+        Raises: ShapeError: they are no vectors, or not as many. DataError: there are none, or a row
+            is missing or not finite; nothing is then forgotten.
+        """
+        readers = self._checked(new, old)
+        if not readers[0].rows:
+            raise DataError("new and old have no rows; give at least a few dozen pairs.")
+        self._dims = self._moments = self._solution = None
+        return self._add(*readers)
+
+    def partial_fit(self, new: Any, old: Any) -> Aligner:
+        """Fit to these rows too; to blocks of any size, as to all of them at once.
+
+        Args, Returns, Raises: as of `fit`, also ShapeError for other dims than before; no rows at
+            all are no error, and of a block that is refused nothing is added.
+
+        >>> import torch
+        >>> aligner = Aligner("affine")
+        >>> for seed in range(5):
+        ...     new = torch.randn(100, 4, generator=torch.Generator().manual_seed(seed))
+        ...     _ = aligner.partial_fit(new, 2 * new[:, :3] + 1)
+        >>> aligner.transform(torch.zeros(4)).round(decimals=2)
+        tensor([1., 1., 1.])
+        """
+        new_reader, old_reader = self._checked(new, old)
+        dims = old_reader.dim, new_reader.dim
+        if self._dims not in (None, dims):
+            before = self._dims
+            raise ShapeError(
+                f"new has {dims[1]} dims and old {dims[0]}; the rows before had {before[1]} and "
+                f"{before[0]}."
+            )
+        return self._add(new_reader, old_reader)
+
+    def merge(self, other: Aligner) -> Aligner:
+        """Add the rows of another aligner of the same settings, which is not changed.
+
+        Returns: this aligner.
+        Raises: DataError: the settings differ, it is this very aligner, or one of them was saved
+            without its moments. ShapeError: its dims differ.
+        """
+        if other is self:
+            raise DataError("An aligner cannot be merged with itself: each row would count twice.")
+        if other.settings != self.settings:
+            raise DataError(
+                f"{other!r} cannot be merged into {self!r}; give both the same settings."
+            )
+        if other._dims is None:
+            return self
+        theirs = other._open_moments()
+        moments = self._moments_of(other._dims)
+        moments.merge(theirs)
+        self._dims, self._moments, self._solution = other._dims, moments, None
+        return self
+
+    def transform(self, new: Vectors) -> Vectors:
+        """Take new vectors to the old space.
+
+        Args:
+            new: [N, D_new], or one vector [D_new].
+        Returns: [N, D_old] or [D_old], of the kind and the width of `new`, and on its device.
+            Gradients of tensors flow.
+        Raises: ShapeError: they are no vectors, or of other dims. DataError: a row is missing, not
+            finite, or mapped beyond its width; or there are too few rows to fit, or they say
+            nothing, as `report` has it.
+        """
+        fitted = self._solved().fitted
+        return map_vectors(new, fitted.weight, fitted.offset, "new")
+
+    def report(self) -> AlignerReport:
+        """Measure the map on the held-out rows.
+
+        Raises: DataError: there are too few rows to fit a map, or the vectors of one side are zero,
+            all the same, or all on one line.
+        """
+        return self._solved().report
+
+    def as_transform(self) -> Transform:
+        """Return a copy of the map as an `nn.Module`, float32 and frozen: for a `Chain`, to publish
+        with a version, or (with `requires_grad_`) to train further.
+
+        Raises: DataError: as of `report`.
+        """
+        return copy.deepcopy(self._solved().fitted.transform).requires_grad_(False).eval()
+
+    def step_error(self) -> StepError:
+        """Return the covariance of the error of `as_transform` on held-out rows, which `certify`
+        and a published version need.
+
+        Raises: DataError: as of `report`; no row is held out, or the moments were not saved.
+        """
+        affine = self.as_transform().affine()
+        assert affine is not None  # each kind that has a closed form is
+        held = self._open_moments().held
+        return StepError(held.sigma(*affine), held.count, held.power)
+
+    def save(self, path: str | Path, *, moments: bool = True) -> None:
+        """Write one safetensors file, whole or not at all, over one that is there.
+
+        Args:
+            path: of the file; its folder is there.
+            moments: whether to keep the second moments, (1 + D_old + D_new)² numbers thrice, by
+                which `partial_fit` and `merge` go on. Without them the file is small and tells
+                nothing of the vectors but the map and its report.
+        Raises: DataError: no rows were given yet, it cannot be written; without moments, as of
+            `report`.
+        """
+        if self._dims is None:
+            raise _unfitted()
+        solution = self._solution
+        if not moments:
+            solution = self._solved()
+        elif solution is None:
+            # Of too few rows there is no map yet: another part is merged later, or it raises then.
+            with suppress(EvergramError):
+                solution = self._solved()
+        kept = self._moments if moments else None
+        write_aligner(Path(path), AlignerState(self.settings, self._dims, kept, solution))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Aligner:
+        """Read what `save` wrote; it transforms bit by bit as the one that was saved.
+
+        Raises: DataError: it is not there, is no such file, or is damaged or of a later format.
+        """
+        state = read_aligner(Path(path))
+        aligner = cls.__new__(cls)
+        aligner.settings = state.settings
+        aligner._dims, aligner._moments = state.dims, state.moments
+        aligner._solution = state.solution
+        return aligner
+
+    def _solved(self) -> Solution:
+        """Fit, where rows have come since, and measure."""
+        if self._solution is None:
+            if self._dims is None:
+                raise _unfitted()
+            self._solution = solve(self._open_moments(), self.settings)
+            report = self._solution.report
+            if report.better_than_chance is False:
+                log.warning(
+                    "The map from new to old vectors is no better than chance on %d held-out rows "
+                    "(R² %.2g): see whether row i of both is the same object, and report().",
+                    report.held_out_rows,
+                    report.r2,
+                )
+        return self._solution
+
+    def _open_moments(self) -> GroupedMoments:
+        if self._moments is None:
+            raise DataError(
+                "This aligner was saved without its moments, so it can only be applied; save it "
+                "with moments=True to go on with it."
+            )
+        return self._moments
+
+    def _moments_of(self, dims: tuple[int, int]) -> GroupedMoments:
+        if self._dims is None:
+            return GroupedMoments(*dims, self.settings.held_out)
+        return self._open_moments()
+
+    def _checked(self, new: Any, old: Any) -> tuple[VectorReader, VectorReader]:
+        """Look at all rows before any is added."""
+        readers = open_vectors(new, "new"), open_vectors(old, "old")
+        rows = readers[0].rows, readers[1].rows
+        if rows[0] != rows[1]:
+            raise ShapeError(
+                f"new has {rows[0]} rows and old {rows[1]}; rows are paired by position, so give "
+                "the vectors of the same objects in the same order."
+            )
+        self.settings.rank_of(readers[1].dim, readers[0].dim)  # raises where there is none
+        for reader in readers:
+            for start in range(0, reader.rows, BLOCK):
+                reader.block(start, start + BLOCK)
+        return readers
+
+    def _add(self, new: VectorReader, old: VectorReader) -> Aligner:
+        dims = old.dim, new.dim
+        moments = self._moments_of(dims)
+        for start in range(0, new.rows, BLOCK):
+            blocks = (reader.block(start, start + BLOCK) for reader in (old, new))
+            moments.add(*(block.detach().cpu().double() for block in blocks))
+        self._dims, self._moments, self._solution = dims, moments, None
+        return self
+
+
+def _unfitted() -> DataError:
+    return DataError("This aligner has seen no rows; call fit(new, old) first.")

@@ -1,0 +1,198 @@
+"""An aligner as one safetensors file: sums, the map, and what is known of it as JSON beside them.
+
+Its metadata has one key, `KEY`: the JSON of an `AlignerRecord`. (Of several keys safetensors would
+write the order anew each time, and equal aligners are to be equal files.) Tensors:
+`moments.GROUP.sum` and `.dims` of each group, where the file can be added to; `map.weight` (and
+`map.offset`) in float64 and `transform.*` in float32, where a map has been fitted. Nothing in it is
+a program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from evergram.compatibility.aligner.grouped_moments import GroupedMoments
+from evergram.compatibility.aligner.report import AlignerReport
+from evergram.compatibility.aligner.settings import AlignerSettings
+from evergram.compatibility.aligner.solution import Solution
+from evergram.compatibility.closed_form_fit import KINDS, ClosedForm
+from evergram.compatibility.transforms import build_transform
+from evergram.errors import DataError, ShapeError
+from evergram.validation import sentence_of
+
+KEY = "evergram.aligner"
+FORMAT_VERSION: Literal[1] = 1
+
+
+@dataclass(frozen=True)
+class AlignerState:
+    """All of an aligner.
+
+    Args:
+        dims: D_old and D_new.
+        moments: None where it was saved to be applied only.
+        solution: None where it has not been fitted yet.
+    """
+
+    settings: AlignerSettings
+    dims: tuple[int, int]
+    moments: GroupedMoments | None
+    solution: Solution | None
+
+
+class _MapRecord(BaseModel):
+    """The map's transform, and what was measured of it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: str
+    options: dict[str, Any]
+    has_offset: bool
+    report: AlignerReport
+
+
+class AlignerRecord(BaseModel):
+    """What is beside the tensors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format_version: Literal[1] = FORMAT_VERSION
+    settings: AlignerSettings
+    dims: tuple[int, int]
+    zeros: tuple[int, int] | None
+    map: _MapRecord | None
+
+
+def write_aligner(path: Path, state: AlignerState) -> None:
+    """Write a file that appears whole or not at all, over one that is there.
+
+    Raises: DataError: it cannot be written.
+    """
+    tensors: dict[str, Tensor] = {}
+    zeros = record = None
+    if state.moments is not None:
+        zeros = state.moments.zeros
+        tensors |= {f"moments.{k}": v for k, v in state.moments.state_dict().items()}
+    if state.solution is not None:
+        fitted = state.solution.fitted
+        tensors["map.weight"] = fitted.weight
+        if fitted.offset is not None:
+            tensors["map.offset"] = fitted.offset
+        tensors |= {f"transform.{k}": v for k, v in fitted.transform.state_dict().items()}
+        record = _MapRecord(
+            kind=fitted.transform.kind,
+            options=fitted.transform.options,
+            has_offset=fitted.offset is not None,
+            report=state.solution.report,
+        )
+    whole = AlignerRecord(settings=state.settings, dims=state.dims, zeros=zeros, map=record)
+    metadata = {KEY: whole.model_dump_json()}
+    if not path.parent.is_dir():
+        raise DataError(f"{path} cannot be written: {path.parent} is no folder; make it first.")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_aligner(path: Path) -> AlignerState:
+    """Read what `write_aligner` wrote.
+
+    Raises: DataError: it is not there, is no such file, or is damaged or of a later format.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise DataError(f"{path} is not there; give a file that Aligner.save wrote.") from None
+    except (OSError, SafetensorError) as error:
+        raise _refusal(path, f"it cannot be read ({str(error).rstrip('.')})") from error
+    if KEY not in metadata:
+        raise _refusal(path, f"its metadata has no key {KEY}")
+    try:
+        version = json.loads(metadata[KEY])["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _refusal(path, f"its metadata {KEY} is damaged") from error
+    if version != FORMAT_VERSION:
+        raise DataError(
+            f"{path} has the format version {version}, and this Evergram reads version "
+            f"{FORMAT_VERSION}; read it with the Evergram that wrote it, or a later one."
+        )
+    try:
+        record = AlignerRecord.model_validate_json(metadata[KEY])
+    except ValidationError as error:
+        raise _refusal(path, _problem(error)) from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise _refusal(path, f"its tensor {name} is not finite")
+    try:
+        return _restored(record, tensors)
+    except (DataError, ShapeError, KeyError, RuntimeError) as error:
+        raise _refusal(path, f"its parts do not fit together ({_first_line(error)})") from error
+
+
+def _restored(record: AlignerRecord, tensors: dict[str, Tensor]) -> AlignerState:
+    """Raises: KeyError, ShapeError, DataError, RuntimeError: a tensor is missing, or of a shape
+    that the record does not say."""
+    old_dim, new_dim = record.dims
+    if min(record.dims) < 1 or (record.zeros is None and record.map is None):
+        raise ShapeError(f"There is nothing in it for dims {old_dim} and {new_dim}.")
+    moments = solution = None
+    if record.zeros is not None:
+        moments = GroupedMoments(old_dim, new_dim, record.settings.held_out)
+        moments.load_state_dict(_under("moments.", tensors))
+        moments.zeros = record.zeros
+    if record.map is not None:
+        if record.map.kind not in KINDS:
+            raise ShapeError(f"The kind {record.map.kind!r} has no closed form.")
+        transform = build_transform(record.map.kind, old_dim, new_dim, record.map.options)
+        transform.load_state_dict(_under("transform.", tensors))
+        weight = tensors["map.weight"]
+        offset = tensors["map.offset"] if record.map.has_offset else None
+        if weight.shape != (old_dim, new_dim) or (
+            offset is not None and offset.shape != (old_dim,)
+        ):
+            raise ShapeError(f"The map is {list(weight.shape)}.")
+        report = record.map.report
+        solution = Solution(ClosedForm(transform, report.ridge, weight, offset), report)
+    return AlignerState(record.settings, record.dims, moments, solution)
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _refusal(path: Path, reason: str) -> DataError:
+    return DataError(
+        f"{path} is no aligner that this Evergram can read: {reason}; give a file that "
+        "Aligner.save wrote."
+    )
+
+
+def _problem(error: ValidationError) -> str:
+    first = error.errors()[0]
+    if first["type"] == "unexpected_keyword_argument":
+        return f"the key {'.'.join(map(str, first['loc']))} is unknown"
+    return sentence_of(error, AlignerRecord).rstrip(".")
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".")

@@ -1,0 +1,100 @@
+"""Second moments of rows that are fitted to, that choose the ridge and that measure."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from evergram.compatibility.row_groups import pair_groups, vector_hashes
+from evergram.compatibility.second_moments import SecondMoments
+from evergram.errors import DataError
+
+GROUPS = ("seen", "chosen", "held")
+
+
+class GroupedMoments:
+    """`SecondMoments` of each of `row_groups.Groups`.
+
+    A row's group is decided by its own new vector alone, so neither the order of the rows nor how
+    they were cut into blocks and machines matters, and parts are merged by adding.
+
+    Args:
+        old_dim, new_dim: D_{k-1} and D_k.
+        share: of the rows, to hold out.
+    Attributes:
+        zeros: how many old and how many new vectors are zero.
+    """
+
+    def __init__(self, old_dim: int, new_dim: int, share: float) -> None:
+        self.share = share
+        self.seen, self.chosen, self.held = (SecondMoments(old_dim, new_dim) for _ in GROUPS)
+        self.zeros = (0, 0)
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """D_{k-1} and D_k."""
+        return self.held.old_dim, self.held.new_dim
+
+    @property
+    def rows(self) -> int:
+        """How many rows were added."""
+        return self.seen.count + self.chosen.count + self.held.count
+
+    def add(self, old: Tensor, new: Tensor) -> None:
+        """Fold in a block of pairs, float64 [b, D_{k-1}] and [b, D_k] on the CPU.
+
+        Raises: ShapeError: they do not fit each other or the dims.
+        """
+        groups = pair_groups(vector_hashes(new), self.share)
+        for name in GROUPS:
+            mask: Tensor = getattr(groups, name)
+            self._of(name).add(old[mask], new[mask])
+        self.zeros = (
+            self.zeros[0] + int((~old.any(1)).sum()),
+            self.zeros[1] + int((~new.any(1)).sum()),
+        )
+
+    def merge(self, other: GroupedMoments) -> None:
+        """Add what another has seen. Raises: ShapeError: it is of other dims."""
+        for name in GROUPS:
+            self._of(name).merge(other._of(name))
+        self.zeros = (self.zeros[0] + other.zeros[0], self.zeros[1] + other.zeros[1])
+
+    @property
+    def fitted(self) -> SecondMoments:
+        """Moments of all rows but the held-out ones."""
+        return self._sum("seen", "chosen")
+
+    @property
+    def whole(self) -> SecondMoments:
+        """Moments of all rows."""
+        return self._sum(*GROUPS)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What `load_state_dict` takes, and safetensors holds."""
+        return {
+            f"{name}.{key}": tensor
+            for name in GROUPS
+            for key, tensor in self._of(name).state_dict().items()
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from a `state_dict`. Raises: DataError: it is none, or of other dims."""
+        for name in GROUPS:
+            part = {k.split(".")[1]: v for k, v in state.items() if k.startswith(f"{name}.")}
+            moments = SecondMoments.from_state_dict(part)
+            if (moments.old_dim, moments.new_dim) != self.dims:
+                raise DataError(
+                    f"These moments are of dims {moments.old_dim} and {moments.new_dim}; "
+                    f"{self.dims[0]} and {self.dims[1]} are needed."
+                )
+            setattr(self, name, moments)
+
+    def _sum(self, *names: str) -> SecondMoments:
+        total = SecondMoments(*self.dims)
+        for name in names:
+            total.merge(self._of(name))
+        return total
+
+    def _of(self, name: str) -> SecondMoments:
+        moments: SecondMoments = getattr(self, name)
+        return moments

@@ -1,0 +1,87 @@
+"""How an aligner fits: which kind of map, with which ridge, and how many rows measure it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from evergram.compatibility.closed_form_fit import KINDS
+from evergram.compatibility.transforms import TRANSFORMS
+from evergram.errors import DataError
+
+# Rank of low_rank, where nothing is said and the dims allow it.
+RANK = 32
+
+
+@dataclass(frozen=True)
+class AlignerSettings:
+    """What `Aligner` takes.
+
+    Args:
+        kind: of map, one of `closed_form.KINDS`.
+        ridge: ρ in the unit of E[z zᵀ], or "auto": chosen on rows that were not fitted to.
+        rank: of low_rank, and of it alone; None for 32, or the smaller dim if that is less.
+        scaled: whether an orthogonal map, and it alone, may stretch.
+        held_out: share of the rows that are measured on and never fitted to.
+    Raises: DataError: a value that is not allowed, or that the kind does not use.
+    """
+
+    # A file that says more than this is of a later Evergram, and is not read as if it said less.
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: str = "linear"
+    ridge: float | Literal["auto"] = "auto"
+    rank: int | None = None
+    scaled: bool = False
+    held_out: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            kinds = ", ".join(KINDS)
+            trained = " (it is trained instead, by BackwardAlignment)" * (self.kind in TRANSFORMS)
+            raise DataError(
+                f"The kind {self.kind!r} has no closed form{trained}; an aligner's kind is one of "
+                f"{kinds}."
+            )
+        if self.ridge != "auto":
+            if not _is_number(self.ridge) or not 0 <= self.ridge < math.inf:
+                raise DataError(
+                    f'ridge is {self.ridge!r}; it is "auto" or a number that is at least 0.'
+                )
+            if not self.has_ridge:
+                raise DataError(
+                    "A map of kind orthogonal has no ridge; leave it out, or choose another kind."
+                )
+        if not _is_number(self.held_out) or not 0 <= self.held_out < 1:
+            raise DataError(
+                f"held_out is {self.held_out!r}; it is a share of the rows, at least 0 and below 1."
+            )
+        if self.rank is not None:
+            if self.kind != "low_rank":
+                raise DataError(f"rank is of the kind low_rank, not of {self.kind}; leave it out.")
+            if not _is_number(self.rank) or self.rank != int(self.rank) or self.rank < 1:
+                raise DataError(f"rank is {self.rank!r}; it is a whole number that is at least 1.")
+        if self.scaled and self.kind != "orthogonal":
+            raise DataError(f"scaled is of the kind orthogonal, not of {self.kind}; leave it out.")
+
+    @property
+    def has_ridge(self) -> bool:
+        """Whether the kind is solved with a ridge; lengths that cannot change need none."""
+        return self.kind != "orthogonal"
+
+    def rank_of(self, old_dim: int, new_dim: int) -> int:
+        """Return the rank of a map of low rank between these dims.
+
+        Raises: DataError: the rank that was asked for is above the smaller of them.
+        """
+        most = min(old_dim, new_dim)
+        if self.rank is not None and self.rank > most:
+            raise DataError(
+                f"rank is {self.rank}; between {new_dim} and {old_dim} dims it is at most {most}."
+            )
+        return min(RANK, most) if self.rank is None else self.rank
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

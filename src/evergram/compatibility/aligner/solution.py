@@ -1,0 +1,56 @@
+"""From grouped moments to a map, its ridge and what was measured of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evergram.compatibility.aligner.grouped_moments import GroupedMoments
+from evergram.compatibility.aligner.report import AlignerReport, measure
+from evergram.compatibility.aligner.settings import AlignerSettings
+from evergram.compatibility.closed_form_fit import ClosedForm, fit_closed_form
+from evergram.compatibility.degenerate import degenerate_side
+from evergram.errors import DataError
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A fitted map and what was measured of it."""
+
+    fitted: ClosedForm
+    report: AlignerReport
+
+
+def solve(moments: GroupedMoments, settings: AlignerSettings) -> Solution:
+    """Fit the map to all rows but the held-out ones, and measure it on these.
+
+    Raises: DataError: there are too few rows, or the vectors of one side are zero, all the same, or
+        all on one line.
+    """
+    rank = settings.rank_of(*moments.dims)
+    rows, seen, chosen = moments.rows, moments.seen.count, moments.chosen.count
+    degenerate = degenerate_side(moments.whole, moments.zeros) if rows > 1 else None
+    if degenerate is not None:
+        side, problem = degenerate
+        raise DataError(
+            f"The {side} vectors cannot be aligned: {problem}; look at how they were made."
+        )
+    if seen + chosen < 2:
+        raise DataError(
+            f"Of {rows} rows {moments.held.count} are held out to measure on, which leaves "
+            f"{seen + chosen} to fit to; give more rows, or a lower held_out."
+        )
+    choosing = settings.has_ridge and settings.ridge == "auto"
+    if choosing and not (seen and chosen):
+        raise DataError(
+            f"Of {rows} rows {seen} would be fitted to and {chosen} would choose the ridge; give "
+            "more rows, or a number as ridge."
+        )
+    fitted = fit_closed_form(
+        settings.kind,
+        moments.seen if choosing else moments.fitted,
+        moments.chosen if choosing else None,
+        rank=rank,
+        scaled=settings.scaled,
+        rho=0.0 if settings.ridge == "auto" else float(settings.ridge),
+    )
+    return Solution(fitted, measure(moments, fitted, settings.kind, rank))

@@ -1,0 +1,66 @@
+"""Which pairs are fitted to, which choose the ridge and which measure: by a hash, for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+# Of the pairs that are not held out, the share on which the ridge is chosen.
+CHOOSING = 0.1
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows of a pairing, each bool [N]: `seen` is fitted to, on `chosen` the ridge is chosen (and
+    they are then fitted to), `held` is measured on."""
+
+    seen: Tensor
+    chosen: Tensor
+    held: Tensor
+
+
+def pair_groups(hashes: Tensor, share: float) -> Groups:
+    """Divide pairs by a hash alone: the same in every version, on every machine.
+
+    Args:
+        hashes: int64 [N], uniform in [0, 2³²).
+        share: of the pairs that are held out.
+    """
+    held = hashes < share * 2**32
+    chosen = ~held & (hashes < (share + (1 - share) * CHOOSING) * 2**32)
+    return Groups(~held & ~chosen, chosen, held)
+
+
+def vector_hashes(vectors: Tensor) -> Tensor:
+    """Return a number in [0, 2³²) for each row of float64 [b, D], int64 [b].
+
+    It depends on the row's numbers and on nothing else: neither on where the row stands, nor on
+    the width of the floats it came in, nor on the machine. Equal rows have equal hashes, so that a
+    row which is there twice is never both fitted to and measured on.
+    Source: multilinear hashing, Carter and Wegman, 1979; the last mixing is Steele et al.'s
+        SplitMix, 2014.
+    """
+    # 0.0 and −0.0 are one number; adding 0.0 makes them one pattern of bits.
+    bits = (vectors.numpy() + 0.0).view(np.uint64)
+    # A product's high bits depend on all the bits below them, and short floats have theirs on top.
+    bits ^= bits >> np.uint64(32)
+    mixed = _mix(bits @ _multipliers(bits.shape[1]))
+    return torch.from_numpy((mixed >> np.uint64(32)).astype(np.int64))
+
+
+@lru_cache(maxsize=8)
+def _multipliers(dim: int) -> npt.NDArray[np.uint64]:
+    """Odd, [D], and the same for ever: a saved aligner goes on with them."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    return _mix(np.arange(1, dim + 1, dtype=np.uint64) * golden) | np.uint64(1)
+
+
+def _mix(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
