@@ -235,7 +235,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Any) -> None:
         ((good, tmp_path / "two.safetensors"), "no tensor 'vector' of two dims"),
         ((good, good, "--id-column", "key"), "no column 'key'; its columns are: id, vector"),
         ((good, good, "--transform", "mlp"), "'mlp' cannot be fitted to files; linear, affine"),
-        ((good, good, "--held-out", 0), "held_out (--held-out) is 0.0; it is a share between 0 and 1"),
+        ((good, good, "--held-out", 0), "(--held-out) is 0.0; it is a share between 0 and 1"),
         ((good, good, "--new-ids", bad), "has ids of its own"),
     ]
     for arguments, message in wrong:

@@ -134,7 +134,7 @@ def test_also_a_version_keeps_the_type_of_ids(evergram: Any) -> None:
     assert Lineage.open("l").embeddings("object")[0].type == pa.int64()
 
 
-def test_also_an_upgrade_whose_ids_have_become_text_is_refused_before_it_trains(evergram: Any) -> None:
+def test_also_ids_that_have_become_text_are_refused_before_training(evergram: Any) -> None:
     draw = np.random.default_rng(0)
     rows = "".join(f"{q},{c}\n" for q, c in zip(*draw.integers(0, 90, (2, 1500)), strict=True))
     Path("a.csv").write_text("query,candidate\n" + rows)

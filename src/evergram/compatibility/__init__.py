@@ -10,7 +10,7 @@ Two doors, which need nothing else of Evergram (docs/aligner.md):
 - `BackwardAlignment`: a model is being trained; the loss that holds it to its past.
 
 To read the room, begin with what a way back is, `transforms`, and how several are one, `chain`.
-Then what is trained, `alignment` (Eq. 7 and 10, all of history in one matrix) and
+Then what is trained, `alignment_loss` (Eq. 7 and 10, all of history in one matrix) and
 `backward_alignment`; or what is solved for, `second_moments`, `closed_form_solvers`,
 `closed_form_fit` (which of them, and the ridge) and `aligner`. Last, what is known of the error:
 `chance`, `degenerate` and `certificate` (Eq. 9).
