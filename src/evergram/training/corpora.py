@@ -122,6 +122,23 @@ def split_for(
     return chosen
 
 
+def final_split(recipe: Recipe, split: Split) -> Split:
+    """Return the split of the published model: with a refit, the one whose training corpus holds
+    all but the test pairs; otherwise the same one.
+
+    Raises: RecipeError: the same pairs select and test, so there is nothing more to train on.
+    """
+    if not recipe.refits:
+        return split
+    if split.final is None:
+        raise RecipeError(
+            "training.refit trains on the pairs that chose the epoch too, and with split.selection "
+            "= 'paper' those are the test pairs; set training.refit = false or split.selection = "
+            "'strict'."
+        )
+    return split.final()
+
+
 def salt_of(recipe: Recipe, history: PairHistory | None = None) -> str:
     """The salt that decides what is held out: the lineage's; of one that begins, the recipe's, or
     the recipe's name.

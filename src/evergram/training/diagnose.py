@@ -17,10 +17,10 @@ from evergram.training.build import build_measures, pick_device, prepare
 from evergram.training.callbacks import Point
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
+from evergram.training.loop import no_denormals, run_epoch
 from evergram.training.monitors.gramian_tracking import Tracking
 from evergram.training.progress import Progress
 from evergram.training.recipe import GramianRecipe, Recipe
-from evergram.training.run import no_denormals, run_epoch
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The alignment to the version before, as something that trains together with an encoder."""
+"""Alignment to the version before, trained together with an encoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evergram.training.step import Joint
 
 
 @dataclass(frozen=True)
-class AlignmentSettings:
+class JointAlignmentSettings:
     """Args:
     strength: λ on mean ‖δ‖².
     rate: of the transform's optimiser.
@@ -34,12 +34,12 @@ class AlignmentSettings:
     seed: int = 0
 
 
-class Alignment(Joint):
-    """λ times the alignment loss of B_k, over objects that version k-1 knows.
+class JointAlignment(Joint):
+    """Returns λ times the alignment loss of B_k, over objects that version k-1 knows.
 
     Args:
         transform: B_k, trained here.
-        loss: what errors count, on z_{k-1}.
+        loss: of errors of z_{k-1}.
         past: for each side, z_{k-1} [N, D_{k-1}] of the training corpus's entities, computed once:
             M_{k-1} is frozen.
         weight: for each side, float [N], 1 for an object that takes part.
@@ -52,7 +52,7 @@ class Alignment(Joint):
         loss: AlignmentLoss,
         past: Mapping[str, Tensor],
         weight: Mapping[str, Tensor],
-        settings: AlignmentSettings,
+        settings: JointAlignmentSettings,
     ) -> None:
         super().__init__()
         self.transform = transform
@@ -73,13 +73,13 @@ class Alignment(Joint):
         limit = self.settings.rows
         if self.settings.objects == "batch":
             rows = {"query": batch.query[:limit], "candidate": batch.candidate[:limit]}
-            found = torch.cat([query[:limit], candidate[:limit]])
+            aligned = torch.cat([query[:limit], candidate[:limit]])
         else:
             rows = {side: self._draw(side) for side in SIDES}
-            found = torch.cat([embeddings.rows(side, rows[side]) for side in SIDES])
+            aligned = torch.cat([embeddings.rows(side, rows[side]) for side in SIDES])
         weight = self._cat("weight", rows)
         self.steps += 1
-        loss: Tensor = self.loss(self.transform, found, self._cat("lifted", rows), weight)
+        loss: Tensor = self.loss(self.transform, aligned, self._cat("lifted", rows), weight)
         return self.settings.strength * loss + self.transform.penalty().to(loss)
 
     def _cat(self, name: str, rows: Mapping[str, Tensor]) -> Tensor:

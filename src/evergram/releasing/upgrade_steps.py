@@ -1,0 +1,332 @@
+"""The four steps of an upgrade: plan it, fit it, measure it, package it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from evergram.compatibility.certificate import StepError, certify
+from evergram.data.corpus import Corpus
+from evergram.data.pair_hash import TrainedPairs
+from evergram.data.split import Split
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.module_encoder import ModuleEncoder
+from evergram.errors import RecipeError
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.backward_transform import BackwardTransformFit
+from evergram.releasing.past_models import PastModel, past_model
+from evergram.releasing.past_version_report import Reading, reading_report
+from evergram.releasing.training_report import board_callbacks, training_report, version_report
+from evergram.training.checkpoint import (
+    BackwardStep,
+    Provenance,
+    make_artefact,
+    options_of,
+    trained_pairs,
+)
+from evergram.training.corpora import final_split, salt_of, split_for
+from evergram.training.fit import Companions, Refit, RunContext, Trained, fit_encoder, judge
+from evergram.training.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class UpgradeOptions:
+    """How an upgrade departs from its recipe.
+
+    Args:
+        encoder: modules of the user's own, trained in place of the recipe's encoder.
+        past_encoders: by past version, the modules that it was trained with.
+        trained: a model of this version that has been trained alone already.
+        trained_as: the version whose data and seed `trained` has; the next one by default.
+        readings: whether to measure the new version read as each past one.
+        allow_small_overlap: whether to go on where so few objects are in common with the version
+            before that the transform's error cannot be measured.
+    """
+
+    encoder: EncoderModules | None = None
+    past_encoders: Mapping[int, EncoderModules] = field(default_factory=dict)
+    trained: Encoder | None = None
+    trained_as: int | None = None
+    readings: bool = True
+    allow_small_overlap: bool = False
+
+
+@dataclass(frozen=True)
+class UpgradePlan:
+    """What an upgrade will be made of, with everything refused that can be before training.
+
+    Args:
+        number: of the new version.
+        version: whose data and seed it is trained with.
+        past_version: the newest one, which it is aligned to.
+        split: chooses for how long to train.
+        final: its model is trained and judged on it; the same as `split` without a refit.
+        salt: of the split.
+        before: the model of `past_version`.
+        backward: the transform, from its start.
+    """
+
+    recipe: Recipe
+    lineage: Lineage
+    options: UpgradeOptions
+    number: int
+    version: int
+    past_version: int
+    split: Split
+    final: Split
+    salt: str
+    before: PastModel
+    backward: BackwardTransformFit
+
+    def own(self, corpus: Corpus) -> ModuleEncoder | None:
+        """Return the encoder of the user's modules for a corpus; None if there are none."""
+        return own_encoder(self.options.encoder, corpus, self.recipe)
+
+    def backward_for(self, corpus: Corpus) -> BackwardTransformFit:
+        """Return the transform's start for another corpus of the same version."""
+        return BackwardTransformFit(
+            self.recipe.upgrade,
+            self.recipe.seed + self.version,
+            self.lineage.history,
+            self.before,
+            corpus,
+            self.backward.transform.new_dim,
+        )
+
+
+@dataclass
+class FittedUpgrade:
+    """A trained model, and the same model trained without alignment.
+
+    Args:
+        error: what the transform leaves, on objects that alignment never saw.
+        alone: None if it was not trained; the model itself if it had no alignment.
+    """
+
+    trained: Trained
+    error: StepError
+    alone: Trained | None
+
+    @property
+    def embeddings(self) -> dict[str, Tensor]:
+        """The embeddings of the training corpus's entities, [N, D] of each side."""
+        return {"query": self.trained.query, "candidate": self.trained.candidate}
+
+
+def own_encoder(
+    modules: EncoderModules | None, corpus: Corpus, recipe: Recipe
+) -> ModuleEncoder | None:
+    """Return the encoder of a user's modules for a corpus; None without modules."""
+    if modules is None:
+        return None
+    return ModuleEncoder.of(modules, corpus, normalize=recipe.model.normalize)
+
+
+def plan_upgrade(
+    recipe: Recipe, lineage: Lineage, corpus: Corpus, options: UpgradeOptions
+) -> UpgradePlan:
+    """Split the data, load the version before, and start the transform.
+
+    Raises: UnknownVersionError, DataError, RecipeError: as `upgrade`.
+    """
+    past_version, number = lineage.newest, lineage.following
+    version = number if options.trained_as is None else options.trained_as
+    history = lineage.pair_history
+    split, salt = split_for(recipe, corpus, version, history), salt_of(recipe, history)
+    final = final_split(recipe, split)
+    settings = recipe.upgrade
+    if options.trained is not None and (settings.fit == "joint" or settings.start != "fresh"):
+        raise RecipeError(
+            "A model that has been trained alone was given, and the recipe asks for another: "
+            "it serves upgrade.fit = 'posthoc' or 'none' with upgrade.start = 'fresh'."
+        )
+    before = _before(lineage, past_version, settings.start, options)
+    if settings.start == "previous":
+        # Fine-tuning cannot change the architecture.
+        recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
+    if settings.start == "frozen":
+        new_dim = before.dim
+    elif (own := own_encoder(options.encoder, final.training, recipe)) is not None:
+        new_dim = own.dim
+    else:
+        new_dim = recipe.model.dim_of(version)
+    backward = BackwardTransformFit(
+        settings, recipe.seed + version, lineage.history, before, final.training, new_dim
+    )
+    backward.overlap.refuse_small(version, past_version, allow_small=options.allow_small_overlap)
+    return UpgradePlan(
+        recipe,
+        lineage,
+        options,
+        number,
+        version,
+        past_version,
+        split,
+        final,
+        salt,
+        before,
+        backward,
+    )
+
+
+def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = None) -> FittedUpgrade:
+    """Train the model and fit its transform; then train the same model without alignment, if the
+    recipe asks what alignment cost.
+
+    Args:
+        board: a folder for TensorBoard's files.
+    Raises: TrainingError: the loss is not finite.
+    """
+    settings, options = plan.recipe.upgrade, plan.options
+    joint = plan.backward.joint()
+    companions = Companions(joint, plan.backward.past, own=plan.own(plan.final.training))
+    refit = None
+    if plan.final is not plan.split:
+        refit = Refit(plan.final, companions)
+        search = plan.backward_for(plan.split.training)
+        companions = Companions(search.joint(), search.past, own=plan.own(plan.split.training))
+    if settings.start == "frozen" or options.trained is not None:
+        model = plan.before if settings.start == "frozen" else options.trained
+        assert isinstance(model, Encoder)
+        trained = judge(model, plan.final, plan.recipe.metrics)
+    else:
+        watching = [*context.callbacks, *board_callbacks(board, plan.version, plan.split)]
+        previous = None
+        if settings.start == "previous":
+            assert isinstance(plan.before, Encoder)
+            previous = plan.before
+            if refit is not None:
+                refit = Refit(plan.final, replace(refit.companions, start=previous))
+        trained = fit_encoder(
+            plan.recipe,
+            plan.split,
+            plan.version,
+            replace(context, callbacks=watching),
+            replace(companions, start=previous),
+            refit,
+        )
+    started = time.perf_counter()
+    new = {"query": trained.query, "candidate": trained.candidate}
+    plan.backward.finish(new)
+    trained.seconds += time.perf_counter() - started
+    error = plan.backward.error(new)
+    if not settings.alone:
+        return FittedUpgrade(trained, error, None)
+    if joint is None and settings.start == "fresh":
+        return FittedUpgrade(trained, error, trained)
+    unaligned = {"joint": None, "start": None}
+    alone = fit_encoder(
+        plan.recipe,
+        plan.split,
+        plan.version,
+        replace(context, title=f"{context.title} alone", callbacks=()),
+        replace(companions, **unaligned),
+        None if refit is None else Refit(refit.split, replace(refit.companions, **unaligned)),
+    )
+    return FittedUpgrade(trained, error, alone)
+
+
+def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
+    """Return the new version's metrics as JSON: its own, those of the model trained alone, what
+    reading it as each past version keeps, and the certificate.
+
+    Source: [BC] §4; the certificate, docs/method.md.
+    """
+    lineage, new = plan.lineage, fitted.embeddings
+    report = version_report(plan.number, plan.final, fitted.trained, plan.recipe.training)
+    if fitted.alone is not None:
+        report["metrics"]["alone"] = fitted.alone.metrics["model"]
+        if fitted.alone is not fitted.trained:
+            report["training"]["alone"] = training_report(fitted.alone)
+    report["overlap"] = plan.backward.overlap.as_json()
+    longer = lineage.chain.extended(plan.backward.transform)
+    errors = {**lineage.errors, plan.number: fitted.error}
+    readings: dict[str, Any] = {}
+    unread = []
+    for j in lineage.readable if plan.options.readings else ():
+        model = past_model(lineage, j, plan.options.past_encoders.get(j))
+        if model is None:
+            unread.append(j)
+            continue
+        reading = Reading(longer, j, model)
+        readings[str(j)] = reading_report(
+            reading, new, plan.final, plan.backward.held_out, plan.recipe.metrics
+        )
+    if unread:
+        log.warning(
+            "Reading the new version as version %s is not measured: its modules were not given "
+            "and its embeddings are not stored; give them as past_encoders={%d: EncoderModules("
+            "…)}.",
+            ", ".join(map(str, unread)),
+            unread[0],
+        )
+    report["compatibility"] = readings
+    report["certificate"] = {
+        str(j): asdict(certificate)
+        for j in lineage.readable
+        if (certificate := certify(longer, errors, plan.number, j)) is not None
+    }
+    return report
+
+
+def package_upgrade(
+    plan: UpgradePlan, fitted: FittedUpgrade, report: Mapping[str, Any]
+) -> Artefact:
+    """Return the artefact of a fitted and measured upgrade."""
+    trained = fitted.trained
+    if plan.recipe.upgrade.start == "frozen":
+        record = plan.lineage.manifest(plan.past_version).encoder
+        assert record is not None
+        options: Mapping[str, Any] = record.options
+        # A frozen model was trained on nothing that its own version does not remember.
+        trained_on = plan.salt, TrainedPairs()
+    else:
+        options = options_of(trained.encoder, plan.recipe, plan.version)
+        trained_on = trained_pairs(plan.final.training, plan.salt)
+    return make_artefact(
+        trained,
+        plan.final,
+        report,
+        Provenance(plan.recipe.model_dump(mode="json"), options, trained_on),
+        BackwardStep(
+            plan.backward.transform,
+            fitted.error,
+            plan.lineage.canaries(plan.past_version),
+        ),
+    )
+
+
+def _before(lineage: Lineage, version: int, start: str, options: UpgradeOptions) -> PastModel:
+    """Return the model of the version before.
+
+    Raises: RecipeError: the new model starts from it or is it, and its modules were not given.
+    """
+    modules = options.past_encoders.get(version)
+    if modules is None and start != "fresh":
+        modules = options.encoder
+    record = lineage.manifest(version).encoder
+    if record is not None and record.kind == "module" and options.encoder is None:
+        if start != "fresh":
+            raise RecipeError(
+                f"upgrade.start = {start!r} needs the modules of version {version}; give them as "
+                "encoder=EncoderModules(…)."
+            )
+        if options.trained is None:
+            log.warning(
+                "Version %d was trained with modules of your own and the next one is trained with "
+                "a built-in encoder; give encoder=EncoderModules(…) to train yours.",
+                version,
+            )
+    model = past_model(lineage, version, modules)
+    assert model is not None, "the newest version's embeddings are stored"
+    return model
