@@ -15,7 +15,7 @@ BLOCK = 1 << 24
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ConsumerInputs:
     """N inputs of a consumer: each is a row of every table, one after the other.
 
     Args:
@@ -26,7 +26,7 @@ class Inputs:
     rows: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, embeddings: Tensor) -> Inputs:
+    def of(cls, embeddings: Tensor) -> ConsumerInputs:
         """All rows of one table [N, D]."""
         return cls((embeddings,), (torch.arange(len(embeddings), device=embeddings.device),))
 
@@ -38,7 +38,7 @@ class Inputs:
         return sum(table.shape[1] for table in self.tables)
 
     def take(self, index: Tensor) -> Tensor:
-        """Inputs [..., D] of an index of any shape."""
+        """ConsumerInputs [..., D] of an index of any shape."""
         pairs = zip(self.tables, self.rows, strict=True)
         return torch.cat([table[rows[index]] for table, rows in pairs], dim=-1)
 
@@ -54,12 +54,12 @@ class Inputs:
         return torch.cat(means), torch.cat(scales).clamp(min=1e-6)
 
 
-class Consumers(nn.Module):
+class ConsumerClassifiers(nn.Module):
     """M classifiers with one hidden layer of H, side by side; one batched product a layer.
 
-    Each has a start, an order of examples and dropout of its own seed, so that what it becomes
-    does not depend on who is trained beside it. Inputs are centred and scaled, one scale a table,
-    by what was fitted on.
+    Each has a start, an order of examples and dropout of its own seed, so that it does not depend
+    on those trained beside it. Inputs are centred and scaled, one scale a table, by the training
+    examples.
 
     Args:
         dim: D. dropout: M ratios. seeds: M of them.
@@ -100,21 +100,21 @@ class Consumers(nn.Module):
         return torch.baddbmm(self.second_bias, hidden, self.second).squeeze(-1)
 
     @torch.no_grad()
-    def score(self, inputs: Inputs) -> Tensor:
+    def score(self, inputs: ConsumerInputs) -> Tensor:
         """Scores [M, N], without dropout."""
         size = max(1, BLOCK // self.first_bias.numel())
         parts = torch.split(torch.arange(len(inputs), device=self.mean.device), size)
         return torch.cat([self(inputs.take(part)) for part in parts], dim=1)
 
-    def auc(self, inputs: Inputs, label: Tensor) -> list[float]:
+    def auc(self, inputs: ConsumerInputs, label: Tensor) -> list[float]:
         """Of each of the M. Raises: DataError: `label` [N] has one class alone."""
         truth = label.cpu().numpy()
         return [roc_auc(score, truth) for score in self.score(inputs).cpu().numpy()]
 
 
 def fit_consumers(
-    training: tuple[Inputs, Tensor],
-    validation: tuple[Inputs, Tensor],
+    training: tuple[ConsumerInputs, Tensor],
+    validation: tuple[ConsumerInputs, Tensor],
     *,
     seeds: Sequence[int],
     hidden: int = 128,
@@ -123,7 +123,7 @@ def fit_consumers(
     patience: int = 10,
     batch_size: int | None = None,
     rate: float = 1e-3,
-) -> tuple[Consumers, list[float]]:
+) -> tuple[ConsumerClassifiers, list[float]]:
     """Fit a classifier a seed; each is kept as it was at its best AUC on `validation`.
 
     Args:
@@ -137,7 +137,7 @@ def fit_consumers(
     inputs, label = training
     size = batch_size or min(max(len(label) // 32, 64), 1024)
     ratios = [dropout] * len(seeds) if isinstance(dropout, int | float) else list(dropout)
-    consumers = Consumers(inputs.dim, hidden, ratios, seeds)
+    consumers = ConsumerClassifiers(inputs.dim, hidden, ratios, seeds)
     consumers.mean, consumers.scale = inputs.moments()
     consumers = consumers.to(label.device)
     # Of its own, and not that of the start, so that a start does not depend on the data's size.
@@ -176,8 +176,8 @@ def fit_consumers(
 
 
 def choose_consumer(
-    training: tuple[Inputs, Tensor],
-    validation: tuple[Inputs, Tensor],
+    training: tuple[ConsumerInputs, Tensor],
+    validation: tuple[ConsumerInputs, Tensor],
     *,
     hidden: Sequence[int],
     dropout: Sequence[float],

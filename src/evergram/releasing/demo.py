@@ -12,7 +12,11 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.errors import DataError
-from evergram.evaluation.consumer_classifiers import Consumers, Inputs, fit_consumers
+from evergram.evaluation.consumer_classifiers import (
+    ConsumerClassifiers,
+    ConsumerInputs,
+    fit_consumers,
+)
 from evergram.evaluation.version_distance import as_dim
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
@@ -82,7 +86,7 @@ def tell(
     corpus = load_corpus(recipe)
     ids, label = rated_above_median(split_for(recipe, corpus, 0).training)
     chapters: list[Chapter] = []
-    consumers: Consumers | None = None
+    consumers: ConsumerClassifiers | None = None
     half = torch.randperm(len(ids), generator=torch.Generator().manual_seed(recipe.seed))
     learn, test = half[: len(ids) // 2], half[len(ids) // 2 :]
     for version in range(len(recipe.split.versions)):
@@ -95,7 +99,7 @@ def tell(
         if consumers is None:
             seeds = range(recipe.seed, recipe.seed + CONSUMERS)
             used, held = _a_third_aside(label[learn])
-            parts = [(Inputs.of(vectors[learn[r]]), label[learn[r]]) for r in (used, held)]
+            parts = [(ConsumerInputs.of(vectors[learn[r]]), label[learn[r]]) for r in (used, held)]
             consumers, _ = fit_consumers(parts[0], parts[1], seeds=seeds)
         view = lineage.view(0)
         chain = _auc(consumers, view.transform(vectors)[test], label[test])
@@ -138,6 +142,6 @@ def _a_third_aside(label: Tensor) -> tuple[Tensor, Tensor]:
     return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
 
 
-def _auc(consumers: Consumers, vectors: Tensor, label: Tensor) -> float:
-    found = consumers.auc(Inputs.of(vectors), label)
+def _auc(consumers: ConsumerClassifiers, vectors: Tensor, label: Tensor) -> float:
+    found = consumers.auc(ConsumerInputs.of(vectors), label)
     return sum(found) / len(found)

@@ -27,6 +27,8 @@ from evergram.releasing.upgrade_steps import (
     own_encoder,
     package_upgrade,
     plan_upgrade,
+    trained_encoder,
+    with_modules,
 )
 from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback
@@ -38,7 +40,7 @@ from evergram.training.checkpoint import (
     trained_pairs,
 )
 from evergram.training.corpora import final_split, load_corpus, salt_of, split_for
-from evergram.training.fit import Companions, Refit, RunContext, fit_encoder
+from evergram.training.fit import Companions, Refit, RunContext, fit_encoder, judge
 from evergram.training.progress import Progress
 from evergram.training.recipe import CLOSED, Recipe, flat
 
@@ -48,6 +50,7 @@ def train(
     corpus: Corpus | None = None,
     *,
     encoder: EncoderModules | None = None,
+    trained: EncoderModules | None = None,
     device: str = "auto",
     progress: Progress | bool = True,
     folder: Path | None = None,
@@ -59,6 +62,8 @@ def train(
     Args:
         corpus: loaded by `load_corpus(recipe)` if it is not given.
         encoder: modules of your own, trained in place of the recipe's encoder.
+        trained: modules that your own loop has trained on `split_for(recipe, corpus, 0).training`;
+            they are measured and packaged, not trained.
         device: "auto", "cpu" or "cuda".
         progress: whether steps and evaluations are shown on stderr.
         folder: checkpoint folder, such as `lineage.work`; an interrupted run resumes from it. None
@@ -67,6 +72,7 @@ def train(
         board: a folder for TensorBoard's files.
     Raises: DataError, RecipeError, TrainingError. ShapeError: a module does not return [B, D].
     """
+    recipe = with_modules(recipe, encoder or trained)
     corpus = load_corpus(recipe) if corpus is None else corpus
     split = split_for(recipe, corpus, 0)
     final = final_split(recipe, split)
@@ -77,16 +83,20 @@ def train(
         [*callbacks, *board_callbacks(board, 0, split)],
         "version 0",
     )
-    own = [own_encoder(encoder, s.training, recipe) for s in (split, final)]
-    refit = None if final is split else Refit(final, Companions(own=own[1]))
-    trained = fit_encoder(recipe, split, 0, context, Companions(own=own[0]), refit)
+    model = trained_encoder(trained, final.training, recipe)
+    if model is not None:
+        fitted = judge(model, final, recipe.metrics)
+    else:
+        own = [own_encoder(encoder, s.training, recipe) for s in (split, final)]
+        refit = None if final is split else Refit(final, Companions(own=own[1]))
+        fitted = fit_encoder(recipe, split, 0, context, Companions(own=own[0]), refit)
     provenance = Provenance(
         recipe.model_dump(mode="json"),
-        options_of(trained.encoder, recipe, 0),
+        options_of(fitted.encoder, recipe, 0),
         trained_pairs(final.training, salt_of(recipe)),
     )
-    report = version_report(0, final, trained, recipe.training)
-    return make_artefact(trained, final, report, provenance)
+    report = version_report(0, final, fitted, recipe.training)
+    return make_artefact(fitted, final, report, provenance)
 
 
 Rest = ParamSpec("Rest")
@@ -115,7 +125,7 @@ def upgrade(
     *,
     encoder: EncoderModules | None = None,
     past_encoders: Mapping[int, EncoderModules] | None = None,
-    trained: Encoder | None = None,
+    trained: Encoder | EncoderModules | None = None,
     device: str = "auto",
     progress: Progress | bool = True,
     folder: Path | None = None,
@@ -136,7 +146,9 @@ def upgrade(
         past_encoders: by past version, the modules of your own that it was trained with. A past
             version whose modules are not given is known by its stored embeddings; without these,
             reading the new version as it is not measured.
-        trained: a model of this version that has been trained alone already.
+        trained: a model of this version, or modules of your own, trained without alignment on
+            `split_for(recipe, corpus, version, lineage.pair_history).training`; only the transform
+            is fitted, so it needs upgrade.fit = 'posthoc' or 'none'.
         readings: whether to measure what reading it as each past version keeps.
         allow_small_overlap: go on where it has so few objects in common with the version before
             that its error cannot be measured.
@@ -193,6 +205,7 @@ def upgrade_lost(
     Raises: LineageError: no model is kept. RecipeError: it was trained by another recipe.
     """
     lost = lineage.lost()
+    recipe = with_modules(recipe, encoder)
     theirs, mine = (
         flat({k: v for k, v in values.items() if k not in ("upgrade", "compare", "metrics")})
         for values in (lost.manifest.recipe, recipe.model_dump(mode="json"))

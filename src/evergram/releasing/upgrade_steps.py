@@ -46,7 +46,7 @@ class UpgradeOptions:
     Args:
         encoder: modules of the user's own, trained in place of the recipe's encoder.
         past_encoders: by past version, the modules that it was trained with.
-        trained: a model of this version that has been trained alone already.
+        trained: a model of this version, or modules, that have been trained alone already.
         trained_as: the version whose data and seed `trained` has; the next one by default.
         readings: whether to measure the new version read as each past one.
         allow_small_overlap: whether to go on where so few objects are in common with the version
@@ -55,7 +55,7 @@ class UpgradeOptions:
 
     encoder: EncoderModules | None = None
     past_encoders: Mapping[int, EncoderModules] = field(default_factory=dict)
-    trained: Encoder | None = None
+    trained: Encoder | EncoderModules | None = None
     trained_as: int | None = None
     readings: bool = True
     allow_small_overlap: bool = False
@@ -73,6 +73,7 @@ class UpgradePlan:
         final: its model is trained and judged on it; the same as `split` without a refit.
         salt: of the split.
         before: the model of `past_version`.
+        trained: a model of this version that is not trained again.
         backward: the transform, from its start.
     """
 
@@ -86,6 +87,7 @@ class UpgradePlan:
     final: Split
     salt: str
     before: PastModel
+    trained: Encoder | None
     backward: BackwardTransformFit
 
     def own(self, corpus: Corpus) -> ModuleEncoder | None:
@@ -132,6 +134,32 @@ def own_encoder(
     return ModuleEncoder.of(modules, corpus, normalize=recipe.model.normalize)
 
 
+def with_modules(recipe: Recipe, modules: EncoderModules | Encoder | None) -> Recipe:
+    """Return the recipe whose model is the user's modules, if there are any; else the same one.
+
+    Raises: RecipeError: its model is a user's modules, and none were given.
+    """
+    if isinstance(modules, EncoderModules):
+        return recipe.model_copy(
+            update={"model": recipe.model.model_copy(update={"kind": ModuleEncoder.kind})}
+        )
+    if recipe.model.kind == ModuleEncoder.kind and modules is None:
+        raise RecipeError(
+            "model.kind = 'module' stands for modules of your own, which a recipe cannot hold; "
+            "train from Python and give them as encoder=EncoderModules(…)."
+        )
+    return recipe
+
+
+def trained_encoder(
+    trained: Encoder | EncoderModules | None, corpus: Corpus, recipe: Recipe
+) -> Encoder | None:
+    """Return a model that is not trained again, in evaluation mode; copies of a user's modules."""
+    if isinstance(trained, EncoderModules):
+        return ModuleEncoder.of(trained.copied(), corpus, normalize=recipe.model.normalize).eval()
+    return trained
+
+
 def plan_upgrade(
     recipe: Recipe, lineage: Lineage, corpus: Corpus, options: UpgradeOptions
 ) -> UpgradePlan:
@@ -139,6 +167,7 @@ def plan_upgrade(
 
     Raises: UnknownVersionError, DataError, RecipeError: as `upgrade`.
     """
+    recipe = with_modules(recipe, options.encoder or options.trained)
     past_version, number = lineage.newest, lineage.following
     version = number if options.trained_as is None else options.trained_as
     history = lineage.pair_history
@@ -154,8 +183,11 @@ def plan_upgrade(
     if settings.start == "previous":
         # Fine-tuning cannot change the architecture.
         recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
+    trained = trained_encoder(options.trained, final.training, recipe)
     if settings.start == "frozen":
         new_dim = before.dim
+    elif trained is not None:
+        new_dim = trained.dim
     elif (own := own_encoder(options.encoder, final.training, recipe)) is not None:
         new_dim = own.dim
     else:
@@ -165,17 +197,18 @@ def plan_upgrade(
     )
     backward.overlap.refuse_small(version, past_version, allow_small=options.allow_small_overlap)
     return UpgradePlan(
-        recipe,
-        lineage,
-        options,
-        number,
-        version,
-        past_version,
-        split,
-        final,
-        salt,
-        before,
-        backward,
+        recipe=recipe,
+        lineage=lineage,
+        options=options,
+        number=number,
+        version=version,
+        past_version=past_version,
+        split=split,
+        final=final,
+        salt=salt,
+        before=before,
+        trained=trained,
+        backward=backward,
     )
 
 
@@ -187,7 +220,7 @@ def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = Non
         board: a folder for TensorBoard's files.
     Raises: TrainingError: the loss is not finite.
     """
-    settings, options = plan.recipe.upgrade, plan.options
+    settings = plan.recipe.upgrade
     joint = plan.backward.joint()
     companions = Companions(joint, plan.backward.past, own=plan.own(plan.final.training))
     refit = None
@@ -195,8 +228,8 @@ def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = Non
         refit = Refit(plan.final, companions)
         search = plan.backward_for(plan.split.training)
         companions = Companions(search.joint(), search.past, own=plan.own(plan.split.training))
-    if settings.start == "frozen" or options.trained is not None:
-        model = plan.before if settings.start == "frozen" else options.trained
+    if settings.start == "frozen" or plan.trained is not None:
+        model = plan.before if settings.start == "frozen" else plan.trained
         assert isinstance(model, Encoder)
         trained = judge(model, plan.final, plan.recipe.metrics)
     else:
@@ -315,18 +348,11 @@ def _before(lineage: Lineage, version: int, start: str, options: UpgradeOptions)
     if modules is None and start != "fresh":
         modules = options.encoder
     record = lineage.manifest(version).encoder
-    if record is not None and record.kind == "module" and options.encoder is None:
-        if start != "fresh":
-            raise RecipeError(
-                f"upgrade.start = {start!r} needs the modules of version {version}; give them as "
-                "encoder=EncoderModules(…)."
-            )
-        if options.trained is None:
-            log.warning(
-                "Version %d was trained with modules of your own and the next one is trained with "
-                "a built-in encoder; give encoder=EncoderModules(…) to train yours.",
-                version,
-            )
+    if record is not None and record.kind == "module" and modules is None and start != "fresh":
+        raise RecipeError(
+            f"upgrade.start = {start!r} needs the modules of version {version}; give them as "
+            "encoder=EncoderModules(…)."
+        )
     model = past_model(lineage, version, modules)
     assert model is not None, "the newest version's embeddings are stored"
     return model

@@ -39,7 +39,7 @@ def test_it_ranks_the_fixed_candidates_and_the_targets(small: Recipe, size: int)
     split = split_for(small, load_corpus(small), 0)
     watch = MapWatch(split, minutes=1, size=size, seed=0)
     step, _, _ = prepare(small, split.training, 0, CPU)
-    watch._look(Point(1, 1, 60.0, step))
+    watch._measure(Point(1, 1, 60.0, step))
     watch.on_end(Point(1, 1, 60.0, step))
     vectors = step.encoder.embed_all(step.scene)
     query, candidate = vectors["query"], vectors["candidate"]
@@ -60,4 +60,4 @@ def test_it_ranks_the_fixed_candidates_and_the_targets(small: Recipe, size: int)
         ),
         ["map@10"],
     )
-    assert watch.found[0]["map@10 validation"] == pytest.approx(expected["map@10"])
+    assert watch.records[0]["map@10 validation"] == pytest.approx(expected["map@10"])
