@@ -59,6 +59,7 @@ def test_what_is_read_again_is_what_was_published(space: dict[str, Any]) -> None
     assert sum(int(name.split("-")[1]) % 8 == 3 for name in nearest) >= 7
 
 
+@pytest.mark.filterwarnings("ignore")  # its own use of torch
 def test_the_page_under_lightning(
     space: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 import torch
@@ -45,6 +45,7 @@ from evergram.vector_files.parquet import read_embeddings, write_embeddings
 if TYPE_CHECKING:
     from evergram.encoders.encoder import Encoder
     from evergram.encoders.encoder_modules import EncoderModules
+    from evergram.encoders.module_encoder import ModuleEncoder
 
 
 class Lineage(Register):
@@ -140,6 +141,14 @@ class Lineage(Register):
         """
         self.recipe(version)
         return self._contents(version).encoder()
+
+    @overload
+    def encoder(self, version: int | str | None = None) -> Encoder: ...
+
+    @overload
+    def encoder(
+        self, version: int | str | None = None, *, module: EncoderModules
+    ) -> ModuleEncoder: ...
 
     def encoder(
         self, version: int | str | None = None, *, module: EncoderModules | None = None
