@@ -1,4 +1,4 @@
-"""Teams that built on version 0: small classifiers of embeddings. [BC] §5, App. A.2."""
+"""Fit consumers of version 0: small classifiers of its embeddings. [BC] §5, App. A.2."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ConsumerInputs:
 
     @classmethod
     def of(cls, embeddings: Tensor) -> ConsumerInputs:
-        """All rows of one table [N, D]."""
+        """Return all rows of one table [N, D]."""
         return cls((embeddings,), (torch.arange(len(embeddings), device=embeddings.device),))
 
     def __len__(self) -> int:
@@ -38,13 +38,13 @@ class ConsumerInputs:
         return sum(table.shape[1] for table in self.tables)
 
     def take(self, index: Tensor) -> Tensor:
-        """ConsumerInputs [..., D] of an index of any shape."""
+        """Return the inputs [..., D] of an index of any shape."""
         pairs = zip(self.tables, self.rows, strict=True)
         return torch.cat([table[rows[index]] for table, rows in pairs], dim=-1)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean [D] over the inputs, and their deviation [D]: one number a table, root of the mean
-        variance, so that no direction weighs more than another does in distances."""
+        """Return the mean [D] over the inputs, and their deviation [D]: one number a table, the
+        root of the mean variance, so that directions keep their weights in distances."""
         means, scales = [], []
         for table, rows in zip(self.tables, self.rows, strict=True):
             share = torch.bincount(rows, minlength=len(table)).to(table) / max(1, len(rows))
@@ -88,7 +88,7 @@ class ConsumerClassifiers(nn.Module):
         self.second_bias = start(1, 1, hidden)
 
     def forward(self, inputs: Tensor, kept: Tensor | None = None) -> Tensor:
-        """[M, B, D] or [B, D], shared by all, to scores [M, B].
+        """Return scores [M, B] of inputs [M, B, D], or [B, D] shared by all.
 
         Args:
             kept: [M, B, H], what dropout multiplies the hidden layer by.
@@ -101,13 +101,13 @@ class ConsumerClassifiers(nn.Module):
 
     @torch.no_grad()
     def score(self, inputs: ConsumerInputs) -> Tensor:
-        """Scores [M, N], without dropout."""
+        """Return scores [M, N], without dropout."""
         size = max(1, BLOCK // self.first_bias.numel())
         parts = torch.split(torch.arange(len(inputs), device=self.mean.device), size)
         return torch.cat([self(inputs.take(part)) for part in parts], dim=1)
 
     def auc(self, inputs: ConsumerInputs, label: Tensor) -> list[float]:
-        """Of each of the M. Raises: DataError: `label` [N] has one class alone."""
+        """Return the AUC of each of the M. Raises: DataError: `label` [N] has one class alone."""
         truth = label.cpu().numpy()
         return [roc_auc(score, truth) for score in self.score(inputs).cpu().numpy()]
 
@@ -159,12 +159,12 @@ def fit_consumers(
             # A sum over classifiers: none feels how many there are.
             loss.mean(1).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        for m, found in enumerate(consumers.auc(*validation)):
+        for m, auc in enumerate(consumers.auc(*validation)):
             if waited[m] >= patience:
                 continue
             waited[m] += 1
-            if found > best[m]:
-                best[m], waited[m] = found, 0
+            if auc > best[m]:
+                best[m], waited[m] = auc, 0
                 for name, p in consumers.named_parameters():
                     kept[name][m] = p.detach()[m]
         if min(waited) >= patience:
@@ -184,8 +184,9 @@ def choose_consumer(
     seed: int = 0,
     epochs: int = 200,
 ) -> tuple[int, float]:
-    """The width and the dropout of the best validation AUC with one seed; the first of equals."""
-    found: list[tuple[float, int, float]] = []
+    """Return the width and the dropout of the best validation AUC with one seed; the first of
+    equals."""
+    choices: list[tuple[float, int, float]] = []
     if len(hidden) == 1 and len(dropout) == 1:
         return hidden[0], dropout[0]
     for width in hidden:
@@ -197,15 +198,15 @@ def choose_consumer(
             dropout=dropout,
             epochs=epochs,
         )
-        found += [(auc, width, ratio) for auc, ratio in zip(reached, dropout, strict=True)]
-    _, width, ratio = max(found, key=lambda choice: choice[0])
+        choices += [(auc, width, ratio) for auc, ratio in zip(reached, dropout, strict=True)]
+    _, width, ratio = max(choices, key=lambda choice: choice[0])
     return width, ratio
 
 
 def _masks(
     ratios: Sequence[float], batch: int, hidden: int, draws: Sequence[torch.Generator]
 ) -> Tensor:
-    """What dropout multiplies by, [M, B, H]: 0, or 1 / (1 - ratio)."""
+    """Return dropout's factors, [M, B, H]: 0, or 1 / (1 - ratio)."""
     masks = [
         (torch.rand(batch, hidden, generator=draw) >= ratio) / (1 - ratio)
         if ratio

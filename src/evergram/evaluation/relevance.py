@@ -1,4 +1,4 @@
-"""Targets of a split's pairs, with the pairs that a model has seen masked."""
+"""Build the targets of a split's pairs, masking the pairs that a model has seen."""
 
 from __future__ import annotations
 

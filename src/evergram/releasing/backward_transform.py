@@ -119,7 +119,8 @@ class BackwardTransformFit:
         )
 
     def joint(self) -> JointAlignment | None:
-        """What trains together with the model, where the recipe wants that."""
+        """Return the alignment to train together with the model; None if the settings fit it
+        otherwise."""
         if self.settings.fit != "joint":
             return None
         settings = self.settings

@@ -1,4 +1,4 @@
-"""The whole story on one corpus: version 0, upgrades, and a consumer who never changes."""
+"""Run the demo: version 0, upgrades, and a consumer that never changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONSUMERS = 3
 
 @dataclass(frozen=True)
 class Chapter:
-    """One version: what it is worth, and what it does to who stayed on version 0.
+    """One version of the demo: its metrics, and those of a consumer that stayed on version 0.
 
     Args:
         metrics: `model`, `popularity` and, for an upgrade, `alone`.
@@ -57,7 +57,7 @@ class Chapter:
 
 
 def demo_recipe(data: Path | None, overrides: list[str]) -> Recipe:
-    """The recipe of the synthetic story, or of MovieLens at `data`."""
+    """Return the recipe of the synthetic demo, or of MovieLens at `data`."""
     values: dict[str, Any] = {
         "name": "demo",
         "data": {"kind": "synthetic"},
@@ -104,15 +104,15 @@ def tell(
         view = lineage.view(0)
         chain = _auc(consumers, view.transform(vectors)[test], label[test])
         raw = _auc(consumers, as_dim(vectors, view.dim)[test], label[test])
-        found = artefact.metrics
-        drift = found["compatibility"]["0"]["drift"]["held_out"]["relative"] if version else 0.0
-        chapters.append(Chapter(version, artefact.dim, found["metrics"], chain, raw, drift))
+        report = artefact.metrics
+        drift = report["compatibility"]["0"]["drift"]["held_out"]["relative"] if version else 0.0
+        chapters.append(Chapter(version, artefact.dim, report["metrics"], chain, raw, drift))
     return chapters
 
 
 def rated_above_median(corpus: Corpus, minimum: int = 5) -> tuple[pa.Array, Tensor]:
-    """Candidates with at least `minimum` ratings: ids [N], and whether the mean of each is above
-    the median of the means, bool [N]. [BC] §5, task 3.
+    """Return the candidates with at least `minimum` ratings: ids [N], and whether the mean of each
+    is above the median of the means, bool [N]. [BC] §5, task 3.
 
     Raises: DataError: no ratings, or fewer than 20 such candidates.
     """
@@ -135,7 +135,8 @@ def _of(artefact: Artefact, ids: pa.Array) -> Tensor:
 
 
 def _a_third_aside(label: Tensor) -> tuple[Tensor, Tensor]:
-    """Places to learn from and places that stop it early; each class gives a third."""
+    """Return the rows to fit on and those that stop the fit early; each class gives a third to the
+    latter."""
     held = torch.zeros(len(label), dtype=torch.bool)
     for kind in (label, ~label):
         held[torch.nonzero(kind).flatten()[::3]] = True
@@ -143,5 +144,5 @@ def _a_third_aside(label: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _auc(consumers: ConsumerClassifiers, vectors: Tensor, label: Tensor) -> float:
-    found = consumers.auc(ConsumerInputs.of(vectors), label)
-    return sum(found) / len(found)
+    values = consumers.auc(ConsumerInputs.of(vectors), label)
+    return sum(values) / len(values)

@@ -1,4 +1,4 @@
-"""Past versions' models: their encoders, or the embeddings stored of them."""
+"""Get past versions' models: their encoders, or the embeddings stored of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a version's metrics say of its training and of its data."""
+"""Report a version's training and data, as JSON for its metrics."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class UpgradeOptions:
-    """How an upgrade departs from its recipe.
+    """The ways in which an upgrade departs from its recipe.
 
     Args:
         encoder: modules of the user's own, trained in place of the recipe's encoder.
@@ -63,7 +63,7 @@ class UpgradeOptions:
 
 @dataclass(frozen=True)
 class UpgradePlan:
-    """What an upgrade will be made of, with everything refused that can be before training.
+    """The parts of an upgrade, after every refusal that needs no training.
 
     Args:
         number: of the new version.

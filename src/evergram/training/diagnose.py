@@ -1,4 +1,4 @@
-"""What is the matter with a version: its spectrum, its scores, and its estimator's errors."""
+"""Diagnose a version: its spectrum, its scores, and its estimator's errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from evergram.training.recipe import GramianRecipe, Recipe
 
 @dataclass
 class Diagnosis:
-    """What `evergram diagnose` found.
+    """The result of `evergram diagnose`.
 
     Args:
         sides: of each side, see `_side`.
@@ -39,17 +39,17 @@ class Diagnosis:
     tracking: Tracking
 
     def as_json(self) -> dict[str, Any]:
-        found, tracking = self.histograms, self.tracking
+        histograms, tracking = self.histograms, self.tracking
         return {
             "version": self.version,
             "sides": self.sides,
             "scores": {
-                "edges": found.edges.tolist(),
-                "observed": found.observed.tolist(),
-                "random": found.random.tolist(),
-                "observed_mean": found.means[0],
-                "random_mean": found.means[1],
-                "separation": found.separation,
+                "edges": histograms.edges.tolist(),
+                "observed": histograms.observed.tolist(),
+                "random": histograms.random.tolist(),
+                "observed_mean": histograms.means[0],
+                "random_mean": histograms.means[1],
+                "separation": histograms.separation,
             },
             "steps": tracking.steps,
             "gramian_errors": tracking.gramian_errors,
@@ -60,7 +60,8 @@ class Diagnosis:
 
 
 def rivals(batch_sizes: list[int]) -> dict[str, GramianRecipe]:
-    """Every estimator, by what a table calls it, learning from so many entities a step."""
+    """Return the settings of every estimator by its name in tables, each learning from so many
+    entities a step."""
     settings: dict[str, dict[str, Any]] = {
         "sampled, uniform": {"kind": "sampled", "sampler": "uniform"},
         "sampled, sqrt": {"kind": "sampled", "sampler": "sqrt"},
@@ -94,7 +95,8 @@ def diagnose(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Look at the newest version as published, and at the first steps of its training, done again.
+    """Measure the newest version as published, and its estimators along the first steps of its
+    training, run again.
 
     Args:
         recipe: the one it was trained by.
@@ -147,7 +149,7 @@ def diagnose(
 
 
 def _side(vectors: Tensor, share: Tensor) -> dict[str, float]:
-    """Of embeddings [N, D] under a measure [N]: how many dims are in use, and how long they are."""
+    """Return the spectrum and the norms of embeddings [N, D] under a measure [N]."""
     wide = vectors.double()
     values = torch.linalg.eigvalsh((wide * share[:, None]).T @ wide).clamp(min=0)
     parts = values / values.sum().clamp(min=1e-300)

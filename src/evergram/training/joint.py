@@ -18,13 +18,16 @@ from evergram.training.step import Joint
 
 @dataclass(frozen=True)
 class JointAlignmentSettings:
-    """Args:
-    strength: λ on mean ‖δ‖².
-    rate: of the transform's optimiser.
-    objects: "batch": the loss is over a batch's own objects; "uniform": over objects drawn
-        uniformly among all that take part, whatever the batch. A graph encoder has them at hand.
-    rows: at most how many of each side are looked at in a step.
-    seed: of the draws.
+    """How the alignment is trained together with a model.
+
+    Args:
+        strength: λ on mean ‖δ‖².
+        rate: of the transform's optimiser.
+        objects: "batch": the loss is over a batch's own objects; "uniform": over objects drawn
+            uniformly among all that take part, whatever the batch. A graph encoder has them at
+            hand.
+        rows: at most how many of each side enter the loss in a step.
+        seed: of the draws.
     """
 
     strength: float

@@ -154,7 +154,8 @@ class Step:
             yield embeddings
 
     def population(self, embeddings: Embeddings, side: str, r: int = 0) -> Population:
-        """Every entity's embedding with its share of measure r."""
+        """Return a function that gives every entity's embedding, its share of measure r, and its
+        factors, in blocks."""
 
         def blocks() -> Iterable[tuple[Tensor, Tensor, Tensor]]:
             start = 0
@@ -203,7 +204,8 @@ class Step:
         rows: Mapping[str, tuple[Tensor, Tensor, Tensor]],
         before: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Fold into every estimator, by side: ids [B], weights [B, R], embeddings [B, D]."""
+        """Fold rows into the estimators of each side: ids [B], weights [B, R], embeddings [B,
+        D]."""
         past = self._seen_before if before is None else before
         for side, (ids, weights, embeddings) in rows.items():
             factors = self.factors[side]

@@ -1,4 +1,4 @@
-"""The runs of a comparison: each a method, with its λ and its seeds."""
+"""List the runs of a comparison: methods, λ and seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no alignment is published of: vectors that say nothing, and maps no better than chance."""
+"""Refuse an alignment of vectors without content, or one no better than chance."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refuse_degenerate(old: Path, new: Path, moments: SecondMoments, zeros: tuple
     """
     both = moments.second(), moments.second(centred=True)
     for path, place, zero in ((old, 2, zeros[0]), (new, 0, zeros[1])):
-        square, spread = (found[place] for found in both)
+        square, spread = (moment[place] for moment in both)
         power = float(square.trace())
         problem = None
         if 2 * zero > moments.count:
@@ -64,24 +64,24 @@ def refuse_error(
         raise DataError(f"max_error is {limit}; it is a number such as 0.5, or inf for no limit.")
     if limit is not None and math.isinf(limit):
         return
-    said = "The new version was not published: "
+    start = "The new version was not published: "
     other = "another limit is set by --max-error, and none by --max-error inf"
     if held < LEAST_OBJECTS or math.isnan(error):
         raise DegradationError(
-            f"{said}its error would be measured on {held} objects, and {LEAST_OBJECTS} are needed "
+            f"{start}its error would be measured on {held} objects, and {LEAST_OBJECTS} are needed "
             f"to hold it to a limit; raise --held-out or give more objects in common ({other})."
         )
     if limit is not None:
         if error > limit:
             raise DegradationError(
-                f"{said}on {held} held-out objects the relative error is {error:.4g}, past the "
+                f"{start}on {held} held-out objects the relative error is {error:.4g}, past the "
                 f"limit of {limit:g}; {other}."
             )
         return
     if not (chance.ratio <= MOST_OF_CHANCE and chance.deviations >= LEAST_DEVIATIONS):
         raise DegradationError(
-            f"{said}{names[1]} says next to nothing of {names[0]}: on {held} held-out objects the "
-            f"relative error is {error:.4g}, {chance.ratio:.0%} of what it is with the objects "
+            f"{start}{names[1]} says next to nothing of {names[0]}: on {held} held-out objects "
+            f"the relative error is {error:.4g}, {chance.ratio:.0%} of what it is with the objects "
             f"mixed up and {chance.deviations:.1f} standard deviations below that; at most "
             f"{MOST_OF_CHANCE:.0%} and at least {LEAST_DEVIATIONS:g} deviations are needed. See "
             f"whether the same id is the same object in both files ({other})."
