@@ -17,7 +17,8 @@ from torch import Tensor
 
 from evergram.cli import main
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import AlignSettings, align
+from evergram.releasing.files.align import align
+from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.past_file import SIDE
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_vectors

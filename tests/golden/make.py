@@ -57,7 +57,8 @@ def trained(path: Path, versions: int) -> Any:
 def files(path: Path, formats: list[str], rows: int = 300) -> Any:
     """A file of vectors, and its upgrades. From format 2 on."""
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.files.align import AlignSettings, align
+    from evergram.releasing.files.align import align
+    from evergram.releasing.files.align_settings import AlignSettings
     from evergram.vector_files.open_embeddings import open_embeddings
 
     draw = np.random.default_rng(0)

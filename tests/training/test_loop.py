@@ -14,8 +14,9 @@ from evergram.errors import RecipeError, TrainingError
 from evergram.training.build import pick_device, prepare
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.fit import RunContext, Trained, fit_encoder, time_to_reach
+from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.loop import run_epoch
+from evergram.training.monitors.early_stopping import time_to_reach
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 

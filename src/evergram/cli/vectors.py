@@ -79,8 +79,8 @@ def align(
     The two files (Parquet, Arrow, .npy or safetensors) have ids in common. No model is needed.
     """
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.files.align import AlignSettings
     from evergram.releasing.files.align import align as align_files
+    from evergram.releasing.files.align_settings import AlignSettings
     from evergram.vector_files.open_embeddings import open_embeddings
 
     is_version = old.isdecimal() and not Path(old).exists()

@@ -20,7 +20,7 @@ from evergram.training.checkpoint import held_out
 
 
 @dataclass(frozen=True)
-class Reading:
+class PastReading:
     """A new version read as a past one.
 
     Args:
@@ -35,7 +35,7 @@ class Reading:
 
 
 def reading_report(
-    reading: Reading,
+    reading: PastReading,
     new: Mapping[str, Tensor],
     split: Split,
     held_share: float,

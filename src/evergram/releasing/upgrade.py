@@ -20,16 +20,14 @@ from evergram.evaluation.relevance import test_relevance
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.training_report import board_callbacks, version_report
-from evergram.releasing.upgrade_steps import (
+from evergram.releasing.upgrade_plan import (
     UpgradeOptions,
-    fit_upgrade,
-    measure_upgrade,
     own_encoder,
-    package_upgrade,
     plan_upgrade,
     trained_encoder,
     with_modules,
 )
+from evergram.releasing.upgrade_steps import fit_upgrade, measure_upgrade, package_upgrade
 from evergram.training.build import pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import (

@@ -15,11 +15,15 @@ from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
-from evergram.evaluation.relevance import relevance_of, test_relevance
+from evergram.evaluation.relevance import test_relevance
 from evergram.training.build import prepare
 from evergram.training.callbacks import Budget, Callback, FiniteLoss
 from evergram.training.loop import Trainer
-from evergram.training.monitors.early_stopping import EarlyStopping
+from evergram.training.monitors.early_stopping import (
+    EarlyStopping,
+    SelectionMetric,
+    time_to_reach,
+)
 from evergram.training.monitors.map_watch import MapWatch
 from evergram.training.progress import Progress, ProgressReport
 from evergram.training.recipe import Recipe
@@ -138,29 +142,15 @@ def fit_encoder(
     """
     companions = Companions() if companions is None else companions
     settings = recipe.training
-    # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
-    select_after = 0 if companions.joint is None else recipe.upgrade.select_after
-    stopping = EarlyStopping(
-        settings.metric,
-        settings.patience,
-        select_after,
-        evaluate=SelectionMetric(settings.metric, split),
-        every=settings.evaluate_every,
-    )
-    watch = None
-    if settings.watch_minutes is not None:
-        watch = MapWatch(
-            split,
-            minutes=settings.watch_minutes,
-            size=settings.watch_candidates,
-            seed=recipe.seed,
-        )
-    run = _trainer(recipe, split.training, version, context, companions)
+    job = _Job(recipe, split.training, version, context, companions)
+    stopping = _stopping(recipe, split, joint=companions.joint is not None)
+    watch = _watch(recipe, split)
+    run = job.trainer()
     run.callbacks += [
         FiniteLoss(settings.table_rate),
         *([] if settings.budget is None else [Budget(settings.budget)]),
         stopping,
-        _resumption(recipe, split.training, version, context, companions, stopping),
+        job.resumption(stopping),
         ProgressReport(
             context.progress, context.title, settings.epochs * len(run.sampler), settings.metric
         ),
@@ -176,13 +166,11 @@ def fit_encoder(
         # Free what the search trained: it is as large as what follows.
         stopping.kept = {}
         del run
-        run = _refitted(recipe, refit, version, context, steps)
+        again = replace(context, title=f"{context.title} refit")
+        run = _Job(recipe, refit.split.training, version, again, refit.companions).refitted(steps)
         encoder = run.finish()
         last = {"steps": steps, "interactions": len(refit.split.training), "seconds": run.seconds}
         seconds += run.seconds
-    warnings = _warnings(settings, stopping, ended, context.title)
-    for sentence in warnings:
-        log.warning(sentence)
     return replace(
         judge(encoder, split if refit is None else refit.split, recipe.metrics),
         history=stopping.history,
@@ -196,93 +184,97 @@ def fit_encoder(
         penalty=run.step.objective.penalty,
         l2=run.step.objective.l2,
         batch_size=run.sampler.batch_size,
-        warnings=warnings,
+        warnings=_warnings(settings, stopping, ended, context.title),
     )
 
 
-class SelectionMetric:
-    """A ranking metric of a run on the pairs that select its epoch."""
+@dataclass(frozen=True)
+class _Job:
+    """One training: on which corpus, as which version, and where."""
 
-    def __init__(self, metric: str, split: Split) -> None:
-        self.metric = metric
-        self.relevance = relevance_of(split.training, split.selection)
+    recipe: Recipe
+    corpus: Corpus
+    version: int
+    context: RunContext
+    companions: Companions
 
-    def __call__(self, run: Trainer) -> float:
-        now = run.encoder.embed_all(run.step.scene)
-        values = rank_metrics(now["query"], now["candidate"], self.relevance, [self.metric])
-        return values[self.metric]
+    def trainer(self) -> Trainer:
+        """Return its trainer, with no callbacks yet."""
+        joint, device = self.companions.joint, self.context.device
+        if joint is not None:
+            joint.to(device)
+        step, sampler, draws = prepare(
+            self.recipe,
+            self.corpus,
+            self.version,
+            device,
+            joint=joint,
+            past=self.companions.past,
+            folder=self.context.folder,
+            own=self.companions.own,
+        )
+        if self.companions.start is not None:
+            step.encoder.start_from(self.companions.start)
+        seed = self.recipe.seed + 1_000_003 * self.version
+        return Trainer(step, sampler, draws, seed=seed)
+
+    def resumption(self, stopping: EarlyStopping | None, purpose: str = "") -> Resumption:
+        """Return the callback that saves and restores it.
+
+        Args:
+            purpose: tells apart runs of the same recipe, data and version.
+        """
+        folder, beside, key = self.context.folder, self.companions, ""
+        if folder is not None:
+            parts = beside.joint, beside.start, beside.own
+            key = run_key(self.recipe, self.version, self.corpus, *parts)
+        return Resumption(ResumeFile(folder, self.context.title, key + purpose), stopping)
+
+    def refitted(self, steps: int) -> Trainer:
+        """Train for so many steps, without selection. Returns: the trainer, done."""
+        run = self.trainer()
+        run.callbacks = [
+            FiniteLoss(self.recipe.training.table_rate),
+            self.resumption(None, f"refit, {steps} steps"),
+            ProgressReport(self.context.progress, self.context.title, steps),
+        ]
+        run.fit(steps=steps)
+        return run
 
 
-def _trainer(
-    recipe: Recipe, corpus: Corpus, version: int, context: RunContext, companions: Companions
-) -> Trainer:
-    """Return the trainer of a run, with no callbacks yet."""
-    joint = companions.joint
-    if joint is not None:
-        joint.to(context.device)
-    step, sampler, draws = prepare(
-        recipe,
-        corpus,
-        version,
-        context.device,
-        joint=joint,
-        past=companions.past,
-        folder=context.folder,
-        own=companions.own,
+def _stopping(recipe: Recipe, split: Split, *, joint: bool) -> EarlyStopping:
+    settings = recipe.training
+    return EarlyStopping(
+        settings.metric,
+        settings.patience,
+        # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
+        recipe.upgrade.select_after if joint else 0,
+        evaluate=SelectionMetric(settings.metric, split),
+        every=settings.evaluate_every,
     )
-    if companions.start is not None:
-        step.encoder.start_from(companions.start)
-    return Trainer(step, sampler, draws, seed=recipe.seed + 1_000_003 * version)
 
 
-def _resumption(
-    recipe: Recipe,
-    corpus: Corpus,
-    version: int,
-    context: RunContext,
-    companions: Companions,
-    stopping: EarlyStopping | None,
-    purpose: str = "",
-) -> Resumption:
-    """Return the callback that saves and restores a run.
-
-    Args:
-        purpose: tells apart runs of the same recipe, data and version.
-    """
-    key = ""
-    if context.folder is not None:
-        key = run_key(recipe, version, corpus, companions.joint, companions.start, companions.own)
-    return Resumption(ResumeFile(context.folder, context.title, key + purpose), stopping)
-
-
-def _refitted(
-    recipe: Recipe, refit: Refit, version: int, context: RunContext, steps: int
-) -> Trainer:
-    """Train from the start for so many steps, without selection. Returns: the trainer, done."""
-    context = replace(context, title=f"{context.title} refit")
-    corpus, companions = refit.split.training, refit.companions
-    run = _trainer(recipe, corpus, version, context, companions)
-    purpose = f"refit, {steps} steps"
-    run.callbacks = [
-        FiniteLoss(recipe.training.table_rate),
-        _resumption(recipe, corpus, version, context, companions, None, purpose),
-        ProgressReport(context.progress, context.title, steps),
-    ]
-    run.fit(steps=steps)
-    return run
+def _watch(recipe: Recipe, split: Split) -> MapWatch | None:
+    minutes, size = recipe.training.watch_minutes, recipe.training.watch_candidates
+    if minutes is None:
+        return None
+    return MapWatch(split, minutes=minutes, size=size, seed=recipe.seed)
 
 
 def _warnings(
     settings: TrainingRecipe, stopping: EarlyStopping, ended: str, title: str
 ) -> list[str]:
+    """Return sentences for a person to read, and log them."""
     if not stopping.best_is_last:
         return []
     more = "budget" if ended == "budget" else "epochs"
-    return [
+    sentence = (
         f"{title}: the best of {len(stopping.history)} evaluations is the last (epoch "
         f"{stopping.best_epoch}, {settings.metric} {stopping.best:.4f}), so more training may be "
         f"better; raise training.{more} ({getattr(settings, more):g})."
-    ]
+    )
+    log.warning(sentence)
+    return [sentence]
 
 
 def judge(encoder: Encoder, split: Split, metrics: Sequence[str]) -> Trained:
@@ -296,13 +288,3 @@ def judge(encoder: Encoder, split: Split, metrics: Sequence[str]) -> Trained:
         "popularity": popularity_metrics(corpus.counts("candidate"), test, metrics),
     }
     return Trained(encoder, query, candidate, measured)
-
-
-def time_to_reach(
-    history: Sequence[Mapping[str, float]], metric: str, value: float | None
-) -> float | None:
-    """Return the seconds of training at the first evaluation with at least `value`; None if there
-    is none."""
-    if value is None:
-        return None
-    return next((h["seconds"] for h in history if h[metric] >= value), None)

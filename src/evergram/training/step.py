@@ -103,14 +103,7 @@ class Step:
             embeddings.rows("query", batch.query),
             embeddings.rows("candidate", batch.candidate),
         )
-        encoded = Encoded(
-            query,
-            candidate,
-            None if batch.negative is None else embeddings.rows("candidate", batch.negative),
-            self.factors["query"][batch.query, : self.prior] if self.prior else None,
-            self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
-            self._everyone(embeddings) if wanted else None,
-        )
+        encoded = self._encoded(embeddings, batch, (query, candidate))
         moments = {s: [e.moment() for e in self.estimators[s]] if wanted else [] for s in SIDES}
         if wanted and self.precondition:
             self._turn(encoded, moments)
@@ -166,6 +159,20 @@ class Step:
                 start += len(block)
 
         return blocks
+
+    def _encoded(
+        self, embeddings: Embeddings, batch: Batch, rows: tuple[Tensor, Tensor]
+    ) -> Encoded:
+        """Return what the objective takes: a batch's rows, negatives, factors and all entities."""
+        query, candidate = rows
+        return Encoded(
+            query,
+            candidate,
+            None if batch.negative is None else embeddings.rows("candidate", batch.negative),
+            self.factors["query"][batch.query, : self.prior] if self.prior else None,
+            self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
+            self._everyone(embeddings) if self.objective.wants_moments else None,
+        )
 
     def _everyone(self, embeddings: Embeddings) -> dict[str, Spread] | None:
         """Return all entities if the Gramians are exact and a pass has embedded them all; else

@@ -17,7 +17,8 @@ from evergram.data.corpus import Side, Vocabulary
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import id_hash
-from evergram.releasing.files.align import AlignSettings, align
+from evergram.releasing.files.align import align
+from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.pair_split import canary_rows, id_hashes, pair_groups, sampled_rows
 from evergram.releasing.files.past_file import SIDE
 from evergram.training.checkpoint import held_out

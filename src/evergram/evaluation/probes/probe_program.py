@@ -28,7 +28,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evergram.errors import DataError, EvergramError
-from evergram.evaluation.probes.probe_models import load_probe_model, measure
+from evergram.evaluation.probes.probe_metrics import measure
+from evergram.evaluation.probes.probe_models import load_probe_model
 
 # What may be written to a file, which is what it says on stderr.
 MOST_WRITTEN = 1 << 20

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.certificate import StepError, certify
-from evergram.compatibility.closed_form_fit import KINDS, ClosedForm, fit_closed_form, pairs_needed
+from evergram.compatibility.closed_form_fit import ClosedForm, fit_closed_form, pairs_needed
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.errors import DataError
 from evergram.evaluation.chance import Chance, beside_chance
 from evergram.evaluation.map_quality import chance_reading, mapping_readings
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.alignment_gate import refuse_degenerate, refuse_error
 from evergram.releasing.files.moments_pass import PairReading, read_pairs
 from evergram.releasing.files.pair_split import (
@@ -38,54 +38,7 @@ from evergram.vector_files.pairing import Pairing
 
 QUIET = Progress(quiet=True)
 log = logging.getLogger(__name__)
-# Of low_rank, where nothing is said.
-RANK = 32
-
-
-@dataclass(frozen=True)
-class AlignSettings:
-    """How to align two files.
-
-    Args:
-        transform: linear, affine, orthogonal or low_rank.
-        rank: of low_rank, and of it alone; 32 where it is absent.
-        scaled: whether an orthogonal map, and it alone, may stretch.
-        held_out: share of the common objects, by a hash of their ids, that is measured on and never
-            fitted to.
-        seed: draws the catalogue in which neighbours are looked up.
-        allow_small_overlap: go on with fewer objects in common than the transform needs, or than
-            its error can be measured on.
-    """
-
-    transform: str = "linear"
-    rank: int | None = None
-    scaled: bool = False
-    held_out: float = 0.1
-    seed: int = 0
-    allow_small_overlap: bool = False
-
-    def __post_init__(self) -> None:
-        if self.transform not in KINDS:
-            raise DataError(
-                f"The transform {self.transform!r} cannot be fitted to files; "
-                f"{', '.join(KINDS)} can."
-            )
-        if not 0 < self.held_out < 1:
-            raise DataError(f"held_out is {self.held_out}; it is a share between 0 and 1.")
-        if self.rank is not None and self.rank < 1:
-            raise DataError(f"rank is {self.rank}; it is at least 1.")
-        if self.rank is not None and self.transform != "low_rank":
-            raise DataError(
-                f"rank is of the transform low_rank, not of {self.transform}; leave it out."
-            )
-        if self.scaled and self.transform != "orthogonal":
-            raise DataError(
-                f"scaled is of the transform orthogonal, not of {self.transform}; leave it out."
-            )
-
-    def rank_of(self, old_dim: int, new_dim: int) -> int:
-        """Return the rank of a low-rank map between these dims."""
-        return min(self.rank or RANK, old_dim, new_dim)
+DEFAULT = AlignSettings()
 
 
 @dataclass(frozen=True)
@@ -166,7 +119,7 @@ def align(
     old: EmbeddingFile | int,
     new: EmbeddingFile,
     lineage: Lineage,
-    settings: AlignSettings = AlignSettings(),
+    settings: AlignSettings = DEFAULT,
     *,
     max_error: float | None = None,
     promote: bool = True,
@@ -207,26 +160,8 @@ def align(
     if not lineage.versions:
         recipe = {"align": {**recorded, "has_ids": before.has_ids}}
         lineage.publish(first_version(before, (ids, canaries.old), recipe))
-    number = lineage.following
-    chain = lineage.chain.extended(alignment.fitted.transform)
-    errors = {**lineage.errors, number: alignment.error}
-    certificates = {j: certify(chain, errors, number, j) for j in lineage.readable}
-    report = alignment.report()
-    report["certificate"] = {str(j): asdict(c) for j, c in certificates.items() if c is not None}
-    artefact = Artefact(
-        dim=new.dim,
-        embeddings={SIDE: lambda: new.blocks()},
-        transform=alignment.fitted.transform,
-        metrics={
-            "version": number,
-            "dim": new.dim,
-            "metrics": {"model": {}},
-            "overlap": alignment.overlap(),
-            "alignment": report,
-        },
-        recipe={"align": {**recorded, "has_ids": new.has_ids}},
-        canaries={SIDE: (ids, canaries.new)},
-        error=alignment.error,
+    artefact = _next_version(
+        alignment, lineage, {"align": {**recorded, "has_ids": new.has_ids}}, (ids, canaries.new)
     )
     published = publish(lineage, artefact, strict_probes=strict_probes, promote=promote, warn=warn)
     return dict(published.metrics)
@@ -241,6 +176,33 @@ def first_version(file: EmbeddingFile, canaries: Block, recipe: Mapping[str, Any
         metrics={"version": 0, "dim": file.dim, "metrics": {"model": {}}},
         recipe=recipe,
         canaries={SIDE: canaries},
+    )
+
+
+def _next_version(
+    alignment: FileAlignment, lineage: Lineage, recipe: Mapping[str, Any], canaries: Block
+) -> Artefact:
+    """Return the artefact of an aligned file, with its certificates."""
+    number, new = lineage.following, alignment.new
+    chain = lineage.chain.extended(alignment.fitted.transform)
+    errors = {**lineage.errors, number: alignment.error}
+    certificates = {j: certify(chain, errors, number, j) for j in lineage.readable}
+    report = alignment.report()
+    report["certificate"] = {str(j): asdict(c) for j, c in certificates.items() if c is not None}
+    return Artefact(
+        dim=new.dim,
+        embeddings={SIDE: lambda: new.blocks()},
+        transform=alignment.fitted.transform,
+        metrics={
+            "version": number,
+            "dim": new.dim,
+            "metrics": {"model": {}},
+            "overlap": alignment.overlap(),
+            "alignment": report,
+        },
+        recipe=recipe,
+        canaries={SIDE: canaries},
+        error=alignment.error,
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from evergram.data.split import Split
+from evergram.evaluation.ranking import rank_metrics
+from evergram.evaluation.relevance import relevance_of
 from evergram.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -79,3 +82,26 @@ class EarlyStopping(Callback):
     def best_is_last(self) -> bool:
         """Whether the last evaluation was the best, so that more epochs may be better still."""
         return bool(self.history) and self.best_epoch == self.history[-1]["epoch"]
+
+
+class SelectionMetric:
+    """A ranking metric of a run on the pairs that select its epoch."""
+
+    def __init__(self, metric: str, split: Split) -> None:
+        self.metric = metric
+        self.relevance = relevance_of(split.training, split.selection)
+
+    def __call__(self, run: Trainer) -> float:
+        now = run.encoder.embed_all(run.step.scene)
+        values = rank_metrics(now["query"], now["candidate"], self.relevance, [self.metric])
+        return values[self.metric]
+
+
+def time_to_reach(
+    history: Sequence[Mapping[str, float]], metric: str, value: float | None
+) -> float | None:
+    """Return the seconds of training at the first evaluation with at least `value`; None if there
+    is none."""
+    if value is None:
+        return None
+    return next((h["seconds"] for h in history if h[metric] >= value), None)
