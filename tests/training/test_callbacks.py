@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,3 +110,13 @@ def test_callbacks_that_draw_or_not_leave_the_run_as_it_is(small: Recipe) -> Non
     watched.fit(epochs=2)
     for name, value in plain.parameters().items():
         assert torch.equal(value, watched.parameters()[name])
+
+
+def test_the_python_of_the_training_page_runs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "training.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(block, page.name, "exec"), names)
+    training = names["artefact"].metrics["training"]
+    assert training["ended"] == "enough"
+    assert training["epochs"] == len(names["watching"].values) == 5
