@@ -15,9 +15,9 @@ from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.encoders.features import SIDES
-from evergram.training.joint import Alignment, AlignmentSettings
+from evergram.training.joint import JointAlignment, JointAlignmentSettings
+from evergram.training.loop import no_denormals
 from evergram.training.recipe import Recipe
-from evergram.training.run import no_denormals
 
 HISTORIES = (2, 32)
 DIMS = (64, 256)
@@ -100,12 +100,12 @@ def step_ratios(rounds: int = 25, *, tiny: bool = False) -> dict[str, float]:
     draw = torch.Generator().manual_seed(0)
     sizes = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
     for encoder, settings in ENCODERS.items():
-        joint = Alignment(
+        joint = JointAlignment(
             LinearTransform(dim, dim, draw),
             AlignmentLoss(Chain([LinearTransform(dim, dim, draw)], dim)),
             {s: torch.randn(sizes[s], dim, generator=draw) for s in SIDES},
             {s: torch.ones(sizes[s]) for s in SIDES},
-            AlignmentSettings(strength=1.0),
+            JointAlignmentSettings(strength=1.0),
         )
         turns = {
             ("alone", ""): Turns(recipe, corpus, settings),

@@ -27,9 +27,8 @@ import torch
 from benchmarks import gowalla
 from benchmarks.tiny import recipes
 from evergram.data.split import Pairs, Split
-from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import Refit, final_split, train_encoder
-from evergram.training.progress import Progress
+from evergram.training.corpora import final_split, load_corpus, split_for
+from evergram.training.fit import Refit, RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 
 CHOSEN_ON = ("movielens-25m-head", "gowalla", "amazon-beauty")
@@ -215,7 +214,7 @@ class Runs:
 
 
 def _train(recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
-    found = train_encoder(recipe, split, 0, torch.device("cpu"), Progress(quiet=True), refit=refit)
+    found = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu")), refit=refit)
     tested = {
         METRIC: found.metrics["model"][METRIC],
         "popularity": found.metrics["popularity"][METRIC],

@@ -12,9 +12,9 @@ from benchmarks.measure import base, base_split
 from evergram.encoders.features import SIDES
 from evergram.training.build import prepare
 from evergram.training.callbacks import Point
+from evergram.training.loop import no_denormals, run_epoch
 from evergram.training.monitors.gramian_tracking import Tracking
 from evergram.training.recipe import GramianRecipe, Recipe
-from evergram.training.run import no_denormals, run_epoch
 
 ENCODERS = ("factorization", "two_tower")
 BATCHES = (128, 1024)

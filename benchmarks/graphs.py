@@ -15,10 +15,9 @@ from benchmarks.towers import Clock
 from evergram.data.corpus import Corpus
 from evergram.training.build import prepare
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import train_encoder
-from evergram.training.progress import Progress
+from evergram.training.fit import RunContext, fit_encoder
+from evergram.training.loop import no_denormals, run_epoch
 from evergram.training.recipe import Recipe
-from evergram.training.run import no_denormals, run_epoch
 
 CPU = torch.device("cpu")
 RECIPE = gowalla.ROOT / "recipes" / "movielens-graphsage.toml"
@@ -125,7 +124,7 @@ def quality_table(path: Path, settings: Sequence[str], graph: Sequence[str]) -> 
     for (model, way), overrides in runs.items():
         clock = Clock()
         recipe = Recipe.of(base.model_dump(), overrides)
-        trained = train_encoder(recipe, split, 0, CPU, Progress(quiet=True), callbacks=[clock])
+        trained = fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[clock]))
         found, seconds = trained.metrics["model"], clock.found[trained.best_epoch]
         lines.append(f"| {model} | {way} | {_recalls(found)} | {seconds:.0f} |")
     lines.append(f"| popularity | | {_recalls(trained.metrics['popularity'])} | – |")

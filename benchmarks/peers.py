@@ -23,8 +23,8 @@ from benchmarks import gowalla
 from benchmarks.peer_models import Result, implicit_als, implicit_bpr, irspack_ials, irspack_rp3beta
 from evergram.data.split import Pairs, Split
 from evergram.evaluation.ranking import Relevance, rank_metrics
-from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import final_split, relevance_of
+from evergram.evaluation.relevance import relevance_of
+from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.recipe import Recipe
 
 METRICS = ("recall@20", "ndcg@20")

@@ -9,9 +9,8 @@ import torch
 
 from benchmarks import gowalla, peers
 from benchmarks.tiny import recipes
-from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import Refit, final_split, train_encoder
-from evergram.training.progress import Progress
+from evergram.training.corpora import final_split, load_corpus, split_for
+from evergram.training.fit import Refit, RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 
 METRICS = ("recall@20", "ndcg@20")
@@ -100,9 +99,7 @@ def _rows(base: Recipe) -> Iterator[Row]:
     popular: Mapping[str, float] | None = None
     for method, overrides in METHODS.items():
         recipe = Recipe.of(base.model_dump(), overrides)
-        found = train_encoder(
-            recipe, split, 0, torch.device("cpu"), Progress(quiet=True), refit=refit
-        )
+        found = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu")), refit=refit)
         curve = [(h["seconds"], h[recipe.training.metric]) for h in found.history]
         best = max(curve, key=lambda point: point[1])
         popular = found.metrics["popularity"]

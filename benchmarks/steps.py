@@ -13,8 +13,8 @@ import torch
 from benchmarks.measure import base, base_split
 from evergram.data.corpus import Corpus
 from evergram.training.build import prepare
+from evergram.training.loop import no_denormals, run_epoch
 from evergram.training.recipe import Recipe, TrainingRecipe
-from evergram.training.run import no_denormals, run_epoch
 from evergram.training.step import Joint
 
 ENCODERS = {

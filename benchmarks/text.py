@@ -32,7 +32,8 @@ from benchmarks.gowalla import DATA
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import id_hash
-from evergram.releasing.files.align import Settings, align
+from evergram.releasing.files.align import align
+from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.transform_file import transform_file
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_vectors
@@ -43,11 +44,11 @@ HELD_OUT = 0.3
 LEAST_ARTICLES = 100
 OLD_DIM = 300
 MAPS = {
-    "linear": Settings("linear", held_out=HELD_OUT),
-    "affine": Settings("affine", held_out=HELD_OUT),
-    "orthogonal": Settings("orthogonal", held_out=HELD_OUT),
-    "orthogonal, scaled": Settings("orthogonal", scaled=True, held_out=HELD_OUT),
-    "low-rank, 64": Settings("low_rank", rank=64, held_out=HELD_OUT),
+    "linear": AlignSettings("linear", held_out=HELD_OUT),
+    "affine": AlignSettings("affine", held_out=HELD_OUT),
+    "orthogonal": AlignSettings("orthogonal", held_out=HELD_OUT),
+    "orthogonal, scaled": AlignSettings("orthogonal", scaled=True, held_out=HELD_OUT),
+    "low-rank, 64": AlignSettings("low_rank", rank=64, held_out=HELD_OUT),
 }
 SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 
@@ -91,7 +92,7 @@ def compare_maps(
     texts: list[str],
     labels: dict[str, np.ndarray],
     dims: tuple[int, int | None] = (OLD_DIM, None),
-    maps: dict[str, Settings] = MAPS,
+    maps: dict[str, AlignSettings] = MAPS,
 ) -> Found:
     """Each map, and each consumer on what it gives; `dims` cuts both spaces to so many."""
     old_dim = dims[0]

@@ -22,10 +22,10 @@ from evergram.encoders.features import SIDES, Inputs
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.encoders.two_tower import TwoTower
 from evergram.evaluation.ranking import rank_metrics
+from evergram.evaluation.relevance import test_relevance
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import test_relevance, train_encoder
-from evergram.training.progress import Progress
+from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 
 CPU = torch.device("cpu")
@@ -75,9 +75,7 @@ def rows(
             clock = Clock()
             kind = _Plain if PLAIN in variants[name] else TwoTower
             with patch.object(factory, "TwoTower", kind):
-                trained = train_encoder(
-                    chosen, split, 0, CPU, Progress(quiet=True), callbacks=[clock]
-                )
+                trained = fit_encoder(chosen, split, 0, RunContext(CPU, callbacks=[clock]))
             metric = chosen.training.metric
             row: dict[str, Any] = {
                 "variant": name,

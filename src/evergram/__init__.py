@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evergram.data.corpus import Corpus
+    from evergram.encoders.encoder_modules import EncoderModules
     from evergram.errors import EvergramError
     from evergram.lineage.artefact import Artefact
     from evergram.lineage.lineage import Lineage
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
     from evergram.releasing.upgrade import evaluate, train, upgrade
     from evergram.retrieval.reader import Reader
     from evergram.serving.client import Client
-    from evergram.training.corpora import load_corpus
+    from evergram.training.corpora import load_corpus, split_for
     from evergram.training.recipe import Recipe
 
 __all__ = [
     "Artefact",
     "Client",
     "Corpus",
+    "EncoderModules",
     "EvergramError",
     "Lineage",
     "Reader",
@@ -32,6 +34,7 @@ __all__ = [
     "evaluate",
     "load_corpus",
     "publish",
+    "split_for",
     "train",
     "upgrade",
 ]
@@ -41,6 +44,7 @@ _HOME = {
     "Artefact": "evergram.lineage.artefact",
     "Client": "evergram.serving.client",
     "Corpus": "evergram.data.corpus",
+    "EncoderModules": "evergram.encoders.encoder_modules",
     "EvergramError": "evergram.errors",
     "Lineage": "evergram.lineage.lineage",
     "Reader": "evergram.retrieval.reader",
@@ -50,6 +54,7 @@ _HOME = {
     "evaluate": "evergram.releasing.upgrade",
     "load_corpus": "evergram.training.corpora",
     "publish": "evergram.releasing.publish",
+    "split_for": "evergram.training.corpora",
     "train": "evergram.releasing.upgrade",
     "upgrade": "evergram.releasing.upgrade",
 }

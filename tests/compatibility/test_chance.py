@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evergram.compatibility.chance import beside_chance
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.evaluation.map_quality import Pairs, chance_reading
+from evergram.evaluation.map_quality import VectorPairs, chance_reading
 
 ROWS = 30
 
@@ -64,7 +64,7 @@ def test_of_one_object_nothing_is_known() -> None:
 def test_its_line_of_the_table() -> None:
     old, new, weight = randn(0, ROWS, 4) + 2, randn(1, ROWS, 4) + 2, torch.eye(4)
     chance = beside_chance(moments(old, new), weight)
-    found = chance_reading((weight, None), chance, Pairs(old.float(), new.float()), 40)
+    found = chance_reading((weight, None), chance, VectorPairs(old.float(), new.float()), 40)
     cosines = torch.nn.functional.cosine_similarity(new[:, None], old[None], dim=2)
     off = (cosines.sum() - cosines.diag().sum()) / (ROWS * (ROWS - 1))
     assert found["cosine"] == pytest.approx(float(off), abs=1e-5)

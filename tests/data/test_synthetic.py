@@ -9,7 +9,7 @@ import torch
 from evergram.data.split import HeldOut, random_split
 from evergram.data.synthetic import generate
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
-from evergram.training.loop import relevance_of
+from evergram.evaluation.relevance import relevance_of
 
 
 def test_the_same_arguments_give_the_same_corpus() -> None:

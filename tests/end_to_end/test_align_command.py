@@ -17,7 +17,8 @@ from torch import Tensor
 
 from evergram.cli import main
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import Settings, align
+from evergram.releasing.files.align import align
+from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.past_file import SIDE
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.writers import write_vectors
@@ -114,7 +115,7 @@ def test_what_is_measured_is_what_the_published_transform_does(tmp_path: Path, k
         for name, vectors in (("old", old), ("new", new))
     ]
     lineage = Lineage.create(tmp_path / "l")
-    settings = Settings(kind, rank=3 if kind == "low_rank" else None, held_out=0.2)
+    settings = AlignSettings(kind, rank=3 if kind == "low_rank" else None, held_out=0.2)
     facts = align(files[0], files[1], lineage, settings)
     report = facts["alignment"]
     assert report["transform"]["kind"] == kind

@@ -12,8 +12,8 @@ from torch import Tensor
 from evergram.errors import DataError
 from evergram.evaluation.auc import roc_auc
 from evergram.evaluation.consumer_classifiers import (
-    Consumers,
-    Inputs,
+    ConsumerClassifiers,
+    ConsumerInputs,
     choose_consumer,
     fit_consumers,
 )
@@ -24,9 +24,9 @@ def planted(size: int = 500) -> tuple[Tensor, Tensor]:
     return embeddings, embeddings[:, 0] + embeddings[:, 1] > 0
 
 
-def parts() -> tuple[tuple[Inputs, Tensor], tuple[Inputs, Tensor]]:
+def parts() -> tuple[tuple[ConsumerInputs, Tensor], tuple[ConsumerInputs, Tensor]]:
     x, y = planted()
-    return (Inputs.of(x[:300]), y[:300]), (Inputs.of(x[300:400]), y[300:400])
+    return (ConsumerInputs.of(x[:300]), y[:300]), (ConsumerInputs.of(x[300:400]), y[300:400])
 
 
 def test_auc_counts_pairs_and_ties_are_half() -> None:
@@ -56,13 +56,13 @@ def test_one_learns_and_leaves_the_random_state_alone() -> None:
     first, reached = fit_consumers(*parts(), seeds=[1])
     second, _ = fit_consumers(*parts(), seeds=[1])
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert torch.equal(first.score(Inputs.of(x)), second.score(Inputs.of(x)))
-    assert first.auc(Inputs.of(x[400:]), y[400:])[0] > 0.95
+    assert torch.equal(first.score(ConsumerInputs.of(x)), second.score(ConsumerInputs.of(x)))
+    assert first.auc(ConsumerInputs.of(x[400:]), y[400:])[0] > 0.95
     assert reached == first.auc(*parts()[1])
 
 
 def test_who_is_trained_beside_it_changes_nothing() -> None:
-    x = Inputs.of(planted()[0])
+    x = ConsumerInputs.of(planted()[0])
     together, reached = fit_consumers(*parts(), seeds=[0, 1, 2], dropout=[0.0, 0.5, 0.25])
     alone, one = fit_consumers(*parts(), seeds=[1], dropout=0.5)
     torch.testing.assert_close(together.score(x)[1:2], alone.score(x), rtol=1e-4, atol=1e-4)
@@ -72,20 +72,20 @@ def test_who_is_trained_beside_it_changes_nothing() -> None:
 
 def test_the_batched_products_are_those_of_an_mlp() -> None:
     x = planted(10)[0]
-    consumers = Consumers(6, 5, [0.0, 0.0], [0, 1])
+    consumers = ConsumerClassifiers(6, 5, [0.0, 0.0], [0, 1])
     consumers.mean, consumers.scale = x.mean(0), x.std(0, correction=0)
     for m in range(2):
         hidden = ((x - x.mean(0)) / x.std(0, correction=0)) @ consumers.first[m]
         hidden = (hidden + consumers.first_bias[m]).relu()
         expected = (hidden @ consumers.second[m] + consumers.second_bias[m]).squeeze(-1)
-        torch.testing.assert_close(consumers.score(Inputs.of(x))[m], expected)
+        torch.testing.assert_close(consumers.score(ConsumerInputs.of(x))[m], expected)
 
 
 def test_inputs_of_two_tables_are_laid_beside_each_other() -> None:
     draw = torch.Generator().manual_seed(0)
     tables = (torch.randn(4, 2, generator=draw), torch.randn(5, 3, generator=draw))
     rows = (torch.tensor([0, 3, 3]), torch.tensor([4, 0, 1]))
-    inputs = Inputs(tables, rows)
+    inputs = ConsumerInputs(tables, rows)
     whole = torch.cat([tables[0][rows[0]], tables[1][rows[1]]], dim=1)
     assert torch.equal(inputs.take(torch.arange(3)), whole)
     assert inputs.take(torch.zeros(2, 3, dtype=torch.int64)).shape == (2, 3, 5)
@@ -99,6 +99,6 @@ def test_inputs_of_two_tables_are_laid_beside_each_other() -> None:
 def test_width_and_dropout_are_chosen_on_validation() -> None:
     x = torch.randn(600, 2, generator=torch.Generator().manual_seed(0))
     y = x[:, 0] * x[:, 1] > 0  # a single hidden unit cannot tell
-    sets = (Inputs.of(x[:400]), y[:400]), (Inputs.of(x[400:]), y[400:])
+    sets = (ConsumerInputs.of(x[:400]), y[:400]), (ConsumerInputs.of(x[400:]), y[400:])
     hidden, dropout = choose_consumer(*sets, hidden=[1, 32], dropout=[0.0, 0.9])
     assert (hidden, dropout) == (32, 0.0)

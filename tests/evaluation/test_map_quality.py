@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.evaluation.map_quality import Pairs, mapping_readings
+from evergram.evaluation.map_quality import VectorPairs, mapping_readings
 
 
 def test_a_perfect_map_keeps_all_and_doing_nothing_what_it_does() -> None:
@@ -16,7 +16,7 @@ def test_a_perfect_map_keeps_all_and_doing_nothing_what_it_does() -> None:
     old = new @ turn.T + 1
     held = SecondMoments(4, 6)
     held.add(old[:50], new[:50])
-    sides = Pairs(old[:50], new[:50]), Pairs(old[50:], new[50:])
+    sides = VectorPairs(old[:50], new[:50]), VectorPairs(old[50:], new[50:])
     found = mapping_readings({"exact": (turn, torch.ones(4))}, held, *sides)
     assert found["exact"]["cosine"] == pytest.approx(1, abs=1e-5)
     assert found["exact"]["relative_error"] < 1e-5
@@ -34,7 +34,7 @@ def test_fewer_new_dims_are_filled_up_with_zeros() -> None:
     new, old = torch.tensor([[3.0]]), torch.tensor([[3.0, 4.0]])
     held = SecondMoments(2, 1)
     held.add(old, new)
-    found = mapping_readings({}, held, Pairs(old, new), Pairs(old, new))["as_is"]
+    found = mapping_readings({}, held, VectorPairs(old, new), VectorPairs(old, new))["as_is"]
     # (3, 0) against (3, 4)
     assert found["cosine"] == pytest.approx(0.6)
     assert found["relative_error"] == pytest.approx(0.8)

@@ -59,7 +59,8 @@ def trained(path: Path, versions: int) -> Any:
 def files(path: Path, formats: list[str], rows: int = 300) -> Any:
     """A file of vectors, and its upgrades. From format 2 on."""
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.files.align import Settings, align
+    from evergram.releasing.files.align import align
+    from evergram.releasing.files.align_settings import AlignSettings
     from evergram.vector_files.open_embeddings import open_embeddings
 
     draw = np.random.default_rng(0)
@@ -74,7 +75,7 @@ def files(path: Path, formats: list[str], rows: int = 300) -> Any:
             np.save(made[-1], (base @ matrix + noise).astype(np.float32))
         for number, kind in enumerate(formats):
             old = number if number else open_embeddings(made[0])
-            align(old, open_embeddings(made[number + 1]), lineage, Settings(kind))
+            align(old, open_embeddings(made[number + 1]), lineage, AlignSettings(kind))
     return lineage
 
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, DegradationError, UnknownVersionError
-from evergram.evaluation.probes.probe_models import load_probe_model, measure
+from evergram.evaluation.probes.probe_metrics import measure
+from evergram.evaluation.probes.probe_models import load_probe_model
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import Consumers

@@ -16,7 +16,7 @@ from evergram.releasing.upgrade import train
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.diagnose import diagnose, rivals
-from evergram.training.loop import train_encoder
+from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.monitors.gramian_tracking import OWN, Tracking
 from evergram.training.progress import Progress
 from evergram.training.recipe import GramianRecipe, Recipe
@@ -34,9 +34,9 @@ def tracking(recipe: Recipe, chosen: dict[str, GramianRecipe], every: int = 1) -
 def test_looking_on_changes_nothing(small: Recipe, kind: str) -> None:
     recipe = Recipe.of(small.model_dump(), [f"model.kind={kind}", "training.epochs=1"])
     split = split_for(recipe, load_corpus(recipe), 0)
-    alone = train_encoder(recipe, split, 0, CPU, QUIET)
+    alone = fit_encoder(recipe, split, 0, RunContext(CPU))
     look = tracking(recipe, rivals([64]), every=3)
-    watched = train_encoder(recipe, split, 0, CPU, QUIET, callbacks=[look])
+    watched = fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[look]))
     assert torch.equal(alone.query, watched.query)
     assert look.steps
     assert set(look.gramian_errors) == {*rivals([64]), OWN}
@@ -61,7 +61,7 @@ def test_an_exact_estimator_has_no_error_and_a_frozen_one_has(small: Recipe) -> 
     recipe = Recipe.of(small.model_dump(), ["training.epochs=6"])
     look = tracking(recipe, chosen, every=10)
     split = split_for(recipe, load_corpus(recipe), 0)
-    train_encoder(recipe, split, 0, CPU, QUIET, callbacks=[Freeze(), look])
+    fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[Freeze(), look]))
     last = {name: found[-1] for name, found in look.gramian_errors.items()}
     # `exact` is asked to begin before the step that it is measured after: nothing moved.
     assert last["exact"] < 1e-5

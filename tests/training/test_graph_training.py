@@ -21,11 +21,10 @@ from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import prepare
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import train_encoder
-from evergram.training.progress import Progress
+from evergram.training.fit import RunContext, fit_encoder
+from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.methods import METHODS
-from evergram.training.run import run_epoch
 from evergram.training.step import Step
 
 CPU = torch.device("cpu")
@@ -170,7 +169,7 @@ def test_it_learns(graph: Recipe, kind: str, task: str) -> None:
         ],
     )
     split = split_for(recipe, load_corpus(recipe), 0)
-    metrics = train_encoder(recipe, split, 0, CPU, Progress(quiet=True)).metrics
+    metrics = fit_encoder(recipe, split, 0, RunContext(CPU)).metrics
     assert metrics["model"]["recall@20"] > 1.3 * metrics["popularity"]["recall@20"]
 
 

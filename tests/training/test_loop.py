@@ -14,10 +14,11 @@ from evergram.errors import RecipeError, TrainingError
 from evergram.training.build import pick_device, prepare
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import Trained, time_to_reach, train_encoder
+from evergram.training.fit import RunContext, Trained, fit_encoder
+from evergram.training.loop import run_epoch
+from evergram.training.monitors.early_stopping import time_to_reach
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
-from evergram.training.run import run_epoch
 
 CPU = torch.device("cpu")
 QUIET = Progress(quiet=True)
@@ -25,7 +26,7 @@ QUIET = Progress(quiet=True)
 
 def run(recipe: Recipe) -> Trained:
     split = split_for(recipe, load_corpus(recipe), 0)
-    return train_encoder(recipe, split, 0, CPU, QUIET)
+    return fit_encoder(recipe, split, 0, RunContext(CPU))
 
 
 @pytest.mark.long
@@ -198,7 +199,9 @@ class Denormals(Callback):
 def test_denormals_are_flushed_in_training_and_nowhere_else(small: Recipe) -> None:
     assert half_of_the_tiniest() > 0
     look = Denormals()
-    train_encoder(small, split_for(small, load_corpus(small), 0), 0, CPU, QUIET, callbacks=[look])
+    fit_encoder(
+        small, split_for(small, load_corpus(small), 0), 0, RunContext(CPU, callbacks=[look])
+    )
     assert look.seen == {0.0}
     assert half_of_the_tiniest() > 0
 
@@ -225,7 +228,7 @@ def test_devices() -> None:
 def test_cuda_learns_what_the_cpu_learns(small: Recipe, kind: str) -> None:
     recipe = Recipe.of(small.model_dump(), [f"model.kind={kind}"])
     split = split_for(recipe, load_corpus(recipe), 0)
-    on_cpu = train_encoder(recipe, split, 0, CPU, QUIET)
-    on_cuda = train_encoder(recipe, split, 0, torch.device("cuda"), QUIET)
+    on_cpu = fit_encoder(recipe, split, 0, RunContext(CPU))
+    on_cuda = fit_encoder(recipe, split, 0, RunContext(torch.device("cuda")))
     last = [found.history[-1]["objective"] for found in (on_cpu, on_cuda)]
     assert last[0] == pytest.approx(last[1], rel=0.02)

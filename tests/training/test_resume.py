@@ -24,7 +24,7 @@ class KilledError(Exception):
 
 @pytest.fixture(autouse=True)
 def save_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume.Resume, "due", lambda self: self.path is not None)
+    monkeypatch.setattr(resume.ResumeFile, "due", lambda self: self.path is not None)
 
 
 def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
@@ -177,7 +177,7 @@ def test_another_recipe_starts_anew(
 def test_a_state_that_cannot_be_written_is_a_sentence_and_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = resume.Resume(tmp_path / "work", "run", "key")
+    state = resume.ResumeFile(tmp_path / "work", "run", "key")
     state.save({"a": torch.ones(3)}, {"epoch": 1})
 
     def full(_: object, path: Path, **__: object) -> None:

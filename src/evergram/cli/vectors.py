@@ -79,8 +79,8 @@ def align(
     The two files (Parquet, Arrow, .npy or safetensors) have ids in common. No model is needed.
     """
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.files.align import Settings
     from evergram.releasing.files.align import align as align_files
+    from evergram.releasing.files.align_settings import AlignSettings
     from evergram.vector_files.open_embeddings import open_embeddings
 
     is_version = old.isdecimal() and not Path(old).exists()
@@ -90,7 +90,7 @@ def align(
         )
     files = [new] if is_version else [Path(old), new]
     columns = columns_of(files, id_column, vector_column)
-    settings = Settings(transform, rank, scaled, held_out, seed, allow_small_overlap)
+    settings = AlignSettings(transform, rank, scaled, held_out, seed, allow_small_overlap)
     there = Lineage.exists(lineage)
     if there and name is not None:
         raise LineageError(

@@ -1,4 +1,4 @@
-"""How much better a map is than one that knows nothing of which object is which."""
+"""Compare a map's error with that of the same map on mixed-up objects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Chance:
 
 
 def beside_chance(held: SecondMoments, weight: Tensor, offset: Tensor | None = None) -> Chance:
-    """Compare a map's error with chance, from the moments of held-out pairs alone.
+    """Return a map's `Chance`, from the moments of held-out pairs alone.
 
     The mean of ⟨W z_new, z_old⟩ over a permutation of n objects has the variance
     tr(W C_new Wᵀ C_old) / (n − 1), both covariances about their means.

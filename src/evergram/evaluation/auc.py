@@ -9,7 +9,7 @@ from evergram.errors import DataError
 
 
 def roc_auc(score: NDArray[np.floating], label: NDArray[np.bool_]) -> float:
-    """The chance that a positive scores above a negative; a tie is half. [N] and bool [N].
+    """Return the chance that a positive scores above a negative; a tie is half. [N] and bool [N].
 
     Raises: DataError: only one class is there.
     """

@@ -1,4 +1,4 @@
-"""Teams that built on version 0: small classifiers of embeddings. [BC] §5, App. A.2."""
+"""Fit consumers of version 0: small classifiers of its embeddings. [BC] §5, App. A.2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK = 1 << 24
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ConsumerInputs:
     """N inputs of a consumer: each is a row of every table, one after the other.
 
     Args:
@@ -26,8 +26,8 @@ class Inputs:
     rows: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, embeddings: Tensor) -> Inputs:
-        """All rows of one table [N, D]."""
+    def of(cls, embeddings: Tensor) -> ConsumerInputs:
+        """Return all rows of one table [N, D]."""
         return cls((embeddings,), (torch.arange(len(embeddings), device=embeddings.device),))
 
     def __len__(self) -> int:
@@ -38,13 +38,13 @@ class Inputs:
         return sum(table.shape[1] for table in self.tables)
 
     def take(self, index: Tensor) -> Tensor:
-        """Inputs [..., D] of an index of any shape."""
+        """Return the inputs [..., D] of an index of any shape."""
         pairs = zip(self.tables, self.rows, strict=True)
         return torch.cat([table[rows[index]] for table, rows in pairs], dim=-1)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean [D] over the inputs, and their deviation [D]: one number a table, root of the mean
-        variance, so that no direction weighs more than another does in distances."""
+        """Return the mean [D] over the inputs, and their deviation [D]: one number a table, the
+        root of the mean variance, so that directions keep their weights in distances."""
         means, scales = [], []
         for table, rows in zip(self.tables, self.rows, strict=True):
             share = torch.bincount(rows, minlength=len(table)).to(table) / max(1, len(rows))
@@ -54,12 +54,12 @@ class Inputs:
         return torch.cat(means), torch.cat(scales).clamp(min=1e-6)
 
 
-class Consumers(nn.Module):
+class ConsumerClassifiers(nn.Module):
     """M classifiers with one hidden layer of H, side by side; one batched product a layer.
 
-    Each has a start, an order of examples and dropout of its own seed, so that what it becomes
-    does not depend on who is trained beside it. Inputs are centred and scaled, one scale a table,
-    by what was fitted on.
+    Each has a start, an order of examples and dropout of its own seed, so that it does not depend
+    on those trained beside it. Inputs are centred and scaled, one scale a table, by the training
+    examples.
 
     Args:
         dim: D. dropout: M ratios. seeds: M of them.
@@ -88,7 +88,7 @@ class Consumers(nn.Module):
         self.second_bias = start(1, 1, hidden)
 
     def forward(self, inputs: Tensor, kept: Tensor | None = None) -> Tensor:
-        """[M, B, D] or [B, D], shared by all, to scores [M, B].
+        """Return scores [M, B] of inputs [M, B, D], or [B, D] shared by all.
 
         Args:
             kept: [M, B, H], what dropout multiplies the hidden layer by.
@@ -100,21 +100,21 @@ class Consumers(nn.Module):
         return torch.baddbmm(self.second_bias, hidden, self.second).squeeze(-1)
 
     @torch.no_grad()
-    def score(self, inputs: Inputs) -> Tensor:
-        """Scores [M, N], without dropout."""
+    def score(self, inputs: ConsumerInputs) -> Tensor:
+        """Return scores [M, N], without dropout."""
         size = max(1, BLOCK // self.first_bias.numel())
         parts = torch.split(torch.arange(len(inputs), device=self.mean.device), size)
         return torch.cat([self(inputs.take(part)) for part in parts], dim=1)
 
-    def auc(self, inputs: Inputs, label: Tensor) -> list[float]:
-        """Of each of the M. Raises: DataError: `label` [N] has one class alone."""
+    def auc(self, inputs: ConsumerInputs, label: Tensor) -> list[float]:
+        """Return the AUC of each of the M. Raises: DataError: `label` [N] has one class alone."""
         truth = label.cpu().numpy()
         return [roc_auc(score, truth) for score in self.score(inputs).cpu().numpy()]
 
 
 def fit_consumers(
-    training: tuple[Inputs, Tensor],
-    validation: tuple[Inputs, Tensor],
+    training: tuple[ConsumerInputs, Tensor],
+    validation: tuple[ConsumerInputs, Tensor],
     *,
     seeds: Sequence[int],
     hidden: int = 128,
@@ -123,7 +123,7 @@ def fit_consumers(
     patience: int = 10,
     batch_size: int | None = None,
     rate: float = 1e-3,
-) -> tuple[Consumers, list[float]]:
+) -> tuple[ConsumerClassifiers, list[float]]:
     """Fit a classifier a seed; each is kept as it was at its best AUC on `validation`.
 
     Args:
@@ -137,7 +137,7 @@ def fit_consumers(
     inputs, label = training
     size = batch_size or min(max(len(label) // 32, 64), 1024)
     ratios = [dropout] * len(seeds) if isinstance(dropout, int | float) else list(dropout)
-    consumers = Consumers(inputs.dim, hidden, ratios, seeds)
+    consumers = ConsumerClassifiers(inputs.dim, hidden, ratios, seeds)
     consumers.mean, consumers.scale = inputs.moments()
     consumers = consumers.to(label.device)
     # Of its own, and not that of the start, so that a start does not depend on the data's size.
@@ -159,12 +159,12 @@ def fit_consumers(
             # A sum over classifiers: none feels how many there are.
             loss.mean(1).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        for m, found in enumerate(consumers.auc(*validation)):
+        for m, auc in enumerate(consumers.auc(*validation)):
             if waited[m] >= patience:
                 continue
             waited[m] += 1
-            if found > best[m]:
-                best[m], waited[m] = found, 0
+            if auc > best[m]:
+                best[m], waited[m] = auc, 0
                 for name, p in consumers.named_parameters():
                     kept[name][m] = p.detach()[m]
         if min(waited) >= patience:
@@ -176,16 +176,17 @@ def fit_consumers(
 
 
 def choose_consumer(
-    training: tuple[Inputs, Tensor],
-    validation: tuple[Inputs, Tensor],
+    training: tuple[ConsumerInputs, Tensor],
+    validation: tuple[ConsumerInputs, Tensor],
     *,
     hidden: Sequence[int],
     dropout: Sequence[float],
     seed: int = 0,
     epochs: int = 200,
 ) -> tuple[int, float]:
-    """The width and the dropout of the best validation AUC with one seed; the first of equals."""
-    found: list[tuple[float, int, float]] = []
+    """Return the width and the dropout of the best validation AUC with one seed; the first of
+    equals."""
+    choices: list[tuple[float, int, float]] = []
     if len(hidden) == 1 and len(dropout) == 1:
         return hidden[0], dropout[0]
     for width in hidden:
@@ -197,15 +198,15 @@ def choose_consumer(
             dropout=dropout,
             epochs=epochs,
         )
-        found += [(auc, width, ratio) for auc, ratio in zip(reached, dropout, strict=True)]
-    _, width, ratio = max(found, key=lambda choice: choice[0])
+        choices += [(auc, width, ratio) for auc, ratio in zip(reached, dropout, strict=True)]
+    _, width, ratio = max(choices, key=lambda choice: choice[0])
     return width, ratio
 
 
 def _masks(
     ratios: Sequence[float], batch: int, hidden: int, draws: Sequence[torch.Generator]
 ) -> Tensor:
-    """What dropout multiplies by, [M, B, H]: 0, or 1 / (1 - ratio)."""
+    """Return dropout's factors, [M, B, H]: 0, or 1 / (1 - ratio)."""
     masks = [
         (torch.rand(batch, hidden, generator=draw) >= ratio) / (1 - ratio)
         if ratio

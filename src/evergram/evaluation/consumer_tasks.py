@@ -1,4 +1,4 @@
-"""What teams that built on version 0 predict, on every later version: five tasks as data."""
+"""Build the five tasks of consumers that were fitted on version 0. [BC] App. A.2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POSITIVE = 4.0
 
 @dataclass(frozen=True)
 class Examples:
-    """N labelled inputs, all read at one time.
+    """N labelled inputs, whose embeddings are all of one time.
 
     Args:
         version: k; embeddings are those of t_k.
@@ -41,18 +41,18 @@ class Examples:
         return bool(self.label.any()) and not bool(self.label.all())
 
     def drawn(self, limit: int | None, seed: int) -> Examples:
-        """At most `limit` of them, drawn uniformly with `seed`."""
+        """Return at most `limit` of the examples, drawn uniformly with `seed`."""
         if limit is None or len(self) <= limit:
             return self
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         kept = order[:limit].sort().values
-        rows = {side: found[kept] for side, found in self.rows.items()}
+        rows = {side: every[kept] for side, every in self.rows.items()}
         return Examples(self.version, rows, self.label[kept], self.absent)
 
 
 @dataclass(frozen=True)
 class ConsumerTask:
-    """One binary task: what its model learns from, is chosen by, and is judged on for ever after.
+    """One binary task, with its training, validation and test examples.
 
     Args:
         training: at t_0. validation: see `consumer_tasks`.
@@ -66,7 +66,7 @@ class ConsumerTask:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """What it reads: of two sides, the concatenation of both embeddings."""
+        """The sides that it reads; of two sides, both embeddings are concatenated."""
         return tuple(self.training.rows)
 
 
@@ -79,7 +79,7 @@ def consumer_tasks(
     limit: int | None = None,
     seed: int = 0,
 ) -> tuple[list[ConsumerTask], list[str]]:
-    """The five tasks of [BC], as far as the corpus allows.
+    """Return the five tasks of [BC], as far as the corpus allows.
 
     With E_k the first share t_k of all interactions:
 
@@ -113,7 +113,7 @@ def consumer_tasks(
             f"versions and {len(times)} times."
         )
     line = _Line(corpus, [round(t * len(corpus)) for t in times], training, minimum)
-    found: list[ConsumerTask] = []
+    tasks: list[ConsumerTask] = []
     left_out: list[str] = []
     if not corpus.has_values:
         left_out.append(
@@ -128,14 +128,14 @@ def consumer_tasks(
             task = ConsumerTask(task.name, learn, check, tests)
             problem = _problem(task)
         if problem is None:
-            found.append(task)
+            tasks.append(task)
         else:
             left_out.append(f"The task {task.name} is left out: {problem}.")
-    return found, left_out
+    return tasks, left_out
 
 
 def _all_tasks(line: _Line, last: int) -> Iterator[ConsumerTask]:
-    """Those that the corpus has columns for, whatever their classes."""
+    """Yield the tasks that the corpus has columns for, whatever their classes."""
 
     def task(
         name: str, first: int, at: Callable[[int], Examples], now: Examples | None = None
@@ -164,7 +164,7 @@ def _ahead(kind: Callable[[int, int], Examples], ends: Sequence[int], k: int) ->
 
 
 def _problem(task: ConsumerTask) -> str | None:
-    """Why a task cannot be judged."""
+    """Return why a task cannot be scored; None if it can."""
     if not task.tests:
         return "it is tested from version 2 on, and there is none"
     sets = {"training examples": task.training, "validation examples": task.validation}
@@ -176,7 +176,7 @@ def _problem(task: ConsumerTask) -> str | None:
 
 
 class _Line:
-    """The corpus along time."""
+    """A corpus along time, with the labels of each task."""
 
     def __init__(
         self, corpus: Corpus, ends: Sequence[int], training: Sequence[Corpus], minimum: int
@@ -230,12 +230,13 @@ class _Line:
         return torch.bincount(who, minlength=self.size[side])
 
     def _rated(self, k: int) -> Tensor:
-        """Candidates with enough ratings in E_k."""
+        """Return the candidates with enough ratings in E_k."""
         counts = self._counts("candidate", 0, self.ends[k])
         return torch.nonzero(counts >= self.minimum).flatten()
 
     def _moments(self, until: int) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of each candidate's values in the first `until`, float64."""
+        """Return the mean and the standard deviation of each candidate's values in the first
+        `until`, float64."""
         who, value = self.column["candidate"][:until], self.value[:until]
         count = self._counts("candidate", 0, until).clamp(min=1).double()
         zero = torch.zeros_like(count)

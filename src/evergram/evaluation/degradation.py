@@ -1,4 +1,4 @@
-"""The three metrics of [BC] §4: what a method costs beside keeping every model."""
+"""Compute the three metrics of [BC] §4: the cost of a method beside keeping every model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ ByTask = Mapping[str, ByVersion]
 
 @dataclass(frozen=True)
 class Degradation:
-    """Of one run beside Keep-All's, in percent, the closer to zero the better; error in lengths.
+    """One run's metrics beside Keep-All's, in percent; nearer to zero is better. The error is a
+    length.
 
     Args:
         intended: metric 1, after the mean over all versions, version 0 with them.
@@ -45,17 +46,18 @@ def degradation(
     keep_all_intended: ByVersion,
     keep_all_unintended: ByTask,
 ) -> Degradation:
-    """From performances by version, and by task and version; Keep-All has the same keys.
+    """Return the metrics from performances by version, and by task and version; Keep-All has the
+    same keys.
 
     Source: [BC] §4, §5.1.5 and Table 3's caption: degradation is taken after averages.
     """
-    versions = sorted({k for found in unintended.values() for k in found})
+    versions = sorted({k for by_version in unintended.values() for k in by_version})
 
     def at(tasks: ByTask, k: int) -> float:
-        return mean([found[k] for found in tasks.values() if k in found])
+        return mean([by_version[k] for by_version in tasks.values() if k in by_version])
 
     def overall(tasks: ByTask) -> float:
-        return mean([mean(list(found.values())) for found in tasks.values()])
+        return mean([mean(list(by_version.values())) for by_version in tasks.values()])
 
     later = [value for k, value in error.items() if k]
     return Degradation(
@@ -67,14 +69,14 @@ def degradation(
         {k: relative(at(unintended, k), at(keep_all_unintended, k)) for k in versions},
         dict(error),
         {
-            name: {k: relative(auc, keep_all_unintended[name][k]) for k, auc in found.items()}
-            for name, found in unintended.items()
+            name: {k: relative(auc, keep_all_unintended[name][k]) for k, auc in by_version.items()}
+            for name, by_version in unintended.items()
         },
     )
 
 
 def relative(performance: float, reference: float) -> float:
-    """100 (P − P_KeepAll) / P_KeepAll; NaN where the reference is 0."""
+    """Return 100 (P − P_KeepAll) / P_KeepAll; NaN if the reference is 0."""
     return 100 * (performance - reference) / reference if reference else float("nan")
 
 

@@ -1,4 +1,4 @@
-"""How far an estimated Gramian is from the exact one, and scores of observed and random pairs."""
+"""Measure an estimated Gramian's error, and scores of observed and random pairs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHER = {"query": "candidate", "candidate": "query"}
 
 @dataclass(frozen=True)
 class Truth:
-    """What every estimate of one side is measured against, float64, with z_a = (u_a, f_a).
+    """The exact moments of one side, float64, with z_a = (u_a, f_a).
 
     Args:
         moment: M = Σ p_a u_a ⊗ z_a, [D, D + K].
@@ -28,7 +28,7 @@ class Truth:
 
     @classmethod
     def of(cls, population: Population) -> Truth:
-        """One pass over every entity."""
+        """Return the exact moments, from one pass over every entity."""
         moment, spread = torch.zeros(()), torch.zeros(())
         with torch.no_grad():
             for embeddings, share, factors in population():
@@ -42,7 +42,8 @@ class Truth:
 
 
 def gramian_error(estimate: Tensor, truth: Truth) -> float:
-    """‖Ĝ − G‖ / ‖G‖ in the Frobenius norm, of an estimated moment [D, D + K]. [G2] Fig. 2."""
+    """Return ‖Ĝ − G‖ / ‖G‖ in the Frobenius norm, of an estimated moment [D, D + K]. [G2] Fig.
+    2."""
     dim = len(truth.moment)
     exact = truth.moment[:, :dim]
     return float((estimate[:, :dim].to(exact) - exact).norm() / exact.norm().clamp(min=1e-300))
@@ -51,7 +52,7 @@ def gramian_error(estimate: Tensor, truth: Truth) -> float:
 def gradient_error(
     estimates: Mapping[str, Tensor], truths: Mapping[str, Truth], prior: int = 0
 ) -> float:
-    """‖∇ĝ − ∇g‖ / ‖∇g‖ over the embeddings of both sides, of an estimated moment of each.
+    """Return ‖∇ĝ − ∇g‖ / ‖∇g‖ over the embeddings of both sides, of an estimated moment of each.
 
     ∇ĝ is that of all entities at once, so that it holds the estimates' error and no batch's noise.
 
@@ -100,7 +101,8 @@ def score_histograms(
     bins: int = 60,
     seed: int = 0,
 ) -> Histograms:
-    """Of `samples` observed pairs and as many of a random query with a random candidate.
+    """Return the scores of `samples` observed pairs, and of as many random queries with random
+    candidates.
 
     Args:
         query, candidate: [N, D]. pairs: int64 [n] rows of each.
@@ -118,13 +120,13 @@ def score_histograms(
     low, high = float(min(observed.min(), random.min())), float(max(observed.max(), random.max()))
     high = high if high > low else low + 1.0
     edges = torch.linspace(low, high, bins + 1, dtype=torch.float64)
-    found = [torch.histogram(s, edges, density=True).hist for s in (observed, random)]
+    densities = [torch.histogram(s, edges, density=True).hist for s in (observed, random)]
     order = random.sort().values
     below = torch.searchsorted(order, observed) + torch.searchsorted(order, observed, right=True)
     return Histograms(
         edges,
-        found[0],
-        found[1],
+        densities[0],
+        densities[1],
         (float(observed.mean()), float(random.mean())),
         float(below.double().mean()) / (2 * samples),
     )

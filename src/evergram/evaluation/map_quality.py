@@ -1,4 +1,4 @@
-"""What a map from new vectors to old ones keeps of them, on objects it was not fitted to."""
+"""Measure a map from new vectors to old ones, on objects that it was not fitted to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Affine = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
-class Pairs:
+class VectorPairs:
     """Old [n, D_old] and new [n, D_new] vectors of the same objects."""
 
     old: Tensor
@@ -27,10 +27,10 @@ class Pairs:
 
 
 def mapping_readings(
-    maps: dict[str, Affine], held: SecondMoments, queries: Pairs, catalogue: Pairs
+    maps: dict[str, Affine], held: SecondMoments, queries: VectorPairs, catalogue: VectorPairs
 ) -> dict[str, dict[str, float]]:
-    """For each map by name, and for "as_is", who takes new vectors for old ones: the first
-    coordinates, zeros filling up.
+    """Return the quality of each map by name, and of "as_is", which takes new vectors for old ones:
+    the first coordinates, zeros filling up.
 
     Args:
         held: moments of all held-out pairs, for the relative error √(E‖δ‖² / E‖z_old‖²).
@@ -45,7 +45,7 @@ def mapping_readings(
     }
     past, among_past = (torch.nn.functional.normalize(p.old, dim=1) for p in (queries, catalogue))
     power = held.power
-    found = {}
+    readings = {}
     for name, (weight, offset) in readers.items():
         read, among = (
             torch.nn.functional.normalize(
@@ -54,17 +54,19 @@ def mapping_readings(
             )
             for p in (queries, catalogue)
         )
-        found[name] = {
+        readings[name] = {
             "cosine": float((read * past).sum(1).mean()),
             "relative_error": math.sqrt(held.error(weight, offset) / power) if power else math.nan,
             "overlap@10": overlap(read, among, past, among_past, NEIGHBOURS),
             "overlap@10_own_queries": overlap(past, among, past, among_past, NEIGHBOURS),
         }
-    return found
+    return readings
 
 
-def chance_reading(one: Affine, chance: Chance, queries: Pairs, catalogue: int) -> dict[str, float]:
-    """What a map keeps of other objects than its own: the same names as of `mapping_readings`.
+def chance_reading(
+    one: Affine, chance: Chance, queries: VectorPairs, catalogue: int
+) -> dict[str, float]:
+    """Return the quality of a map on mixed-up objects, under the names of `mapping_readings`.
 
     Args:
         chance: of this map.
@@ -74,12 +76,12 @@ def chance_reading(one: Affine, chance: Chance, queries: Pairs, catalogue: int) 
     past = torch.nn.functional.normalize(queries.old, dim=1).double()
     number = len(read)
     others = read.sum(0) @ past.sum(0) - (read * past).sum()
-    found = min(1.0, NEIGHBOURS / catalogue) if catalogue else math.nan
+    overlap_by_chance = min(1.0, NEIGHBOURS / catalogue) if catalogue else math.nan
     return {
         "cosine": float(others) / (number * (number - 1)) if number > 1 else math.nan,
         "relative_error": chance.relative_error,
-        "overlap@10": found,
-        "overlap@10_own_queries": found,
+        "overlap@10": overlap_by_chance,
+        "overlap@10_own_queries": overlap_by_chance,
     }
 
 

@@ -1,4 +1,4 @@
-"""Ranked lists over the whole catalogue, judged on held-out pairs."""
+"""Rank the whole catalogue, and measure the lists on held-out pairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = 1 << 26
 
 @dataclass(frozen=True)
 class Relevance:
-    """For each of Q judged queries, what counts and what is hidden.
+    """The targets of Q queries, and the candidates that are masked for each.
 
     Args:
         queries: int64 [Q], rows of the query embeddings.
@@ -39,7 +39,7 @@ class Relevance:
     def of(
         cls, query: Tensor, candidate: Tensor, seen_query: Tensor, seen_candidate: Tensor
     ) -> Relevance:
-        """From held-out pairs ([m], [m]) and training pairs ([n], [n]) in the same rows.
+        """Build it from held-out pairs ([m], [m]) and training pairs ([n], [n]) in the same rows.
 
         A candidate that a query holds out twice is one target: a list can find it once.
         """
@@ -72,7 +72,7 @@ def rank_metrics(
     *,
     device: torch.device | None = None,
 ) -> dict[str, float]:
-    """Means over the judged queries of Recall@K, NDCG@K and MAP@K.
+    """Return means over the queries of Recall@K, NDCG@K and MAP@K.
 
     A target's rank is the number of unseen candidates that score at least as much, itself
     included: ties rank before the target, so that a constant embedding scores nothing. A target
@@ -107,7 +107,7 @@ def rank_metrics(
 
 
 def popularity(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The baseline that ranks by `counts` [N] alone, as a query [1] and candidates [N, 1].
+    """Return the baseline that ranks by `counts` [N] alone, as a query [1] and candidates [N, 1].
 
     Scores are places in the order, not counts: equal counts go by row, so that ties cost the
     baseline nothing.
@@ -121,7 +121,7 @@ def popularity(counts: Tensor) -> tuple[Tensor, Tensor]:
 def popularity_metrics(
     counts: Tensor, relevance: Relevance, names: Sequence[str] = METRICS
 ) -> dict[str, float]:
-    """`rank_metrics` of the popularity baseline."""
+    """Return `rank_metrics` of the popularity baseline."""
     one, candidate = popularity(counts)
     size = _largest(relevance.queries) + 1
     return rank_metrics(one.expand(size, 1), candidate, relevance, names)
@@ -130,9 +130,10 @@ def popularity_metrics(
 def _ranks(
     query: Tensor, candidate: Tensor, relevance: Relevance, block: Tensor, depth: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ranks [t] of all targets of a block of queries (beyond `depth`: depth + 1), whose each is
-    (its place in the block), and the number of targets of each query [b]. `depth` is the largest K,
-    also where there are fewer candidates: depth + 1 is then still outside of every list."""
+    """Return the ranks [t] of all targets of a block of queries (beyond `depth`: depth + 1), the
+    place of each target's query in the block [t], and the number of targets of each query [b].
+    `depth` is the largest K even if there are fewer candidates: depth + 1 is outside of every list.
+    """
     scores = query[relevance.queries[block]].to(candidate) @ candidate.T
     if not bool(torch.isfinite(scores).all()):
         raise ShapeError("A score is not finite; an embedding holds NaN or infinity.")
@@ -152,7 +153,7 @@ def _ranks(
 
 
 def _score(kind: str, k: int, rank: Tensor, owner: Tensor, size: Tensor) -> Tensor:
-    """One metric for each query of a block, float64 [b]."""
+    """Return one metric for each query of a block, float64 [b]."""
     hit = rank <= k
     rank, owner = rank[hit], owner[hit]
     total = torch.zeros(len(size), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How near a version, read as a past one, comes to what that version was."""
+"""Measure how near a version, read as a past one, comes to that past version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from evergram.errors import ShapeError
 
 
 def drift(transformed: Tensor, past: Tensor) -> dict[str, float]:
-    """Of z̃_j and z_j, both [N, D_j]: the mean of ‖z̃_j − z_j‖₂, and that over the mean of ‖z_j‖₂.
+    """Return the mean of ‖z̃_j − z_j‖₂, and that over the mean of ‖z_j‖₂; z̃_j and z_j are [N,
+    D_j].
 
     Returns: {"l2", "relative"}; NaN where N is 0.
     Source: [BC] §5, metric 3.
@@ -27,7 +28,7 @@ def overlap(
     k: int = 10,
     block: int = 1 << 26,
 ) -> float:
-    """Rank agreement: the mean share of a query's k best candidates that z̃_j and z_j agree on.
+    """Return the mean share of a query's k best candidates on which z̃_j and z_j agree.
 
     Args:
         transformed_query, past_query: [Q, D]; transformed_candidate, past_candidate: [N, D].
@@ -51,7 +52,8 @@ def overlap(
 
 
 def as_dim(embeddings: Tensor, dim: int) -> Tensor:
-    """What a consumer that knows nothing of versions reads: the first `dim` coordinates, [N, dim].
+    """Return the first `dim` coordinates, [N, dim], as a consumer reads them that knows of no
+    versions; zeros fill up.
 
     Where there are fewer, zeros fill up.
     """

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,6 +43,11 @@ from evergram.lineage.publish_statistics import Moments, Sample, forward_map
 from evergram.lineage.version_reader import Contents
 from evergram.lineage.view import View
 from evergram.vector_files.parquet import read_embeddings, write_embeddings
+
+if TYPE_CHECKING:
+    from evergram.encoders.encoder import Encoder
+    from evergram.encoders.encoder_modules import EncoderModules
+    from evergram.encoders.module_encoder import ModuleEncoder
 
 
 class Lineage(Register):
@@ -137,6 +143,33 @@ class Lineage(Register):
         """
         self.recipe(version)
         return self._contents(version).encoder()
+
+    @overload
+    def encoder(self, version: int | str | None = None) -> Encoder: ...
+
+    @overload
+    def encoder(
+        self, version: int | str | None = None, *, module: EncoderModules
+    ) -> ModuleEncoder: ...
+
+    def encoder(
+        self, version: int | str | None = None, *, module: EncoderModules | None = None
+    ) -> Encoder:
+        """Return a version's encoder, in evaluation mode on the CPU; the newest by default.
+
+        Args:
+            module: the modules that the version was trained with, if they were your own; copies of
+                them are filled.
+        Raises: UnknownVersionError. LineageError: the version came from a file; or modules are
+            needed and none were given, or the other way round. ShapeError, DataError: they are
+            other modules than those that it was trained with.
+        """
+        number = self.newest if version is None else self.resolve(version)
+        # Encoders stand beside the lineage on its floor: the reader of both is above, and is
+        # looked up when it is called.
+        reader = import_module("evergram.training.checkpoint")
+        encoder: Encoder = reader.load_encoder(self, number, module)
+        return encoder
 
     def check(self) -> None:
         """Compare every published file with its hash. Raises: IntegrityError: one differs."""

@@ -1,4 +1,4 @@
-"""How a version's backward transform comes to be: with its model, afterwards, or not at all."""
+"""Fit a version's backward transform: with its model, after it, or not at all."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from evergram.compatibility.gradient_fit import fit_by_gradient
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.compatibility.transforms import Transform, build_transform
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError
 from evergram.lineage.unseen_objects import id_hash
-from evergram.releasing.past_version_report import held_out_rows, known_vectors
-from evergram.training.joint import Alignment, AlignmentSettings
-from evergram.training.recipe import Recipe
+from evergram.releasing.past_models import PastModel, known_vectors
+from evergram.releasing.past_version_report import held_out_rows
+from evergram.training.joint import JointAlignment, JointAlignmentSettings
+from evergram.training.recipe.recipe import UpgradeRecipe
 
 # One in so many objects chooses the ridge of a closed form.
 FOR_RIDGE = 10
@@ -34,7 +34,7 @@ LEAST_COMMON = 2 * LEAST_OBJECTS
 
 @dataclass(frozen=True)
 class Overlap:
-    """What a version has in common with the version before it.
+    """Counts the objects that a version has in common with the version before it.
 
     Args:
         common: objects of this version's data that the version before can embed.
@@ -60,70 +60,71 @@ class Overlap:
         """Raises: DataError: nothing is in common to fit to, or too little to measure the error on.
 
         Args:
-            version, before: what to call the two versions.
+            version, before: numbers of the two versions, for the error.
         """
         fits = self.held_out_share < 1
-        said = f"Version {version} would have {self.common or 'no'} objects in common with version"
+        start = f"Version {version} would have {self.common or 'no'} objects in common with version"
         if not self.common:
             raise DataError(
-                f"{said} {before}, so it can neither be aligned to it nor be read as it; give data "
-                "with the same ids, or train a new lineage."
+                f"{start} {before}, so it can neither be aligned to it nor be read as it; give "
+                "data with the same ids, or train a new lineage."
             )
         if fits and self.fitted < 2:
             raise DataError(
-                f"{said} {before}, of which {self.fitted} are not held out, and 2 are needed to "
+                f"{start} {before}, of which {self.fitted} are not held out, and 2 are needed to "
                 "fit its way back to; give data with more of the same ids, or lower "
                 "upgrade.held_out."
             )
         if self.small and not allow_small:
             raise DataError(
-                f"{said} {before}, and {LEAST_COMMON if fits else LEAST_OBJECTS} are needed to "
+                f"{start} {before}, and {LEAST_COMMON if fits else LEAST_OBJECTS} are needed to "
                 "know how well it can be read as that one; give data with more of the same ids, "
                 "or publish it without a certificate by --allow-small-overlap."
             )
 
 
-class WayBack:
-    """B_k of one version, from its start to what is published.
+class BackwardTransformFit:
+    """Fits B_k of one version, from its start to what is published.
 
     Args:
-        recipe: `upgrade` says how.
+        settings: of the upgrade.
+        seed: of the transform's start and of the objects drawn.
         chain: of versions 0 to k-1, without withdrawn ones.
-        before: M_{k-1}; it is not changed.
-        corpus: what version k learns from.
-        version: k.
+        before: the model of version k-1; it is not changed.
+        corpus: the training corpus of version k.
         new_dim: D_k.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
+        settings: UpgradeRecipe,
+        seed: int,
         chain: Chain,
-        before: Encoder,
+        before: PastModel,
         corpus: Corpus,
-        version: int,
         new_dim: int,
     ) -> None:
-        self.settings = recipe.upgrade
-        self.seed = recipe.seed + version
+        self.settings = settings
+        self.seed = seed
         self.past, self.known = known_vectors(before, corpus)
-        self.held_out, self.aside = _set_aside(corpus, self.known, self.settings.held_out)
+        self.held_out, self.aside = _set_aside(corpus, self.known, settings.held_out)
         self.used = {side: self.known[side] & ~self.aside[side] for side in SIDES}
-        self.loss = AlignmentLoss(chain, self.settings.steps)
+        self.loss = AlignmentLoss(chain, settings.steps)
         self.transform: Transform = build_transform(
-            self.settings.transform,
+            settings.transform,
             before.dim,
             new_dim,
-            self.settings.transform_options,
-            torch.Generator().manual_seed(self.seed),
+            settings.transform_options,
+            torch.Generator().manual_seed(seed),
         )
 
-    def joint(self) -> Alignment | None:
-        """What trains together with the model, where the recipe wants that."""
+    def joint(self) -> JointAlignment | None:
+        """Return the alignment to train together with the model; None if the settings fit it
+        otherwise."""
         if self.settings.fit != "joint":
             return None
         settings = self.settings
-        chosen = AlignmentSettings(
+        chosen = JointAlignmentSettings(
             strength=alignment_weight(settings.weight, settings.unit, self.transform.old_dim),
             rate=settings.transform_rate,
             objects=settings.objects,
@@ -131,10 +132,10 @@ class WayBack:
             seed=self.seed,
         )
         weight = {side: self.used[side].float() for side in SIDES}
-        return Alignment(self.transform, self.loss, self.past, weight, chosen)
+        return JointAlignment(self.transform, self.loss, self.past, weight, chosen)
 
     def finish(self, new: Mapping[str, Tensor]) -> None:
-        """Fit what is not trained, on the objects that take part, and change nothing from then on.
+        """Fit the transform to the trained model, unless joint training has, and freeze it.
 
         Args:
             new: of each side, z_k [N, D_k].
@@ -156,7 +157,7 @@ class WayBack:
 
     @property
     def overlap(self) -> Overlap:
-        """How much there is to align and to measure."""
+        """How many objects there are to align and to measure on."""
         common, measured = (_count(rows) for rows in (self.known, self._measured))
         if self.settings.fit == "none":
             return Overlap(common, 0, measured, 1.0)
@@ -164,7 +165,8 @@ class WayBack:
 
     @torch.no_grad()
     def error(self, new: Mapping[str, Tensor]) -> StepError:
-        """On the objects that alignment never saw: all that are known, where nothing is fitted."""
+        """Measure B_k z_k − z_{k−1} on the objects that alignment never saw; on all known ones if
+        nothing is fitted."""
         return StepError.of(
             self.transform(self._objects(new, self._measured)),
             self._objects(self.past, self._measured),
@@ -198,9 +200,11 @@ def _count(rows: Mapping[str, Tensor]) -> int:
 def _set_aside(
     corpus: Corpus, known: Mapping[str, Tensor], share: float
 ) -> tuple[float, dict[str, Tensor]]:
-    """The share to hold out, and the rows of each side that it marks: the share asked for, and more
-    where that would be fewer than `LEAST_OBJECTS` of the known objects, as long as no more than
-    half of them are held out."""
+    """Return the share to hold out, and bool [N] of each side, the rows that it marks.
+
+    It is the share asked for, or more if that is fewer than `LEAST_OBJECTS` of the known objects,
+    as long as no more than half of them are held out.
+    """
     aside = held_out_rows(corpus, share)
     enough = _count({side: known[side] & aside[side] for side in SIDES}) >= LEAST_OBJECTS
     if enough or _count(known) < LEAST_COMMON:

@@ -1,4 +1,4 @@
-"""The whole story on one corpus: version 0, upgrades, and a consumer who never changes."""
+"""Run the demo: version 0, upgrades, and a consumer that never changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.errors import DataError
-from evergram.evaluation.consumer_classifiers import Consumers, Inputs, fit_consumers
+from evergram.evaluation.consumer_classifiers import (
+    ConsumerClassifiers,
+    ConsumerInputs,
+    fit_consumers,
+)
 from evergram.evaluation.version_distance import as_dim
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
@@ -26,7 +30,7 @@ CONSUMERS = 3
 
 @dataclass(frozen=True)
 class Chapter:
-    """One version: what it is worth, and what it does to who stayed on version 0.
+    """One version of the demo: its metrics, and those of a consumer that stayed on version 0.
 
     Args:
         metrics: `model`, `popularity` and, for an upgrade, `alone`.
@@ -53,7 +57,7 @@ class Chapter:
 
 
 def demo_recipe(data: Path | None, overrides: list[str]) -> Recipe:
-    """The recipe of the synthetic story, or of MovieLens at `data`."""
+    """Return the recipe of the synthetic demo, or of MovieLens at `data`."""
     values: dict[str, Any] = {
         "name": "demo",
         "data": {"kind": "synthetic"},
@@ -82,7 +86,7 @@ def tell(
     corpus = load_corpus(recipe)
     ids, label = rated_above_median(split_for(recipe, corpus, 0).training)
     chapters: list[Chapter] = []
-    consumers: Consumers | None = None
+    consumers: ConsumerClassifiers | None = None
     half = torch.randperm(len(ids), generator=torch.Generator().manual_seed(recipe.seed))
     learn, test = half[: len(ids) // 2], half[len(ids) // 2 :]
     for version in range(len(recipe.split.versions)):
@@ -95,20 +99,20 @@ def tell(
         if consumers is None:
             seeds = range(recipe.seed, recipe.seed + CONSUMERS)
             used, held = _a_third_aside(label[learn])
-            parts = [(Inputs.of(vectors[learn[r]]), label[learn[r]]) for r in (used, held)]
+            parts = [(ConsumerInputs.of(vectors[learn[r]]), label[learn[r]]) for r in (used, held)]
             consumers, _ = fit_consumers(parts[0], parts[1], seeds=seeds)
         view = lineage.view(0)
         chain = _auc(consumers, view.transform(vectors)[test], label[test])
         raw = _auc(consumers, as_dim(vectors, view.dim)[test], label[test])
-        found = artefact.metrics
-        drift = found["compatibility"]["0"]["drift"]["held_out"]["relative"] if version else 0.0
-        chapters.append(Chapter(version, artefact.dim, found["metrics"], chain, raw, drift))
+        report = artefact.metrics
+        drift = report["compatibility"]["0"]["drift"]["held_out"]["relative"] if version else 0.0
+        chapters.append(Chapter(version, artefact.dim, report["metrics"], chain, raw, drift))
     return chapters
 
 
 def rated_above_median(corpus: Corpus, minimum: int = 5) -> tuple[pa.Array, Tensor]:
-    """Candidates with at least `minimum` ratings: ids [N], and whether the mean of each is above
-    the median of the means, bool [N]. [BC] §5, task 3.
+    """Return the candidates with at least `minimum` ratings: ids [N], and whether the mean of each
+    is above the median of the means, bool [N]. [BC] §5, task 3.
 
     Raises: DataError: no ratings, or fewer than 20 such candidates.
     """
@@ -131,13 +135,14 @@ def _of(artefact: Artefact, ids: pa.Array) -> Tensor:
 
 
 def _a_third_aside(label: Tensor) -> tuple[Tensor, Tensor]:
-    """Places to learn from and places that stop it early; each class gives a third."""
+    """Return the rows to fit on and those that stop the fit early; each class gives a third to the
+    latter."""
     held = torch.zeros(len(label), dtype=torch.bool)
     for kind in (label, ~label):
         held[torch.nonzero(kind).flatten()[::3]] = True
     return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
 
 
-def _auc(consumers: Consumers, vectors: Tensor, label: Tensor) -> float:
-    found = consumers.auc(Inputs.of(vectors), label)
-    return sum(found) / len(found)
+def _auc(consumers: ConsumerClassifiers, vectors: Tensor, label: Tensor) -> float:
+    values = consumers.auc(ConsumerInputs.of(vectors), label)
+    return sum(values) / len(values)

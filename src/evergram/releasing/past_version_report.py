@@ -1,8 +1,9 @@
-"""What reading a new version as a past one keeps of it."""
+"""Measure how much of a past version remains when a new one is read as it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,28 +12,47 @@ from torch import Tensor
 from evergram.compatibility.chain import Chain
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split, known_pairs
-from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.evaluation.version_distance import as_dim, drift, overlap
+from evergram.releasing.past_models import PastModel, known_vectors
 from evergram.training.checkpoint import held_out
-from evergram.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class PastReading:
+    """A new version read as a past one.
+
+    Args:
+        chain: leads from the new version, its newest, to `target`.
+        target: the past version.
+        model: of the past version.
+    """
+
+    chain: Chain
+    target: int
+    model: PastModel
 
 
 def reading_report(
-    recipe: Recipe,
-    split: Split,
+    reading: PastReading,
     new: Mapping[str, Tensor],
-    chain: Chain,
-    target: int,
-    encoder: Encoder,
+    split: Split,
     held_share: float,
+    metrics: Sequence[str],
 ) -> dict[str, Any]:
-    """The new version read as `target`, against what `target` was, over what `target` knew."""
-    past, known = known_vectors(encoder, split.training)
+    """Measure a new version read as a past one, on the objects that the past one knew.
+
+    Args:
+        new: z_k of the split's training entities, [N, D_k] of each side.
+        held_share: alignment never saw the objects whose id hashes below it.
+        metrics: names of ranking metrics.
+    """
+    chain, target = reading.chain, reading.target
+    past, known = known_vectors(reading.model, split.training)
     aside = held_out_rows(split.training, held_share)
     back = {side: chain.apply(new[side], chain.newest, target) for side in SIDES}
-    raw = {side: as_dim(new[side], encoder.dim) for side in SIDES}
+    raw = {side: as_dim(new[side], reading.model.dim) for side in SIDES}
     held = {side: known[side] & aside[side] for side in SIDES}
     distance: dict[str, Any] = {}
     for name, chosen in (("held_out", held), ("known", known)):
@@ -40,6 +60,7 @@ def reading_report(
         distance[name] = {**drift(objects[0], objects[1]), "objects": len(objects[0])}
     catalogue = known["candidate"]
     relevance = known_relevance(split, known)
+    # By name, the vectors of queries and of candidates.
     readings = {
         # The past version itself, and the new one in its place on both sides.
         "past": (past, past),
@@ -59,27 +80,22 @@ def reading_report(
         ),
         "queries": len(relevance),
         "ranking": {
-            name: rank_metrics(q["query"], c["candidate"][catalogue], relevance, recipe.metrics)
+            name: rank_metrics(q["query"], c["candidate"][catalogue], relevance, metrics)
             for name, (q, c) in readings.items()
         },
     }
 
 
-def known_vectors(encoder: Encoder, corpus: Corpus) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """z_j [N, D_j] of a corpus's entities, and which of them version j knows, bool [N]."""
-    scene = encoder.read(corpus)
-    return encoder.embed_all(scene), {side: encoder.known(side, scene) for side in SIDES}
-
-
 def held_out_rows(corpus: Corpus, share: float) -> dict[str, Tensor]:
+    """Return bool [N] of each side, the objects that alignment never sees."""
     sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
     return {side: held_out(entities, share) for side, entities in sides}
 
 
 def known_relevance(split: Split, known: dict[str, Tensor]) -> Relevance:
-    """The test of a past version: queries it knew, over the catalogue it knew.
+    """Return the test of a past version: queries that it knew, over the catalogue that it knew.
 
-    Pairs of another candidate are left out: no reading of that version could rank them.
+    Pairs of another candidate are left out, as no reading of that version could rank them.
     """
     pairs, seen = split.test, known_pairs(split)
     place = torch.where(known["candidate"], known["candidate"].cumsum(0) - 1, -1)

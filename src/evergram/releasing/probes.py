@@ -1,4 +1,4 @@
-"""The contract test of embeddings: every consumer's own model, on what it would read."""
+"""Run every consumer's probe, its own model, on what it would read of a version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from evergram.compatibility.chain import Chain
 from evergram.errors import DataError, DegradationError, EvergramError, LineageError
-from evergram.evaluation.probes.probe_process import Limits, ProbeFiles, ProbeProcess
+from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.consumers.record import Baseline, Consumer, Probe
 from evergram.lineage.consumers.registry import Consumers
@@ -27,7 +27,7 @@ from evergram.vector_files.open_embeddings import open_embeddings
 
 @dataclass(frozen=True)
 class ProbeReading:
-    """What a consumer's model makes of one version.
+    """The result of one consumer's probe on one version.
 
     Args:
         consumer: its name.
@@ -59,13 +59,13 @@ class ProbeReading:
     data_sha256: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        found = asdict(replace(self, baseline=None))
+        values = asdict(replace(self, baseline=None))
         baseline = self.baseline.model_dump() if self.baseline else None
-        return {**found, "baseline": baseline, "sentence": self.sentence if self.broken else None}
+        return {**values, "baseline": baseline, "sentence": self.sentence if self.broken else None}
 
     @property
     def sentence(self) -> str:
-        """What is wrong with it."""
+        """Why the reading is broken, as a sentence."""
         who = f"The probe of {self.consumer} ({self.pinned})"
         if self.value is None:
             return f"{who} could not be run: {self.problem}"
@@ -77,7 +77,7 @@ class ProbeReading:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where embeddings come from: those of the newest version, or of one that is not published."""
+    """The embeddings that probes read: the newest version's, or those of an unpublished one."""
 
     version: int
     chain: Chain
@@ -96,16 +96,17 @@ class _Source:
             raise DataError(f"There is no side {side!r}; there is {' and '.join(self.sides)}.")
         if self.artefact is None:
             return open_embeddings(self.lineage.stored(side)).blocks()
-        found = self.artefact.embeddings[side]
-        return found() if callable(found) else [found]
+        embeddings = self.artefact.embeddings[side]
+        return embeddings() if callable(embeddings) else [embeddings]
 
 
 def run_probes(
     lineage: Lineage, artefact: Artefact | None = None, names: Sequence[str] | None = None
 ) -> list[ProbeReading]:
-    """What every consumer with a probe reads through the chain, at the version it is pinned to.
+    """Return the reading of every consumer's probe, through the chain, at the version it is pinned
+    to.
 
-    Each probe runs in a process of its own, with the limits of `Limits.of_environment`.
+    Each probe runs in a process of its own, with the limits of `ProbeLimits.of_environment`.
 
     Args:
         artefact: a version that is about to be published; None for the newest that is.
@@ -113,7 +114,7 @@ def run_probes(
     Raises: LineageError: one of the names is no consumer, or the lineage cannot be read. DataError:
         a limit is no number.
     """
-    limits = Limits.of_environment()
+    limits = ProbeLimits.of_environment()
     consumers = Consumers.open(lineage.address)
     chosen = consumers.list() if names is None else [consumers.get(name) for name in names]
     probed = [c for c in chosen if c.probe is not None]
@@ -124,8 +125,8 @@ def run_probes(
 
 
 def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
-    """A probe that is about to be added, with what it says of the newest version as its baseline,
-    and the hashes of the files that said it.
+    """Return a new probe with its value on the newest version as baseline, and with the hashes of
+    its files.
 
     Args:
         probe: with the paths of its files as they are now.
@@ -135,7 +136,7 @@ def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
     source = _source(lineage, None)
     version = lineage.resolve(pinned)
     files = _hashed(Path(probe.model), Path(probe.data))
-    value, objects, _ = _measure(files, probe, version, source, Limits.of_environment())
+    value, objects, _ = _measure(files, probe, version, source, ProbeLimits.of_environment())
     return probe.model_copy(
         update={
             "baseline": Baseline(version=source.version, value=value, objects=objects),
@@ -146,13 +147,14 @@ def measured_probe(lineage: Lineage, pinned: str, probe: Probe) -> Probe:
 
 
 def default_side(lineage: Lineage) -> str:
-    """ "candidate", or the only side that there is."""
+    """Return "candidate", or the only side of the lineage."""
     sides = list(lineage.manifest(lineage.newest).embeddings)
     return "candidate" if "candidate" in sides or len(sides) != 1 else sides[0]
 
 
 def with_probes(artefact: Artefact, lineage: Lineage) -> tuple[Artefact, list[ProbeReading]]:
-    """The version with what all probes say of it among its metrics, as "probes"."""
+    """Return the artefact with every probe's reading in its metrics, as "probes"; and the
+    readings."""
     readings = run_probes(lineage, artefact)
     metrics = {**artefact.metrics, "probes": [r.as_json() for r in readings]}
     return replace(artefact, metrics=metrics), readings
@@ -187,7 +189,7 @@ def _hashed(model: Path, data: Path) -> ProbeFiles:
 
 
 def _reading(
-    consumers: Consumers, consumer: Consumer, source: _Source, limits: Limits
+    consumers: Consumers, consumer: Consumer, source: _Source, limits: ProbeLimits
 ) -> ProbeReading:
     probe = consumer.probe
     assert probe is not None
@@ -227,21 +229,22 @@ def _worse(metric: str, value: float, limit: float) -> bool:
 
 
 def _measure(
-    files: ProbeFiles, probe: Probe, version: int, source: _Source, limits: Limits
+    files: ProbeFiles, probe: Probe, version: int, source: _Source, limits: ProbeLimits
 ) -> tuple[float, int, int]:
-    """The metric, and how many rows have an embedding and have none."""
+    """Return the metric, and how many rows have an embedding and how many have none."""
     with ProbeProcess(files, probe.metric, limits) as process:
         ids = process.ids()
-        found, vectors = _pick(ids, source.blocks(probe.side))
+        has_vector, vectors = _pick(ids, source.blocks(probe.side))
         if not len(vectors):
             raise DataError(f"{files.data}: none of its ids is among the {probe.side} embeddings.")
         read = source.chain.apply(vectors, source.version, version)
-        value = process.value(found, read.numpy())
+        value = process.value(has_vector, read.numpy())
     return value, len(vectors), len(ids) - len(vectors)
 
 
 def _pick(ids: pa.Array, blocks: Iterable[Block]) -> tuple[NDArray[np.bool_], Tensor]:
-    """Which of the N ids (booleans) have a vector, and their vectors, in the order of the ids."""
+    """Return which of the N ids have a vector, bool [N], and their vectors in the order of the
+    ids."""
     rows: list[Tensor] = []
     vectors: list[Tensor] = []
     wanted: pa.Array | None = None
@@ -260,8 +263,8 @@ def _pick(ids: pa.Array, blocks: Iterable[Block]) -> tuple[NDArray[np.bool_], Te
     of_each = where[
         torch.from_numpy(pc.index_in(wanted, value_set=unique).to_numpy().copy()).long()
     ]
-    found = of_each >= 0
-    return found.numpy(), torch.cat(vectors)[of_each[found]]
+    has_vector = of_each >= 0
+    return has_vector.numpy(), torch.cat(vectors)[of_each[has_vector]]
 
 
 def _blocks(blocks: Iterable[Block]) -> Iterator[Block]:
@@ -273,7 +276,7 @@ def _blocks(blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 def _as_type(ids: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Ids as the lineage has them. Raises: DataError: a text that is no number."""
+    """Return ids in the lineage's type. Raises: DataError: a text is no number."""
     try:
         return ids.cast(kind)
     except pa.ArrowInvalid as error:

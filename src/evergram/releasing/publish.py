@@ -1,4 +1,4 @@
-"""The one gate to publication: limits on what is lost, every consumer's probe, then the lineage."""
+"""Publish a version: check the limits, run every consumer's probe, then write it to the lineage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALONE = "alone"
 
 @dataclass(frozen=True)
 class Published:
-    """A version that went through the gate.
+    """The result of `publish`.
 
     Args:
         version: its number.
@@ -80,7 +80,7 @@ def publish(
 def refuse_unmeasurable(
     lineage: Lineage, recipe: Recipe, *, max_degradation: float | None, strict_probes: bool
 ) -> None:
-    """Say before a long training what is known already: that a limit can never be held to.
+    """Refuse, before a long training, limits that can never be checked.
 
     Raises: DegradationError.
     """
@@ -157,11 +157,12 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
 
 
 def _pairs(report: Mapping[str, Any], metric: str) -> dict[str, tuple[Any, Any]]:
-    """By what a version is measured against: its own value, and the other's."""
-    found = report["metrics"]
+    """Return, by reference ("alone" or a past version), the new version's value and the
+    reference's."""
+    metrics = report["metrics"]
     pairs = {}
-    if ALONE in found:
-        pairs[ALONE] = found["model"].get(metric), found[ALONE].get(metric)
+    if ALONE in metrics:
+        pairs[ALONE] = metrics["model"].get(metric), metrics[ALONE].get(metric)
     for j, reading in report.get("compatibility", {}).items():
         ranking = reading["ranking"]
         pairs[j] = ranking["chain"].get(metric), ranking["past"].get(metric)
@@ -169,7 +170,7 @@ def _pairs(report: Mapping[str, Any], metric: str) -> dict[str, tuple[Any, Any]]
 
 
 def _unmeasured(report: Mapping[str, Any], metric: str, past: Sequence[int]) -> list[str]:
-    """Why the loss to the model trained alone, or to one of the past versions, is not known."""
+    """Return why the loss to the model trained alone, or to a past version, is not known."""
     pairs, losses = _pairs(report, metric), degradation(report, metric)
     readings = report.get("compatibility", {})
     queries = {ALONE: report.get("data", {}).get("test_queries", 0)}

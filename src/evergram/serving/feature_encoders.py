@@ -49,6 +49,11 @@ class Encoders:
                         "embeddings of ids."
                     )
                 record, state, vocabularies = self._lineage.encoder_parts(version)
+                if record.kind == "module":
+                    raise LineageError(
+                        f"Version {version} is encoded by modules of its makers, which the lineage "
+                        "does not hold; ask for the embeddings of ids."
+                    )
                 if record.kind in ("graphsage", "lightgcn"):
                     raise LineageError(
                         f"Version {version} is encoded by {record.kind}, which needs the whole "

@@ -16,6 +16,7 @@ from evergram.data.tables import read_keyed
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.exact import ExactGramian
@@ -156,10 +157,11 @@ def build_optimizers(
     shared = {id(p) for p in features}
     tables: list[nn.Parameter] = []
     for module in encoder.modules():
-        if isinstance(module, nn.Embedding):
+        # A user's dense tables, such as a text tower's tokens, are layers.
+        if isinstance(module, nn.Embedding) and (module.sparse or encoder.kind != "module"):
             tables += [p for p in module.parameters() if id(p) not in shared]
     ids = shared | {id(p) for p in tables}
-    layers = [p for p in encoder.parameters() if id(p) not in ids]
+    layers = [p for p in encoder.parameters() if id(p) not in ids and p.requires_grad]
     rates = recipe.training
     optimizers: list[torch.optim.Optimizer] = []
     if tables:
@@ -185,19 +187,25 @@ def prepare(
     joint: Joint | None = None,
     past: Mapping[str, Tensor] | None = None,
     folder: Path | None = None,
+    own: ModuleEncoder | None = None,
 ) -> tuple[Step, ExampleSampler, dict[str, EntitySampler] | None]:
     """Everything that a run starts from: what a step works on, and what batches come from.
 
+    Args:
+        own: the encoder to train in the place of the recipe's; a copy of it is trained.
     Raises: DataError. RecipeError: also if no memory holds it.
     """
-    refuse_too_large(recipe, corpus, version)
+    refuse_too_large(recipe, corpus, version, own)
     # Each version has a start and an order of its own: with the last one's it would be nearly
     # compatible by accident, and the next recipe would not be.
     seed = recipe.seed + 1_000_003 * version
     generator = torch.Generator().manual_seed(seed)
-    schema = Schema.of(corpus, features=recipe.model.kind != "factorization")
-    options = encoder_options(recipe, version)
-    encoder = build_encoder(recipe.model.kind, options, schema, generator).to(device)
+    if own is None:
+        schema = Schema.of(corpus, features=recipe.model.kind != "factorization")
+        options = encoder_options(recipe, version)
+        encoder = build_encoder(recipe.model.kind, options, schema, generator).to(device)
+    else:
+        encoder = own.copied().to(device)
     sampler = build_sampler(recipe, corpus, seed)
     task = build_task(recipe.task, corpus)
     prior = build_prior(recipe.prior, corpus, past, recipe.seed)

@@ -1,25 +1,32 @@
-"""What may look on while an encoder trains."""
+"""Hooks into a running training: everything but the steps themselves is a callback."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from evergram.data.sampling import Batch
+from evergram.errors import TrainingError
 from evergram.training.step import Step
+
+if TYPE_CHECKING:
+    from evergram.training.loop import Trainer
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a run.
+    """A moment of a run.
 
     Args:
-        step: steps done. epoch: the one that is running, from 1.
-        seconds: of training so far.
-        training: what the run works on; look, do not touch.
+        step: steps done.
+        epoch: the one that is running, from 1.
+        seconds: of training so far; evaluations are not counted.
+        training: the step with all that it works on; read it, do not change it.
     """
 
     step: int
@@ -33,17 +40,63 @@ class Point:
 
 
 class Callback:
-    """Override what is wanted; each does nothing by itself.
+    """Base class of callbacks; override the hooks that you need, each does nothing by itself.
 
-    A callback must not change what the run computes: no draw from torch's global generator, no
-    parameter touched.
+    A callback must not change what the run computes: it draws nothing from torch's global
+    generator and touches no parameter.
     """
 
+    def on_start(self, run: Trainer) -> None:
+        """Run before the first epoch, in the order of the callbacks."""
+
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
-        """After each step. `objective` is detached; reading its value waits for the device."""
+        """Run after each step. `objective` is detached; reading its value waits for the device."""
+
+    def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
+        """Run after each epoch.
+
+        Args:
+            objective: its mean over the epoch's steps.
+            last: whether a limit has been reached, so that no epoch follows.
+        """
 
     def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
-        """After each evaluation, with the history's new entry."""
+        """Run after each evaluation, with the history's new entry."""
+
+    def on_epoch_end(self, run: Trainer, last: bool) -> None:
+        """Run when every callback has seen the epoch, so that its state can be saved."""
 
     def on_end(self, at: Point) -> None:
-        """When training is over, also by an error."""
+        """Run when training is over, by an error too."""
+
+    def stop(self, run: Trainer) -> str:
+        """Return why no epoch should follow, in a word such as "patience"; empty to go on."""
+        return ""
+
+
+class Budget(Callback):
+    """Ends a run after the epoch in which its training has taken so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def stop(self, run: Trainer) -> str:
+        return "budget" if run.seconds >= self.seconds else ""
+
+
+class FiniteLoss(Callback):
+    """Raises TrainingError after an epoch whose objective is not finite.
+
+    Args:
+        table_rate: the learning rate to name in the error.
+    """
+
+    def __init__(self, table_rate: float) -> None:
+        self.table_rate = table_rate
+
+    def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
+        if not math.isfinite(objective):
+            raise TrainingError(
+                f"The loss is {objective} in epoch {run.epoch}; lower training.table_rate "
+                f"({self.table_rate}) or task.penalty ({list(run.step.objective.penalty)})."
+            )

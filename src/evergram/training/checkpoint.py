@@ -1,8 +1,9 @@
-"""Between a trained encoder and what a lineage keeps of it."""
+"""From a trained encoder to an artefact, and from a lineage's artefact to an encoder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -15,85 +16,166 @@ from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
+from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.factory import restore_encoder
-from evergram.encoders.features import SIDES
+from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.module_encoder import (
+    ModuleEncoder,
+    check_vectors,
+    restore_module_encoder,
+)
+from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
+from evergram.lineage.disk.manifest import EncoderRecord
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import id_hash
 from evergram.training.build import encoder_options
-from evergram.training.loop import Trained
+from evergram.training.fit import Trained
 from evergram.training.recipe import Recipe
 
 # Canaries kept of each side; enough for a mean, small enough to keep for ever.
 CANARIES = 1000
+# Canaries of each side that a user's modules are tried on when they are given again.
+TRIED = 64
 
 
-def load_encoder(lineage: Lineage, version: int) -> Encoder:
-    """A published version's encoder, in evaluation mode.
+def load_encoder(lineage: Lineage, version: int, module: EncoderModules | None = None) -> Encoder:
+    """Return a published version's encoder, in evaluation mode on the CPU.
 
-    Raises: UnknownVersionError. IntegrityError: its files do not fit together.
+    Args:
+        module: the modules that the version was trained with, if they were the user's own; copies
+            of them are filled.
+    Raises: UnknownVersionError. LineageError: the version came from a file; modules are needed and
+        none were given, or the other way round. ShapeError, DataError: they are other modules.
+        IntegrityError: the version's files do not fit together.
     """
     record, state, vocabularies = lineage.encoder_parts(version)
-    return restore_encoder(
-        record.kind, record.options, record.inputs, state, vocabularies, f"version {version}"
-    )
+    encoder = restore_any(record, state, vocabularies, f"version {version}", module)
+    if isinstance(encoder, ModuleEncoder):
+        for side, (ids, vectors) in lineage.canaries(version).items():
+            check_vectors(encoder, side, ids[:TRIED], vectors[:TRIED], f"version {version}")
+    return encoder
+
+
+def restore_any(
+    record: EncoderRecord,
+    state: Mapping[str, Tensor],
+    vocabularies: Mapping[str, Vocabulary],
+    version: str,
+    module: EncoderModules | None,
+) -> Encoder:
+    """Return an encoder from its parts: a built-in one, or one of the user's modules.
+
+    Args:
+        version: to call it in an error, such as "version 1".
+    Raises: as `load_encoder`.
+    """
+    if record.kind != "module":
+        if module is not None:
+            raise LineageError(
+                f"The encoder of {version} is a built-in {record.kind}, so no module fits it; "
+                "leave the module out."
+            )
+        return restore_encoder(
+            record.kind, record.options, record.inputs, state, vocabularies, version
+        )
+    if module is None:
+        raise LineageError(
+            f"The encoder of {version} is made of modules that the lineage does not hold; give "
+            f"them: lineage.encoder(…, module=EncoderModules(…))."
+        )
+    schema = Schema(vocabularies, record.inputs)
+    return restore_module_encoder(module, record.options, schema, state, version)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """How a version was made.
+
+    Args:
+        recipe: JSON of the recipe.
+        options: that build the encoder, see `options_of`.
+        trained_on: the split's salt and the pairs, see `trained_pairs`.
+    """
+
+    recipe: Mapping[str, Any]
+    options: Mapping[str, Any]
+    trained_on: tuple[str, TrainedPairs]
+
+
+@dataclass(frozen=True)
+class BackwardStep:
+    """What leads from a version to the one before it.
+
+    Args:
+        transform: B_k.
+        error: what it leaves, for the certificate.
+        canaries: of the version before; those that are still there stay canaries.
+    """
+
+    transform: Transform | None = None
+    error: StepError | None = None
+    canaries: Mapping[str, Block] = field(default_factory=dict)
 
 
 def make_artefact(
-    recipe: Recipe,
-    version: int,
-    split: Split,
     trained: Trained,
-    metrics: dict[str, Any],
-    transform: Transform | None = None,
-    error: StepError | None = None,
-    past: Mapping[str, Block] | None = None,
-    options: Mapping[str, Any] | None = None,
-    trained_on: tuple[str, TrainedPairs] | None = None,
+    split: Split,
+    metrics: Mapping[str, Any],
+    provenance: Provenance,
+    backward: BackwardStep | None = None,
 ) -> Artefact:
-    """What `Lineage.publish` takes.
+    """Return an artefact for `Lineage.publish`.
 
     Args:
-        past: the canaries of the version before; those that are still there stay canaries.
-        options: of the encoder, where they are not the recipe's for this version.
-        trained_on: the split's salt and the pairs, see `trained_pairs`.
+        split: the one whose training corpus `trained` embeds.
+        backward: None for version 0.
     """
+    backward = BackwardStep() if backward is None else backward
     sides = dict(zip(SIDES, (split.training.queries, split.training.candidates), strict=True))
     vectors = {"query": trained.query, "candidate": trained.candidate}
     canaries: dict[str, tuple[pa.Array, Tensor]] = {}
     for side, entities in sides.items():
-        rows = _canaries(entities.vocabulary, None if past is None else past.get(side))
+        rows = _canaries(entities.vocabulary, backward.canaries.get(side))
         canaries[side] = (
             entities.vocabulary.keys.take(pa.array(rows.numpy())),
             vectors[side][rows],
         )
-    schema = trained.encoder.schema
+    encoder = trained.encoder
     return Artefact(
-        dim=trained.encoder.dim,
+        dim=encoder.dim,
         embeddings={s: (e.vocabulary.keys, vectors[s]) for s, e in sides.items()},
-        transform=transform,
+        transform=backward.transform,
         metrics=metrics,
-        recipe=recipe.model_dump(mode="json"),
+        recipe=provenance.recipe,
         encoder=EncoderParts(
-            kind=trained.encoder.kind,
-            options=encoder_options(recipe, version) if options is None else options,
-            state=trained.encoder.state_dict(),
-            inputs=schema.inputs,
-            vocabularies=schema.vocabularies,
+            kind=encoder.kind,
+            options=provenance.options,
+            state=encoder.tensors() if isinstance(encoder, ModuleEncoder) else encoder.state_dict(),
+            inputs=encoder.schema.inputs,
+            vocabularies=encoder.schema.vocabularies,
         ),
         canaries=canaries,
-        error=error,
-        trained=trained_on,
+        error=backward.error,
+        trained=provenance.trained_on,
     )
 
 
+def options_of(encoder: Encoder, recipe: Recipe, version: int) -> dict[str, Any]:
+    """Return the options that build an encoder again, as JSON."""
+    if isinstance(encoder, ModuleEncoder):
+        return encoder.options
+    return encoder_options(recipe, version)
+
+
 def trained_pairs(corpus: Corpus, salt: str) -> tuple[str, TrainedPairs]:
-    """The pairs of a training corpus as a lineage remembers them, and the salt of their hashes."""
+    """Return the pairs of a training corpus as a lineage remembers them, after the salt of their
+    hashes."""
     return salt, TrainedPairs.of(PairHash(salt).of_corpus(corpus))
 
 
 def _canaries(vocabulary: Vocabulary, past: Block | None) -> Tensor:
-    """Rows of the objects whose vectors are kept: past canaries first, then by hash."""
+    """Return the rows of the objects whose vectors are kept: past canaries first, then by hash."""
     order = torch.argsort(id_hash(vocabulary), stable=True)
     if past is None:
         return order[:CANARIES]
@@ -103,7 +185,7 @@ def _canaries(vocabulary: Vocabulary, past: Block | None) -> Tensor:
 
 
 def held_out(entities: Side, share: float) -> Tensor:
-    """bool [N]: the objects that alignment never sees, so that its error can be measured on them.
+    """Return bool [N], the objects that alignment never sees, on which its error is measured.
 
     Chosen by a hash of the id: the same objects in every version, with the canaries among them.
     """

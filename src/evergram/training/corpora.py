@@ -1,4 +1,4 @@
-"""From a recipe to a corpus, and to what one version may see of it."""
+"""Load a recipe's corpus, and split it for a version."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from evergram.training.recipe import Recipe
 
 
 def load_corpus(recipe: Recipe) -> Corpus:
-    """All interactions that the recipe names. Raises: DataError: a file cannot be used."""
+    """Return all interactions that the recipe names. Raises: DataError: a file cannot be used."""
     data = recipe.data
     if data.kind == "synthetic":
         corpus = generate(
@@ -71,7 +71,7 @@ def load_corpus(recipe: Recipe) -> Corpus:
 def split_for(
     recipe: Recipe, corpus: Corpus, version: int, history: PairHistory | None = None
 ) -> Split:
-    """What version `version` learns from and is judged on.
+    """Return the training, selection and test pairs of version `version`.
 
     Args:
         history: what the lineage knows of held-out and trained pairs; None for one that begins.
@@ -132,9 +132,26 @@ def split_for(
     return chosen
 
 
+def final_split(recipe: Recipe, split: Split) -> Split:
+    """Return the split of the published model: with a refit, the one whose training corpus holds
+    all but the test pairs; otherwise the same one.
+
+    Raises: RecipeError: the same pairs select and test, so there is nothing more to train on.
+    """
+    if not recipe.refits:
+        return split
+    if split.final is None:
+        raise RecipeError(
+            "training.refit trains on the pairs that chose the epoch too, and with split.selection "
+            "= 'paper' those are the test pairs; set training.refit = false or split.selection = "
+            "'strict'."
+        )
+    return split.final()
+
+
 def salt_of(recipe: Recipe, history: PairHistory | None = None) -> str:
-    """The salt that decides what is held out: the lineage's; of one that begins, the recipe's, or
-    the recipe's name.
+    """Return the salt of held-out pairs: the lineage's; for a new lineage the recipe's, or else the
+    recipe's name.
 
     Raises: RecipeError: the recipe has another salt than the lineage.
     """

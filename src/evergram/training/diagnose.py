@@ -1,4 +1,4 @@
-"""What is the matter with a version: its spectrum, its scores, and its estimator's errors."""
+"""Diagnose a version: its spectrum, its scores, and its estimator's errors."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
+from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.features import SIDES
+from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError
 from evergram.evaluation.gramian_error import Histograms, score_histograms
 from evergram.lineage.lineage import Lineage
 from evergram.training.build import build_measures, pick_device, prepare
-from evergram.training.callbacks import Point
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
+from evergram.training.loop import Trainer
 from evergram.training.monitors.gramian_tracking import Tracking
-from evergram.training.progress import Progress
+from evergram.training.progress import Progress, ProgressReport
 from evergram.training.recipe import GramianRecipe, Recipe
-from evergram.training.run import no_denormals, run_epoch
 
 
 @dataclass
 class Diagnosis:
-    """What `evergram diagnose` found.
+    """The result of `evergram diagnose`.
 
     Args:
         sides: of each side, see `_side`.
@@ -39,17 +40,17 @@ class Diagnosis:
     tracking: Tracking
 
     def as_json(self) -> dict[str, Any]:
-        found, tracking = self.histograms, self.tracking
+        histograms, tracking = self.histograms, self.tracking
         return {
             "version": self.version,
             "sides": self.sides,
             "scores": {
-                "edges": found.edges.tolist(),
-                "observed": found.observed.tolist(),
-                "random": found.random.tolist(),
-                "observed_mean": found.means[0],
-                "random_mean": found.means[1],
-                "separation": found.separation,
+                "edges": histograms.edges.tolist(),
+                "observed": histograms.observed.tolist(),
+                "random": histograms.random.tolist(),
+                "observed_mean": histograms.means[0],
+                "random_mean": histograms.means[1],
+                "separation": histograms.separation,
             },
             "steps": tracking.steps,
             "gramian_errors": tracking.gramian_errors,
@@ -60,7 +61,8 @@ class Diagnosis:
 
 
 def rivals(batch_sizes: list[int]) -> dict[str, GramianRecipe]:
-    """Every estimator, by what a table calls it, learning from so many entities a step."""
+    """Return the settings of every estimator by its name in tables, each learning from so many
+    entities a step."""
     settings: dict[str, dict[str, Any]] = {
         "sampled, uniform": {"kind": "sampled", "sampler": "uniform"},
         "sampled, sqrt": {"kind": "sampled", "sampler": "sqrt"},
@@ -88,27 +90,30 @@ def diagnose(
     lineage: Lineage,
     corpus: Corpus | None = None,
     *,
+    encoder: EncoderModules | None = None,
     steps: int = 200,
     every: int = 10,
     batch_sizes: list[int] | None = None,
     device: str = "auto",
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> Diagnosis:
-    """Look at the newest version as published, and at the first steps of its training, done again.
+    """Measure the newest version as published, and its estimators along the first steps of its
+    training, run again.
 
     Args:
         recipe: the one it was trained by.
+        encoder: the modules that it was trained with, if they were your own.
         steps: of training on which estimators are compared.
         every: steps between two measures.
-        batch_sizes: entities that each learns from, a step; 128 and 1024 where absent.
+        batch_sizes: entities that each learns from, a step; 128 and 1024 by default.
     Raises: DataError, RecipeError: the data is not what it was, or no penalty is trained with.
+        LineageError, ShapeError: the modules are missing, or are others.
     """
     version = lineage.newest
     corpus = load_corpus(recipe) if corpus is None else corpus
-    split = split_for(recipe, corpus, version, lineage.pair_history)
-    training = split.training
-    encoder = load_encoder(lineage, version)
-    vectors = encoder.embed_all(training)
+    training = split_for(recipe, corpus, version, lineage.pair_history).training
+    model = load_encoder(lineage, version, encoder)
+    vectors = model.embed_all(training)
     pairs = (training.column("query"), training.column("candidate"))
     sides = {
         side: _side(vectors[side], build_measures(recipe.task, training, side)[:, 0])
@@ -119,8 +124,9 @@ def diagnose(
     if recipe.prior.kind == "version" and version:
         before = max(m.version for m in lineage.versions if m.version < version)
         past = load_encoder(lineage, before).embed_all(training)
+    own = None if encoder is None else ModuleEncoder.of(encoder, training)
     chosen = pick_device(device)
-    step, sampler, draws = prepare(recipe, training, version, chosen, past=past)
+    step, sampler, draws = prepare(recipe, training, version, chosen, past=past, own=own)
     if not step.objective.wants_moments:
         raise RecipeError(
             "This version is trained without a Gramian (task.penalty is 0), so there is no error "
@@ -132,22 +138,14 @@ def diagnose(
         every=every,
         seed=recipe.seed,
     )
-    progress = Progress(quiet=True) if progress is None else progress
-    with no_denormals(), progress.task("diagnose", steps) as bar:
-        done = epoch = 0
-        while done < steps:
-            for batch, objective in run_epoch(step, sampler, draws, epoch, chosen):
-                done += 1
-                tracking.on_step(Point(done, epoch + 1, 0.0, step), batch, objective)
-                bar.advance(1, sampler.batch_size)
-                if done == steps:
-                    break
-            epoch += 1
+    callbacks = [tracking, ProgressReport(Progress.of_choice(progress), "diagnose", steps)]
+    seed = recipe.seed + 1_000_003 * version
+    Trainer(step, sampler, draws, callbacks=callbacks, seed=seed).fit(steps=steps)
     return Diagnosis(version, sides, histograms, tracking)
 
 
 def _side(vectors: Tensor, share: Tensor) -> dict[str, float]:
-    """Of embeddings [N, D] under a measure [N]: how many dims are in use, and how long they are."""
+    """Return the spectrum and the norms of embeddings [N, D] under a measure [N]."""
     wide = vectors.double()
     values = torch.linalg.eigvalsh((wide * share[:, None]).T @ wide).clamp(min=0)
     parts = values / values.sum().clamp(min=1e-300)

@@ -1,4 +1,4 @@
-"""The alignment to the version before, as something that trains together with an encoder."""
+"""Alignment to the version before, trained together with an encoder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from evergram.training.step import Joint
 
 
 @dataclass(frozen=True)
-class AlignmentSettings:
-    """Args:
-    strength: λ on mean ‖δ‖².
-    rate: of the transform's optimiser.
-    objects: "batch": the loss is over a batch's own objects; "uniform": over objects drawn
-        uniformly among all that take part, whatever the batch. A graph encoder has them at hand.
-    rows: at most how many of each side are looked at in a step.
-    seed: of the draws.
+class JointAlignmentSettings:
+    """How the alignment is trained together with a model.
+
+    Args:
+        strength: λ on mean ‖δ‖².
+        rate: of the transform's optimiser.
+        objects: "batch": the loss is over a batch's own objects; "uniform": over objects drawn
+            uniformly among all that take part, whatever the batch. A graph encoder has them at
+            hand.
+        rows: at most how many of each side enter the loss in a step.
+        seed: of the draws.
     """
 
     strength: float
@@ -34,12 +37,12 @@ class AlignmentSettings:
     seed: int = 0
 
 
-class Alignment(Joint):
-    """λ times the alignment loss of B_k, over objects that version k-1 knows.
+class JointAlignment(Joint):
+    """Returns λ times the alignment loss of B_k, over objects that version k-1 knows.
 
     Args:
         transform: B_k, trained here.
-        loss: what errors count, on z_{k-1}.
+        loss: of errors of z_{k-1}.
         past: for each side, z_{k-1} [N, D_{k-1}] of the training corpus's entities, computed once:
             M_{k-1} is frozen.
         weight: for each side, float [N], 1 for an object that takes part.
@@ -52,7 +55,7 @@ class Alignment(Joint):
         loss: AlignmentLoss,
         past: Mapping[str, Tensor],
         weight: Mapping[str, Tensor],
-        settings: AlignmentSettings,
+        settings: JointAlignmentSettings,
     ) -> None:
         super().__init__()
         self.transform = transform
@@ -73,13 +76,13 @@ class Alignment(Joint):
         limit = self.settings.rows
         if self.settings.objects == "batch":
             rows = {"query": batch.query[:limit], "candidate": batch.candidate[:limit]}
-            found = torch.cat([query[:limit], candidate[:limit]])
+            aligned = torch.cat([query[:limit], candidate[:limit]])
         else:
             rows = {side: self._draw(side) for side in SIDES}
-            found = torch.cat([embeddings.rows(side, rows[side]) for side in SIDES])
+            aligned = torch.cat([embeddings.rows(side, rows[side]) for side in SIDES])
         weight = self._cat("weight", rows)
         self.steps += 1
-        loss: Tensor = self.loss(self.transform, found, self._cat("lifted", rows), weight)
+        loss: Tensor = self.loss(self.transform, aligned, self._cat("lifted", rows), weight)
         return self.settings.strength * loss + self.transform.penalty().to(loss)
 
     def _cat(self, name: str, rows: Mapping[str, Tensor]) -> Tensor:

@@ -1,292 +1,227 @@
-"""Train an encoder: find the best epoch, and where it is wanted train on all that is not test."""
+"""The training loop: epochs of steps, with callbacks for all else."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from evergram.data.corpus import Corpus
-from evergram.data.split import Pairs, Split, known_pairs
+from evergram.data.sampling import Batch, Draw, EntitySampler, ExampleSampler
 from evergram.encoders.encoder import Encoder
-from evergram.errors import RecipeError
-from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
-from evergram.training.callbacks import Callback
-from evergram.training.monitors.early_stopping import EarlyStopping
-from evergram.training.monitors.map_watch import Watch
-from evergram.training.progress import Progress
-from evergram.training.recipe import Recipe
-from evergram.training.run import Beside, TrainingRun, no_denormals
-from evergram.training.step import Joint
+from evergram.encoders.features import SIDES
+from evergram.training.callbacks import Callback, Point
+from evergram.training.resume import gather, scatter
+from evergram.training.step import Step
 
 
-@dataclass(frozen=True)
-class Refit:
-    """A last training on all that is not test, for as many steps as selection found best.
+class Trainer:
+    """Trains an encoder epoch by epoch; its callbacks select, save, report and stop.
 
     Args:
-        split: its training corpus holds the pairs of training and of selection.
-        joint, past: as of `train_encoder`, in the rows of that corpus.
+        step: the encoder with all that a step works on, see `evergram.training.build.prepare`.
+        sampler: gives the batches of each epoch.
+        draws: for each side, the entities that the estimators learn from; None where they learn
+            from the batches.
+        callbacks: run in this order at each hook.
+        seed: of torch's global generator in every epoch, for modules with dropout.
+    Attributes:
+        epoch, steps, seconds: how far the run is; evaluations are not counted.
+        learned: the modules that are trained, by name.
     """
 
-    split: Split
-    joint: Joint | None = None
-    past: Mapping[str, Tensor] | None = None
+    def __init__(
+        self,
+        step: Step,
+        sampler: ExampleSampler,
+        draws: Mapping[str, EntitySampler] | None = None,
+        *,
+        callbacks: Sequence[Callback] = (),
+        seed: int = 0,
+    ) -> None:
+        self.step = step
+        self.sampler = sampler
+        self.draws = draws
+        self.callbacks = list(callbacks)
+        self.seed = seed
+        self.encoder: Encoder = step.encoder
+        self.learned: dict[str, nn.Module] = {"encoder": self.encoder}
+        if step.joint is not None:
+            self.learned["joint"] = step.joint
+        self.device = self.encoder.device
+        self.epoch = 0
+        self.steps = 0
+        self.seconds = 0.0
+        self._state = {**self.learned, "objective": step.objective} | {
+            f"{side}{r}": e for side in SIDES for r, e in enumerate(step.estimators[side])
+        }
+
+    def fit(self, *, epochs: int | None = None, steps: int | None = None) -> str:
+        """Train until `epochs` or `steps` are done, or a callback stops the run.
+
+        Returns: what ended it: "epochs", "steps", or the callback's word.
+        Raises: whatever a callback raises, such as TrainingError for a loss that is not finite.
+        """
+        with no_denormals():
+            try:
+                for callback in self.callbacks:
+                    callback.on_start(self)
+                ended = self._ended(epochs, steps)
+                while not ended:
+                    objective = self._next_epoch(steps)
+                    last = bool(self._ended(epochs, steps))
+                    for callback in self.callbacks:
+                        callback.on_epoch(self, objective, last)
+                    ended = self._ended(epochs, steps)
+                    for callback in self.callbacks:
+                        callback.on_epoch_end(self, bool(ended))
+            finally:
+                for callback in self.callbacks:
+                    callback.on_end(self.point)
+        return ended
+
+    def evaluated(self, record: Mapping[str, float]) -> None:
+        """Show an evaluation's record to every callback."""
+        for callback in self.callbacks:
+            callback.on_evaluation(self.point, record)
+
+    @property
+    def point(self) -> Point:
+        """The moment that the run has reached, between two epochs."""
+        return Point(self.steps, self.epoch, self.seconds, self.step)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return a copy, on the CPU, of everything that is trained."""
+        return {k: v.detach().cpu().clone() for k, v in gather(self.learned, []).items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all tensors that the next epoch depends on, by name; not copied."""
+        return gather(self._state, self.step.optimizers)
+
+    def load_state(self, tensors: Mapping[str, Tensor], epoch: int, seconds: float) -> None:
+        """Continue from `state()` as it was after `epoch` epochs and `seconds` of training."""
+        scatter(tensors, self._state, self.step.optimizers)
+        self.epoch, self.seconds = epoch, seconds
+        self.steps = epoch * len(self.sampler)
+
+    def finish(self, kept: Mapping[str, Tensor] | None = None) -> Encoder:
+        """Return the encoder in evaluation mode on the CPU, with the parameters `kept` if given."""
+        if kept:
+            scatter(kept, self.learned, [])
+        for module in self.learned.values():
+            module.cpu().eval()
+        return self.encoder
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes that the Gramian estimators keep."""
+        return sum(e.state_bytes for side in SIDES for e in self.step.estimators[side])
+
+    def _ended(self, epochs: int | None, steps: int | None) -> str:
+        if epochs is not None and self.epoch >= epochs:
+            return "epochs"
+        if steps is not None and self.steps >= steps:
+            return "steps"
+        return next((why for c in self.callbacks if (why := c.stop(self))), "")
+
+    def _next_epoch(self, limit: int | None) -> float:
+        """Train for one epoch, until `limit` steps of the run are done. Returns: the objective's
+        mean."""
+        self.epoch += 1
+        started = time.perf_counter()
+        total = torch.zeros((), device=self.device)
+        done = 0
+        watching = [c for c in self.callbacks if type(c).on_step is not Callback.on_step]
+        with _seeded(self.seed + self.epoch, self.device):
+            for batch, objective in run_epoch(
+                self.step, self.sampler, self.draws, self.epoch - 1, self.device
+            ):
+                total += objective
+                done += 1
+                self.steps += 1
+                elapsed = self.seconds + time.perf_counter() - started
+                point = Point(self.steps, self.epoch, elapsed, self.step)
+                for callback in watching:
+                    callback.on_step(point, batch, objective)
+                if self.steps == limit:
+                    break
+        mean = float(total) / done
+        self.seconds += time.perf_counter() - started
+        return mean
 
 
-@dataclass
-class Trained:
-    """What a run leaves.
+@contextmanager
+def no_denormals() -> Iterator[None]:
+    """Flush denormal numbers to zero inside the block.
 
-    Args:
-        encoder: at its best epoch by the selection metric, or trained on all that is not test for
-            as many steps; in evaluation mode, on the CPU.
-        query, candidate: [N, D], embeddings of the entities of the corpus it was last trained on.
-        metrics: on the test pairs, `model` and `popularity`.
-        history: one entry an evaluation: epoch, seconds of training, objective, the metric.
-        best_epoch: epochs that the kept encoder has had.
-        seconds: of training, evaluation not counted.
-        watched: what `training.watch_minutes` asked for, one entry a look.
-        reached: seconds of training until `training.reach`, None where it was not.
-        state_bytes: of the Gramian estimators.
-        ended: why no more epochs were trained: "patience", "epochs" or "budget".
-        refit: `steps`, `interactions` and `seconds` of the last training on all that is not test;
-            None where there was none.
-        penalty, l2, batch_size: λ of each measure, the weight of squared norms and the pairs of a
-            step, as they were used.
-        warnings: sentences that a person should read.
+    Adagrad's tiny ones made a CPU step 20 times slower. The setting is restored at the end.
     """
-
-    encoder: Encoder
-    query: Tensor
-    candidate: Tensor
-    metrics: dict[str, dict[str, float]]
-    history: list[dict[str, float]] = field(default_factory=list)
-    best_epoch: int = 0
-    seconds: float = 0.0
-    watched: list[dict[str, float]] = field(default_factory=list)
-    reached: float | None = None
-    state_bytes: int = 0
-    ended: str = ""
-    refit: dict[str, float] | None = None
-    penalty: tuple[float, ...] = ()
-    l2: float = 0.0
-    batch_size: int = 0
-    warnings: list[str] = field(default_factory=list)
-
-
-def train_encoder(
-    recipe: Recipe,
-    split: Split,
-    version: int,
-    device: torch.device,
-    progress: Progress,
-    *,
-    joint: Joint | None = None,
-    past: Mapping[str, Tensor] | None = None,
-    start: Encoder | None = None,
-    title: str = "train",
-    folder: Path | None = None,
-    callbacks: Sequence[Callback] = (),
-    refit: Refit | None = None,
-) -> Trained:
-    """Train a version's encoder from its start on `split.training`, and keep its best epoch.
-
-    Args:
-        joint: what is trained together with it, in place.
-        past: the embeddings of the version before, [N, D′] of each side, for `prior.kind`
-            "version".
-        start: an encoder of the same architecture to go on from.
-        folder: where an interrupted run of the same is gone on with; None keeps nothing.
-        callbacks: what looks on; the refit is not looked at.
-        refit: train once more from the start, on this, for as many steps; None does not.
-    Raises: TrainingError: the loss is no longer finite.
-    """
-    run = TrainingRun(
-        recipe, split.training, version, device, Beside(joint, past, start), title, folder
-    )
-    watch = Watch.of(recipe, split)
-    found, ended = _search(
-        recipe, split, run, progress, [*callbacks, *([] if watch is None else [watch])]
-    )
-    seconds, last = run.seconds, None
-    if refit is None:
-        encoder = run.finish(found.kept)
-    else:
-        steps = found.best_epoch * len(run.sampler)
-        # What the search trained is of no more use, and as large as what follows.
-        found.kept = {}
-        del run
-        beside = Beside(refit.joint, refit.past, start)
-        run = TrainingRun(
-            recipe, refit.split.training, version, device, beside, f"{title} refit", folder,
-            f"refit, {steps} steps",
-        )  # fmt: skip
-        encoder = _train_for(run, steps, progress)
-        last = {"steps": steps, "interactions": len(refit.split.training), "seconds": run.seconds}
-        seconds += run.seconds
-    warnings = _warnings(recipe, found, ended, title)
-    for sentence in warnings:
-        logging.getLogger(__name__).warning(sentence)
-    metric = recipe.training.metric
-    return replace(
-        judge(recipe, split if refit is None else refit.split, encoder),
-        history=found.history,
-        best_epoch=found.best_epoch,
-        seconds=seconds,
-        watched=[] if watch is None else watch.found,
-        reached=time_to_reach(found.history, metric, recipe.training.reach),
-        state_bytes=run.state_bytes,
-        ended=ended,
-        refit=last,
-        penalty=run.step.objective.penalty,
-        l2=run.step.objective.l2,
-        batch_size=run.sampler.batch_size,
-        warnings=warnings,
-    )
-
-
-def _search(
-    recipe: Recipe,
-    split: Split,
-    run: TrainingRun,
-    progress: Progress,
-    lookers: Sequence[Callback],
-) -> tuple[EarlyStopping, str]:
-    """Train until patience, the epochs or the budget end it. Returns: the best epoch with its
-    parameters, and which of the three it was."""
-    settings = recipe.training
-    # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
-    joint = "joint" in run.learned
-    found = EarlyStopping(
-        settings.metric, settings.patience, recipe.upgrade.select_after if joint else 0
-    )
-    saved = run.restore()
-    if saved is not None:
-        found.kept, facts = saved
-        found.history = facts["history"]
-        found.best, found.best_epoch = facts["best"], facts["best_epoch"]
-    relevance = relevance_of(split.training, split.selection)
-    ended = _ended(recipe, run, found)
+    was = float(torch.tensor([1e-310], dtype=torch.float64) * 0.5) == 0
+    torch.set_flush_denormal(True)
     try:
-        with (
-            no_denormals(),
-            progress.task(run.title, settings.epochs * len(run.sampler), at_most=True) as bar,
-        ):
-            bar.advance(run.steps, 0)
-            while not ended:
-                mean = run.next_epoch(bar, lookers)
-                ended = _ended(recipe, run, found)
-                if ended or run.epoch % settings.evaluate_every == 0:
-                    value = _evaluate(recipe, run, relevance)
-                    record = {"epoch": run.epoch, "seconds": run.seconds, "objective": mean}
-                    record[settings.metric] = value
-                    if found.add(record, last=bool(ended)):
-                        found.kept = run.parameters()
-                    bar.describe(f"epoch {run.epoch} loss {mean:.4f} {settings.metric} {value:.4f}")
-                    for looker in lookers:
-                        looker.on_evaluation(run.point, record)
-                    ended = ended or _ended(recipe, run, found)
-                # The last state is kept whenever one may come back to it.
-                facts = {"history": found.history, "best": found.best}
-                run.save(facts | {"best_epoch": found.best_epoch}, found.kept, now=bool(ended))
+        yield
     finally:
-        for looker in lookers:
-            looker.on_end(run.point)
-    return found, ended
+        torch.set_flush_denormal(was)
 
 
-def _ended(recipe: Recipe, run: TrainingRun, found: EarlyStopping) -> str:
-    """Why no epoch follows; empty where one does."""
-    settings = recipe.training
-    if run.epoch >= settings.epochs:
-        return "epochs"
-    if settings.budget is not None and run.seconds >= settings.budget:
-        return "budget"
-    return "patience" if found.exhausted else ""
-
-
-def _evaluate(recipe: Recipe, run: TrainingRun, relevance: Relevance) -> float:
-    name = recipe.training.metric
-    now = run.encoder.embed_all(run.step.scene)
-    return rank_metrics(now["query"], now["candidate"], relevance, [name])[name]
-
-
-def _train_for(run: TrainingRun, steps: int, progress: Progress) -> Encoder:
-    """Train for so many steps; nothing is looked at on the way."""
-    run.restore()
-    with no_denormals(), progress.task(run.title, steps) as bar:
-        bar.advance(run.steps, 0)
-        while run.steps < steps:
-            mean = run.next_epoch(bar, limit=steps - run.steps)
-            bar.describe(f"epoch {run.epoch} loss {mean:.4f}")
-            run.save({}, {}, now=run.steps >= steps)
-    return run.finish()
-
-
-def _warnings(recipe: Recipe, found: EarlyStopping, ended: str, title: str) -> list[str]:
-    if not found.best_is_last:
-        return []
-    more = "budget" if ended == "budget" else "epochs"
-    return [
-        f"{title}: the best of {len(found.history)} evaluations is the last (epoch "
-        f"{found.best_epoch}, {recipe.training.metric} {found.best:.4f}), so more training may be "
-        f"better; raise training.{more} ({getattr(recipe.training, more):g})."
-    ]
-
-
-def judge(recipe: Recipe, split: Split, encoder: Encoder) -> Trained:
-    """What an encoder, trained or not, is worth on a version's data."""
-    corpus = split.training
-    vectors = encoder.embed_all(corpus)
-    query, candidate = vectors["query"], vectors["candidate"]
-    test = test_relevance(split)
-    metrics = {
-        "model": rank_metrics(query, candidate, test, recipe.metrics),
-        "popularity": popularity_metrics(corpus.counts("candidate"), test, recipe.metrics),
-    }
-    return Trained(encoder, query, candidate, metrics)
-
-
-def time_to_reach(
-    history: Sequence[Mapping[str, float]], metric: str, value: float | None
-) -> float | None:
-    """Seconds of training at the first evaluation with at least `value`; None if there is none."""
-    if value is None:
-        return None
-    return next((h["seconds"] for h in history if h[metric] >= value), None)
-
-
-def relevance_of(corpus: Corpus, pairs: Pairs) -> Relevance:
-    """Held-out pairs to find, with the training pairs masked."""
-    return Relevance.of(
-        pairs.query, pairs.candidate, corpus.column("query"), corpus.column("candidate")
-    )
-
-
-def test_relevance(split: Split) -> Relevance:
-    """Test pairs to find, with all known pairs masked: training's, and those that chose the
-    epoch."""
-    known = known_pairs(split)
-    return Relevance.of(split.test.query, split.test.candidate, known.query, known.candidate)
-
-
-def final_split(recipe: Recipe, split: Split) -> Split:
-    """Return the split of the model that is published: the same one, or where `training.refit` has
-    it so the one whose training corpus holds all that is not test.
-
-    Raises: RecipeError: the same pairs select and test, so there is nothing more to train on.
-    """
-    if not recipe.refits:
-        return split
-    if split.final is None:
-        raise RecipeError(
-            "training.refit trains on the pairs that chose the epoch too, and with split.selection "
-            "= 'paper' those are the test pairs; set training.refit = false or split.selection = "
-            "'strict'."
+def run_epoch(
+    step: Step,
+    sampler: ExampleSampler,
+    draws: Mapping[str, EntitySampler] | None,
+    number: int,
+    device: torch.device,
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield each batch of an epoch with its objective's value, after the step is done."""
+    step.begin_epoch()
+    batches = (batch.to(device) for batch in sampler.epoch(number))
+    pairs = (
+        (
+            {s: d.to(device) for s, d in zip(SIDES, pair, strict=True)}
+            for pair in zip(*(draws[s].epoch(number, len(sampler)) for s in SIDES), strict=True)
         )
-    return split.final()
+        if draws is not None
+        else None
+    )
+    if not step.wants_before:
+        for batch in batches:
+            yield batch, step(batch, None if pairs is None else next(pairs))
+        return
+    for (batch, drawn), following in _with_next(batches, pairs):
+        ids: dict[str, Tensor] | None = None
+        if following is not None:
+            ahead, ahead_drawn = following
+            ids = {"query": ahead.query, "candidate": ahead.candidate}
+            if ahead_drawn is not None:
+                ids = {s: ahead_drawn[s].ids for s in SIDES}
+        yield batch, step(batch, drawn, ids)
+
+
+Ahead = tuple[Batch, "dict[str, Draw] | None"]
+
+
+def _with_next(
+    batches: Iterator[Batch], pairs: Iterator[dict[str, Draw]] | None
+) -> Iterator[tuple[Ahead, Ahead | None]]:
+    """Yield each batch and its draws together with the next ones; None after the last."""
+    current: Ahead | None = None
+    for batch in batches:
+        following = (batch, None if pairs is None else next(pairs))
+        if current is not None:
+            yield current, following
+        current = following
+    if current is not None:
+        yield current, None
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generators inside the block, and restore them after it.
+
+    An interrupted run resumes at an epoch's start, so that dropout continues as it would have.
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -1,10 +1,12 @@
-"""How much memory a training needs at least, before any of it is asked for."""
+"""Refuse a training that needs more memory than the machine has, before it starts."""
 
 from __future__ import annotations
 
 import os
 from itertools import pairwise
 from pathlib import Path
+
+from torch import nn
 
 from evergram.data.corpus import Corpus
 from evergram.errors import RecipeError
@@ -14,20 +16,29 @@ FLOAT = 4
 # Vectors are held in the model, as the best so far, and as what is published; a layer has its
 # gradient and Adam's two means beside it.
 TABLE_COPIES, LAYER_COPIES = 2, 4
-# The keys that say how large a model is, where it is not model.dim alone.
+# The recipe's keys that size a model, if there are more than model.dim.
 SIZES = {
     "two_tower": "model.dim, model.input_dim or model.hidden",
     "graphsage": "model.dim, model.input_dim or model.layers",
 }
-# Where a container says how much it may use.
+# Files that state a container's limit.
 CGROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 
 
-def refuse_too_large(recipe: Recipe, corpus: Corpus, version: int) -> None:
-    """Raises: RecipeError: the training needs more memory than the machine has."""
+def refuse_too_large(
+    recipe: Recipe, corpus: Corpus, version: int, own: nn.Module | None = None
+) -> None:
+    """Compare what a training needs at least with what the machine has.
+
+    Args:
+        own: the user's encoder; it is in memory already, and nothing is checked.
+    Raises: RecipeError: the training needs more.
+    """
+    if own is not None:
+        return
     needed, there = needed_bytes(recipe, corpus, version), memory_bytes()
     if needed > there:
         entities = len(corpus.queries) + len(corpus.candidates)
@@ -39,7 +50,7 @@ def refuse_too_large(recipe: Recipe, corpus: Corpus, version: int) -> None:
 
 
 def needed_bytes(recipe: Recipe, corpus: Corpus, version: int) -> int:
-    """What no training of this version can do without: far less than it will use."""
+    """Return the bytes that a training of this version needs at least; it will use far more."""
     model, entities = recipe.model, len(corpus.queries) + len(corpus.candidates)
     dim = model.dim_of(version)
     width = model.input_dim if model.kind in ("two_tower", "graphsage") else None
@@ -55,11 +66,11 @@ def needed_bytes(recipe: Recipe, corpus: Corpus, version: int) -> int:
 
 
 def memory_bytes() -> int:
-    """What this process may use at most: the machine's memory, or the container's share of it."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    """Return the most that this process may use: the machine's memory, or its container's share."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in CGROUPS:
         try:
-            found.append(int(path.read_text()))
+            limits.append(int(path.read_text()))
         except (OSError, ValueError):  # no such file, or "max"
             continue
-    return min(found)
+    return min(limits)

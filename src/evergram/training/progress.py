@@ -1,19 +1,27 @@
-"""Progress on stderr: a bar where a person looks, plain lines where a file is written."""
+"""Progress on stderr: a bar on a terminal, plain lines in a file or a pipe."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from torch import Tensor
+
+from evergram.data.sampling import Batch
+from evergram.training.callbacks import Callback, Point
+
+if TYPE_CHECKING:
+    from evergram.training.loop import Trainer
 
 
 class Handle:
-    """One running task. `advance` is called once a batch and costs next to nothing."""
+    """One running task; `advance` is cheap enough to call once a batch."""
 
     def __init__(
         self, title: str, total: int, bar: Bar | None, quiet: bool, at_most: bool = False
@@ -37,7 +45,7 @@ class Handle:
         self._bar.update(self._id, completed=self._done, speed=self._speed())
 
     def describe(self, note: str) -> None:
-        """What is worth saying after an epoch: on the bar, or as a line."""
+        """Report on an epoch: on the bar, or as a line."""
         if self._bar is not None and self._id is not None:
             self._bar.update(self._id, completed=self._done, note=note, speed=self._speed())
         elif not self._quiet:
@@ -52,11 +60,11 @@ class Handle:
 
 
 class Progress:
-    """Where tasks report to.
+    """Reports running tasks to stderr.
 
     Args:
-        quiet: say nothing.
-        prefix: what every title begins with.
+        quiet: report nothing.
+        prefix: starts every title.
     """
 
     def __init__(self, quiet: bool = False, prefix: str = "") -> None:
@@ -64,17 +72,26 @@ class Progress:
         self._prefix = prefix
 
     def of(self, part: str) -> Progress:
-        """Progress of a part of the whole, whose tasks are named after it."""
+        """Return the progress of a part; the titles of its tasks start with its name."""
         return Progress(self._quiet, f"{self._prefix}{part}, ")
 
     def say(self, sentence: str) -> None:
-        """Write a line that is no task's."""
+        """Write a line that belongs to no task."""
         if not self._quiet:
             sys.stderr.write(f"{self._prefix}{sentence}\n")
 
+    @classmethod
+    def of_choice(cls, progress: Progress | bool) -> Progress:
+        """Return a progress as it is, one that reports for True, and a quiet one for False."""
+        return cls(quiet=not progress) if isinstance(progress, bool) else progress
+
     @contextmanager
     def task(self, title: str, total: int, *, at_most: bool = False) -> Iterator[Handle]:
-        """Report on `total` steps, or on as many `at_most`."""
+        """Report on a task inside the block.
+
+        Args:
+            total: steps that it has; with `at_most`, it may end earlier.
+        """
         title = self._prefix + title
         console = Console(stderr=True)
         if self._quiet or not console.is_terminal:
@@ -89,3 +106,48 @@ class Progress:
         )
         with Bar(*columns, console=console) as bar:
             yield Handle(title, total, bar, False, at_most)
+
+
+class ProgressReport(Callback):
+    """Shows a run's steps and evaluations.
+
+    Args:
+        total: steps that the run has, or has at most.
+        metric: the one to show of each evaluation; None where there is none.
+    """
+
+    def __init__(
+        self, progress: Progress, title: str, total: int, metric: str | None = None
+    ) -> None:
+        self.progress = progress
+        self.title = title
+        self.total = total
+        self.metric = metric
+        self._stack = ExitStack()
+        self._task: Handle | None = None
+        self._batch_size = 0
+
+    def on_start(self, run: Trainer) -> None:
+        at_most = self.metric is not None
+        task = self.progress.task(self.title, self.total, at_most=at_most)
+        self._task = self._stack.enter_context(task)
+        self._task.advance(run.steps, 0)
+        self._batch_size = run.sampler.batch_size
+
+    def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
+        if self._task is not None:
+            self._task.advance(1, self._batch_size)
+
+    def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
+        if self._task is not None and self.metric is None:
+            self._task.describe(f"epoch {run.epoch} loss {objective:.4f}")
+
+    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+        if self._task is not None and self.metric is not None:
+            self._task.describe(
+                f"epoch {at.epoch} loss {record['objective']:.4f} "
+                f"{self.metric} {record[self.metric]:.4f}"
+            )
+
+    def on_end(self, at: Point) -> None:
+        self._stack.close()

@@ -1,4 +1,4 @@
-"""Going on where an interrupted run stopped, bit for bit."""
+"""Resume an interrupted run where it stopped, bit for bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,18 +18,23 @@ from torch import Tensor, nn
 from evergram.data.corpus import Corpus
 from evergram.errors import TrainingError
 from evergram.lineage.disk.atomic import make_folder
+from evergram.training.callbacks import Callback
 from evergram.training.recipe import Recipe
 
+if TYPE_CHECKING:
+    from evergram.training.loop import Trainer
+    from evergram.training.monitors.early_stopping import EarlyStopping
 
-class Resume:
-    """One run's file of all its state, replaced whole; None as a folder keeps nothing.
 
-    The file says which recipe, version and corpus it is of; for any other run it is as if it were
-    not there.
+class ResumeFile:
+    """The file of one run's whole state, replaced in one rename.
+
+    It says which recipe, version and corpus it is of; any other run ignores it.
 
     Args:
-        folder: where; removed when the version is published.
-        title: one run's name in the folder.
+        folder: the checkpoint folder, removed when the version is published; None saves nothing.
+        title: the run's name in the folder.
+        key: what the run is a function of, see `run_key`.
         every: seconds between two saves, so that short runs write nothing.
     """
 
@@ -40,10 +45,14 @@ class Resume:
         self._saved = time.monotonic()
 
     def due(self) -> bool:
+        """Whether the last save is long enough ago."""
         return self.path is not None and time.monotonic() - self._saved >= self.every
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Raises: TrainingError: it cannot be written; what was saved before is still there."""
+        """Replace what was saved before.
+
+        Raises: TrainingError: the file cannot be written; the previous one is still there.
+        """
         if self.path is None:
             return
         part = self.path.with_suffix(".part")
@@ -65,7 +74,7 @@ class Resume:
         self._saved = time.monotonic()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """What was saved last, or None where there is nothing of this run."""
+        """Return the tensors and facts saved last; None if nothing of this run is there."""
         if self.path is None or not self.path.is_file():
             return None
         try:
@@ -79,15 +88,57 @@ class Resume:
         return tensors, json.loads(metadata["facts"])
 
 
+class Resumption(Callback):
+    """Restores a run from its file at the start, and saves it after epochs.
+
+    Args:
+        stopping: the selection to save and restore with the run; None where nothing is selected.
+    """
+
+    def __init__(self, file: ResumeFile, stopping: EarlyStopping | None = None) -> None:
+        self.file = file
+        self.stopping = stopping
+
+    def on_start(self, run: Trainer) -> None:
+        saved = self.file.load()
+        if saved is None:
+            return
+        tensors, facts = saved
+        run.load_state(tensors, facts["epoch"], facts["seconds"])
+        if self.stopping is not None:
+            self.stopping.kept = named(tensors, "kept")
+            self.stopping.history = facts["history"]
+            self.stopping.best = facts["best"]
+            self.stopping.best_epoch = facts["best_epoch"]
+
+    def on_epoch_end(self, run: Trainer, last: bool) -> None:
+        # The last state is always saved: a later command may come back to it.
+        if not last and not self.file.due():
+            return
+        tensors = run.state()
+        facts: dict[str, Any] = {"epoch": run.epoch, "seconds": run.seconds}
+        if self.stopping is not None:
+            tensors |= {f"kept|{name}": value for name, value in self.stopping.kept.items()}
+            facts["history"] = self.stopping.history
+            facts |= {"best": self.stopping.best, "best_epoch": self.stopping.best_epoch}
+        self.file.save(tensors, facts)
+
+
 def run_key(
     recipe: Recipe,
     version: int,
     corpus: Corpus,
     joint: nn.Module | None,
     start: nn.Module | None = None,
+    own: nn.Module | None = None,
 ) -> str:
-    """What a run is a function of: its recipe, version, data, what it is aligned to, and what it
-    goes on from."""
+    """Return a digest of what a run is a function of.
+
+    Args:
+        joint: what is trained together with the encoder; its buffers count.
+        start: the encoder that training starts from.
+        own: an encoder of the user's modules, in the place of the recipe's.
+    """
     digest = hashlib.sha256(recipe.model_dump_json().encode())
     digest.update(f"{version} {torch.__version__} {corpus.interactions.schema}".encode())
     for name in ("query", "candidate"):
@@ -96,16 +147,17 @@ def run_key(
         digest.update("\n".join(map(str, side.vocabulary.keys.to_pylist())).encode())
     for name, buffer in () if joint is None else joint.named_buffers():
         digest.update(name.encode() + buffer.detach().cpu().numpy().tobytes())
-    for name, value in () if start is None else start.state_dict().items():
-        digest.update(name.encode() + value.detach().cpu().numpy().tobytes())
+    for module in (start, own):
+        for name, value in () if module is None else module.state_dict().items():
+            digest.update(name.encode() + value.detach().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
 def gather(
     modules: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Tensor]:
-    """All tensors of modules and optimisers, by name."""
-    found = {
+    """Return all tensors of modules and optimisers, by name; not copied."""
+    tensors = {
         f"{name}|{key}": value
         for name, module in modules.items()
         for key, value in module.state_dict().items()
@@ -113,8 +165,8 @@ def gather(
     for i, optimizer in enumerate(optimizers):
         for parameter, state in optimizer.state_dict()["state"].items():
             for key, value in state.items():
-                found[f"optimizer{i}|{parameter}|{key}"] = value
-    return found
+                tensors[f"optimizer{i}|{parameter}|{key}"] = value
+    return tensors
 
 
 def scatter(
@@ -122,7 +174,7 @@ def scatter(
     modules: Mapping[str, nn.Module],
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> None:
-    """The inverse of `gather`."""
+    """Copy what `gather` gave back into modules and optimisers."""
     for name, module in modules.items():
         module.load_state_dict(named(tensors, name))
     for i, optimizer in enumerate(optimizers):
@@ -135,6 +187,6 @@ def scatter(
 
 
 def named(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The tensors under `name`, without it."""
+    """Return the tensors whose name starts with `name`, without that prefix."""
     prefix = f"{name}|"
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

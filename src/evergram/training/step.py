@@ -1,4 +1,4 @@
-"""One step, in the order that the estimators ask for."""
+"""One training step, in the order that the Gramian estimators require."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from evergram.tasks.task import Encoded, Moments, Spread
 
 
 class Joint(nn.Module, ABC):
-    """Something trained together with the encoder: its loss is added to the task's.
+    """A module trained together with the encoder; its loss is added to the task's.
 
-    Parameters that it owns are trained by `layer_rate`, or by its own `rate`.
+    Its own parameters are trained at `training.layer_rate`, or at its own `rate`.
     """
 
     rate: float | None = None
@@ -32,12 +32,17 @@ class Joint(nn.Module, ABC):
     def forward(
         self, query: Tensor, candidate: Tensor, batch: Batch, embeddings: Embeddings
     ) -> Tensor:
-        """Scalar loss of a batch's embeddings, [B, D] each, or of any that `embeddings` gives."""
+        """Return a scalar loss.
+
+        Args:
+            query, candidate: the batch's embeddings, [B, D] each.
+            embeddings: gives those of any other entities.
+        """
 
 
 @dataclass
 class Step:
-    """What a step works on, and the step.
+    """Trains an encoder on one batch a call.
 
     Args:
         scene: the training corpus, as the encoder sees it.
@@ -61,7 +66,13 @@ class Step:
     joint: Joint | None = None
     independent: bool = False
     precondition: float = 0.0
-    before: dict[str, Tensor] = field(default_factory=dict)
+    # The next batch's embeddings before the last step, for estimators that want them.
+    _seen_before: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def begin_epoch(self) -> None:
+        """Enter training mode and forget the last epoch's look ahead."""
+        self.encoder.train()
+        self._seen_before = {}
 
     def __call__(
         self,
@@ -92,14 +103,7 @@ class Step:
             embeddings.rows("query", batch.query),
             embeddings.rows("candidate", batch.candidate),
         )
-        encoded = Encoded(
-            query,
-            candidate,
-            None if batch.negative is None else embeddings.rows("candidate", batch.negative),
-            self.factors["query"][batch.query, : self.prior] if self.prior else None,
-            self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
-            self._everyone(embeddings) if wanted else None,
-        )
+        encoded = self._encoded(embeddings, batch, (query, candidate))
         moments = {s: [e.moment() for e in self.estimators[s]] if wanted else [] for s in SIDES}
         if wanted and self.precondition:
             self._turn(encoded, moments)
@@ -110,11 +114,11 @@ class Step:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         total.backward()
-        seen_before = self.before
-        self.before = {}
+        seen_before = self._seen_before
+        self._seen_before = {}
         if wanted and upcoming is not None and self.wants_before:
             with torch.no_grad():
-                self.before = {s: embeddings.rows(s, upcoming[s]) for s in SIDES}
+                self._seen_before = {s: embeddings.rows(s, upcoming[s]) for s in SIDES}
         for optimizer in self.optimizers:
             optimizer.step()
         if wanted and not self.independent:
@@ -128,11 +132,12 @@ class Step:
 
     @property
     def wants_before(self) -> bool:
-        return any(e.wants_before for found in self.estimators.values() for e in found)
+        """Whether an estimator wants the next batch's embeddings from before a step too."""
+        return any(e.wants_before for side in SIDES for e in self.estimators[side])
 
     @contextmanager
     def look(self) -> Iterator[Embeddings]:
-        """Embeddings as the next step will see them, for who looks on: nothing is left behind."""
+        """Give the embeddings as the next step will see them; the run stays as it was."""
         # Normalisation by batch keeps running statistics, which a step alone should move.
         kept = [(b, b.clone()) for b in self.encoder.buffers()]
         with torch.no_grad():
@@ -142,7 +147,8 @@ class Step:
             yield embeddings
 
     def population(self, embeddings: Embeddings, side: str, r: int = 0) -> Population:
-        """Every entity's embedding with its share of measure r."""
+        """Return a function that gives every entity's embedding, its share of measure r, and its
+        factors, in blocks."""
 
         def blocks() -> Iterable[tuple[Tensor, Tensor, Tensor]]:
             start = 0
@@ -154,20 +160,34 @@ class Step:
 
         return blocks
 
+    def _encoded(
+        self, embeddings: Embeddings, batch: Batch, rows: tuple[Tensor, Tensor]
+    ) -> Encoded:
+        """Return what the objective takes: a batch's rows, negatives, factors and all entities."""
+        query, candidate = rows
+        return Encoded(
+            query,
+            candidate,
+            None if batch.negative is None else embeddings.rows("candidate", batch.negative),
+            self.factors["query"][batch.query, : self.prior] if self.prior else None,
+            self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
+            self._everyone(embeddings) if self.objective.wants_moments else None,
+        )
+
     def _everyone(self, embeddings: Embeddings) -> dict[str, Spread] | None:
-        """All entities, where the Gramians are exact and a pass has embedded them all: then the
-        penalty's gradient is without noise, whatever the batch."""
-        if not all(e.exact for found in self.estimators.values() for e in found):
+        """Return all entities if the Gramians are exact and a pass has embedded them all; else
+        None. The penalty's gradient is then without noise, whatever the batch."""
+        if not all(e.exact for side in SIDES for e in self.estimators[side]):
             return None
-        found: dict[str, Spread] = {}
+        spreads: dict[str, Spread] = {}
         for side in SIDES:
             rows = embeddings.whole(side)
             if rows is None:
                 return None
             weight = (self.measures[side] * len(rows)).to(rows)
             factors = self.factors[side][:, : self.prior] if self.prior else None
-            found[side] = Spread(rows, weight, factors)
-        return found
+            spreads[side] = Spread(rows, weight, factors)
+        return spreads
 
     def _turn(self, encoded: Encoded, moments: Moments) -> None:
         """Multiply the gradients of embeddings by the other side's preconditioner."""
@@ -182,7 +202,8 @@ class Step:
             query, candidate = (encoded.everyone[side].rows for side in SIDES)
             pairs = [(query, other["candidate"]), (candidate, other["query"])]
         for rows, matrix in pairs:
-            if rows is not None:
+            # A side that is frozen as a whole has no gradient to multiply.
+            if rows is not None and rows.requires_grad:
                 rows.register_hook(partial(torch.matmul, other=matrix))  # type: ignore[no-untyped-call]
 
     def _update(
@@ -190,8 +211,9 @@ class Step:
         rows: Mapping[str, tuple[Tensor, Tensor, Tensor]],
         before: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Fold into every estimator, by side: ids [B], weights [B, R], embeddings [B, D]."""
-        past = self.before if before is None else before
+        """Fold rows into the estimators of each side: ids [B], weights [B, R], embeddings [B,
+        D]."""
+        past = self._seen_before if before is None else before
         for side, (ids, weights, embeddings) in rows.items():
             factors = self.factors[side]
             # Without factors nothing is looked up.

@@ -33,12 +33,12 @@ from evergram.evaluation.probes.onnx_external import (
     has_external_data,
 )
 from evergram.evaluation.probes.probe_models import LinearModel
-from evergram.evaluation.probes.probe_process import Limits, ProbeFiles, ProbeProcess
+from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
 
 ROWS = 40
 VECTORS = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
 LABEL = VECTORS.sum(axis=1) > 0
-LIMITS = Limits()
+LIMITS = ProbeLimits()
 
 
 def files_of(folder: Path, model: bytes, suffix: str = ".onnx") -> ProbeFiles:
@@ -49,7 +49,7 @@ def files_of(folder: Path, model: bytes, suffix: str = ".onnx") -> ProbeFiles:
     return ProbeFiles(path, digests[0], data, digests[1])
 
 
-def value_of(files: ProbeFiles, limits: Limits = LIMITS, metric: str = "auc") -> float:
+def value_of(files: ProbeFiles, limits: ProbeLimits = LIMITS, metric: str = "auc") -> float:
     with ProbeProcess(files, metric, limits) as process:
         assert process.ids().to_pylist() == list(range(ROWS))
         return process.value(np.ones(ROWS, dtype=bool), VECTORS)
@@ -91,14 +91,14 @@ def test_a_model_that_never_ends_is_ended(tmp_path: Path) -> None:
 def test_a_program_that_does_not_even_start_in_time_is_ended(tmp_path: Path) -> None:
     files = files_of(tmp_path, graphs.plain().SerializeToString())
     with pytest.raises(DataError, match=r"within 0\.001 seconds"):
-        value_of(files, Limits(seconds=0.001))
+        value_of(files, ProbeLimits(seconds=0.001))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no limit of memory")
 def test_a_model_that_takes_too_much_memory_is_refused_it(tmp_path: Path) -> None:
     files = files_of(tmp_path, graphs.hungry().SerializeToString())
     with pytest.raises(DataError, match=r"it needs more than 200 MiB of memory \(EVERGRAM_PROBE_M"):
-        value_of(files, Limits(mib=200))
+        value_of(files, ProbeLimits(mib=200))
 
 
 @pytest.mark.long
@@ -112,7 +112,7 @@ def test_an_evaluation_file_that_takes_too_much_memory_is_refused_it(tmp_path: P
     digest = hashlib.sha256(files.data.read_bytes()).hexdigest()
     files = ProbeFiles(files.model, files.model_sha256, files.data, digest)
     with pytest.raises(DataError, match=r"it needs more than 200 MiB of memory"):
-        value_of(files, Limits(mib=200))
+        value_of(files, ProbeLimits(mib=200))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
@@ -321,27 +321,27 @@ def test_weights_of_sixteen_bits_of_a_float32_are_read(tmp_path: Path) -> None:
 
 
 def test_limits_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Limits.of_environment() == Limits(60.0, 4096)
+    assert ProbeLimits.of_environment() == ProbeLimits(60.0, 4096)
     monkeypatch.setenv("EVERGRAM_PROBE_SECONDS", "2.5")
     monkeypatch.setenv("EVERGRAM_PROBE_MIB", "100")
-    assert Limits.of_environment() == Limits(2.5, 100)
+    assert ProbeLimits.of_environment() == ProbeLimits(2.5, 100)
     for name in ("EVERGRAM_PROBE_SECONDS", "EVERGRAM_PROBE_MIB"):
         for wrong in ("soon", "0", "-1", "nan", "inf"):
             with monkeypatch.context() as patch:
                 patch.setenv(name, wrong)
                 with pytest.raises(DataError, match=f"{name} is '{wrong}'; it must be a number"):
-                    Limits.of_environment()
+                    ProbeLimits.of_environment()
 
 
 PUBLISHER = """
 import sys
 from pathlib import Path
 import numpy as np
-from evergram.evaluation.probes.probe_process import Limits, ProbeFiles, ProbeProcess
+from evergram.evaluation.probes.probe_process import ProbeLimits, ProbeFiles, ProbeProcess
 assert not {"onnxruntime", "torch"} & set(sys.modules)
 model, model_sha256, data, data_sha256 = sys.argv[1:]
 files = ProbeFiles(Path(model), model_sha256, Path(data), data_sha256)
-with ProbeProcess(files, "auc", Limits(seconds=1)) as process:
+with ProbeProcess(files, "auc", ProbeLimits(seconds=1)) as process:
     # The limit that counts here is that of processor time, which the probe keeps by itself.
     process._left = 1e6
     process.ids()

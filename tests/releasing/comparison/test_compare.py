@@ -14,7 +14,8 @@ from evergram.data.corpus import Corpus
 from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.comparison import compare as compare_module
-from evergram.releasing.comparison.compare import Run, compare, recipe_of, runs_of, seeds_of
+from evergram.releasing.comparison.compare import compare
+from evergram.releasing.comparison.runs import Run, recipe_of, runs_of, seeds_of
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.recipe import Recipe
 

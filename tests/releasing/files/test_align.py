@@ -17,7 +17,8 @@ from evergram.data.corpus import Side, Vocabulary
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import id_hash
-from evergram.releasing.files.align import Settings, align
+from evergram.releasing.files.align import align
+from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.pair_split import canary_rows, id_hashes, pair_groups, sampled_rows
 from evergram.releasing.files.past_file import SIDE
 from evergram.training.checkpoint import held_out
@@ -89,7 +90,7 @@ def test_held_out_objects_change_nothing_of_the_transform(tmp_path: Path, kind: 
             file_of(tmp_path / f"{name}-old.parquet", vectors),
             file_of(tmp_path / "new.npy", new),
         )
-        settings = Settings(kind, rank=3 if kind == "low_rank" else None, held_out=0.2)
+        settings = AlignSettings(kind, rank=3 if kind == "low_rank" else None, held_out=0.2)
         report = align(*files, lineage, settings, max_error=math.inf)["alignment"]
         weights.append(lineage.chain.matrix(1, 0))
         assert (report["held_out"]["transformed"]["relative_error"] > 0.9) == (name == "b")
@@ -144,4 +145,4 @@ def test_settings_that_cannot_be_are_refused(
     settings: dict[str, str | float | int], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        Settings(**settings)  # type: ignore[arg-type]
+        AlignSettings(**settings)  # type: ignore[arg-type]

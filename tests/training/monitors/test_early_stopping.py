@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import train_encoder
+from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.monitors.early_stopping import EarlyStopping
-from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 
 METRIC = "recall@20"
@@ -64,9 +63,7 @@ def test_a_run_that_goes_on_ends_where_it_would_have_ended(
 def run(recipe: Recipe, *overrides: str) -> tuple[int, int, str, list[str]]:
     recipe = Recipe.of(recipe.model_dump(), overrides)
     split = split_for(recipe, load_corpus(recipe), 0)
-    found = train_encoder(
-        recipe, split, 0, torch.device("cpu"), Progress(quiet=True), title="version 0"
-    )
+    found = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu"), title="version 0"))
     return found.best_epoch, int(found.history[-1]["epoch"]), found.ended, found.warnings
 
 

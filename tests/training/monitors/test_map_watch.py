@@ -9,9 +9,8 @@ from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.training.build import prepare
 from evergram.training.callbacks import Point
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.loop import train_encoder
-from evergram.training.monitors.map_watch import Watch
-from evergram.training.progress import Progress
+from evergram.training.fit import RunContext, fit_encoder
+from evergram.training.monitors.map_watch import MapWatch
 from evergram.training.recipe import Recipe
 
 CPU = torch.device("cpu")
@@ -20,10 +19,9 @@ CPU = torch.device("cpu")
 def test_training_is_the_same_and_looks_come_by_the_clock(small: Recipe) -> None:
     recipe = Recipe.of(small.model_dump(), ["training.watch_minutes=0.001", "training.epochs=6"])
     split = split_for(recipe, load_corpus(recipe), 0)
-    quiet = Progress(quiet=True)
-    watched = train_encoder(recipe, split, 0, CPU, quiet)
-    alone = train_encoder(
-        Recipe.of(small.model_dump(), ["training.epochs=6"]), split, 0, CPU, quiet
+    watched = fit_encoder(recipe, split, 0, RunContext(CPU))
+    alone = fit_encoder(
+        Recipe.of(small.model_dump(), ["training.epochs=6"]), split, 0, RunContext(CPU)
     )
     assert torch.equal(watched.query, alone.query)
     assert watched.watched
@@ -39,9 +37,9 @@ def test_training_is_the_same_and_looks_come_by_the_clock(small: Recipe) -> None
 @pytest.mark.parametrize("size", [20, 10_000])
 def test_it_ranks_the_fixed_candidates_and_the_targets(small: Recipe, size: int) -> None:
     split = split_for(small, load_corpus(small), 0)
-    watch = Watch(split, minutes=1, size=size, seed=0)
+    watch = MapWatch(split, minutes=1, size=size, seed=0)
     step, _, _ = prepare(small, split.training, 0, CPU)
-    watch._look(Point(1, 1, 60.0, step))
+    watch._measure(Point(1, 1, 60.0, step))
     watch.on_end(Point(1, 1, 60.0, step))
     vectors = step.encoder.embed_all(step.scene)
     query, candidate = vectors["query"], vectors["candidate"]
@@ -62,4 +60,4 @@ def test_it_ranks_the_fixed_candidates_and_the_targets(small: Recipe, size: int)
         ),
         ["map@10"],
     )
-    assert watch.found[0]["map@10 validation"] == pytest.approx(expected["map@10"])
+    assert watch.records[0]["map@10 validation"] == pytest.approx(expected["map@10"])

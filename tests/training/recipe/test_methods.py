@@ -15,12 +15,13 @@ from evergram.encoders.features import SIDES
 from evergram.errors import DegradationError, RecipeError, ShapeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.past_version_report import held_out_rows, known_vectors
+from evergram.releasing.past_models import known_vectors
+from evergram.releasing.past_version_report import held_out_rows
 from evergram.releasing.publish import degradation, refuse_degradation
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.joint import Alignment, AlignmentSettings
+from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.methods import METHODS
 
@@ -153,11 +154,11 @@ def test_a_model_that_was_trained_alone_is_not_trained_again(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("it was trained again")
 
-    monkeypatch.setattr("evergram.releasing.upgrade.train_encoder", never)
-    found = upgrade(by(small, "post-lin-sloss"), lineage, corpus, encoder=encoder)
+    monkeypatch.setattr("evergram.releasing.upgrade_steps.fit_encoder", never)
+    found = upgrade(by(small, "post-lin-sloss"), lineage, corpus, trained=encoder)
     assert torch.equal(found.block("query")[1], alone.block("query")[1])
     with pytest.raises(RecipeError, match="trained alone was given"):
-        upgrade(by(small, "bc-aligner"), lineage, corpus, encoder=encoder)
+        upgrade(by(small, "bc-aligner"), lineage, corpus, trained=encoder)
 
 
 @pytest.mark.parametrize("steps", ["single", "multi"])
@@ -180,12 +181,12 @@ def test_uniform_objects_are_drawn_anew_each_step_and_resume(small: Recipe) -> N
     """Every known object comes up as often as any other, and draws are a function of the step."""
     known = torch.ones(50)
     known[10:] = 0
-    joint = Alignment(
+    joint = JointAlignment(
         LinearTransform(2, 2),
         AlignmentLoss(Chain([], 2)),
         {s: torch.zeros(50, 2) for s in SIDES},
         dict.fromkeys(SIDES, known),
-        AlignmentSettings(1.0, objects="uniform", rows=5),
+        JointAlignmentSettings(1.0, objects="uniform", rows=5),
     )
     counts = torch.zeros(50)
     draws = []

@@ -34,7 +34,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def has_external_data(model: bytes) -> bool:
-    """Whether a tensor of the model, in whatever graph, attribute or function, is in another file.
+    """Return whether a tensor of the model, in whatever graph, attribute or function, is in another
+    file.
 
     Raises: ValueError: it is no message of protocol buffers.
     """
@@ -51,7 +52,7 @@ def has_external_data(model: bytes) -> bool:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
-    """Number, wire type and content of each field."""
+    """Yield number, wire type and content of each field."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -77,7 +78,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and where the next field begins."""
+    """Return a number of seven bits a byte, and where the next field begins."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(message):

@@ -1,4 +1,4 @@
-"""A consumer's own model, ONNX or safetensors, and how good it is on labelled embeddings.
+"""Read a consumer's own model, ONNX or safetensors, and measure it on labelled embeddings.
 
 Such a model is somebody else's program: `probe_process` runs what is here in a process of its own.
 """
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 
 from evergram.errors import DataError
-from evergram.evaluation.auc import roc_auc
 from evergram.evaluation.probes.onnx_external import has_external_data
 
 SUFFIXES = (".onnx", ".safetensors")
@@ -31,7 +30,7 @@ _NUMBERS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model says of N objects.
+    """A model's scores and classes of N objects.
 
     Args:
         score: float64 [N], higher for the positive class, or the value that a regressor gives; None
@@ -48,12 +47,15 @@ class ProbeModel(ABC):
 
     @abstractmethod
     def answers(self, embeddings: NDArray[np.float32]) -> Answers:
-        """Of [N, D]. Raises: DataError: it reads another dim, or gives no answer."""
+        """Return the answers for [N, D]. Raises: DataError: the model reads another dim, or gives
+        no answer."""
 
 
 def load_probe_model(path: Path, content: bytes | None = None) -> ProbeModel:
-    """Args:
-        content: of the file, where it has been read already.
+    """Return the model of a file.
+
+    Args:
+        content: of the file, if it has been read already.
     Raises: DataError: it cannot be read, is of no known kind, or its reader is not installed.
     """
     if path.suffix.lower() not in SUFFIXES:
@@ -100,12 +102,12 @@ class LinearModel(ProbeModel):
             )
         self._parts = {}
         for name, (size, default) in wanted.items():
-            found = tensors.get(name, np.array(default)).reshape(-1)
-            if len(found) not in (1, size):
+            values = tensors.get(name, np.array(default)).reshape(-1)
+            if len(values) not in (1, size):
                 raise DataError(
-                    f"{path}: tensor {name!r} has {len(found)} numbers; {size} are needed."
+                    f"{path}: tensor {name!r} has {len(values)} numbers; {size} are needed."
                 )
-            self._parts[name] = found
+            self._parts[name] = values
 
     def answers(self, embeddings: NDArray[np.float32]) -> Answers:
         dim = self.weight.shape[1]
@@ -166,10 +168,10 @@ class OnnxModel(ProbeModel):
         self._dim = inputs[0].shape[-1] if len(inputs[0].shape) == 2 else None
 
     def answers(self, embeddings: NDArray[np.float32]) -> Answers:
-        given = embeddings.shape[1]
-        if isinstance(self._dim, int) and self._dim != given:
-            raise _other_dim(self.path, self._dim, given)
-        found: list[list[Any]] = []
+        dim = embeddings.shape[1]
+        if isinstance(self._dim, int) and self._dim != dim:
+            raise _other_dim(self.path, self._dim, dim)
+        blocks_of_outputs: list[list[Any]] = []
         for start in range(0, len(embeddings), BLOCK):
             part = embeddings[start : start + BLOCK].astype(self._dtype)
             try:
@@ -177,14 +179,14 @@ class OnnxModel(ProbeModel):
             except Exception as error:
                 _refuse_memory(error)
                 raise DataError(
-                    f"{self.path} does not run on embeddings of dim {given}: {_sentence(error)}."
+                    f"{self.path} does not run on embeddings of dim {dim}: {_sentence(error)}."
                 ) from error
             for output in outputs:
                 _refuse_rows(self.path, output, len(part))
-            found.append(outputs)
+            blocks_of_outputs.append(outputs)
         score: Floats | None = None
         predicted: pa.Array | None = None
-        for blocks in zip(*found, strict=True):
+        for blocks in zip(*blocks_of_outputs, strict=True):
             floats = _floats(blocks)
             if floats is None:
                 predicted = pa.array(np.concatenate([np.asarray(b).reshape(-1) for b in blocks]))
@@ -196,38 +198,10 @@ class OnnxModel(ProbeModel):
                 score = floats[:, 1] if floats.shape[1] == 2 else None
         if score is None and predicted is None:
             raise DataError(f"{self.path} gives nothing that is a score or a class.")
-        if score is not None and predicted is None and len(found[0]) == 1:
+        if score is not None and predicted is None and len(blocks_of_outputs[0]) == 1:
             # One number: a value, or a probability.
             predicted = pa.array((score > 0.5).astype(np.int64))
         return _checked(self.path, score, predicted)
-
-
-def measure(metric: str, answers: Answers, label: pa.Array) -> float:
-    """AUC or accuracy (higher is better), or root mean squared error (lower is).
-
-    Args:
-        label: [N]; two classes (0 and 1, or booleans) for auc, numbers for rmse.
-    Raises: DataError: the labels, or what the model gives, are not of the kind that it needs.
-    """
-    if label.null_count or not len(label):
-        raise DataError("A probe needs at least one object, and a label for each.")
-    if metric == "accuracy":
-        if answers.predicted is None:
-            raise DataError("The model gives no classes; accuracy cannot be measured.")
-        return float(
-            np.mean([a == b for a, b in zip(*_alike(answers.predicted, label), strict=True)])
-        )
-    if answers.score is None:
-        raise DataError(f"The model tells more than two classes apart; {metric} needs one score.")
-    try:
-        numbers = label.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise DataError(f"The labels are {label.type}; {metric} needs numbers.") from None
-    if metric == "rmse":
-        return float(np.sqrt(np.square(answers.score - numbers).mean()))
-    if not ((numbers == 0) | (numbers == 1)).all():
-        raise DataError("The labels are not 0 and 1; auc needs two classes.")
-    return roc_auc(answers.score, numbers == 1)
 
 
 def _options(onnxruntime: Any) -> Any:
@@ -241,7 +215,7 @@ def _options(onnxruntime: Any) -> Any:
 
 
 def _tensor(path: Path, name: str, facts: dict[str, Any]) -> Floats:
-    """A tensor as float64. Raises: DataError: it does not hold numbers of a kind that is known."""
+    """Return a tensor as float64. Raises: DataError: it does not hold numbers of a known kind."""
     if facts["dtype"] not in _NUMBERS:
         known = ", ".join(_NUMBERS)
         raise DataError(f"{path}: tensor {name!r} holds {facts['dtype']}; it must be of {known}.")
@@ -250,15 +224,6 @@ def _tensor(path: Path, name: str, facts: dict[str, Any]) -> Floats:
         # The upper half of a float32.
         flat = (flat.astype(np.uint32) << 16).view(np.float32)
     return flat.astype(np.float64).reshape(facts["shape"])
-
-
-def _alike(predicted: pa.Array, label: pa.Array) -> tuple[list[Any], list[Any]]:
-    """Both as text where one of them is, else as numbers."""
-    if pa.types.is_string(label.type) or pa.types.is_string(predicted.type):
-        both = predicted.cast(pa.string()), label.cast(pa.string())
-    else:
-        both = predicted.cast(pa.float64()), label.cast(pa.float64())
-    return both[0].to_pylist(), both[1].to_pylist()
 
 
 def _refuse_rows(path: Path, output: Any, rows: int) -> None:
@@ -271,8 +236,8 @@ def _refuse_rows(path: Path, output: Any, rows: int) -> None:
 
 
 def _floats(blocks: Sequence[Any]) -> Floats | None:
-    """One output as float64 [N, C]; None where it holds classes. A list of dictionaries is what
-    `zipmap` makes: a column for each class, in order."""
+    """Return one output as float64 [N, C]; None if it holds classes. `zipmap` makes a list of
+    dictionaries: a column for each class, in order."""
     if isinstance(blocks[0], list):
         names = sorted(blocks[0][0])
         return np.array([[row[n] for n in names] for b in blocks for row in b], dtype=np.float64)
@@ -287,9 +252,9 @@ def _checked(path: Path, score: Floats | None, predicted: pa.Array | None) -> An
     return Answers(score, predicted)
 
 
-def _other_dim(path: Path, wanted: int, given: int) -> DataError:
+def _other_dim(path: Path, wanted: int, actual: int) -> DataError:
     return DataError(
-        f"{path} reads embeddings of dim {wanted}, and those that it is pinned to have {given}."
+        f"{path} reads embeddings of dim {wanted}, and those that it is pinned to have {actual}."
     )
 
 

@@ -31,8 +31,8 @@ _KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "SYSTEMROOT", "
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one probe may take.
+class ProbeLimits:
+    """The most time and memory that one probe may use.
 
     Args:
         seconds: from its start to its answer, the looking up of embeddings left out.
@@ -43,8 +43,8 @@ class Limits:
     mib: int = 4096
 
     @classmethod
-    def of_environment(cls) -> Limits:
-        """EVERGRAM_PROBE_SECONDS and EVERGRAM_PROBE_MIB, where they are set.
+    def of_environment(cls) -> ProbeLimits:
+        """Return the limits of EVERGRAM_PROBE_SECONDS and EVERGRAM_PROBE_MIB, or the defaults.
 
         Raises: DataError: one is not a number above 0.
         """
@@ -63,7 +63,7 @@ class ProbeFiles:
 
 
 class ProbeProcess:
-    """A probe that runs elsewhere: first its ids, then its value.
+    """A probe in a process of its own: ask for its ids first, then for its value.
 
     Args:
         files: read by the other process alone.
@@ -71,7 +71,7 @@ class ProbeProcess:
     Raises: DataError: everything that a model can do wrong, from entering on; it was ended then.
     """
 
-    def __init__(self, files: ProbeFiles, metric: str, limits: Limits) -> None:
+    def __init__(self, files: ProbeFiles, metric: str, limits: ProbeLimits) -> None:
         self.files, self.metric, self.limits = files, metric, limits
         self._left = limits.seconds
 
@@ -117,7 +117,7 @@ class ProbeProcess:
         self._folder.cleanup()
 
     def ids(self) -> pa.Array:
-        """The ids of the evaluation file, int64 or strings [N]. To be asked once, and first."""
+        """Return the ids of the evaluation file, int64 or strings [N]. Ask once, and first."""
         files = self.files
         job = {
             "model": str(files.model.absolute()),
@@ -129,33 +129,33 @@ class ProbeProcess:
             "metric": self.metric,
             **asdict(self.limits),
         }
-        found = self._exchange([json.dumps(job).encode() + b"\n"]).get("ids")
-        kinds = {type(key) for key in found} if isinstance(found, list) else set()
+        ids = self._exchange([json.dumps(job).encode() + b"\n"]).get("ids")
+        kinds = {type(key) for key in ids} if isinstance(ids, list) else set()
         if kinds not in ({int}, {str}):
             raise self._failure("it gave no ids")
         try:
-            return pa.array(found, pa.int64() if kinds == {int} else pa.string())
+            return pa.array(ids, pa.int64() if kinds == {int} else pa.string())
         except (ValueError, OverflowError) as error:
             raise self._failure("it gave ids that are none") from error
 
-    def value(self, found: NDArray[np.bool_], vectors: NDArray[np.float32]) -> float:
-        """What the model has of the metric.
+    def value(self, has_vector: NDArray[np.bool_], vectors: NDArray[np.float32]) -> float:
+        """Return the value of the metric.
 
         Args:
-            found: which of the N ids have an embedding.
+            has_vector: which of the N ids have an embedding.
             vectors: the embeddings [n, D] of those, as the consumer reads them.
         """
         shape = json.dumps({"shape": vectors.shape}).encode() + b"\n"
         rows = np.ascontiguousarray(vectors, dtype="<f4")
-        answer = self._exchange([shape, found.astype(np.uint8).data, rows.data])
+        answer = self._exchange([shape, has_vector.astype(np.uint8).data, rows.data])
         value = answer.get("value")
         if not isinstance(value, float) or not math.isfinite(value):
-            given = _shown(repr(value), 40)
-            raise self._failure(f"its {self.metric} is {given}, which is no finite number")
+            shown = _shown(repr(value), 40)
+            raise self._failure(f"its {self.metric} is {shown}, which is no finite number")
         return value
 
     def _exchange(self, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
-        """Say something, and wait for the answer."""
+        """Send a request and return the answer."""
         started = time.monotonic()
         # A process that is ended closes its pipes, which ends every waiting for it.
         timer = threading.Timer(max(0.0, self._left), self._process.kill)
@@ -225,7 +225,7 @@ class ProbeProcess:
 
 
 def _shown(text: str, most: int) -> str:
-    """A text of somebody else's, as it can be printed: one line, and not long."""
+    """Return a foreign text as it can be printed: one line, and not long."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text[:most])
     return printable + "…" * (len(text) > most)
 
@@ -240,12 +240,12 @@ def _number(variable: str, default: float) -> float:
     if not text:
         return default
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 < found < 1e9:
+        value = math.nan
+    if not 0 < value < 1e9:
         raise DataError(
             f"{variable} is {text!r}; it must be a number above 0 ({default:g} where it is not "
             "set)."
         )
-    return found
+    return value

@@ -28,14 +28,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evergram.errors import DataError, EvergramError
-from evergram.evaluation.probes.probe_models import load_probe_model, measure
+from evergram.evaluation.probes.probe_metrics import measure
+from evergram.evaluation.probes.probe_models import load_probe_model
 
 # What may be written to a file, which is what it says on stderr.
 MOST_WRITTEN = 1 << 20
 
 
 class Job(TypedDict):
-    """What to run.
+    """One probe to run.
 
     Keys:
         model, data: whole paths; model_name, data_name: what to call them.
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def _answers(job: Job, asked: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """The lines to write, one by one; none after an error."""
+    """Yield the lines to write; none follows an error."""
     try:
         if job["model"].lower().endswith(".onnx"):
             # What it takes itself is not what the model takes. Where it is not there, that is said
@@ -79,8 +80,8 @@ def _answers(job: Job, asked: IO[bytes]) -> Iterator[dict[str, Any]]:
         name = Path(job["model_name"])
         model = load_probe_model(name, _read(job["model"], name, job["model_sha256"]))
         yield {"ids": ids.to_pylist()}
-        found, vectors = _embeddings(asked, len(ids))
-        value = measure(job["metric"], model.answers(vectors), labels.filter(found))
+        has_vector, vectors = _embeddings(asked, len(ids))
+        value = measure(job["metric"], model.answers(vectors), labels.filter(has_vector))
         yield {"value": value}
     except MemoryError:
         yield {"memory": True}
@@ -93,8 +94,8 @@ def _answers(job: Job, asked: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def limit(seconds: float, mib: int) -> None:
-    """Let the system end this process when it has used so much processor time, and refuse it more
-    memory than so much; where the system has no such limits, as on Windows, there are none."""
+    """Limit this process's processor time and memory by the system's means; on a system without
+    them, such as Windows, do nothing."""
     pa.set_cpu_count(1)
     try:
         import resource
@@ -118,7 +119,7 @@ def limit(seconds: float, mib: int) -> None:
 
 
 def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
-    """Ids (int64 or strings) and labels of an evaluation file. Raises: DataError."""
+    """Return ids (int64 or strings) and labels of an evaluation file. Raises: DataError."""
     try:
         with pq.ParquetFile(pa.BufferReader(content)) as file:
             lacking = {"id", "label"} - set(file.schema_arrow.names)
@@ -141,7 +142,7 @@ def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
 
 
 def _read(path: str, name: Path, published: str) -> bytes:
-    """The very bytes that have that hash. Raises: DataError: they are others."""
+    """Return the bytes of a file that have the hash. Raises: DataError: they are others."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -152,15 +153,15 @@ def _read(path: str, name: Path, published: str) -> bytes:
 
 
 def _embeddings(asked: IO[bytes], objects: int) -> tuple[pa.Array, Any]:
-    """Which objects have an embedding (booleans [N]), and those [n, D]."""
+    """Return which objects have an embedding, bool [N], and those embeddings [n, D]."""
     line = asked.readline()
     if not line:
         # Nobody waits for the answer any more.
         sys.exit(1)
     rows, dim = json.loads(line)["shape"]
-    found = np.frombuffer(asked.read(objects), dtype=np.uint8).astype(bool)
+    has_vector = np.frombuffer(asked.read(objects), dtype=np.uint8).astype(bool)
     vectors = np.frombuffer(asked.read(4 * rows * dim), dtype="<f4").reshape(rows, dim)
-    return pa.array(found), vectors
+    return pa.array(has_vector), vectors
 
 
 if __name__ == "__main__":

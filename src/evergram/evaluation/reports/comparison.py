@@ -1,4 +1,4 @@
-"""From what was measured of each seed and run to the numbers of [BC]'s table and figures."""
+"""Summarise the measures of each seed and run into the numbers of [BC]'s table and figures."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ COLUMNS = ("intended", "unintended", "total", "error", "error_after_first")
 
 
 def summarise(
-    found: Mapping[int, Mapping[str, Mapping[str, Any]]],
+    measured: Mapping[int, Mapping[str, Mapping[str, Any]]],
     methods: Sequence[str],
     sweep: Mapping[str, Mapping[float, str]],
 ) -> dict[str, Any]:
-    """Means and deviations over seeds of the three metrics.
+    """Return means and deviations over seeds of the three metrics.
 
     Args:
-        found: by seed and run ("keep-all" is among them) `intended`, by version; `auc`, by task
+        measured: by seed and run ("keep-all" is among them) `intended`, by version; `auc`, by task
             and version, of each consumer; `error` by version; `seconds`.
         methods: the rows of the table.
         sweep: for each method of the sweep, λ to the name of its run.
@@ -28,10 +28,10 @@ def summarise(
         and the whole None where no consumer task could be judged.
     """
     judged = {
-        name: [_degradation(runs[name], runs["keep-all"]) for runs in found.values()]
-        for name in next(iter(found.values()))
+        name: [_degradation(runs[name], runs["keep-all"]) for runs in measured.values()]
+        for name in next(iter(measured.values()))
     }
-    reference = [runs["keep-all"] for runs in found.values()]
+    reference = [runs["keep-all"] for runs in measured.values()]
     has_tasks = bool(reference[0]["auc"])
     return {
         "keep_all": {
@@ -46,7 +46,7 @@ def summarise(
             {
                 "method": name,
                 **_row(judged[name]),
-                "seconds": spread([runs[name]["seconds"] for runs in found.values()]),
+                "seconds": spread([runs[name]["seconds"] for runs in measured.values()]),
             }
             for name in methods
         ],
@@ -72,7 +72,7 @@ def summarise(
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """The mean over seeds, the sample's deviation, and each."""
+    """Return the mean over seeds, the sample's deviation, and each value."""
     middle = mean(values)
     squares = sum((v - middle) ** 2 for v in values)
     deviation = math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else None
@@ -86,17 +86,17 @@ def _degradation(run: Mapping[str, Any], reference: Mapping[str, Any]) -> Degrad
 
 
 def _aucs(run: Mapping[str, Any]) -> dict[str, dict[int, float]]:
-    """The mean over consumers, by task and version."""
+    """Return the mean over consumers, by task and version."""
     return {task: {k: mean(each) for k, each in by.items()} for task, by in run["auc"].items()}
 
 
-def _row(found: Sequence[Degradation]) -> dict[str, Any]:
+def _row(degradations: Sequence[Degradation]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for key in COLUMNS:
-        values = [getattr(d, key) for d in found]
+        values = [getattr(d, key) for d in degradations]
         row[key] = None if None in values else spread(values)
     return row
 
 
-def _by_version(found: Sequence[Mapping[int, float]]) -> dict[int, dict[str, Any]]:
-    return {k: spread([by[k] for by in found]) for k in found[0]}
+def _by_version(by_seed: Sequence[Mapping[int, float]]) -> dict[int, dict[str, Any]]:
+    return {k: spread([by[k] for by in by_seed]) for k in by_seed[0]}

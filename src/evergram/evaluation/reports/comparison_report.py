@@ -1,4 +1,5 @@
-"""The table and the figures of `evergram compare`, after Table 3 and Figures 3 to 5 of [BC]."""
+"""Write the table and the figures of `evergram compare`, after Table 3 and Figures 3 to 5 of
+[BC]."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ PANELS = (
 
 
 def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
-    """Lines under `HEADER`: means ± deviations over seeds."""
+    """Return the lines under `HEADER`: means ± deviations over seeds."""
     return [
         [
             row["method"],
@@ -34,7 +35,7 @@ def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
 
 
 def explanation(results: Mapping[str, Any]) -> list[str]:
-    """What the table is of, in sentences, and what was left out."""
+    """Return sentences on what the table shows, and on what was left out."""
     own, seeds = results["keep_all"], len(results["seeds"])
     task = f", ROC-AUC {_number(own['unintended'], 4)}" if own["unintended"] else ""
     return [
@@ -50,15 +51,15 @@ def explanation(results: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """The table and its explanation."""
+    """Return the table and its explanation."""
     lines = [f"| {' | '.join(HEADER)} |", "|---" + "|---:" * (len(HEADER) - 1) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in table_rows(results)]
     return "\n".join([*lines, "", *explanation(results), ""])
 
 
 def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:
-    """`table.md`, and the figures `over-time.png`, `by-task.png` (where a task could be judged)
-    and `by-lambda.png` (where there is a sweep)."""
+    """Write `table.md`, and the figures `over-time.png`, `by-task.png` (if a task could be scored)
+    and `by-lambda.png` (if there is a sweep)."""
     replace_file(folder / "table.md", markdown(results).encode())
     figures = {
         "over-time": _over_time(results),
@@ -96,13 +97,13 @@ def _over_time(results: Mapping[str, Any]) -> Figure:
 
 
 def _by_task(results: Mapping[str, Any]) -> Figure | None:
-    """Of BC-Aligner; of the last method where it is not there."""
+    """Draw BC-Aligner by task; the last method if it was not run."""
     tasks = results["by_task"]
     name = "bc-aligner" if "bc-aligner" in tasks else list(tasks)[-1]
     if not tasks[name]:
         return None
     figure, (axes,) = _figure(1)
-    lines = {task: _timed(results, found) for task, found in tasks[name].items()}
+    lines = {task: _timed(results, by_version) for task, by_version in tasks[name].items()}
     _draw(axes, lines, f"{name}: each task, % of Keep-All", "share of interactions seen")
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
@@ -125,14 +126,14 @@ def _by_lambda(results: Mapping[str, Any]) -> Figure | None:
 Points = Sequence[tuple[float, Mapping[str, Any]]]
 
 
-def _timed(results: Mapping[str, Any], found: Mapping[int, Any]) -> Points:
-    return [(results["times"][k], value) for k, value in found.items()]
+def _timed(results: Mapping[str, Any], by_version: Mapping[int, Any]) -> Points:
+    return [(results["times"][k], value) for k, value in by_version.items()]
 
 
 def _panels(
     lines: Mapping[str, Mapping[str, Points]], label: str, *, evenly: bool = False
 ) -> Figure:
-    """One panel a metric."""
+    """Draw one panel a metric."""
     figure, panels = _figure(len(PANELS))
     for axes, (key, title) in zip(panels, PANELS, strict=True):
         _draw(axes, lines[key], title, label, evenly=evenly)
@@ -143,7 +144,7 @@ def _panels(
 def _draw(
     axes: Axes, lines: Mapping[str, Points], title: str, label: str, *, evenly: bool = False
 ) -> None:
-    """One line a name, with its deviations.
+    """Draw one line a name, with its deviations.
 
     Args:
         evenly: values of x stand at equal distances, whatever they are.

@@ -1,4 +1,4 @@
-"""The demo's report: one HTML file that loads nothing from elsewhere."""
+"""Write the demo's report: one HTML file that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ figure { margin: 1.5rem 0; } figure svg { width: 100%; height: auto; }
 
 
 def write_report(path: Path, versions: Sequence[Version], metric: str) -> Path:
-    """Draw what `evergram demo` found.
+    """Write the result of `evergram demo`.
 
     Args:
         versions: one entry a version, as `Chapter.as_json` gives them.

@@ -1,4 +1,4 @@
-"""Plots of what `evergram diagnose` finds."""
+"""Plot the result of `evergram diagnose`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw_histograms(found: Histograms) -> Figure:
-    """Scores of observed and of random pairs, over one another. [G2] Fig. 4."""
+def draw_histograms(histograms: Histograms) -> Figure:
+    """Draw the scores of observed and of random pairs over one another. [G2] Fig. 4."""
     figure, axes = _figure(1)
-    _histograms(axes[0], found)
+    _histograms(axes[0], histograms)
     return figure
 
 
@@ -27,7 +27,7 @@ def write_diagnosis(
     gramian_errors: Mapping[str, Sequence[float]],
     gradient_errors: Mapping[str, Sequence[float]],
 ) -> Path:
-    """A PNG of the score histograms and of both errors by step, by estimator.
+    """Write a PNG of the score histograms and of both errors by step, by estimator.
 
     Returns: path.
     """
@@ -36,8 +36,8 @@ def write_diagnosis(
     for place, (title, errors) in enumerate(
         (("Gramian error", gramian_errors), ("gradient error", gradient_errors)), 1
     ):
-        for name, found in errors.items():
-            axes[place].plot(steps, found, label=name, linewidth=1)
+        for name, values in errors.items():
+            axes[place].plot(steps, values, label=name, linewidth=1)
         axes[place].set(title=title, xlabel="step", yscale="log")
     axes[2].legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,8 +55,8 @@ def _figure(plots: int) -> tuple[Figure, list[Axes]]:
     return figure, [figure.add_subplot(1, plots, i + 1) for i in range(plots)]
 
 
-def _histograms(axes: Axes, found: Histograms) -> None:
-    for name, density in (("observed", found.observed), ("random", found.random)):
-        axes.stairs(density.tolist(), found.edges.tolist(), fill=True, alpha=0.5, label=name)
+def _histograms(axes: Axes, histograms: Histograms) -> None:
+    for name, density in (("observed", histograms.observed), ("random", histograms.random)):
+        axes.stairs(density.tolist(), histograms.edges.tolist(), fill=True, alpha=0.5, label=name)
     axes.set(title="scores of pairs", xlabel="score", ylabel="density")
     axes.legend()

@@ -17,9 +17,12 @@ from evergram.lineage.disk.names import is_name
 
 
 class EncoderRecord(Frozen):
-    """How to build the encoder that `encoder.safetensors` fills; `kind` is from a closed list."""
+    """How to build the encoder that `encoder.safetensors` fills; `kind` is from a closed list.
 
-    kind: Literal["factorization", "two_tower", "graphsage", "lightgcn"]
+    "module" is an encoder of the user's own modules, which are given again when it is read.
+    """
+
+    kind: Literal["factorization", "two_tower", "graphsage", "lightgcn", "module"]
     options: dict[str, Any]
     # For each side, input name to vocabulary name.
     inputs: dict[str, dict[str, str]]

@@ -1,12 +1,10 @@
-"""Methods side by side, from the same M_0: train what is missing, measure it, sum it up."""
+"""Compare methods from the same M_0: train what is missing, measure it, summarise it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +17,16 @@ from evergram.evaluation.reports.comparison_report import replace_file, write_co
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.disk.atomic import plain_numbers
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.comparison.consumer_scores import Judge
+from evergram.releasing.comparison.consumer_scores import ConsumerScores
+from evergram.releasing.comparison.results_folder import claim_folder
+from evergram.releasing.comparison.runs import Run, recipe_of, runs_of, seeds_of, sweep_of
 from evergram.releasing.comparison.scope import unmeasurable
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import pick_device
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.progress import Progress
-from evergram.training.recipe import Recipe, flat
-from evergram.training.recipe.methods import METHODS
-
-# Keys of [compare] that say how much is run, and change nothing of what has been run.
-EXTENT = ("methods", "seeds", "lambdas", "lambda_methods")
-QUIET = Progress(quiet=True)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A method, and its λ where it is not the recipe's."""
-
-    method: str
-    weight: float | None = None
-
-    @property
-    def name(self) -> str:
-        return self.method if self.weight is None else f"{self.method}-lambda-{self.weight:g}"
-
-    @property
-    def given(self) -> bool:
-        """Whether it takes the models that Keep-All has trained: only its way back is its own."""
-        settings = METHODS[self.method]
-        alone = settings["fit"] != "joint" and settings["start"] == "fresh"
-        return alone and self.method != "keep-all"
+from evergram.training.recipe import Recipe
 
 
 def compare(
@@ -59,172 +35,180 @@ def compare(
     corpus: Corpus | None = None,
     *,
     device: str = "auto",
-    progress: Progress = QUIET,
+    progress: Progress | bool = True,
     fresh: bool = False,
 ) -> dict[str, Any]:
     """Run every method of `recipe.compare` on every version of `recipe.split`, and measure it.
 
-    Each run is a lineage, `out/seed-S/METHOD`; whatever is there already is gone on with, version
-    by version. More methods, seeds and lambdas may be asked for later.
+    Each run is a lineage, `out/seed-S/METHOD`; an interrupted comparison resumes version by
+    version. More methods, seeds and lambdas may be asked for later.
 
     Args:
+        progress: whether steps and evaluations are shown on stderr.
         fresh: remove what another recipe has left in `out`.
-    Returns: what `results.json` holds, see docs/compare.md; the table and the figures are beside
-        it.
+    Returns: the content of `results.json`, see docs/compare.md; the table and the figures are
+        beside it.
     Raises: RecipeError: the split is not by time, has a single version, or `out` holds the results
         of another recipe. DataError, TrainingError.
     Source: [BC] §4, §5, App. A.
     """
-    settings = recipe.compare
-    protocol = settings.protocol or recipe.split.selection
     if recipe.split.kind != "time" or len(recipe.split.versions) < 2:
         raise RecipeError(
             "A comparison is along time; set split.kind = 'time' and two or more split.versions."
         )
     corpus = load_corpus(recipe) if corpus is None else corpus
-    _claim(out, recipe, corpus, fresh)
-    runs = runs_of(recipe)
-    seeds = seeds_of(recipe)
-    # Seeds choose who selects an epoch, and nothing of what a version learns from.
-    splits = [split_for(recipe, corpus, k) for k in range(len(recipe.split.versions))]
-    training = [split.training for split in splits]
-    tasks, left_out = consumer_tasks(
-        corpus,
-        recipe.split.ends,
-        training,
-        minimum=settings.minimum_ratings,
-        limit=settings.max_examples,
-        seed=recipe.seed,
-    )
-    for sentence in unmeasurable(recipe, splits, tasks, left_out, len(seeds)):
-        progress.say(sentence)
-    found: dict[int, dict[str, Any]] = {}
-    for seed in seeds:
-        said = progress.of(f"seed {seed}")
-        base = recipe_of(recipe, Run("keep-all"), seed, protocol)
-        lineages: dict[str, Lineage] = {}
-        for run in runs:
-            chosen = recipe_of(recipe, run, seed, protocol)
-            lineage = _lineage(out / f"seed-{seed}", base, run, corpus, device, said)
-            _go_on(chosen, run, lineage, lineages, corpus, device, said.of(run.name))
-            lineages[run.name] = lineage
-        judge = Judge(out / f"seed-{seed}", settings, tasks, training, pick_device(device))
-        measured = judge.judge(lineages, said)
-        found[seed] = {
-            run.name: {
-                "method": run.method,
-                "lambda": run.weight,
-                "intended": _intended(lineages[run.name], base.training.metric),
-                "seconds": _seconds(run, lineages),
-                **measured[run.name],
-            }
-            for run in runs
-        }
-    names = {m: {w: run.name for w, run in runs.items()} for m, runs in _sweep(recipe).items()}
-    results = {
-        "name": recipe.name,
-        "protocol": protocol,
-        "metric": recipe.training.metric,
-        "lambda": recipe.upgrade.weight,
-        "unit": recipe.upgrade.unit,
-        "times": recipe.split.versions,
-        "seeds": list(seeds),
-        "tasks": {task.name: _sizes(task) for task in tasks},
-        "left_out": left_out,
-        **summarise(found, settings.methods, names),
-        "runs": found,
-    }
+    claim_folder(out, recipe, corpus, fresh)
+    comparison = Comparison(recipe, out, corpus, device, Progress.of_choice(progress))
+    results = comparison.results()
     replace_file(out / "results.json", json.dumps(plain_numbers(results), indent=2).encode())
     write_comparison(out, results)
     return results
 
 
-def runs_of(recipe: Recipe) -> list[Run]:
-    """Keep-All first, for it is what all others are measured beside, then the methods and the
-    sweep; λ = `upgrade.weight` is the method itself."""
-    settings = recipe.compare
-    named = map(Run, ["keep-all", *settings.methods])
-    swept = (run for runs in _sweep(recipe).values() for run in runs.values())
-    return list(dict.fromkeys([*named, *swept]))
+class Comparison:
+    """The runs of a comparison, with the data and the consumer tasks that they are measured on.
 
+    Args:
+        recipe: `compare` and `split` say what is run.
+        out: folder of the lineages and of their measures.
+        corpus: all interactions.
+    """
 
-def seeds_of(recipe: Recipe) -> Sequence[int]:
-    seeds = recipe.compare.seeds
-    return seeds if isinstance(seeds, list) else range(recipe.seed, recipe.seed + seeds)
+    def __init__(
+        self, recipe: Recipe, out: Path, corpus: Corpus, device: str, progress: Progress
+    ) -> None:
+        self.recipe = recipe
+        self.out = out
+        self.corpus = corpus
+        self.device = device
+        self.progress = progress
+        self.protocol = recipe.compare.protocol or recipe.split.selection
+        self.runs = runs_of(recipe)
+        self.seeds = seeds_of(recipe)
+        # Seeds choose who selects an epoch, and nothing of what a version learns from.
+        splits = [split_for(recipe, corpus, k) for k in range(len(recipe.split.versions))]
+        self.training = [split.training for split in splits]
+        self.tasks, self.left_out = consumer_tasks(
+            corpus,
+            recipe.split.ends,
+            self.training,
+            minimum=recipe.compare.minimum_ratings,
+            limit=recipe.compare.max_examples,
+            seed=recipe.seed,
+        )
+        for sentence in unmeasurable(
+            recipe, splits, self.tasks, self.left_out, seeds=len(self.seeds)
+        ):
+            progress.say(sentence)
 
+    def results(self) -> dict[str, Any]:
+        """Train and measure what is missing. Returns: the content of `results.json`."""
+        recipe = self.recipe
+        measured = {seed: self._of_seed(seed) for seed in self.seeds}
+        sweep = {m: {w: r.name for w, r in runs.items()} for m, runs in sweep_of(recipe).items()}
+        return {
+            "name": recipe.name,
+            "protocol": self.protocol,
+            "metric": recipe.training.metric,
+            "lambda": recipe.upgrade.weight,
+            "unit": recipe.upgrade.unit,
+            "times": recipe.split.versions,
+            "seeds": list(self.seeds),
+            "tasks": {task.name: _sizes(task) for task in self.tasks},
+            "left_out": self.left_out,
+            **summarise(measured, recipe.compare.methods, sweep),
+            "runs": measured,
+        }
 
-def recipe_of(recipe: Recipe, run: Run, seed: int, protocol: str) -> Recipe:
-    """The recipe of one run's lineage: the method's settings win over those of [upgrade]."""
-    values = recipe.model_dump(mode="json", exclude={"compare"})
-    values["seed"] = seed
-    values["split"]["selection"] = protocol
-    values["metrics"] = list(dict.fromkeys([*recipe.metrics, recipe.training.metric]))
-    preset = {key for settings in METHODS.values() for key in settings}
-    table = {k: v for k, v in values["upgrade"].items() if k not in preset}
-    table |= {"method": run.method, "alone": False}
-    if run.weight is not None:
-        table["weight"] = run.weight
-    values["upgrade"] = table
-    return Recipe.stored(values)
+    def _of_seed(self, seed: int) -> dict[str, Any]:
+        """Return the measures of every run of one seed, by its name."""
+        folder, progress = self.out / f"seed-{seed}", self.progress.of(f"seed {seed}")
+        lineages: dict[str, Lineage] = {}
+        for run in self.runs:
+            lineage = self._lineage(folder, run, seed, progress)
+            self._publish_missing(run, seed, lineage, lineages, progress.of(run.name))
+            lineages[run.name] = lineage
+        scores = ConsumerScores(
+            folder, self.recipe.compare, self.tasks, self.training, pick_device(self.device)
+        ).of(lineages, progress)
+        return {
+            run.name: {
+                "method": run.method,
+                "lambda": run.weight,
+                "intended": _intended(lineages[run.name], self.recipe.training.metric),
+                "seconds": _seconds(run, lineages),
+                **scores[run.name],
+            }
+            for run in self.runs
+        }
+
+    def _lineage(self, folder: Path, run: Run, seed: int, progress: Progress) -> Lineage:
+        """Return a run's lineage with M_0 in it, which is trained once and copied."""
+        first = folder / "m0"
+        if not (first / "lineage.json").exists():
+            base = recipe_of(self.recipe, Run("keep-all"), seed, self.protocol)
+            new = Lineage.create(first, base.name)
+            with new.training() as work:
+                artefact = train(
+                    base, self.corpus, device=self.device, progress=progress, folder=work
+                )
+            new.publish(artefact)
+        mine = folder / run.name
+        if not (mine / "lineage.json").exists():
+            part = folder / f".{run.name}.part"
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(first, part, ignore=shutil.ignore_patterns(".*"))
+            shutil.rmtree(mine, ignore_errors=True)
+            part.rename(mine)
+        return Lineage.open(mine)
+
+    def _publish_missing(
+        self,
+        run: Run,
+        seed: int,
+        lineage: Lineage,
+        lineages: Mapping[str, Lineage],
+        progress: Progress,
+    ) -> None:
+        """Publish the versions that a run's lineage lacks.
+
+        Args:
+            lineages: of the runs before it, by name.
+        """
+        recipe = recipe_of(self.recipe, run, seed, self.protocol)
+        for version in range(lineage.following, len(recipe.split.versions)):
+            trained = load_encoder(lineages["keep-all"], version) if run.shares_models else None
+            lineage.publish(
+                run_version(recipe, lineage, self.corpus, trained, self.device, progress)
+            )
 
 
 def run_version(
     recipe: Recipe,
     lineage: Lineage,
     corpus: Corpus,
-    encoder: Encoder | None,
+    trained: Encoder | None,
     device: str,
     progress: Progress,
 ) -> Artefact:
-    """The next version of a run. `encoder`: of that version, where it is trained already."""
+    """Return the next version of a run.
+
+    Args:
+        trained: the model of that version, if it is trained already.
+    """
     with lineage.training() as work:
         return upgrade(
             recipe,
             lineage,
             corpus,
-            encoder=encoder,
+            trained=trained,
             device=device,
             progress=progress,
             folder=work,
             readings=False,
-            # What is compared is measured here, whatever can be certified.
+            # The comparison measures by itself, whatever can be certified.
             allow_small_overlap=True,
         )
-
-
-def _lineage(
-    folder: Path, base: Recipe, run: Run, corpus: Corpus, device: str, progress: Progress
-) -> Lineage:
-    """A run's lineage, with M_0 in it: trained once, and copied."""
-    first = folder / "m0"
-    if not (first / "lineage.json").exists():
-        new = Lineage.create(first, base.name)
-        with new.training() as work:
-            artefact = train(base, corpus, device=device, progress=progress, folder=work)
-        new.publish(artefact)
-    mine = folder / run.name
-    if not (mine / "lineage.json").exists():
-        part = folder / f".{run.name}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(first, part, ignore=shutil.ignore_patterns(".*"))
-        shutil.rmtree(mine, ignore_errors=True)
-        part.rename(mine)
-    return Lineage.open(mine)
-
-
-def _go_on(
-    recipe: Recipe,
-    run: Run,
-    lineage: Lineage,
-    lineages: Mapping[str, Lineage],
-    corpus: Corpus,
-    device: str,
-    progress: Progress,
-) -> None:
-    """Publish the versions that are missing."""
-    for version in range(lineage.following, len(recipe.split.versions)):
-        encoder = load_encoder(lineages["keep-all"], version) if run.given else None
-        lineage.publish(run_version(recipe, lineage, corpus, encoder, device, progress))
 
 
 def _intended(lineage: Lineage, metric: str) -> dict[int, float]:
@@ -234,57 +218,14 @@ def _intended(lineage: Lineage, metric: str) -> dict[int, float]:
 
 
 def _seconds(run: Run, lineages: Mapping[str, Lineage]) -> float:
-    """Of training, of all versions after M_0; with Keep-All's where they are its models."""
-    used = ["keep-all", run.name] if run.given else [run.name]
+    """Return the seconds of training of all versions after M_0, with Keep-All's if the run uses
+    its models."""
+    used = ["keep-all", run.name] if run.shares_models else [run.name]
     return sum(
         float(lineages[name].metrics(m.version)["training"]["seconds"])
         for name in used
         for m in lineages[name].versions[1:]
     )
-
-
-def _sweep(recipe: Recipe) -> dict[str, dict[float, Run]]:
-    """For each method of the sweep, its runs by λ, ascending."""
-    settings, own = recipe.compare, recipe.upgrade.weight
-    return {
-        method: {w: Run(method, None if w == own else w) for w in sorted(set(settings.lambdas))}
-        for method in (settings.lambda_methods if settings.lambdas else ())
-    }
-
-
-def _claim(out: Path, recipe: Recipe, corpus: Corpus, fresh: bool) -> None:
-    """Say in `out` whose results it holds. Raises: RecipeError: those of another recipe."""
-    digest = hashlib.sha256()
-    for name in ("query", "candidate", *(["value"] if corpus.has_values else [])):
-        digest.update(corpus.column(name).numpy().tobytes())
-    kept = recipe.model_dump(mode="json")
-    for key in EXTENT:
-        del kept["compare"][key]
-    mine = flat({**kept, "corpus": digest.hexdigest()})
-    path = out / "recipe.json"
-    if out.exists() and not out.is_dir():
-        raise RecipeError(f"{out} is a file; a comparison is written into a folder.")
-    if path.exists():
-        theirs = _read(path)
-        changed = sorted(k for k in {**mine, **theirs} if mine.get(k) != theirs.get(k))
-        if not changed:
-            return
-        if not fresh:
-            raise RecipeError(
-                f"{out} holds the results of another recipe ({', '.join(changed[:5])} changed); "
-                "choose another folder, or remove them with --fresh."
-            )
-        for left in out.glob("seed-*"):
-            shutil.rmtree(left)
-    replace_file(path, json.dumps(mine, indent=2).encode())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"{path} cannot be read ({error}); choose another folder.") from error
-    return found
 
 
 def _sizes(task: ConsumerTask) -> dict[str, Any]:

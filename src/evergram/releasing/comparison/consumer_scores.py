@@ -1,4 +1,4 @@
-"""What teams on version 0 make of each method's versions: consumers fitted once, judged on all."""
+"""Score each method's versions by consumers that were fitted on version 0."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torch import Tensor
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
 from evergram.evaluation.consumer_classifiers import (
-    Consumers,
-    Inputs,
+    ConsumerClassifiers,
+    ConsumerInputs,
     choose_consumer,
     fit_consumers,
 )
 from evergram.evaluation.consumer_tasks import ConsumerTask, Examples
 from evergram.evaluation.reports.comparison_report import replace_file
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.past_version_report import known_vectors
+from evergram.releasing.past_models import known_vectors
 from evergram.training.checkpoint import load_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import CompareRecipe
@@ -31,10 +31,11 @@ from evergram.training.recipe import CompareRecipe
 Vectors = Mapping[str, Tensor]
 
 
-class Judge:
-    """Of one seed. Consumers and what they find are files in `folder`, and are not made twice.
+class ConsumerScores:
+    """The consumer scores of one seed's runs. Fitted consumers and scores are kept in files.
 
     Args:
+        folder: of the files.
         training: of each version k, the corpus at t_k.
     """
 
@@ -52,9 +53,9 @@ class Judge:
         self.training = training
         self.device = device
 
-    def judge(self, lineages: Mapping[str, Lineage], progress: Progress) -> dict[str, Any]:
-        """For each lineage by name ("keep-all" is among them): `auc`, by task and version, of
-        each consumer; `error`, mean ‖z̃_0 − z_0‖₂ by version; `known`, the share of entities that
+    def of(self, lineages: Mapping[str, Lineage], progress: Progress) -> dict[str, Any]:
+        """Return for each lineage by name, "keep-all" among them: `auc` of each consumer, by task
+        and version; `error`, mean ‖z̃_0 − z_0‖₂ by version; `known`, the share of entities that
         M_0 can embed, over which that mean is.
 
         Source: [BC] §4, metrics 2 and 3.
@@ -64,7 +65,7 @@ class Judge:
         missing = {
             k: [name for name in lineages if not self._path(name, k).exists()] for k in versions
         }
-        consumers: dict[str, Consumers] = {}
+        consumers: dict[str, ConsumerClassifiers] = {}
         if any(missing.values()):
             early = [known_vectors(first, self.training[k])[0] for k in (0, 1)]
             with progress.task("consumers", len(self.tasks)) as bar:
@@ -79,7 +80,7 @@ class Judge:
             for name in names:
                 # Keep-All's consumers read M_0 itself.
                 read = past if name == "keep-all" or not k else self._read(lineages[name], k)
-                found = {
+                scores = {
                     "auc": {
                         task.name: consumers[task.name].auc(*self._on(task.tests[k], read))
                         for task in self.tasks
@@ -88,38 +89,38 @@ class Judge:
                     "error": _distance(read, past, known),
                     "known": float(torch.cat([known[s] for s in SIDES]).float().mean()),
                 }
-                replace_file(self._path(name, k), json.dumps(found).encode())
+                replace_file(self._path(name, k), json.dumps(scores).encode())
         return {name: self._collected(name) for name in lineages}
 
     def _collected(self, name: str) -> dict[str, Any]:
-        """What the files of one lineage hold, by version."""
-        found = {k: json.loads(self._path(name, k).read_text()) for k in range(len(self.training))}
+        """Return what the files of one lineage hold, by version."""
+        scores = {k: json.loads(self._path(name, k).read_text()) for k in range(len(self.training))}
         return {
             "auc": {
-                task.name: {k: found[k]["auc"][task.name] for k in task.tests}
+                task.name: {k: scores[k]["auc"][task.name] for k in task.tests}
                 for task in self.tasks
             },
-            "error": {k: f["error"] for k, f in found.items()},
-            "known": {k: f["known"] for k, f in found.items()},
+            "error": {k: f["error"] for k, f in scores.items()},
+            "known": {k: f["known"] for k, f in scores.items()},
         }
 
     def _read(self, lineage: Lineage, k: int) -> Vectors:
-        """z̃_0 of the entities of t_k, by version k and the way back."""
+        """Return z̃_0 of the entities of t_k: version k, read through the chain."""
         new, _ = known_vectors(load_encoder(lineage, k), self.training[k])
         return {side: lineage.chain.apply(new[side], k, 0) for side in SIDES}
 
-    def _on(self, examples: Examples, vectors: Vectors) -> tuple[Inputs, Tensor]:
+    def _on(self, examples: Examples, vectors: Vectors) -> tuple[ConsumerInputs, Tensor]:
         sides = list(examples.rows)
         return (
-            Inputs(
+            ConsumerInputs(
                 tuple(vectors[side].to(self.device) for side in sides),
                 tuple(examples.rows[side].to(self.device) for side in sides),
             ),
             examples.label.to(self.device),
         )
 
-    def _consumers(self, task: ConsumerTask, early: Sequence[Vectors]) -> Consumers:
-        """Those of a task, from their file or fitted on M_0's embeddings at t_0 (and t_1)."""
+    def _consumers(self, task: ConsumerTask, early: Sequence[Vectors]) -> ConsumerClassifiers:
+        """Return a task's consumers: from their file, or fitted on M_0's embeddings."""
         path = self.folder / "consumers" / f"{task.name}.safetensors"
         sets = [self._on(e, early[e.version]) for e in (task.training, task.validation)]
         loaded = _load(path, sets[0][0].dim)
@@ -151,7 +152,7 @@ class Judge:
         return self.folder / "measured" / name / f"{k}.json"
 
 
-def _load(path: Path, dim: int) -> Consumers | None:
+def _load(path: Path, dim: int) -> ConsumerClassifiers | None:
     if not path.exists():
         return None
     try:
@@ -160,12 +161,12 @@ def _load(path: Path, dim: int) -> Consumers | None:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError:
         return None
-    consumers = Consumers(dim, facts["hidden"], facts["dropout"], facts["seeds"])
+    consumers = ConsumerClassifiers(dim, facts["hidden"], facts["dropout"], facts["seeds"])
     consumers.load_state_dict(state)
     return consumers.requires_grad_(False).eval()
 
 
 def _distance(read: Vectors, past: Vectors, known: Vectors) -> float:
-    """Mean ‖z̃_0 − z_0‖₂ over the entities that M_0 can embed, of both sides together."""
+    """Return the mean ‖z̃_0 − z_0‖₂ over the entities of both sides that M_0 can embed."""
     rows = [(read[side][known[side]], past[side][known[side]]) for side in SIDES]
     return float(torch.cat([(new - old).norm(dim=1) for new, old in rows]).double().mean())

@@ -1,4 +1,4 @@
-"""What a comparison will not be able to measure, said before it trains for hours."""
+"""Warn of what a comparison cannot measure, before it trains for hours."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ def unmeasurable(
     left_out: Sequence[str],
     seeds: int,
 ) -> list[str]:
-    """Return a sentence on each thing that the data or the recipe cannot say.
+    """Return a sentence on each measure that the data or the recipe does not allow.
 
     Args:
         splits: of each version.
-        tasks: of consumers, that can be judged; `left_out` a sentence on each that cannot.
-        seeds: how many.
+        tasks: of consumers, those that can be scored.
+        left_out: a sentence on each task that cannot.
+        seeds: how many seeds are run.
     """
     sentences = list(left_out)
     if not tasks:

@@ -1,4 +1,4 @@
-"""The way from one file of vectors back to another, fitted in closed form from one pass."""
+"""Align a file of vectors to an older one: a backward transform in closed form, from one pass."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from torch import Tensor
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.certificate import StepError, certify
 from evergram.compatibility.chance import Chance, beside_chance
-from evergram.compatibility.closed_form_fit import KINDS, ClosedForm, fit_closed_form, pairs_needed
+from evergram.compatibility.closed_form_fit import ClosedForm, fit_closed_form, pairs_needed
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import DataError
 from evergram.evaluation.map_quality import chance_reading, mapping_readings
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.alignment_gate import refuse_degenerate, refuse_error
 from evergram.releasing.files.moments_pass import PairReading, read_pairs
 from evergram.releasing.files.pair_split import (
@@ -38,60 +39,11 @@ from evergram.vector_files.pairing import Pairing
 
 QUIET = Progress(quiet=True)
 log = logging.getLogger(__name__)
-# Of low_rank, where nothing is said.
-RANK = 32
+DEFAULT = AlignSettings()
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to align.
-
-    Args:
-        transform: linear, affine, orthogonal or low_rank.
-        rank: of low_rank, and of it alone; 32 where it is absent.
-        scaled: whether an orthogonal map, and it alone, may stretch.
-        held_out: share of the common objects, by a hash of their ids, that is measured on and never
-            fitted to.
-        seed: draws the catalogue in which neighbours are looked up.
-        allow_small_overlap: go on with fewer objects in common than the transform needs, or than
-            its error can be measured on.
-    """
-
-    transform: str = "linear"
-    rank: int | None = None
-    scaled: bool = False
-    held_out: float = 0.1
-    seed: int = 0
-    allow_small_overlap: bool = False
-
-    def __post_init__(self) -> None:
-        if self.transform not in KINDS:
-            raise DataError(
-                f"The transform {self.transform!r} cannot be fitted to files; "
-                f"{', '.join(KINDS)} can."
-            )
-        if not 0 < self.held_out < 1:
-            raise DataError(
-                f"held_out (--held-out) is {self.held_out}; it is a share between 0 and 1."
-            )
-        if self.rank is not None and self.rank < 1:
-            raise DataError(f"rank is {self.rank}; it is at least 1.")
-        if self.rank is not None and self.transform != "low_rank":
-            raise DataError(
-                f"rank is of the transform low_rank, not of {self.transform}; leave it out."
-            )
-        if self.scaled and self.transform != "orthogonal":
-            raise DataError(
-                f"scaled is of the transform orthogonal, not of {self.transform}; leave it out."
-            )
-
-    def rank_of(self, old_dim: int, new_dim: int) -> int:
-        """The rank that a map between these dims has, where it is of low rank."""
-        return min(self.rank or RANK, old_dim, new_dim)
-
-
-@dataclass(frozen=True)
-class Alignment:
+class FileAlignment:
     """Two files, and the map from the new vectors to the old ones.
 
     Args:
@@ -107,7 +59,7 @@ class Alignment:
 
     old: EmbeddingFile
     new: EmbeddingFile
-    settings: Settings
+    settings: AlignSettings
     pairing: Pairing
     groups: Groups
     small: bool
@@ -120,12 +72,13 @@ class Alignment:
 
     @property
     def error(self) -> StepError:
-        """On the held-out objects."""
+        """The transform's error on the held-out objects."""
         held = self.read.held
         return StepError(held.sigma(*_published(self.fitted)), held.count, held.power)
 
     def overlap(self) -> dict[str, Any]:
-        """JSON of how much there was to align and to measure, as of a trained version."""
+        """Return how many objects were aligned and measured, as JSON; the keys are a trained
+        version's."""
         held = int(self.groups.held.sum())
         return {
             "common": len(self.pairing),
@@ -136,7 +89,7 @@ class Alignment:
         }
 
     def report(self) -> dict[str, Any]:
-        """JSON of what the map keeps."""
+        """Return what the map keeps, as JSON."""
         dims = self.old.dim, self.new.dim
         settings, overlap = self.settings, self.overlap()
         rank = settings.rank_of(*dims)
@@ -171,7 +124,7 @@ def align(
     old: EmbeddingFile | int,
     new: EmbeddingFile,
     lineage: Lineage,
-    settings: Settings = Settings(),
+    settings: AlignSettings = DEFAULT,
     *,
     max_error: float | None = None,
     promote: bool = True,
@@ -179,7 +132,7 @@ def align(
     strict_probes: bool = False,
     warn: Callable[[str], None] = log.warning,
 ) -> dict[str, Any]:
-    """Publish `new` as the next version of `lineage`, with its way back to `old`.
+    """Publish `new` as the next version of `lineage`, with its backward transform to `old`.
 
     A lineage without versions gets `old` as version 0 first. One that has versions must have the
     vectors of `old` as its newest; then the loss is the multi-step one where the chain is affine.
@@ -200,45 +153,29 @@ def align(
         refuse_untried(lineage)
     before = checked_past(old, new, lineage)
     lineage.check_ids({SIDE: new.ids()})
-    found = _aligned(before, new, lineage, settings, progress)
-    error = found.readings["transformed"]["relative_error"]
-    refuse_error(error, found.chance, found.error.objects, max_error, (before.path, new.path))
-    canaries = found.read.sample.take(found.canaries)
-    ids = found.pairing.ids.take(pa.array(found.canaries.numpy())).cast(pa.string())
-    said = asdict(settings)
+    alignment = _aligned(before, new, lineage, settings, progress)
+    error = alignment.readings["transformed"]["relative_error"]
+    refuse_error(
+        error, alignment.chance, alignment.error.objects, max_error, (before.path, new.path)
+    )
+    canaries = alignment.read.sample.take(alignment.canaries)
+    ids = alignment.pairing.ids.take(pa.array(alignment.canaries.numpy())).cast(pa.string())
+    recorded = asdict(settings)
     if settings.transform == "low_rank":
-        said["rank"] = settings.rank_of(before.dim, new.dim)
-    said |= {"old": str(before.path), "new": str(new.path)}
+        recorded["rank"] = settings.rank_of(before.dim, new.dim)
+    recorded |= {"old": str(before.path), "new": str(new.path)}
     if not lineage.versions:
-        recipe = {"align": {**said, "has_ids": before.has_ids}}
+        recipe = {"align": {**recorded, "has_ids": before.has_ids}}
         lineage.publish(first_version(before, (ids, canaries.old), recipe))
-    number = lineage.following
-    chain = lineage.chain.extended(found.fitted.transform)
-    errors = {**lineage.errors, number: found.error}
-    certificates = {j: certify(chain, errors, number, j) for j in lineage.readable}
-    report = found.report()
-    report["certificate"] = {str(j): asdict(c) for j, c in certificates.items() if c is not None}
-    artefact = Artefact(
-        dim=new.dim,
-        embeddings={SIDE: lambda: new.blocks()},
-        transform=found.fitted.transform,
-        metrics={
-            "version": number,
-            "dim": new.dim,
-            "metrics": {"model": {}},
-            "overlap": found.overlap(),
-            "alignment": report,
-        },
-        recipe={"align": {**said, "has_ids": new.has_ids}},
-        canaries={SIDE: (ids, canaries.new)},
-        error=found.error,
+    artefact = _next_version(
+        alignment, lineage, {"align": {**recorded, "has_ids": new.has_ids}}, (ids, canaries.new)
     )
     published = publish(lineage, artefact, strict_probes=strict_probes, promote=promote, warn=warn)
     return dict(published.metrics)
 
 
 def first_version(file: EmbeddingFile, canaries: Block, recipe: Mapping[str, Any]) -> Artefact:
-    """Version 0 of a lineage of files."""
+    """Return version 0 of a lineage of files."""
     return Artefact(
         dim=file.dim,
         embeddings={SIDE: lambda: file.blocks()},
@@ -249,9 +186,40 @@ def first_version(file: EmbeddingFile, canaries: Block, recipe: Mapping[str, Any
     )
 
 
+def _next_version(
+    alignment: FileAlignment, lineage: Lineage, recipe: Mapping[str, Any], canaries: Block
+) -> Artefact:
+    """Return the artefact of an aligned file, with its certificates."""
+    number, new = lineage.following, alignment.new
+    chain = lineage.chain.extended(alignment.fitted.transform)
+    errors = {**lineage.errors, number: alignment.error}
+    certificates = {j: certify(chain, errors, number, j) for j in lineage.readable}
+    report = alignment.report()
+    report["certificate"] = {str(j): asdict(c) for j, c in certificates.items() if c is not None}
+    return Artefact(
+        dim=new.dim,
+        embeddings={SIDE: lambda: new.blocks()},
+        transform=alignment.fitted.transform,
+        metrics={
+            "version": number,
+            "dim": new.dim,
+            "metrics": {"model": {}},
+            "overlap": alignment.overlap(),
+            "alignment": report,
+        },
+        recipe=recipe,
+        canaries={SIDE: canaries},
+        error=alignment.error,
+    )
+
+
 def _aligned(
-    old: EmbeddingFile, new: EmbeddingFile, lineage: Lineage, settings: Settings, progress: Progress
-) -> Alignment:
+    old: EmbeddingFile,
+    new: EmbeddingFile,
+    lineage: Lineage,
+    settings: AlignSettings,
+    progress: Progress,
+) -> FileAlignment:
     """Read both files and fit the map. Raises: DataError: they cannot be aligned."""
     pairing = Pairing(old, new)
     dims = old.dim, new.dim
@@ -280,16 +248,16 @@ def _aligned(
 
     fitted, ideal = fit(read.seen, read.chosen), fit(whole, None)
     fitted.transform.requires_grad_(False).eval()
-    found = _published(fitted)
-    chance = beside_chance(read.held, *found)
+    affine = _published(fitted)
+    chance = beside_chance(read.held, *affine)
     readings = mapping_readings(
-        {"transformed": found, "in_sample": _published(ideal)},
+        {"transformed": affine, "in_sample": _published(ideal)},
         read.held,
         read.sample.take(queries),
         read.sample.take(catalogue),
     )
-    readings["chance"] = chance_reading(found, chance, read.sample.take(queries), len(catalogue))
-    return Alignment(
+    readings["chance"] = chance_reading(affine, chance, read.sample.take(queries), len(catalogue))
+    return FileAlignment(
         old=old,
         new=new,
         settings=settings,
@@ -306,7 +274,7 @@ def _aligned(
 
 
 def _metric(lineage: Lineage) -> Tensor | None:
-    """S of the versions that are there; None where it is I, or a step is not affine."""
+    """Return S of the past versions; None if it is I, or if a transform is not affine."""
     chain = lineage.history
     if not chain.newest or not chain.is_affine(chain.newest, 0):
         return None
@@ -315,7 +283,7 @@ def _metric(lineage: Lineage) -> Tensor | None:
 
 
 def _published(fitted: ClosedForm) -> tuple[Tensor, Tensor | None]:
-    """The affine map of the transform itself, in its float32."""
-    found = fitted.transform.requires_grad_(False).affine()
-    assert found is not None
-    return found
+    """Return the transform's affine map, in its float32."""
+    affine = fitted.transform.requires_grad_(False).affine()
+    assert affine is not None
+    return affine

@@ -1,4 +1,4 @@
-"""What no alignment is published of: vectors that say nothing, and maps no better than chance."""
+"""Refuse an alignment of vectors without content, or one no better than chance."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ def refuse_error(
         raise DataError(f"max_error is {limit}; it is a number such as 0.5, or inf for no limit.")
     if limit is not None and math.isinf(limit):
         return
-    said = "The new version was not published: "
+    start = "The new version was not published: "
     other = "another limit is set by --max-error, and none by --max-error inf"
     if held < LEAST_OBJECTS or math.isnan(error):
         raise DegradationError(
-            f"{said}its error would be measured on {held} objects, and {LEAST_OBJECTS} are needed "
+            f"{start}its error would be measured on {held} objects, and {LEAST_OBJECTS} are needed "
             f"to hold it to a limit; raise --held-out or give more objects in common ({other})."
         )
     if limit is not None and error > limit:
         raise DegradationError(
-            f"{said}on {held} held-out objects the relative error is {error:.4g}, past the limit "
+            f"{start}on {held} held-out objects the relative error is {error:.4g}, past the limit "
             f"of {limit:g}; {other}."
         )
     if not chance.is_beaten:
         raise DegradationError(
-            f"{said}{names[1]} says next to nothing of {names[0]}: on {held} held-out objects the "
-            f"relative error is {error:.4g}, {chance.ratio:.0%} of what it is with the objects "
+            f"{start}{names[1]} says next to nothing of {names[0]}: on {held} held-out objects "
+            f"the relative error is {error:.4g}, {chance.ratio:.0%} of what it is with the objects "
             f"mixed up and {chance.deviations:.1f} standard deviations below that; at most "
             f"{MOST_OF_CHANCE:.0%} and at least {LEAST_DEVIATIONS:g} deviations are needed. See "
             "whether the same id is the same object in both files (--max-error inf publishes it "

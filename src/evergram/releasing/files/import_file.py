@@ -1,4 +1,4 @@
-"""Embeddings of a model that is not ours, as the first version of a lineage."""
+"""Import embeddings of another model as version 0 of a lineage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import Settings, first_version
+from evergram.releasing.files.align import first_version
+from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.pair_split import canary_rows, id_hashes, pair_groups
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import EmbeddingFile
@@ -36,7 +37,7 @@ def import_embeddings(
     ids = file.ids()
     refuse_repeats(file, ids)
     hashes = id_hashes(ids)
-    held = pair_groups(hashes, Settings().held_out).held
+    held = pair_groups(hashes, AlignSettings().held_out).held
     kept = canary_rows(ids, hashes, held).sort().values
     vectors = torch.empty(len(kept), file.dim)
     start = done = 0

@@ -1,4 +1,4 @@
-"""The one pass over two files: second moments by group, and the vectors of some objects."""
+"""Read two files once: second moments by group, and the vectors of some objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.evaluation.map_quality import Pairs
+from evergram.evaluation.map_quality import VectorPairs
 from evergram.releasing.files.pair_split import Groups
 from evergram.training.progress import Progress
 from evergram.vector_files.pairing import Pairing
@@ -16,22 +16,22 @@ from evergram.vector_files.prefetch import ahead
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Vectors that are kept in memory: rows of the pairing and both vectors of each."""
+class VectorSample:
+    """Old and new vectors that are kept in memory, with their rows of the pairing."""
 
     rows: Tensor
     old: Tensor
     new: Tensor
 
-    def take(self, rows: Tensor) -> Pairs:
-        """Old and new vectors of some of the rows."""
+    def take(self, rows: Tensor) -> VectorPairs:
+        """Return the old and new vectors of some of the rows."""
         place = torch.searchsorted(self.rows, rows)
-        return Pairs(self.old[place], self.new[place])
+        return VectorPairs(self.old[place], self.new[place])
 
 
 @dataclass(frozen=True)
 class PairReading:
-    """What one pass has learnt.
+    """The result of one pass over two files.
 
     Args:
         seen, chosen, held: moments by group, see `Groups`.
@@ -41,16 +41,16 @@ class PairReading:
     seen: SecondMoments
     chosen: SecondMoments
     held: SecondMoments
-    sample: Sample
+    sample: VectorSample
     zeros: tuple[int, int]
 
     @property
     def whole(self) -> SecondMoments:
         """Moments of all pairs."""
-        found = SecondMoments(self.held.old_dim, self.held.new_dim)
+        moments = SecondMoments(self.held.old_dim, self.held.new_dim)
         for part in (self.seen, self.chosen, self.held):
-            found.merge(part)
-        return found
+            moments.merge(part)
+        return moments
 
 
 def read_pairs(
@@ -73,12 +73,12 @@ def read_pairs(
         for pair in ahead(pairing.blocks()):
             old, new = pair
             part = slice(start, start + len(old))
-            for found, mask in parts:
-                found.add(old[mask[part]], new[mask[part]])
+            for moments, mask in parts:
+                moments.add(old[mask[part]], new[mask[part]])
             kept.append((old[wanted[part]].float(), new[wanted[part]].float()))
             zeros = [n + int((~v.any(1)).sum()) for n, v in zip(zeros, pair, strict=True)]
             start += len(old)
             bar.advance(len(old), len(old))
     both = (torch.cat(side) for side in zip(*kept, strict=True))
-    sample = Sample(wanted.nonzero().squeeze(1), *both)
+    sample = VectorSample(wanted.nonzero().squeeze(1), *both)
     return PairReading(seen, chosen, held, sample, (zeros[0], zeros[1]))

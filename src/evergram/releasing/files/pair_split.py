@@ -1,4 +1,4 @@
-"""Which objects of two files are fitted to, measured on, looked up and kept."""
+"""Choose which objects of two files are fitted to, measured on, looked up and kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUERIES, CATALOGUE = 1000, 20_000
 
 
 def id_hashes(ids: pa.Array, size: int = 1 << 20) -> Tensor:
-    """`id_hash` of many ids, a part at a time: Python's strings are large."""
+    """Return `id_hash` of many ids, a part at a time: Python's strings are large."""
     parts = range(0, len(ids), size)
     return torch.cat([id_hash(Vocabulary(ids.slice(start, size))) for start in parts])
 
@@ -65,7 +65,7 @@ def refuse_few(
 
 
 def _instead(fitted: int, dims: tuple[int, int]) -> str:
-    """Which other transform so many pairs would do for."""
+    """Return, as the end of a sentence, the transforms that so many pairs are enough for."""
     ranks = [r for r in range(1, min(dims)) if pairs_needed("low_rank", *dims, r) <= fitted]
     advice = [f"--transform low_rank --rank {ranks[-1]}"] if ranks else []
     advice += ["--transform orthogonal"] if pairs_needed("orthogonal", *dims) <= fitted else []
@@ -73,7 +73,7 @@ def _instead(fitted: int, dims: tuple[int, int]) -> str:
 
 
 def sampled_rows(hashes: Tensor, held: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Held-out rows to look up, and rows of others, held out or not, to look among."""
+    """Return held-out rows to look up, and other rows, held out or not, to look among."""
     order = torch.argsort(hashes, stable=True)
     queries = order[held[order]][:QUERIES]
     drawn = torch.randperm(len(hashes), generator=torch.Generator().manual_seed(seed))
@@ -83,7 +83,8 @@ def sampled_rows(hashes: Tensor, held: Tensor, seed: int) -> tuple[Tensor, Tenso
 def canary_rows(
     ids: pa.Array, hashes: Tensor, held: Tensor, past: pa.Array | None = None
 ) -> Tensor:
-    """Held-out rows whose vectors are kept for ever: past canaries first, then by hash."""
+    """Return the held-out rows whose vectors are kept for ever: past canaries first, then by
+    hash."""
     order = torch.argsort(hashes, stable=True)
     order = order[held[order]]
     if past is not None:

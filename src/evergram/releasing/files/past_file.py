@@ -1,4 +1,4 @@
-"""The file that a new one is aligned to: found, and checked before anything is read of it."""
+"""Find the file that a new one is aligned to, and check it before its vectors are read."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
         of a version there is already. DataError: only one of the files has ids.
     """
     _refuse_known(new, lineage)
-    found = _past_file(old, lineage)
+    past = _past_file(old, lineage)
     if lineage.versions and not isinstance(old, int):
-        _refuse_another(found, lineage)
-    advice = _by_option("--old-ids", found)
+        _refuse_another(past, lineage)
+    advice = _by_option("--old-ids", past)
     if isinstance(old, int):
         advice = "begin a lineage whose ids are given: 'evergram import FILE --ids IDS'"
-    _refuse_row_numbers(found, new, advice)
-    _refuse_row_numbers(new, found, _by_option("--new-ids", new))
-    return found
+    _refuse_row_numbers(past, new, advice)
+    _refuse_row_numbers(new, past, _by_option("--new-ids", new))
+    return past
 
 
 def _past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
@@ -142,8 +142,8 @@ def _stored(lineage: Lineage) -> EmbeddingFile:
             f"{lineage} has the sides {' and '.join(sides)}, of a model that was trained; "
             "a file of vectors can follow another file only. Choose another folder."
         )
-    found = open_embeddings(lineage.stored(SIDE))
+    file = open_embeddings(lineage.stored(SIDE))
     # Before this was recorded, ids were taken at their word.
     settings = newest.recipe.get("align") or newest.recipe.get("import") or {}
-    found.has_ids = bool(settings.get("has_ids", True))
-    return found
+    file.has_ids = bool(settings.get("has_ids", True))
+    return file

@@ -1,4 +1,4 @@
-"""A file of one version's vectors, rewritten as another version's."""
+"""Rewrite a file of one version's vectors as another version's."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def transform_file(
                 yield ids, vectors
                 bar.advance(len(ids), len(ids))
 
-        said = (lineage.manifest(n).fingerprint for n in (wanted, version))
-        return write_vectors(out, counted(), marks(*said), overwrite=overwrite, named=named)
+        fingerprints = (lineage.manifest(n).fingerprint for n in (wanted, version))
+        return write_vectors(out, counted(), marks(*fingerprints), overwrite=overwrite, named=named)

@@ -1,4 +1,4 @@
-"""Estimators that look on while another trains, each measured against the exact Gramian."""
+"""Measure estimators against the exact Gramian while a training runs."""
 
 from __future__ import annotations
 
@@ -80,11 +80,13 @@ class Tracking(Callback):
                 self._measure(run, now, at.step)
 
     def mean(self, errors: Mapping[str, list[float]]) -> dict[str, float]:
-        """Over the second half of the measures, the start left out."""
-        return {name: fmean(found[len(found) // 2 :]) for name, found in errors.items() if found}
+        """Return the mean over the second half of the measures, by name; the start is left out."""
+        return {
+            name: fmean(values[len(values) // 2 :]) for name, values in errors.items() if values
+        }
 
     def _shadow(self, run: Step, now: Embeddings, settings: GramianRecipe) -> dict[str, _Shadow]:
-        found: dict[str, _Shadow] = {}
+        shadows: dict[str, _Shadow] = {}
         for i, side in enumerate(SIDES):
             measures = run.measures[side][:, :1]
             factors = run.factors[side]
@@ -99,8 +101,8 @@ class Tracking(Callback):
                 batch_size=settings.batch_size or 1024,
                 seed=self.seed + i,
             )
-            found[side] = _Shadow(estimator, draws.epoch(0, 1 << 40))
-        return found
+            shadows[side] = _Shadow(estimator, draws.epoch(0, 1 << 40))
+        return shadows
 
     def _follow(
         self, run: Step, now: Embeddings, side: str, shadow: _Shadow, device: torch.device
@@ -121,14 +123,14 @@ class Tracking(Callback):
 
     def _measure(self, run: Step, now: Embeddings, step: int) -> None:
         truths = {side: Truth.of(run.population(now, side)) for side in SIDES}
-        found: dict[str, Mapping[str, GramianEstimator]] = {
+        estimators_by_name: dict[str, Mapping[str, GramianEstimator]] = {
             name: {side: shadow.estimator for side, shadow in shadows.items()}
             for name, shadows in self._shadows.items()
         }
         if all(run.estimators[side] for side in SIDES):
-            found[OWN] = {side: run.estimators[side][0] for side in SIDES}
+            estimators_by_name[OWN] = {side: run.estimators[side][0] for side in SIDES}
         self.steps.append(step)
-        for name, estimators in found.items():
+        for name, estimators in estimators_by_name.items():
             estimates = {side: e.moment().dense for side, e in estimators.items()}
             errors = [gramian_error(estimates[side], truths[side]) for side in SIDES]
             self.gramian_errors.setdefault(name, []).append(fmean(errors))

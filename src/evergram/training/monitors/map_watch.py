@@ -1,4 +1,4 @@
-"""The papers' metric by the clock, judged beside a training that goes on."""
+"""MAP@10 by the clock, measured in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from evergram.data.split import Pairs, Split
 from evergram.encoders.encoder import Embeddings
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.training.callbacks import Callback, Point
-from evergram.training.recipe import Recipe
 
 METRIC = "map@10"
 # Queries judged of each part.
 QUERIES = 2000
 
 
-class Watch(Callback):
+class MapWatch(Callback):
     """MAP@10 on training and validation every so many minutes of training.
 
     Queries of each part are judged against fixed candidates: a random sample of the catalogue (all
     of it where it is no larger) and the judged pairs' own. Of training pairs nothing is masked; for
     validation the query's training pairs are. The embeddings are copied between two steps and
-    judged in a thread: the clock of training runs on, and counts the copying. A look that would
-    come while one is under way is left out.
+    measured in a thread while training continues; the copying counts as training time. A
+    measurement that is due while one is running is skipped.
 
     Args:
-        minutes: between two looks.
+        minutes: between two measurements.
         size: of the sample of candidates.
     Source: [G2] §4.3, Fig. 3.
     """
@@ -38,7 +37,7 @@ class Watch(Callback):
     def __init__(self, split: Split, *, minutes: float, size: int, seed: int) -> None:
         self.every = 60 * minutes
         self.due = self.every
-        self.found: list[dict[str, float]] = []
+        self.records: list[dict[str, float]] = []
         self._thread: threading.Thread | None = None
         draw = torch.Generator().manual_seed(seed)
         corpus = split.training
@@ -64,30 +63,17 @@ class Watch(Callback):
                 place[trained.candidate[seen]],
             )
 
-    @classmethod
-    def of(cls, recipe: Recipe, split: Split) -> Watch | None:
-        """What the recipe asks for; None where it asks for none."""
-        settings = recipe.training
-        if settings.watch_minutes is None:
-            return None
-        return cls(
-            split,
-            minutes=settings.watch_minutes,
-            size=settings.watch_candidates,
-            seed=recipe.seed,
-        )
-
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         busy = self._thread is not None and self._thread.is_alive()
         if at.seconds >= self.due and not busy:
             self.due = (at.seconds // self.every + 1) * self.every
-            self._look(at)
+            self._measure(at)
 
     def on_end(self, at: Point) -> None:
         if self._thread is not None:
             self._thread.join()
 
-    def _look(self, at: Point) -> None:
+    def _measure(self, at: Point) -> None:
         run = at.training
         rows = {"query": self.queries, "candidate": self.candidates}
         with run.encoder.evaluating():
@@ -97,17 +83,17 @@ class Watch(Callback):
         self._thread.start()
 
     def _judge(self, epoch: int, seconds: float, copies: Mapping[str, Tensor]) -> None:
-        found = {
+        values = {
             f"{METRIC} {name}": rank_metrics(
                 copies["query"], copies["candidate"], relevance, [METRIC]
             )[METRIC]
             for name, relevance in self.relevance.items()
         }
-        self.found.append({"epoch": epoch, "seconds": seconds, **found})
+        self.records.append({"epoch": epoch, "seconds": seconds, **values})
 
 
 def _sample(pairs: Pairs, queries: int, draw: torch.Generator) -> Pairs:
-    """All pairs of at most so many queries."""
+    """Return all pairs of at most so many queries, drawn."""
     distinct = torch.unique(pairs.query)
     kept = distinct[torch.randperm(len(distinct), generator=draw)[:queries]]
     chosen = torch.isin(pairs.query, kept)

@@ -1,4 +1,4 @@
-"""A running training, for TensorBoard."""
+"""Write a running training for TensorBoard."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TensorBoard(Callback):
         self.writer = SummaryWriter(str(folder))
         self.pairs = pairs
         self.tracking = tracking
-        self.told = 0
+        self.written = 0
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         if at.step % EVERY == 0:
@@ -49,14 +49,14 @@ class TensorBoard(Callback):
         tracking = self.tracking
         if tracking is None:
             return
-        for place in range(self.told, len(tracking.steps)):
+        for place in range(self.written, len(tracking.steps)):
             for title, errors in (
                 ("Gramian error", tracking.gramian_errors),
                 ("gradient error", tracking.gradient_errors),
             ):
-                for name, found in errors.items():
-                    self._scalar(f"{title}/{name}", found[place], tracking.steps[place])
-        self.told = len(tracking.steps)
+                for name, values in errors.items():
+                    self._scalar(f"{title}/{name}", values[place], tracking.steps[place])
+        self.written = len(tracking.steps)
 
     def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
         for name, value in record.items():

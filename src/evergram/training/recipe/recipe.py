@@ -143,7 +143,8 @@ class ModelRecipe(_Strict):
     """The encoder. `dim` and `layers` may be lists, one entry a version; the last holds for all
     later."""
 
-    kind: Literal["factorization", "two_tower", "graphsage", "lightgcn"] = "factorization"
+    # "module" stands for modules of the user's own, which Python hands over.
+    kind: Literal["factorization", "two_tower", "graphsage", "lightgcn", "module"] = "factorization"
     dim: Annotated[list[Positive], Field(min_length=1), BeforeValidator(_listed)] = [64]
     scale: Rate = 0.1
     # Rows of unit norm.

@@ -87,6 +87,11 @@ RULES = (
     Only("split.share", "split.kind", ("random", "given")),
     Only("split.versions split.end split.last", "split.kind", ("time",)),
     Only("split.selection", "split.kind", ("random", "time")),
+    Only(
+        "model.dim model.scale",
+        "model.kind",
+        ("factorization", "two_tower", "graphsage", "lightgcn"),
+    ),
     Only("model.input_dim", "model.kind", ("two_tower", "graphsage")),
     Only("model.hidden", "model.kind", ("two_tower",)),
     Only("model.ids", "model.kind", ("graphsage",)),
@@ -126,9 +131,9 @@ RULES = (
         ("sampled", "sagram", "sogram", "storm"),
     ),
     Only("gramian.sampler gramian.batch_size", "gramian.batch", ("independent",)),
-    Only("training.table_rate", "model.kind", ("factorization", "two_tower")),
+    Only("training.table_rate", "model.kind", ("factorization", "two_tower", "module")),
     Only("training.feature_rate", "model.kind", ("two_tower",)),
-    Only("training.layer_rate", "model.kind", ("two_tower", "graphsage", "lightgcn")),
+    Only("training.layer_rate", "model.kind", ("two_tower", "graphsage", "lightgcn", "module")),
     Only(
         "training.watch_candidates",
         "training.watch_minutes",

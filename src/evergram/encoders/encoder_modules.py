@@ -1,0 +1,99 @@
+"""The user's own modules, with functions that make their inputs from ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evergram.errors import ShapeError
+
+# Makes a module's input from B ids: a tensor, or a tuple or a dict of tensors.
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class EncoderModules:
+    """A query module and a candidate module of your own, to train in place of a built-in encoder.
+
+    A module is called as `module(inputs)`; as `module(*inputs)` if the inputs are a tuple, and as
+    `module(**inputs)` if they are a dict. It returns float [B, D], with one D for both sides. The
+    modules are never changed: every training starts from a copy of them. Dense parameters are
+    trained by Adam at `training.layer_rate`, tables `nn.Embedding(…, sparse=True)` by row-wise
+    Adagrad at `training.table_rate`, and parameters without `requires_grad` not at all.
+
+    Args:
+        query, candidate: the modules; one module may serve both sides.
+        query_inputs, candidate_inputs: make a module's input from a list of B ids, as the corpus
+            has them (int or str). They give the same input for the same id.
+        new_ids: whether they know ids that the version was not trained on. If not, such an id gets
+            the zero vector.
+        batch_size: entities in a forward pass without gradient.
+
+    >>> table = nn.Embedding(100, 8)
+    >>> modules = EncoderModules(table, table, torch.tensor, torch.tensor)
+    >>> modules
+    EncoderModules(query=Embedding, candidate=Embedding)
+    """
+
+    query: nn.Module
+    candidate: nn.Module
+    query_inputs: Collate
+    candidate_inputs: Collate
+    new_ids: bool = False
+    batch_size: int = 256
+
+    def __repr__(self) -> str:
+        query, candidate = type(self.query).__name__, type(self.candidate).__name__
+        return f"EncoderModules(query={query}, candidate={candidate})"
+
+    def copied(self) -> EncoderModules:
+        """Return the same with copies of the modules; what they share, the copies share too."""
+        query, candidate = deepcopy((self.query, self.candidate))
+        return EncoderModules(
+            query,
+            candidate,
+            self.query_inputs,
+            self.candidate_inputs,
+            self.new_ids,
+            self.batch_size,
+        )
+
+
+def outputs_of(modules: EncoderModules, side: str, ids: list[Any]) -> Tensor:
+    """Call a side's module on the inputs of B ids. Raises: ShapeError: it does not give [B, D]."""
+    module: nn.Module = getattr(modules, side)
+    collate: Collate = getattr(modules, f"{side}_inputs")
+    parameter = next(module.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    inputs = _moved(collate(ids), device)
+    if isinstance(inputs, dict):
+        rows = module(**inputs)
+    elif isinstance(inputs, tuple):
+        rows = module(*inputs)
+    else:
+        rows = module(inputs)
+    if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != len(ids):
+        shape = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        raise ShapeError(
+            f"The {side} module returned {shape} for {len(ids)} ids; it must return a float tensor "
+            f"[{len(ids)}, D]."
+        )
+    return rows.float()
+
+
+def _moved(inputs: Any, device: torch.device) -> Any:
+    """Move tensors, in tuples, lists and dicts, to a device."""
+    if isinstance(inputs, Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, Mapping):
+        return {name: _moved(value, device) for name, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(_moved(value, device) for value in inputs)
+    if isinstance(inputs, list):
+        return [_moved(value, device) for value in inputs]
+    return inputs

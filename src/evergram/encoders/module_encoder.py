@@ -1,0 +1,262 @@
+"""Encoders made of the user's own modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from evergram.data.corpus import Corpus, Vocabulary
+from evergram.encoders.encoder import Embeddings, Encoder, Scene
+from evergram.encoders.encoder_modules import EncoderModules, outputs_of
+from evergram.encoders.features import SIDES, Schema
+from evergram.errors import DataError, ShapeError
+
+
+@dataclass(frozen=True)
+class IdScene(Scene):
+    """A corpus as the user's modules see it: its ids.
+
+    Args:
+        keys: of each side, the N ids in the corpus's row order.
+        usable: of each side, bool [N], whether inputs are made of an id.
+    """
+
+    keys: Mapping[str, pa.Array] = field(default_factory=dict)
+    usable: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> IdScene:
+        return self
+
+
+class ModuleEncoder(Encoder):
+    """The encoder of a user's query module and candidate module.
+
+    Args:
+        modules: used as they are; give `modules.copied()` to train a copy.
+        schema: the ids that it is trained on.
+        dim: D of both modules.
+        normalize: whether rows have unit norm.
+    """
+
+    kind = "module"
+
+    def __init__(
+        self, modules: EncoderModules, schema: Schema, dim: int, normalize: bool = False
+    ) -> None:
+        super().__init__(schema, dim, normalize)
+        self.given = modules
+        self.query = modules.query
+        self.candidate = modules.candidate
+
+    @classmethod
+    def of(
+        cls, modules: EncoderModules, corpus: Corpus, *, normalize: bool = False
+    ) -> ModuleEncoder:
+        """Return the encoder of a corpus's ids; D is measured on one entity of each side.
+
+        Raises: ShapeError: a module does not return [B, D], or the two D differ.
+        """
+        dims = {}
+        for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
+            module = getattr(modules, side)
+            training = module.training
+            module.eval()
+            with torch.no_grad():
+                rows = outputs_of(modules, side, entities.vocabulary.keys[:1].to_pylist())
+            module.train(training)
+            dims[side] = rows.shape[1]
+        if dims["query"] != dims["candidate"]:
+            raise ShapeError(
+                f"The query module returns {dims['query']} dimensions and the candidate module "
+                f"{dims['candidate']}; both must return [B, D] with one D."
+            )
+        schema = Schema.of(corpus, features=False)
+        return cls(modules, schema, dims["query"], normalize)
+
+    def copied(self) -> ModuleEncoder:
+        """Return the same encoder with modules of its own."""
+        return ModuleEncoder(self.given.copied(), self.schema, self.dim, self.normalize)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What an artefact records of it beside its tensors and ids."""
+        return {"dim": self.dim, **({"normalize": True} if self.normalize else {})}
+
+    def read(self, corpus: Corpus) -> IdScene:
+        sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
+        keys = {side: entities.vocabulary.keys for side, entities in sides}
+        return self._scene(keys)
+
+    def forward(self, scene: Scene) -> Embeddings:
+        assert isinstance(scene, IdScene)
+        return _OfIds(self, scene)
+
+    def known(self, side: str, scene: Scene) -> Tensor:
+        assert isinstance(scene, IdScene)
+        return scene.usable[side]
+
+    def embed(self, side: str, ids: list[Any]) -> Tensor:
+        """Return [B, D] of B ids that inputs can be made of; differentiable."""
+        return self.normalized(outputs_of(self.given, side, ids))
+
+    def encode(
+        self,
+        ids: Any,
+        side: str = "query",
+        *,
+        batch_size: int | None = None,
+        convert_to_numpy: bool = True,
+    ) -> NDArray[np.float32] | Tensor:
+        """Return the embeddings [N, D] of N ids, without gradient and in evaluation mode.
+
+        Args:
+            ids: a list or an array of ids.
+            batch_size: of a forward pass; `EncoderModules.batch_size` by default.
+        Raises: DataError: the side is neither "query" nor "candidate".
+        """
+        if side not in SIDES:
+            raise DataError(f"There is no side {side!r}; give 'query' or 'candidate'.")
+        scene = self._scene({side: pa.array(ids)})
+        blocks = _OfIds(self, scene).blocks(side, batch_size or self.given.batch_size)
+        rows = [block.cpu() for block in blocks]
+        vectors = torch.cat(rows) if rows else torch.zeros(0, self.dim)
+        return vectors.numpy() if convert_to_numpy else vectors
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor of the modules once, under the first of its names.
+
+        Raises: DataError: a module keeps something in its state that is no tensor.
+        """
+        distinct: dict[int, str] = {}
+        tensors: dict[str, Tensor] = {}
+        for name, value in self.state_dict(keep_vars=True).items():
+            if not isinstance(value, Tensor):
+                raise DataError(
+                    f"{name} of the encoder's state is {type(value).__name__}; only tensors can be "
+                    "published, so remove get_extra_state from the module."
+                )
+            if distinct.setdefault(id(value), name) == name:
+                tensors[name] = value.detach()
+        return tensors
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], version: str) -> None:
+        """Copy `tensors()` of the same modules into these.
+
+        Args:
+            version: to call the tensors' source in an error, such as "version 1".
+        Raises: ShapeError: the modules have other tensors.
+        """
+        own = self.tensors()
+        missing, unknown = sorted(tensors.keys() - own.keys()), sorted(own.keys() - tensors.keys())
+        other = [
+            name
+            for name in own.keys() & tensors.keys()
+            if own[name].shape != tensors[name].shape or own[name].dtype != tensors[name].dtype
+        ]
+        if missing or unknown or other:
+            parts = {
+                "lack": missing,
+                "have, and it has not,": unknown,
+                "have in another shape or type": sorted(other),
+            }
+            differences = "; ".join(
+                f"they {verb} {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+                for verb, names in parts.items()
+                if names
+            )
+            raise ShapeError(
+                f"These are not the modules of {version}: {differences}; give the modules that it "
+                "was trained with."
+            )
+        with torch.no_grad():
+            for name, value in tensors.items():
+                own[name].copy_(value)
+
+    def _scene(self, keys: Mapping[str, pa.Array]) -> IdScene:
+        usable = {}
+        for side, ids in keys.items():
+            if self.given.new_ids:
+                usable[side] = torch.ones(len(ids), dtype=torch.bool)
+            else:
+                usable[side] = self.schema.ids(side).rows(ids) >= 0
+        return IdScene({}, None, keys, usable)
+
+
+class _OfIds(Embeddings):
+    """Embeddings of a scene's ids, computed as they are asked for."""
+
+    def __init__(self, encoder: ModuleEncoder, scene: IdScene) -> None:
+        self.encoder = encoder
+        self.scene = scene
+
+    def rows(self, side: str, ids: Tensor) -> Tensor:
+        # An entity that a batch has more than once passes through its module once.
+        distinct, place = torch.unique(ids, return_inverse=True)
+        distinct = distinct.cpu()
+        usable = self.scene.usable[side][distinct]
+        keys = self.scene.keys[side].take(pa.array(distinct[usable].numpy())).to_pylist()
+        if bool(usable.all()):
+            return self.encoder.embed(side, keys)[place]
+        rows = torch.zeros(len(distinct), self.encoder.dim, device=self.encoder.device)
+        if keys:
+            rows[usable.to(rows.device)] = self.encoder.embed(side, keys)
+        return rows[place]
+
+    def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
+        size = min(batch_size, self.encoder.given.batch_size)
+        for start in range(0, len(self.scene.keys[side]), size):
+            stop = min(start + size, len(self.scene.keys[side]))
+            with self.encoder.evaluating():
+                block = self.rows(side, torch.arange(start, stop, device=self.encoder.device))
+            yield block
+
+
+def restore_module_encoder(
+    modules: EncoderModules,
+    options: Mapping[str, Any],
+    schema: Schema,
+    tensors: Mapping[str, Tensor],
+    version: str,
+) -> ModuleEncoder:
+    """Return a published encoder in evaluation mode, in copies of the modules.
+
+    Args:
+        version: to call it in an error, such as "version 1".
+    Raises: ShapeError: the modules have other tensors.
+    """
+    encoder = ModuleEncoder(modules.copied(), schema, **options).cpu()
+    encoder.load_tensors(tensors, version)
+    return encoder.eval()
+
+
+def check_vectors(
+    encoder: ModuleEncoder, side: str, ids: pa.Array, published: Tensor, version: str
+) -> None:
+    """Compare what an encoder gives for ids with what was published for them.
+
+    Args:
+        ids: n ids of its schema, as strings.
+        published: [n, D].
+    Raises: DataError: the vectors are others.
+    """
+    vocabulary = encoder.schema.ids(side)
+    rows = Vocabulary(vocabulary.keys.cast(pa.string())).rows(ids)
+    rows, published = rows[rows >= 0], published[rows >= 0]
+    if not len(rows):
+        return
+    with encoder.evaluating():
+        vectors = encoder.embed(side, vocabulary.keys.take(pa.array(rows.numpy())).to_pylist())
+    error = float((vectors.cpu() - published).norm() / published.norm().clamp(min=1e-12))
+    if not error < 0.01:
+        raise DataError(
+            f"With these modules the {side} vectors of {version} differ by {error:.0%} from those "
+            "that were published; give the modules and the functions that make their inputs as "
+            "they were when it was trained."
+        )

@@ -1,0 +1,21 @@
+"""Build the targets of a split's pairs, masking the pairs that a model has seen."""
+
+from __future__ import annotations
+
+from evergram.data.corpus import Corpus
+from evergram.data.split import Pairs, Split, known_pairs
+from evergram.evaluation.ranking import Relevance
+
+
+def relevance_of(corpus: Corpus, pairs: Pairs) -> Relevance:
+    """Return held-out pairs as targets, with the training pairs masked."""
+    return Relevance.of(
+        pairs.query, pairs.candidate, corpus.column("query"), corpus.column("candidate")
+    )
+
+
+def test_relevance(split: Split) -> Relevance:
+    """Return the test pairs as targets, with all known pairs masked: those of training, and those
+    that chose the epoch."""
+    known = known_pairs(split)
+    return Relevance.of(split.test.query, split.test.candidate, known.query, known.candidate)

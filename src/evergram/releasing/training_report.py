@@ -1,0 +1,79 @@
+"""Report a version's training and data, as JSON for its metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evergram.data.split import Split
+from evergram.encoders.features import SIDES
+from evergram.training.callbacks import Callback
+from evergram.training.fit import Trained
+from evergram.training.recipe.recipe import TrainingRecipe
+
+
+def version_report(
+    version: int, split: Split, trained: Trained, settings: TrainingRecipe
+) -> dict[str, Any]:
+    """Return a version's metrics as JSON: its own, its training's, and its data's size.
+
+    Args:
+        split: the one that it was last trained on, and tested by.
+    """
+    training = split.training
+    return {
+        "version": version,
+        "dim": trained.query.shape[1],
+        "metrics": dict(trained.metrics),
+        **({"untested": split.untested} if split.untested else {}),
+        "training": {
+            **training_report(trained),
+            "history": trained.history,
+            "gramian_bytes": trained.state_bytes,
+            **({"watched": trained.watched} if settings.watch_minutes else {}),
+            **({"seconds_to_reach": trained.reached} if settings.reach else {}),
+        },
+        "data": {
+            "queries": len(training.queries),
+            "candidates": len(training.candidates),
+            "interactions": len(training),
+            "repeats": training.repeats,
+            "test_pairs": len(split.test),
+            "test_queries": len(torch.unique(split.test.query)),
+            "unknown_test_candidates": int((split.test.candidate < 0).sum()),
+            "unknown_queries": split.unknown_queries,
+            "trained_before": split.trained_before,
+            "in_training": split.in_training,
+        },
+    }
+
+
+def training_report(trained: Trained) -> dict[str, Any]:
+    """Return how a model was trained, as JSON: seconds, epochs, strengths, warnings."""
+    return {
+        "seconds": round(trained.seconds, 3),
+        "best_epoch": trained.best_epoch,
+        "epochs": int(trained.history[-1]["epoch"]) if trained.history else 0,
+        "ended": trained.ended,
+        "refit": trained.refit,
+        "penalty": list(trained.penalty),
+        "l2": trained.l2,
+        "batch_size": trained.batch_size,
+        "warnings": trained.warnings,
+    }
+
+
+def board_callbacks(folder: Path | None, version: int, split: Split) -> list[Callback]:
+    """Return the callbacks that write a version's training, with its Gramians' errors, for
+    TensorBoard; none without a folder."""
+    if folder is None:
+        return []
+    from evergram.training.monitors.gramian_tracking import Tracking
+    from evergram.training.monitors.tensorboard import TensorBoard
+
+    corpus = split.training
+    tracking = Tracking({}, {s: corpus.counts(s) for s in SIDES}, every=100)
+    pairs = (corpus.column("query"), corpus.column("candidate"))
+    return [tracking, TensorBoard(folder / f"version-{version}", pairs, tracking)]

@@ -1,0 +1,196 @@
+"""Plan an upgrade: split its data, load the version before, start the transform."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from evergram.data.corpus import Corpus
+from evergram.data.split import Split
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.module_encoder import ModuleEncoder
+from evergram.errors import RecipeError
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.backward_transform import BackwardTransformFit
+from evergram.releasing.past_models import PastModel, past_model
+from evergram.training.corpora import final_split, salt_of, split_for
+from evergram.training.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class UpgradeOptions:
+    """The ways in which an upgrade departs from its recipe.
+
+    Args:
+        encoder: modules of the user's own, trained in place of the recipe's encoder.
+        past_encoders: by past version, the modules that it was trained with.
+        trained: a model of this version, or modules, that have been trained alone already.
+        trained_as: the version whose data and seed `trained` has; the next one by default.
+        readings: whether to measure the new version read as each past one.
+        allow_small_overlap: whether to go on where so few objects are in common with the version
+            before that the transform's error cannot be measured.
+    """
+
+    encoder: EncoderModules | None = None
+    past_encoders: Mapping[int, EncoderModules] = field(default_factory=dict)
+    trained: Encoder | EncoderModules | None = None
+    trained_as: int | None = None
+    readings: bool = True
+    allow_small_overlap: bool = False
+
+
+@dataclass(frozen=True)
+class UpgradePlan:
+    """The parts of an upgrade, after every refusal that needs no training.
+
+    Args:
+        number: of the new version.
+        version: whose data and seed it is trained with.
+        past_version: the newest one, which it is aligned to.
+        split: chooses for how long to train.
+        final: its model is trained and judged on it; the same as `split` without a refit.
+        salt: of the split.
+        before: the model of `past_version`.
+        trained: a model of this version that is not trained again.
+        backward: the transform, from its start.
+    """
+
+    recipe: Recipe
+    lineage: Lineage
+    options: UpgradeOptions
+    number: int
+    version: int
+    past_version: int
+    split: Split
+    final: Split
+    salt: str
+    before: PastModel
+    trained: Encoder | None
+    backward: BackwardTransformFit
+
+    def own(self, corpus: Corpus) -> ModuleEncoder | None:
+        """Return the encoder of the user's modules for a corpus; None if there are none."""
+        return own_encoder(self.options.encoder, corpus, self.recipe)
+
+    def backward_for(self, corpus: Corpus) -> BackwardTransformFit:
+        """Return the transform's start for another corpus of the same version."""
+        return BackwardTransformFit(
+            self.recipe.upgrade,
+            self.recipe.seed + self.version,
+            self.lineage.history,
+            self.before,
+            corpus,
+            self.backward.transform.new_dim,
+        )
+
+
+def own_encoder(
+    modules: EncoderModules | None, corpus: Corpus, recipe: Recipe
+) -> ModuleEncoder | None:
+    """Return the encoder of a user's modules for a corpus; None without modules."""
+    if modules is None:
+        return None
+    return ModuleEncoder.of(modules, corpus, normalize=recipe.model.normalize)
+
+
+def with_modules(recipe: Recipe, modules: EncoderModules | Encoder | None) -> Recipe:
+    """Return the recipe whose model is the user's modules, if there are any; else the same one.
+
+    Raises: RecipeError: its model is a user's modules, and none were given.
+    """
+    if isinstance(modules, EncoderModules):
+        return recipe.model_copy(
+            update={"model": recipe.model.model_copy(update={"kind": ModuleEncoder.kind})}
+        )
+    if recipe.model.kind == ModuleEncoder.kind and modules is None:
+        raise RecipeError(
+            "model.kind = 'module' stands for modules of your own, which a recipe cannot hold; "
+            "train from Python and give them as encoder=EncoderModules(…)."
+        )
+    return recipe
+
+
+def trained_encoder(
+    trained: Encoder | EncoderModules | None, corpus: Corpus, recipe: Recipe
+) -> Encoder | None:
+    """Return a model that is not trained again, in evaluation mode; copies of a user's modules."""
+    if isinstance(trained, EncoderModules):
+        return ModuleEncoder.of(trained.copied(), corpus, normalize=recipe.model.normalize).eval()
+    return trained
+
+
+def plan_upgrade(
+    recipe: Recipe, lineage: Lineage, corpus: Corpus, options: UpgradeOptions
+) -> UpgradePlan:
+    """Split the data, load the version before, and start the transform.
+
+    Raises: UnknownVersionError, DataError, RecipeError: as `upgrade`.
+    """
+    recipe = with_modules(recipe, options.encoder or options.trained)
+    past_version, number = lineage.newest, lineage.following
+    version = number if options.trained_as is None else options.trained_as
+    keys = {"query": corpus.queries.vocabulary.keys, "candidate": corpus.candidates.vocabulary.keys}
+    lineage.check_ids(keys)
+    history = lineage.pair_history
+    split, salt = split_for(recipe, corpus, version, history), salt_of(recipe, history)
+    final = final_split(recipe, split)
+    settings = recipe.upgrade
+    if options.trained is not None and (settings.fit == "joint" or settings.start != "fresh"):
+        raise RecipeError(
+            "A model that has been trained alone was given, and the recipe asks for another: "
+            "it serves upgrade.fit = 'posthoc' or 'none' with upgrade.start = 'fresh'."
+        )
+    before = _before(lineage, past_version, settings.start, options)
+    if settings.start == "previous":
+        # Fine-tuning cannot change the architecture.
+        recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
+    trained = trained_encoder(options.trained, final.training, recipe)
+    if settings.start == "frozen":
+        new_dim = before.dim
+    elif trained is not None:
+        new_dim = trained.dim
+    elif (own := own_encoder(options.encoder, final.training, recipe)) is not None:
+        new_dim = own.dim
+    else:
+        new_dim = recipe.model.dim_of(version)
+    backward = BackwardTransformFit(
+        settings, recipe.seed + version, lineage.history, before, final.training, new_dim
+    )
+    backward.overlap.refuse_small(version, past_version, allow_small=options.allow_small_overlap)
+    return UpgradePlan(
+        recipe=recipe,
+        lineage=lineage,
+        options=options,
+        number=number,
+        version=version,
+        past_version=past_version,
+        split=split,
+        final=final,
+        salt=salt,
+        before=before,
+        trained=trained,
+        backward=backward,
+    )
+
+
+def _before(lineage: Lineage, version: int, start: str, options: UpgradeOptions) -> PastModel:
+    """Return the model of the version before.
+
+    Raises: RecipeError: the new model starts from it or is it, and its modules were not given.
+    """
+    modules = options.past_encoders.get(version)
+    if modules is None and start != "fresh":
+        modules = options.encoder
+    record = lineage.manifest(version).encoder
+    if record is not None and record.kind == "module" and modules is None and start != "fresh":
+        raise RecipeError(
+            f"upgrade.start = {start!r} needs the modules of version {version}; give them as "
+            "encoder=EncoderModules(…)."
+        )
+    model = past_model(lineage, version, modules)
+    assert model is not None, "the newest version's embeddings are stored"
+    return model

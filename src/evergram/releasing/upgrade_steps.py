@@ -1,0 +1,177 @@
+"""Carry out an upgrade's plan: fit it, measure it, package it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from evergram.compatibility.certificate import StepError, certify
+from evergram.data.pair_hash import TrainedPairs
+from evergram.encoders.encoder import Encoder
+from evergram.lineage.artefact import Artefact
+from evergram.releasing.past_models import past_model
+from evergram.releasing.past_version_report import PastReading, reading_report
+from evergram.releasing.training_report import board_callbacks, training_report, version_report
+from evergram.releasing.upgrade_plan import UpgradePlan
+from evergram.training.checkpoint import (
+    BackwardStep,
+    Provenance,
+    make_artefact,
+    options_of,
+    trained_pairs,
+)
+from evergram.training.fit import Companions, Refit, RunContext, Trained, fit_encoder, judge
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class FittedUpgrade:
+    """A trained model, and the same model trained without alignment.
+
+    Args:
+        error: what the transform leaves, on objects that alignment never saw.
+        alone: None if it was not trained; the model itself if it had no alignment.
+    """
+
+    trained: Trained
+    error: StepError
+    alone: Trained | None
+
+    @property
+    def embeddings(self) -> dict[str, Tensor]:
+        """The embeddings of the training corpus's entities, [N, D] of each side."""
+        return {"query": self.trained.query, "candidate": self.trained.candidate}
+
+
+def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = None) -> FittedUpgrade:
+    """Train the model and fit its transform; then train the same model without alignment, if the
+    recipe asks what alignment cost.
+
+    Args:
+        board: a folder for TensorBoard's files.
+    Raises: TrainingError: the loss is not finite.
+    """
+    settings = plan.recipe.upgrade
+    joint = plan.backward.joint()
+    companions = Companions(joint, plan.backward.past, own=plan.own(plan.final.training))
+    refit = None
+    if plan.final is not plan.split:
+        refit = Refit(plan.final, companions)
+        search = plan.backward_for(plan.split.training)
+        companions = Companions(search.joint(), search.past, own=plan.own(plan.split.training))
+    if settings.start == "frozen" or plan.trained is not None:
+        model = plan.before if settings.start == "frozen" else plan.trained
+        assert isinstance(model, Encoder)
+        trained = judge(model, plan.final, plan.recipe.metrics)
+    else:
+        watching = [*context.callbacks, *board_callbacks(board, plan.version, plan.split)]
+        previous = None
+        if settings.start == "previous":
+            assert isinstance(plan.before, Encoder)
+            previous = plan.before
+            if refit is not None:
+                refit = Refit(plan.final, replace(refit.companions, start=previous))
+        trained = fit_encoder(
+            plan.recipe,
+            plan.split,
+            plan.version,
+            replace(context, callbacks=watching),
+            replace(companions, start=previous),
+            refit,
+        )
+    started = time.perf_counter()
+    new = {"query": trained.query, "candidate": trained.candidate}
+    plan.backward.finish(new)
+    trained.seconds += time.perf_counter() - started
+    error = plan.backward.error(new)
+    if not settings.alone:
+        return FittedUpgrade(trained, error, None)
+    if joint is None and settings.start == "fresh":
+        return FittedUpgrade(trained, error, trained)
+    unaligned = {"joint": None, "start": None}
+    alone = fit_encoder(
+        plan.recipe,
+        plan.split,
+        plan.version,
+        replace(context, title=f"{context.title} alone", callbacks=()),
+        replace(companions, **unaligned),
+        None if refit is None else Refit(refit.split, replace(refit.companions, **unaligned)),
+    )
+    return FittedUpgrade(trained, error, alone)
+
+
+def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
+    """Return the new version's metrics as JSON: its own, those of the model trained alone, what
+    reading it as each past version keeps, and the certificate.
+
+    Source: [BC] §4; the certificate, docs/method.md.
+    """
+    lineage, new = plan.lineage, fitted.embeddings
+    report = version_report(plan.number, plan.final, fitted.trained, plan.recipe.training)
+    if fitted.alone is not None:
+        report["metrics"]["alone"] = fitted.alone.metrics["model"]
+        if fitted.alone is not fitted.trained:
+            report["training"]["alone"] = training_report(fitted.alone)
+    report["overlap"] = plan.backward.overlap.as_json()
+    longer = lineage.chain.extended(plan.backward.transform)
+    errors = {**lineage.errors, plan.number: fitted.error}
+    readings: dict[str, Any] = {}
+    unread = []
+    for j in lineage.readable if plan.options.readings else ():
+        model = past_model(lineage, j, plan.options.past_encoders.get(j))
+        if model is None:
+            unread.append(j)
+            continue
+        reading = PastReading(longer, j, model)
+        readings[str(j)] = reading_report(
+            reading, new, plan.final, plan.backward.held_out, plan.recipe.metrics
+        )
+    if unread:
+        log.warning(
+            "PastReading the new version as version %s is not measured: its modules were not given "
+            "and its embeddings are not stored; give them as past_encoders={%d: EncoderModules("
+            "…)}.",
+            ", ".join(map(str, unread)),
+            unread[0],
+        )
+    report["compatibility"] = readings
+    report["certificate"] = {
+        str(j): asdict(certificate)
+        for j in lineage.readable
+        if (certificate := certify(longer, errors, plan.number, j)) is not None
+    }
+    return report
+
+
+def package_upgrade(
+    plan: UpgradePlan, fitted: FittedUpgrade, report: Mapping[str, Any]
+) -> Artefact:
+    """Return the artefact of a fitted and measured upgrade."""
+    trained = fitted.trained
+    if plan.recipe.upgrade.start == "frozen":
+        record = plan.lineage.manifest(plan.past_version).encoder
+        assert record is not None
+        options: Mapping[str, Any] = record.options
+        # A frozen model was trained on nothing that its own version does not remember.
+        trained_on = plan.salt, TrainedPairs()
+    else:
+        options = options_of(trained.encoder, plan.recipe, plan.version)
+        trained_on = trained_pairs(plan.final.training, plan.salt)
+    return make_artefact(
+        trained,
+        plan.final,
+        report,
+        Provenance(plan.recipe.model_dump(mode="json"), options, trained_on),
+        BackwardStep(
+            plan.backward.transform,
+            fitted.error,
+            plan.lineage.canaries(plan.past_version),
+        ),
+    )

@@ -1,0 +1,290 @@
+"""Fit one encoder: select the best epoch, and if the recipe refits, train on all but the test."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Corpus
+from evergram.data.split import Split
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.module_encoder import ModuleEncoder
+from evergram.evaluation.ranking import popularity_metrics, rank_metrics
+from evergram.evaluation.relevance import test_relevance
+from evergram.training.build import prepare
+from evergram.training.callbacks import Budget, Callback, FiniteLoss
+from evergram.training.loop import Trainer
+from evergram.training.monitors.early_stopping import (
+    EarlyStopping,
+    SelectionMetric,
+    time_to_reach,
+)
+from evergram.training.monitors.map_watch import MapWatch
+from evergram.training.progress import Progress, ProgressReport
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.recipe import TrainingRecipe
+from evergram.training.resume import ResumeFile, Resumption, run_key
+from evergram.training.step import Joint
+
+QUIET = Progress(quiet=True)
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Where a training runs and reports.
+
+    Args:
+        device: of the parameters while they are trained.
+        progress: shows its steps and evaluations.
+        folder: checkpoint folder; an interrupted run resumes from it. None saves nothing.
+        callbacks: watch the search for the best epoch; a refit is not watched.
+        title: the run's name in the folder, in progress and in warnings.
+    """
+
+    device: torch.device
+    progress: Progress = QUIET
+    folder: Path | None = None
+    callbacks: Sequence[Callback] = ()
+    title: str = "train"
+
+
+@dataclass(frozen=True)
+class Companions:
+    """The modules and tensors that a training uses beside its recipe.
+
+    Args:
+        joint: trained together with the encoder, in place.
+        past: the embeddings of the version before, [N, D′] of each side, for `prior.kind`
+            "version"; in the rows of the training corpus.
+        start: an encoder of the same architecture; training starts from its parameters.
+        own: an encoder of the user's modules, trained in place of the recipe's; a copy of it is.
+    """
+
+    joint: Joint | None = None
+    past: Mapping[str, Tensor] | None = None
+    start: Encoder | None = None
+    own: ModuleEncoder | None = None
+
+
+@dataclass(frozen=True)
+class Refit:
+    """A last training on all but the test pairs, for as many steps as selection found best.
+
+    Args:
+        split: its training corpus holds the pairs of training and of selection.
+        companions: as of the first training, in the rows of that corpus.
+    """
+
+    split: Split
+    companions: Companions = field(default_factory=Companions)
+
+
+@dataclass
+class Trained:
+    """A trained encoder with its embeddings, its metrics and its history.
+
+    Args:
+        encoder: at its best epoch by the selection metric, or refitted; in evaluation mode, on the
+            CPU.
+        query, candidate: [N, D], embeddings of the entities of the corpus it was last trained on.
+        metrics: on the test pairs, `model` and `popularity`.
+        history: one entry an evaluation: epoch, seconds of training, objective, the metric.
+        best_epoch: epochs that the kept encoder has had.
+        seconds: of training, evaluation not counted.
+        watched: one entry every `training.watch_minutes`.
+        reached: seconds of training until `training.reach`; None if it was not reached.
+        state_bytes: of the Gramian estimators.
+        ended: why no more epochs were trained: "patience", "epochs" or "budget".
+        refit: `steps`, `interactions` and `seconds` of the refit; None if there was none.
+        penalty, l2, batch_size: λ of each measure, the weight of squared norms and the pairs of a
+            step, as they were used.
+        warnings: sentences for a person to read.
+    """
+
+    encoder: Encoder
+    query: Tensor
+    candidate: Tensor
+    metrics: dict[str, dict[str, float]]
+    history: list[dict[str, float]] = field(default_factory=list)
+    best_epoch: int = 0
+    seconds: float = 0.0
+    watched: list[dict[str, float]] = field(default_factory=list)
+    reached: float | None = None
+    state_bytes: int = 0
+    ended: str = ""
+    refit: dict[str, float] | None = None
+    penalty: tuple[float, ...] = ()
+    l2: float = 0.0
+    batch_size: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+def fit_encoder(
+    recipe: Recipe,
+    split: Split,
+    version: int,
+    context: RunContext,
+    companions: Companions | None = None,
+    refit: Refit | None = None,
+) -> Trained:
+    """Train a version's encoder on `split.training`, keep its best epoch, and measure it.
+
+    Args:
+        version: gives the run its seed, and the model its dims.
+        refit: train once more from the start, on this, for as many steps.
+    Raises: TrainingError: the loss is not finite. DataError, RecipeError.
+    """
+    companions = Companions() if companions is None else companions
+    settings = recipe.training
+    job = _Job(recipe, split.training, version, context, companions)
+    stopping = _stopping(recipe, split, joint=companions.joint is not None)
+    watch = _watch(recipe, split)
+    run = job.trainer()
+    run.callbacks += [
+        FiniteLoss(settings.table_rate),
+        *([] if settings.budget is None else [Budget(settings.budget)]),
+        stopping,
+        job.resumption(stopping),
+        ProgressReport(
+            context.progress, context.title, settings.epochs * len(run.sampler), settings.metric
+        ),
+        *context.callbacks,
+        *([] if watch is None else [watch]),
+    ]
+    ended = run.fit(epochs=settings.epochs)
+    seconds, last = run.seconds, None
+    if refit is None:
+        encoder = run.finish(stopping.kept)
+    else:
+        steps = stopping.best_epoch * len(run.sampler)
+        # Free what the search trained: it is as large as what follows.
+        stopping.kept = {}
+        del run
+        again = replace(context, title=f"{context.title} refit")
+        run = _Job(recipe, refit.split.training, version, again, refit.companions).refitted(steps)
+        encoder = run.finish()
+        last = {"steps": steps, "interactions": len(refit.split.training), "seconds": run.seconds}
+        seconds += run.seconds
+    return replace(
+        judge(encoder, split if refit is None else refit.split, recipe.metrics),
+        history=stopping.history,
+        best_epoch=stopping.best_epoch,
+        seconds=seconds,
+        watched=[] if watch is None else watch.records,
+        reached=time_to_reach(stopping.history, settings.metric, settings.reach),
+        state_bytes=run.state_bytes,
+        ended=ended,
+        refit=last,
+        penalty=run.step.objective.penalty,
+        l2=run.step.objective.l2,
+        batch_size=run.sampler.batch_size,
+        warnings=_warnings(settings, stopping, ended, context.title),
+    )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One training: on which corpus, as which version, and where."""
+
+    recipe: Recipe
+    corpus: Corpus
+    version: int
+    context: RunContext
+    companions: Companions
+
+    def trainer(self) -> Trainer:
+        """Return its trainer, with no callbacks yet."""
+        joint, device = self.companions.joint, self.context.device
+        if joint is not None:
+            joint.to(device)
+        step, sampler, draws = prepare(
+            self.recipe,
+            self.corpus,
+            self.version,
+            device,
+            joint=joint,
+            past=self.companions.past,
+            folder=self.context.folder,
+            own=self.companions.own,
+        )
+        if self.companions.start is not None:
+            step.encoder.start_from(self.companions.start)
+        seed = self.recipe.seed + 1_000_003 * self.version
+        return Trainer(step, sampler, draws, seed=seed)
+
+    def resumption(self, stopping: EarlyStopping | None, purpose: str = "") -> Resumption:
+        """Return the callback that saves and restores it.
+
+        Args:
+            purpose: tells apart runs of the same recipe, data and version.
+        """
+        folder, beside, key = self.context.folder, self.companions, ""
+        if folder is not None:
+            parts = beside.joint, beside.start, beside.own
+            key = run_key(self.recipe, self.version, self.corpus, *parts)
+        return Resumption(ResumeFile(folder, self.context.title, key + purpose), stopping)
+
+    def refitted(self, steps: int) -> Trainer:
+        """Train for so many steps, without selection. Returns: the trainer, done."""
+        run = self.trainer()
+        run.callbacks = [
+            FiniteLoss(self.recipe.training.table_rate),
+            self.resumption(None, f"refit, {steps} steps"),
+            ProgressReport(self.context.progress, self.context.title, steps),
+        ]
+        run.fit(steps=steps)
+        return run
+
+
+def _stopping(recipe: Recipe, split: Split, *, joint: bool) -> EarlyStopping:
+    settings = recipe.training
+    return EarlyStopping(
+        settings.metric,
+        settings.patience,
+        # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
+        recipe.upgrade.select_after if joint else 0,
+        evaluate=SelectionMetric(settings.metric, split),
+        every=settings.evaluate_every,
+    )
+
+
+def _watch(recipe: Recipe, split: Split) -> MapWatch | None:
+    minutes, size = recipe.training.watch_minutes, recipe.training.watch_candidates
+    if minutes is None:
+        return None
+    return MapWatch(split, minutes=minutes, size=size, seed=recipe.seed)
+
+
+def _warnings(
+    settings: TrainingRecipe, stopping: EarlyStopping, ended: str, title: str
+) -> list[str]:
+    """Return sentences for a person to read, and log them."""
+    if not stopping.best_is_last:
+        return []
+    more = "budget" if ended == "budget" else "epochs"
+    sentence = (
+        f"{title}: the best of {len(stopping.history)} evaluations is the last (epoch "
+        f"{stopping.best_epoch}, {settings.metric} {stopping.best:.4f}), so more training may be "
+        f"better; raise training.{more} ({getattr(settings, more):g})."
+    )
+    log.warning(sentence)
+    return [sentence]
+
+
+def judge(encoder: Encoder, split: Split, metrics: Sequence[str]) -> Trained:
+    """Measure an encoder, trained or not, on a version's data."""
+    corpus = split.training
+    vectors = encoder.embed_all(corpus)
+    query, candidate = vectors["query"], vectors["candidate"]
+    test = test_relevance(split)
+    measured = {
+        "model": rank_metrics(query, candidate, test, metrics),
+        "popularity": popularity_metrics(corpus.counts("candidate"), test, metrics),
+    }
+    return Trained(encoder, query, candidate, measured)

@@ -1,0 +1,234 @@
+"""Modules of one's own through training, upgrades and lineages."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evergram.data.corpus import Corpus
+from evergram.data.sampling import ExampleSampler
+from evergram.encoders.encoder_modules import EncoderModules
+from evergram.errors import DataError, LineageError, RecipeError, ShapeError
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train, upgrade, upgrade_lost
+from evergram.training import resume
+from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
+
+
+class Tower(nn.Module):
+    """A table of ids, dropout and a layer."""
+
+    def __init__(self, size: int, dim: int, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.table = nn.Embedding(size, dim, sparse=True)
+            self.layer = nn.Linear(dim, dim)
+        nn.init.normal_(self.table.weight, std=0.1, generator=torch.Generator().manual_seed(seed))
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        inputs: Tensor = self.dropout(self.table(rows))
+        layered: Tensor = self.layer(inputs)
+        return inputs + 0.1 * layered
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return load_corpus(Recipe.of({"data": DATA}))
+
+
+DATA = {"kind": "synthetic", "queries": 300, "candidates": 200, "interactions": 8000}
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return Recipe.of(
+        {
+            "data": DATA,
+            "split": {"kind": "time", "versions": [0.6, 0.7, 0.8, 0.9]},
+            "model": {"kind": "module"},
+            "task": {"penalty": 5.0, "l2": 0.1},
+            "training": {"epochs": 4, "batch_size": 256, "layer_rate": 0.001},
+            "upgrade": {"alone": False},
+        }
+    )
+
+
+def modules(corpus: Corpus, dim: int = 8, seed: int = 0, offset: int = 0) -> EncoderModules:
+    def rows(keys: list[Any]) -> Any:
+        place = {key: i for i, key in enumerate(keys)}
+        return lambda ids: torch.tensor([(place[i] + offset) % len(place) for i in ids])
+
+    queries = corpus.queries.vocabulary.keys.to_pylist()
+    candidates = corpus.candidates.vocabulary.keys.to_pylist()
+    return EncoderModules(
+        Tower(len(queries), dim, seed),
+        Tower(len(candidates), dim, seed + 1),
+        rows(queries),
+        rows(candidates),
+    )
+
+
+def test_versions_of_own_and_built_in_encoders_follow_each_other(
+    recipe: Recipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    lineage = Lineage.create(tmp_path / "lineage")
+    first, second = modules(corpus), modules(corpus, 12, seed=5)
+    before = deepcopy(first.query.state_dict())
+    lineage.publish(train(recipe, corpus, encoder=first, progress=False))
+    for name, value in first.query.state_dict().items():
+        assert torch.equal(value, before[name]), "the given modules were changed"
+    # Jointly, on the stored embeddings of version 0 alone.
+    artefact = upgrade(recipe, lineage, corpus, encoder=second, progress=False)
+    lineage.publish(artefact)
+    ranking = artefact.metrics["compatibility"]["0"]["ranking"]
+    past, chain, raw = (ranking[k]["recall@20"] for k in ("past", "chain", "raw_candidates"))
+    assert chain > 0.7 * past
+    assert raw < 0.6 * past
+    manifest = (tmp_path / "lineage" / "versions" / "1" / "manifest.json").read_text()
+    assert '"module"' in manifest
+    assert "Tower" not in manifest
+    assert __name__ not in manifest
+    for version, own in ((0, first), (1, second)):
+        encoder = lineage.encoder(version, module=own)
+        ids, vectors = artefact.block("candidate")
+        if version == 1:
+            assert np.allclose(encoder.encode(ids, "candidate"), vectors, atol=1e-6)
+    # A built-in one after them, aligned to what is stored; version 0 is no longer stored.
+    plain = Recipe.of(recipe.model_dump(exclude={"model"}), ["model.dim=10"])
+    built_in = upgrade(plain, lineage, corpus, progress=False)
+    assert set(built_in.metrics["compatibility"]) == {"1"}
+    read_twice = upgrade(plain, lineage, corpus, past_encoders={0: first}, progress=False)
+    assert set(read_twice.metrics["compatibility"]) == {"0", "1"}
+    lineage.publish(read_twice)
+    assert lineage.encoder().kind == "factorization"
+    with pytest.raises(LineageError, match="version 2 is a built-in factorization"):
+        lineage.encoder(2, module=first)
+
+
+def test_what_is_refused(recipe: Recipe, corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="give them as encoder=EncoderModules"):
+        train(recipe, corpus, progress=False)
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(recipe, corpus, encoder=modules(corpus), progress=False))
+    with pytest.raises(LineageError, match="modules that the lineage does not hold"):
+        lineage.encoder(0)
+    with pytest.raises(ShapeError, match="not the modules of version 0"):
+        lineage.encoder(0, module=modules(corpus, 9))
+    with pytest.raises(DataError, match="differ by"):
+        lineage.encoder(0, module=modules(corpus, offset=1))
+    frozen = Recipe.of(
+        {**recipe.model_dump(exclude={"model"}), "upgrade": {"method": "fix-m0", "alone": False}}
+    )
+    with pytest.raises(RecipeError, match=r"upgrade\.start = 'frozen' needs the modules"):
+        upgrade(frozen, lineage, corpus, progress=False)
+    kept = upgrade(frozen, lineage, corpus, encoder=modules(corpus), progress=False)
+    assert torch.equal(
+        kept.encoder.state["query.table.weight"],  # type: ignore[union-attr]
+        lineage.encoder_parts(0)[1]["query.table.weight"],
+    )
+
+
+def test_fine_tuning_starts_from_the_version_before(
+    recipe: Recipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(recipe, corpus, encoder=modules(corpus), progress=False))
+    tuned = Recipe.of(
+        {
+            **recipe.model_dump(),
+            "upgrade": {"method": "finetune-m0", "alone": False},
+            "training": {"epochs": 1, "layer_rate": 1e-8, "table_rate": 1e-8},
+        }
+    )
+    artefact = upgrade(tuned, lineage, corpus, encoder=modules(corpus, seed=9), progress=False)
+    assert artefact.encoder is not None
+    for name, value in lineage.encoder_parts(0)[1].items():
+        torch.testing.assert_close(artefact.encoder.state[name], value, rtol=0, atol=1e-5)
+
+
+def test_modules_that_another_loop_has_trained(
+    recipe: Recipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    posthoc = Recipe.of(
+        {**recipe.model_dump(), "upgrade": {"method": "post-lin-mloss", "solver": "closed"}}
+    )
+    lineage = Lineage.create(tmp_path / "lineage")
+    own = modules(corpus)
+    artefact = train(posthoc, corpus, trained=own, progress=False)
+    lineage.publish(artefact)
+    table = own.query.state_dict()["table.weight"]
+    assert artefact.encoder is not None
+    assert torch.equal(artefact.encoder.state["query.table.weight"], table)
+    later = upgrade(posthoc, lineage, corpus, trained=modules(corpus, 12), progress=False)
+    assert later.dim == 12
+    lineage.publish(later)
+    with pytest.raises(RecipeError, match="trained alone"):
+        upgrade(recipe, lineage, corpus, trained=own, progress=False)
+
+
+def test_a_killed_run_with_dropout_resumes_bit_for_bit(
+    recipe: Recipe, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume.ResumeFile, "due", lambda self: self.path is not None)
+    whole = train(recipe, corpus, encoder=modules(corpus), progress=False)
+    real = ExampleSampler.epoch
+
+    def dies(self: ExampleSampler, number: int) -> Any:
+        if number == 2:
+            raise KeyboardInterrupt
+        return real(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExampleSampler, "epoch", dies)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, corpus, encoder=modules(corpus), folder=tmp_path, progress=False)
+    torch.rand(17)
+    again = train(recipe, corpus, encoder=modules(corpus), folder=tmp_path, progress=False)
+    assert torch.equal(whole.block("query")[1], again.block("query")[1])
+
+
+def test_a_lost_model_of_own_modules_is_published_with_them(
+    recipe: Recipe, corpus: Corpus, tmp_path: Path
+) -> None:
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(recipe, corpus, encoder=modules(corpus), progress=False))
+    late = Lineage.open(tmp_path / "lineage")
+    artefact = upgrade(recipe, late, corpus, encoder=modules(corpus, 12, 3), progress=False)
+    lineage.publish(upgrade(recipe, lineage, corpus, encoder=modules(corpus, 10), progress=False))
+    with pytest.raises(LineageError, match="is kept in"):
+        late.publish(artefact)
+    lineage = Lineage.open(tmp_path / "lineage")
+    with pytest.raises(RecipeError, match="give them as encoder"):
+        upgrade_lost(recipe, lineage, corpus, progress=False)
+    kept = upgrade_lost(recipe, lineage, corpus, encoder=modules(corpus, 12, 3), progress=False)
+    assert lineage.publish(kept) == 2
+    assert kept.dim == 12
+
+
+def test_a_side_may_be_frozen_as_a_whole(recipe: Recipe, corpus: Corpus) -> None:
+    own = modules(corpus)
+    own.query.requires_grad_(False)
+    artefact = train(recipe, corpus, encoder=own, progress=False)
+    assert artefact.encoder is not None
+    for name, value in own.query.state_dict().items():
+        assert torch.equal(artefact.encoder.state[f"query.{name}"], value)
+    changed = artefact.encoder.state["candidate.table.weight"]
+    assert not torch.equal(changed, own.candidate.state_dict()["table.weight"])
+
+
+def test_training_shows_progress_unless_told_not_to(
+    recipe: Recipe, corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(recipe, corpus, encoder=modules(corpus), progress=False)
+    assert capsys.readouterr().err == ""
+    train(recipe, corpus, encoder=modules(corpus))
+    assert "version 0: epoch 1 loss" in capsys.readouterr().err

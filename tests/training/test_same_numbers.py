@@ -1,0 +1,102 @@
+"""A small training and its upgrades give the numbers that they gave when they were recorded.
+
+`python -m tests.training.test_same_numbers` records them anew, which a change of the house must
+never need.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train, upgrade
+from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "training-1"
+BASE: dict[str, Any] = {
+    "name": "same-numbers",
+    "data": {"kind": "synthetic", "queries": 200, "candidates": 120, "interactions": 5000},
+    "split": {"kind": "time", "versions": [0.5, 0.6, 0.7]},
+    "model": {"dim": [8, 12, 10]},
+    "training": {"epochs": 4, "batch_size": 256},
+}
+CASES = {
+    "joint": ["upgrade.alone=true"],
+    "patience": ["training.epochs=40", "training.patience=2", "upgrade.alone=false"],
+    "refit": ["training.refit=true", "gramian.kind=storm", "upgrade.alone=true"],
+    "posthoc": ["upgrade.method=post-lin-sloss", "gramian.batch=independent"],
+    "previous": ["upgrade.start=previous", "upgrade.fit=none", "upgrade.transform=truncate"],
+    "tower": ["model.kind=two_tower", "upgrade.objects=uniform", "upgrade.select_after=2"],
+    "bpr": ["task.kind=bpr", "training.evaluate_every=3", "training.watch_minutes=10.0"],
+}
+# Sums of floats depend on the machine and on the build of torch.
+PLACE = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def numbers(name: str) -> tuple[dict[str, Tensor], str]:
+    """Train version 0 and two upgrades. Returns: the first rows of all embeddings and transforms,
+    and the SHA-256 over all of them and over the metrics."""
+    recipe = Recipe.of(BASE, CASES[name])
+    corpus = load_corpus(recipe)
+    tensors: dict[str, Tensor] = {}
+    digest = hashlib.sha256()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        lineage = Lineage.create(Path(folder) / "lineage")
+        for version in range(3):
+            artefact = upgrade(recipe, lineage, corpus) if version else train(recipe, corpus)
+            lineage.publish(artefact)
+            parts = {side: artefact.block(side)[1] for side in ("query", "candidate")}
+            if artefact.transform is not None:
+                parts |= artefact.transform.state_dict()
+            for key, value in parts.items():
+                digest.update(value.contiguous().numpy().tobytes())
+                tensors[f"{name}.{version}.{key}"] = value[:8].clone()
+            digest.update(json.dumps(untimed(artefact.metrics), sort_keys=True).encode())
+    torch.set_num_threads(threads)
+    return tensors, digest.hexdigest()
+
+
+def untimed(report: Any) -> Any:
+    if isinstance(report, Mapping):
+        return {k: untimed(v) for k, v in report.items() if k != "seconds"}
+    return [untimed(v) for v in report] if isinstance(report, list | tuple) else report
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_numbers_are_those_that_were_recorded(name: str) -> None:
+    recorded = json.loads((GOLDEN / "digests.json").read_text())
+    tensors, digest = numbers(name)
+    if recorded["place"] == PLACE:
+        assert digest == recorded["digests"][name]
+        return
+    for key, value in load_file(GOLDEN / "rows.safetensors").items():
+        if key.startswith(f"{name}."):
+            torch.testing.assert_close(tensors[key], value, rtol=1e-2, atol=1e-2)
+
+
+def record() -> None:
+    GOLDEN.mkdir(exist_ok=True)
+    rows: dict[str, Tensor] = {}
+    digests = {}
+    for name in CASES:
+        tensors, digests[name] = numbers(name)
+        rows |= tensors
+    save_file(rows, GOLDEN / "rows.safetensors")
+    (GOLDEN / "digests.json").write_text(json.dumps({"place": PLACE, "digests": digests}, indent=2))
+
+
+if __name__ == "__main__":
+    record()
