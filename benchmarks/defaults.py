@@ -29,6 +29,7 @@ from benchmarks.tiny import recipes
 from evergram.data.split import Pairs, Split
 from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.fit import Refit, RunContext, fit_encoder
+from evergram.training.pilots import run_pilots
 from evergram.training.recipe import Recipe
 
 CHOSEN_ON = ("movielens-25m-head", "gowalla", "amazon-beauty")
@@ -214,7 +215,9 @@ class Runs:
 
 
 def _train(recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
-    found = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu")), refit=refit)
+    context = RunContext(torch.device("cpu"))
+    pilots = run_pilots(recipe, split, 0, context)
+    found = fit_encoder(pilots.recipe, split, 0, context, refit=refit)
     tested = {
         METRIC: found.metrics["model"][METRIC],
         "popularity": found.metrics["popularity"][METRIC],

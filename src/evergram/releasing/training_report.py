@@ -61,6 +61,8 @@ def training_report(trained: Trained) -> dict[str, Any]:
         "penalty": list(trained.penalty),
         "l2": trained.l2,
         "batch_size": trained.batch_size,
+        "table_rate": trained.table_rate,
+        **({"pilots": trained.pilots} if trained.pilots else {}),
         "warnings": trained.warnings,
     }
 

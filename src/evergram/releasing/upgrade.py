@@ -39,6 +39,7 @@ from evergram.training.checkpoint import (
 )
 from evergram.training.corpora import final_split, load_corpus, salt_of, split_for
 from evergram.training.fit import Companions, Refit, RunContext, fit_encoder, judge
+from evergram.training.pilots import run_pilots
 from evergram.training.progress import Progress
 from evergram.training.recipe import CLOSED, Recipe, flat
 
@@ -87,7 +88,9 @@ def train(
     else:
         own = [own_encoder(encoder, s.training, recipe) for s in (split, final)]
         refit = None if final is split else Refit(final, Companions(own=own[1]))
-        fitted = fit_encoder(recipe, split, 0, context, Companions(own=own[0]), refit)
+        pilots = run_pilots(recipe, split, 0, context)
+        fitted = fit_encoder(pilots.recipe, split, 0, context, Companions(own=own[0]), refit)
+        fitted.pilots = pilots.tried
     provenance = Provenance(
         recipe.model_dump(mode="json"),
         options_of(fitted.encoder, recipe, 0),

@@ -27,6 +27,7 @@ from evergram.training.checkpoint import (
     trained_pairs,
 )
 from evergram.training.fit import Companions, Refit, RunContext, Trained, fit_encoder, judge
+from evergram.training.pilots import Pilots, run_pilots
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,10 @@ def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = Non
     Raises: TrainingError: the loss is not finite.
     """
     settings = plan.recipe.upgrade
+    trains = settings.start != "frozen" and plan.trained is None
+    pilots = Pilots(plan.recipe)
+    if trains and settings.start == "fresh":
+        pilots = run_pilots(plan.recipe, plan.split, plan.version, context)
     joint = plan.backward.joint()
     companions = Companions(joint, plan.backward.past, own=plan.own(plan.final.training))
     refit = None
@@ -66,7 +71,7 @@ def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = Non
         refit = Refit(plan.final, companions)
         search = plan.backward_for(plan.split.training)
         companions = Companions(search.joint(), search.past, own=plan.own(plan.split.training))
-    if settings.start == "frozen" or plan.trained is not None:
+    if not trains:
         model = plan.before if settings.start == "frozen" else plan.trained
         assert isinstance(model, Encoder)
         trained = judge(model, plan.final, plan.recipe.metrics)
@@ -79,13 +84,14 @@ def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = Non
             if refit is not None:
                 refit = Refit(plan.final, replace(refit.companions, start=previous))
         trained = fit_encoder(
-            plan.recipe,
+            pilots.recipe,
             plan.split,
             plan.version,
             replace(context, callbacks=watching),
             replace(companions, start=previous),
             refit,
         )
+        trained.pilots = pilots.tried
     started = time.perf_counter()
     new = {"query": trained.query, "candidate": trained.candidate}
     plan.backward.finish(new)
@@ -97,7 +103,7 @@ def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = Non
         return FittedUpgrade(trained, error, trained)
     unaligned = {"joint": None, "start": None}
     alone = fit_encoder(
-        plan.recipe,
+        pilots.recipe,
         plan.split,
         plan.version,
         replace(context, title=f"{context.title} alone", callbacks=()),

@@ -33,7 +33,7 @@ from evergram.training.memory import refuse_too_large
 from evergram.training.optimizers.row_adagrad import RowAdagrad
 from evergram.training.priors import build_prior, prior_constant
 from evergram.training.recipe import GramianRecipe, Recipe, TaskRecipe
-from evergram.training.recipe.automatic import batch_size_of, strengths_of
+from evergram.training.recipe.automatic import batch_size_of, rate_of, strengths_of
 from evergram.training.step import Joint, Step
 
 
@@ -165,7 +165,7 @@ def build_optimizers(
     rates = recipe.training
     optimizers: list[torch.optim.Optimizer] = []
     if tables:
-        optimizers.append(RowAdagrad(tables, rates.table_rate))
+        optimizers.append(RowAdagrad(tables, rate_of(recipe)))
     if features:
         optimizers.append(RowAdagrad(features, rates.feature_rate))
     groups: list[dict[str, Any]] = []

@@ -27,6 +27,7 @@ from evergram.training.monitors.early_stopping import (
 from evergram.training.monitors.map_watch import MapWatch
 from evergram.training.progress import Progress, ProgressReport
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.automatic import rate_of
 from evergram.training.recipe.recipe import TrainingRecipe
 from evergram.training.resume import ResumeFile, Resumption, run_key
 from evergram.training.step import Joint
@@ -102,8 +103,9 @@ class Trained:
         state_bytes: of the Gramian estimators.
         ended: why no more epochs were trained: "patience", "epochs" or "budget".
         refit: `steps`, `interactions` and `seconds` of the refit; None if there was none.
-        penalty, l2, batch_size: λ of each measure, the weight of squared norms and the pairs of a
-            step, as they were used.
+        penalty, l2, batch_size, table_rate: λ of each measure, the weight of squared norms, the
+            pairs of a step and the learning rate of tables, as they were used.
+        pilots: the trainings that chose l2 and the rate, see `training.pilots`.
         warnings: sentences for a person to read.
     """
 
@@ -122,6 +124,8 @@ class Trained:
     penalty: tuple[float, ...] = ()
     l2: float = 0.0
     batch_size: int = 0
+    table_rate: float = 0.0
+    pilots: list[dict[str, float]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -147,7 +151,7 @@ def fit_encoder(
     watch = _watch(recipe, split)
     run = job.trainer()
     run.callbacks += [
-        FiniteLoss(settings.table_rate),
+        FiniteLoss(rate_of(recipe)),
         *([] if settings.budget is None else [Budget(settings.budget)]),
         stopping,
         job.resumption(stopping),
@@ -184,6 +188,7 @@ def fit_encoder(
         penalty=run.step.objective.penalty,
         l2=run.step.objective.l2,
         batch_size=run.sampler.batch_size,
+        table_rate=rate_of(recipe),
         warnings=_warnings(settings, stopping, ended, context.title),
     )
 
@@ -234,7 +239,7 @@ class _Job:
         """Train for so many steps, without selection. Returns: the trainer, done."""
         run = self.trainer()
         run.callbacks = [
-            FiniteLoss(self.recipe.training.table_rate),
+            FiniteLoss(rate_of(self.recipe)),
             self.resumption(None, f"refit, {steps} steps"),
             ProgressReport(self.context.progress, self.context.title, steps),
         ]

@@ -22,6 +22,7 @@ from evergram.training.recipe import Recipe, TaskRecipe
 
 PENALTY, PENALTY_POWER = 66.0, 0.25
 L2 = 0.5
+TABLE_RATE = 0.1
 # A pass of fewer steps is no pass: early stopping would look after every other step.
 STEPS, LEAST_BATCH, LARGEST_BATCH = 32, 256, 4096
 
@@ -49,6 +50,12 @@ def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
     # Rows of unit norm have no length to weigh.
     l2 = 0.0 if recipe.model.normalize else _l2(task, corpus)
     return Strengths(penalty, l2, task.l2_measure or "penalty")
+
+
+def rate_of(recipe: Recipe) -> float:
+    """Return the learning rate of tables of ids: the recipe's number, or `TABLE_RATE`."""
+    rate = recipe.training.table_rate
+    return TABLE_RATE if rate == "auto" else rate
 
 
 def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:

@@ -279,7 +279,8 @@ class TrainingRecipe(_Strict):
     refit: bool | Literal["auto"] = "auto"
     # Pairs a step; "auto" makes about 32 steps an epoch of small data.
     batch_size: Positive | Literal["auto"] = "auto"
-    table_rate: Rate = 0.1
+    # "auto" is 0.1, or what pilots choose.
+    table_rate: Rate | Literal["auto"] = "auto"
     feature_rate: Rate = 0.005
     layer_rate: Rate = 2e-4
     # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.

@@ -1,0 +1,85 @@
+"""Pilots choose what a formula of the data's size cannot, and never look at a test pair."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from evergram.data.split import Pairs, Split
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.fit import RunContext, fit_encoder
+from evergram.training.pilots import MOST_MOVES, Pilots, run_pilots
+from evergram.training.recipe import Recipe
+
+CONTEXT = RunContext(torch.device("cpu"))
+
+
+def recipe_of(**sections: dict[str, Any]) -> Recipe:
+    values: dict[str, Any] = {
+        "data": {"kind": "synthetic", "queries": 300, "candidates": 200, "interactions": 3000},
+        "model": {"dim": 8},
+        "training": {"epochs": 4, "patience": 2},
+    }
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    return Recipe.of(values)
+
+
+def split_of(recipe: Recipe) -> Split:
+    return split_for(recipe, load_corpus(recipe), 0)
+
+
+def test_the_best_by_the_selection_pairs_is_chosen() -> None:
+    recipe = recipe_of()
+    split = split_of(recipe)
+    pilots = run_pilots(recipe, split, 0, CONTEXT)
+    assert 4 <= len(pilots.tried) <= 3 + 2 * MOST_MOVES
+    values = {(p["l2"], p["table_rate"]): p["recall@20"] for p in pilots.tried}
+    chosen = pilots.recipe.task.l2, pilots.recipe.training.table_rate
+    assert isinstance(chosen[0], float)
+    assert isinstance(chosen[1], float)
+    assert values[chosen] >= 0.995 * max(values.values())
+    # What it measured is what a training by these settings measures.
+    again = fit_encoder(pilots.recipe, split, 0, CONTEXT)
+    assert max(h["recall@20"] for h in again.history) == values[chosen]
+    assert again.table_rate == chosen[1]
+
+
+def test_no_test_pair_is_looked_at() -> None:
+    recipe = recipe_of()
+    split = split_of(recipe)
+    empty = replace(split, test=Pairs.none())
+    assert run_pilots(recipe, split, 0, CONTEXT) == run_pilots(recipe, empty, 0, CONTEXT)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"task": {"l2": 0.1}, "training": {"table_rate": 0.1}},
+        {"training": {"budget": 5.0}},
+        {"task": {"kind": "bpr"}},
+        {"model": {"normalize": True}},
+    ],
+)
+def test_what_is_decided_already_needs_no_pilot(sections: dict[str, dict[str, Any]]) -> None:
+    recipe = recipe_of(**sections)
+    assert run_pilots(recipe, split_of(recipe), 0, CONTEXT) == Pilots(recipe)
+
+
+def test_large_data_goes_by_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergram.training.pilots.MOST_PAIRS", 100)
+    recipe = recipe_of()
+    assert run_pilots(recipe, split_of(recipe), 0, CONTEXT) == Pilots(recipe)
+
+
+def test_only_what_is_left_open_is_tried() -> None:
+    recipe = recipe_of(task={"l2": 0.1})
+    pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
+    assert [p["l2"] for p in pilots.tried] == [0.1, 0.1]
+    assert pilots.recipe.task.l2 == 0.1
+    fixed = recipe_of(training={"table_rate": 0.05})
+    tried = run_pilots(fixed, split_of(fixed), 0, CONTEXT).tried
+    assert {p["table_rate"] for p in tried} == {0.05}
