@@ -40,6 +40,8 @@ CASES = {
     "tower": ["model.kind=two_tower", "upgrade.objects=uniform", "upgrade.select_after=2"],
     "bpr": ["task.kind=bpr", "training.evaluate_every=3", "training.watch_minutes=10.0"],
 }
+# Not of the numbers themselves: the clock, and what reports say since these were recorded.
+LATER = ("seconds", "table_rate", "in_training")
 # Sums of floats depend on the machine and on the build of torch.
 PLACE = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
 
@@ -71,12 +73,16 @@ def numbers(name: str) -> tuple[dict[str, Tensor], str]:
 
 def untimed(report: Any) -> Any:
     if isinstance(report, Mapping):
-        return {k: untimed(v) for k, v in report.items() if k != "seconds"}
+        return {k: untimed(v) for k, v in report.items() if k not in LATER}
     return [untimed(v) for v in report] if isinstance(report, list | tuple) else report
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_numbers_are_those_that_were_recorded(name: str) -> None:
+def test_the_numbers_are_those_that_were_recorded(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # They were recorded before small data had pilots.
+    monkeypatch.setattr("evergram.training.pilots.MOST_PAIRS", 0)
     recorded = json.loads((GOLDEN / "digests.json").read_text())
     tensors, digest = numbers(name)
     if recorded["place"] == PLACE:
