@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -265,39 +264,6 @@ class ResidualMLPTransform(Transform):
 
     def affine(self) -> None:
         return None
-
-
-TRANSFORMS: dict[str, type[Transform]] = {
-    t.kind: t
-    for t in (
-        LinearTransform,
-        TruncateTransform,
-        AffineTransform,
-        OrthogonalTransform,
-        LowRankTransform,
-        LambdaOrthogonalTransform,
-        ResidualMLPTransform,
-    )
-}
-
-
-def build_transform(
-    kind: str,
-    old_dim: int,
-    new_dim: int,
-    options: Mapping[str, Any] | None = None,
-    generator: torch.Generator | None = None,
-) -> Transform:
-    """A transform by its closed `kind`.
-
-    Raises: ShapeError: there is none of that kind, or it does not take these options.
-    """
-    if kind not in TRANSFORMS:
-        raise ShapeError(f"The transform {kind!r} is none of {', '.join(TRANSFORMS)}.")
-    try:
-        return TRANSFORMS[kind](old_dim, new_dim, generator=generator, **(options or {}))  # type: ignore[call-arg]
-    except TypeError as error:
-        raise ShapeError(f"The transform {kind!r} does not take {options}.") from error
 
 
 def _orthonormal(rows: int, columns: int, generator: torch.Generator | None) -> Tensor:

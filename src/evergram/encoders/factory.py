@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,29 +10,25 @@ from torch import Tensor
 
 from evergram.data.corpus import Vocabulary
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import Schema
-from evergram.encoders.graphsage import GraphSage
-from evergram.encoders.lightgcn import LightGCN
-from evergram.encoders.two_tower import TwoTower
+from evergram.encoders.kinds import ENCODERS
 from evergram.errors import IntegrityError, RecipeError
 
 
 def build_encoder(
     kind: str, options: Mapping[str, Any], schema: Schema, generator: torch.Generator
 ) -> Encoder:
-    """An encoder by its closed `kind`. Raises: RecipeError: there is none of that kind."""
-    if kind == "factorization":
-        return Factorization(schema, **options, generator=generator)
-    if kind == "two_tower":
-        return TwoTower(schema, **options, generator=generator)
-    if kind == "graphsage":
-        return GraphSage(schema, **options, generator=generator)
-    if kind == "lightgcn":
-        return LightGCN(schema, **options, generator=generator)
-    raise RecipeError(
-        f"The encoder {kind!r} is none of factorization, two_tower, graphsage and lightgcn."
-    )
+    """Return a new encoder of a kind.
+
+    Args:
+        options: keywords of its class, as JSON; artefacts keep them.
+        generator: draws the start.
+    Raises: RecipeError: no encoder is of that kind.
+    """
+    if kind not in ENCODERS:
+        raise RecipeError(f"The encoder {kind!r} is none of {', '.join(ENCODERS)}.")
+    make: Callable[..., Encoder] = ENCODERS[kind].encoder_class()
+    return make(schema, **options, generator=generator)
 
 
 def restore_encoder(

@@ -14,8 +14,9 @@ from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import fit_closed_form
 from evergram.compatibility.gradient_fit import fit_by_gradient
+from evergram.compatibility.kinds import build_transform
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.compatibility.transforms import Transform, build_transform
+from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES
@@ -114,7 +115,7 @@ class WayBack:
             self.settings.transform,
             before.dim,
             new_dim,
-            self.settings.transform_options,
+            self.settings.chosen.options(),
             torch.Generator().manual_seed(self.seed),
         )
 
@@ -184,7 +185,7 @@ class WayBack:
         seen.add(past[~apart], new[~apart])
         held.add(past[apart], new[apart])
         return fit_closed_form(
-            self.settings.transform, seen, held, self.loss.metric, rank=self.settings.rank
+            self.settings.transform, seen, held, self.loss.metric, **self.settings.chosen.options()
         ).transform
 
     def _objects(self, vectors: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> Tensor:

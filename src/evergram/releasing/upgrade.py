@@ -31,7 +31,7 @@ from evergram.training.checkpoint import load_encoder, make_artefact, trained_pa
 from evergram.training.corpora import load_corpus, salt_of, split_for
 from evergram.training.loop import Refit, Trained, final_split, judge, test_relevance, train_encoder
 from evergram.training.progress import Progress
-from evergram.training.recipe import CLOSED, Recipe, flat
+from evergram.training.recipe import Recipe, flat
 
 QUIET = Progress(quiet=True)
 
@@ -259,7 +259,7 @@ def upgrade_lost(
     encoder = restore_encoder(
         record.kind, record.options, record.inputs, state, vocabularies, "the kept model"
     )
-    closed = recipe.upgrade.transform in CLOSED
+    closed = recipe.upgrade.chosen.has_closed_form
     settings = recipe.upgrade.model_copy(
         update={
             "fit": "posthoc",

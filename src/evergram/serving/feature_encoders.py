@@ -12,8 +12,10 @@ import torch
 from evergram.data.corpus import Vocabulary
 from evergram.encoders.factory import restore_encoder
 from evergram.encoders.features import Inputs
+from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, LineageError
+from evergram.kinds import kinds_where
 from evergram.lineage.lineage import Lineage
 from evergram.serving.http.schemas import Features
 from evergram.stores.store import Floats
@@ -49,7 +51,7 @@ class Encoders:
                         "embeddings of ids."
                     )
                 record, state, vocabularies = self._lineage.encoder_parts(version)
-                if record.kind in ("graphsage", "lightgcn"):
+                if record.kind in kinds_where(ENCODERS, "needs_graph"):
                     raise LineageError(
                         f"Version {version} is encoded by {record.kind}, which needs the whole "
                         "graph; ask for the embeddings of ids."

@@ -17,97 +17,38 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import DataError, RecipeError
-from evergram.gramian.estimator import GramianEstimator
-from evergram.gramian.exact import ExactGramian
-from evergram.gramian.sagram import SAGram
-from evergram.gramian.sampled import SampledGramian
-from evergram.gramian.sogram import SOGram
-from evergram.gramian.storm import Storm
-from evergram.tasks.bpr import BPR
 from evergram.tasks.objective import Objective
-from evergram.tasks.pointwise import Pointwise
-from evergram.tasks.softmax import SecondOrderSoftmax, Softmax
-from evergram.tasks.task import Task
 from evergram.training.memory import refuse_too_large
 from evergram.training.optimizers.row_adagrad import RowAdagrad
-from evergram.training.priors import build_prior, prior_constant
-from evergram.training.recipe import GramianRecipe, Recipe, TaskRecipe
+from evergram.training.priors.factors import prior_constant
+from evergram.training.recipe import ModelRecipe, Recipe, TaskRecipe, TrainingRecipe
 from evergram.training.recipe.automatic import batch_size_of, strengths_of
 from evergram.training.step import Joint, Step
 
 
-def encoder_options(recipe: Recipe, version: int) -> dict[str, Any]:
-    """What `encoders.building.build_encoder` takes, as JSON."""
-    model = recipe.model
+def encoder_options(model: ModelRecipe, version: int) -> dict[str, Any]:
+    """Return the keywords that `build_encoder` takes for a version, as JSON."""
     options: dict[str, Any] = {"dim": model.dim_of(version), "scale": model.scale}
     if model.normalize:
         options["normalize"] = True
-    if model.kind == "two_tower":
-        options |= {"input_dim": model.input_dim, "hidden": list(model.hidden)}
-    if model.kind in ("graphsage", "lightgcn"):
-        options["layers"] = model.layers_of(version)
-    if model.kind == "graphsage":
-        options |= {"width": model.input_dim, "ids": model.ids}
-    return options
-
-
-def build_task(recipe: TaskRecipe, corpus: Corpus) -> Task:
-    """Raises: DataError: the corpus does not have what the task needs."""
-    if recipe.kind == "pointwise":
-        if recipe.loss == "logistic" and recipe.target == "value" and corpus.has_values:
-            value = corpus.column("value")
-            if not bool(((value >= 0) & (value <= 1)).all()):
-                raise DataError(
-                    f"The logistic loss needs values between 0 and 1, and they go from "
-                    f"{float(value.min())} to {float(value.max())}; set task.target = 'one' or "
-                    "task.loss = 'squared'."
-                )
-        return Pointwise(recipe.loss)
-    if recipe.kind == "bpr":
-        return BPR()
-    if recipe.kind == "softmax":
-        return Softmax(len(corpus.candidates), recipe.temperature)
-    return SecondOrderSoftmax(recipe.temperature, recipe.centred)
+    return options | model.chosen.options(version)
 
 
 def build_measures(recipe: TaskRecipe, corpus: Corpus, side: str) -> Tensor:
-    """The R measures of a side, float64 [N, R].
+    """Return the R measures of a side, float64 [N, R].
 
     Raises: DataError: a file of weights cannot be used.
     """
-    given = recipe.query_measure if side == "query" else recipe.candidate_measure
+    wanted = recipe.query_measure if side == "query" else recipe.candidate_measure
     entities = corpus.queries if side == "query" else corpus.candidates
     counts = corpus.counts(side)
-    found = [
+    columns = [
         _weights_of(Path(item), entities.vocabulary)
         if isinstance(item, str)
         else measure(counts, item)
-        for item in given
+        for item in wanted
     ]
-    return torch.stack(found, dim=1)
-
-
-def build_estimator(
-    recipe: GramianRecipe, dim: int, share: Tensor, factors: Tensor, file: Path | None = None
-) -> GramianEstimator:
-    """The estimator of one side under one measure.
-
-    Args:
-        share: [N], the measure.
-        factors: [N, K].
-        file: where a cache that is too large for memory goes; None keeps it in memory.
-    """
-    width = factors.shape[1]
-    if recipe.kind == "exact":
-        return ExactGramian(dim, width)
-    if recipe.kind == "sampled":
-        return SampledGramian(dim, width, recipe.form)
-    if recipe.kind == "sogram":
-        return SOGram(dim, width, recipe.rate, recipe.decay)
-    if recipe.kind == "storm":
-        return Storm(dim, width, recipe.rate, recipe.decay)
-    large = 4 * len(share) * dim > recipe.memory * 2**20
-    return SAGram(dim, share, factors, recipe.beta, file if large else None)
+    return torch.stack(columns, dim=1)
 
 
 def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
@@ -121,9 +62,9 @@ def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
         seed=seed,
         query_measures=measures["query"],
         candidate_measures=measures["candidate"],
-        target=task.target,
+        target=task.chosen.pair_target,
         positives=task.drawn,
-        negatives=task.kind == "bpr",
+        negatives=task.chosen.wants_negatives,
         pair_weight=_sparse(task.sparse, penalty, corpus, measures),
     )
 
@@ -145,7 +86,7 @@ def build_independent(
 
 
 def build_optimizers(
-    recipe: Recipe, encoder: Encoder, owned: list[nn.Parameter], rate: float | None
+    rates: TrainingRecipe, encoder: Encoder, owned: list[nn.Parameter], rate: float | None
 ) -> list[torch.optim.Optimizer]:
     """Row-wise Adagrad for tables; Adam for layers and for what joins in.
 
@@ -160,7 +101,6 @@ def build_optimizers(
             tables += [p for p in module.parameters() if id(p) not in shared]
     ids = shared | {id(p) for p in tables}
     layers = [p for p in encoder.parameters() if id(p) not in ids]
-    rates = recipe.training
     optimizers: list[torch.optim.Optimizer] = []
     if tables:
         optimizers.append(RowAdagrad(tables, rates.table_rate))
@@ -195,12 +135,12 @@ def prepare(
     # compatible by accident, and the next recipe would not be.
     seed = recipe.seed + 1_000_003 * version
     generator = torch.Generator().manual_seed(seed)
-    schema = Schema.of(corpus, features=recipe.model.kind != "factorization")
-    options = encoder_options(recipe, version)
+    schema = Schema.of(corpus, features=recipe.model.chosen.reads_features)
+    options = encoder_options(recipe.model, version)
     encoder = build_encoder(recipe.model.kind, options, schema, generator).to(device)
     sampler = build_sampler(recipe, corpus, seed)
-    task = build_task(recipe.task, corpus)
-    prior = build_prior(recipe.prior, corpus, past, recipe.seed)
+    task = recipe.task.chosen.build(corpus)
+    prior = recipe.prior.chosen.build(corpus, past, recipe.seed)
     strengths = strengths_of(recipe, corpus)
     objective = Objective(
         task,
@@ -216,8 +156,7 @@ def prepare(
     }
     estimators = {
         side: [
-            build_estimator(
-                recipe.gramian,
+            recipe.gramian.chosen.build(
                 encoder.dim,
                 sampler.measures[side][:, r],
                 factors[side],
@@ -236,9 +175,9 @@ def prepare(
         objective,
         estimators,
         sampler.measures,
-        {side: found.to(device) for side, found in factors.items()},
+        {side: columns.to(device) for side, columns in factors.items()},
         prior["query"].shape[1],
-        build_optimizers(recipe, encoder, owned, rate),
+        build_optimizers(recipe.training, encoder, owned, rate),
         joint,
         independent,
         recipe.training.precondition,

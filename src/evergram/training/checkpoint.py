@@ -76,7 +76,7 @@ def make_artefact(
         recipe=recipe.model_dump(mode="json"),
         encoder=EncoderParts(
             kind=trained.encoder.kind,
-            options=encoder_options(recipe, version) if options is None else options,
+            options=encoder_options(recipe.model, version) if options is None else options,
             state=trained.encoder.state_dict(),
             inputs=schema.inputs,
             vocabularies=schema.vocabularies,

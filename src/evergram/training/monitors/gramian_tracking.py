@@ -14,7 +14,6 @@ from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.evaluation.gramian_error import Truth, gradient_error, gramian_error
 from evergram.gramian.estimator import GramianEstimator, Rows
-from evergram.training.build import build_estimator
 from evergram.training.callbacks import Callback, Point
 from evergram.training.recipe import GramianRecipe
 from evergram.training.step import Step
@@ -88,9 +87,9 @@ class Tracking(Callback):
         for i, side in enumerate(SIDES):
             measures = run.measures[side][:, :1]
             factors = run.factors[side]
-            estimator = build_estimator(
-                settings, run.encoder.dim, measures[:, 0], factors.cpu()
-            ).to(factors.device)
+            estimator = settings.chosen.build(run.encoder.dim, measures[:, 0], factors.cpu()).to(
+                factors.device
+            )
             estimator.begin(run.population(now, side))
             draws = EntitySampler(
                 self.counts[side],

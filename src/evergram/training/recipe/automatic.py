@@ -60,25 +60,25 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
     given = recipe.training.batch_size
     if given != "auto":
         return given
-    if recipe.model.kind in ("graphsage", "lightgcn"):
+    if recipe.model.chosen.needs_graph:
         return LARGEST_BATCH
     wanted = max(1, len(corpus) // STEPS)
     return min(max(1 << (wanted.bit_length() - 1), LEAST_BATCH), LARGEST_BATCH)
 
 
 def _penalty(task: TaskRecipe, corpus: Corpus) -> list[float]:
-    if task.kind != "pointwise":
+    if not task.chosen.needs_penalty:
         return [0.0]
     pairs, queries, candidates = _sizes(corpus)
     return [PENALTY * pow(pairs / (queries * candidates), PENALTY_POWER)]
 
 
 def _l2(task: TaskRecipe, corpus: Corpus) -> float:
-    if task.kind != "pointwise":
+    if not task.chosen.needs_penalty:
         return 0.0
     pairs, queries, candidates = _sizes(corpus)
     value = L2 * sqrt(queries * candidates) / pairs
-    if task.target == "value":
+    if task.chosen.pair_target == "value":
         # Scores are as large as the values, and squared norms grow with scores, not their squares.
         value *= float(corpus.column("value").double().square().mean().sqrt())
     return value

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from evergram.encoders.kinds import ENCODERS
+from evergram.gramian.kinds import ESTIMATORS
+from evergram.kinds import kinds_where
+from evergram.tasks.kinds import TASKS
 from evergram.training.recipe.methods import METHODS
+from evergram.training.recipe.objective import GramianRecipe, ModelRecipe, PriorRecipe, TaskRecipe
+from evergram.training.recipe.table import KindTable
+from evergram.training.recipe.upgrade import UpgradeRecipe
 
 if TYPE_CHECKING:
     from evergram.training.recipe import Recipe
@@ -66,7 +73,7 @@ def _drives_apart(recipe: Recipe) -> bool:
 def _has_gramians(recipe: Recipe) -> bool:
     task = recipe.task
     orthogonal = task.query_orthogonal or task.candidate_orthogonal
-    return _drives_apart(recipe) or bool(orthogonal) or task.kind == "second_order"
+    return _drives_apart(recipe) or bool(orthogonal) or task.chosen.wants_means
 
 
 def _has_measures(recipe: Recipe) -> bool:
@@ -74,7 +81,69 @@ def _has_measures(recipe: Recipe) -> bool:
     return _has_gramians(recipe) or (bool(task.l2) and task.l2_measure == "penalty")
 
 
-# A new kind, or a new key of one, is a line here. Each key may stand in several: all must hold.
+def rules() -> tuple[Only, ...]:
+    """Return every rule; each key may stand in several, and all of them must hold."""
+    return *_rules_of_kinds(), *_rules_of_penalty(), *RULES
+
+
+def _rules_of_kinds() -> Iterator[Only]:
+    """What the settings of every kind say: a new kind, or a new key of one, needs nothing here."""
+    for name, table in KIND_TABLES.items():
+        users: dict[str, list[str]] = {}
+        for kind, settings in table.kinds.items():
+            for key in settings.model_fields:
+                users.setdefault(key, []).append(kind)
+        for key, kinds in users.items():
+            if len(kinds) < len(table.kinds):
+                yield Only(f"{name}.{key}", f"{name}.{table.chooser}", tuple(kinds))
+    yield Only(
+        "gramian.batch gramian.sampler gramian.batch_size",
+        "gramian.kind",
+        kinds_where(ESTIMATORS, "learns_from_batches"),
+    )
+    for rate in ("table_rate", "feature_rate", "layer_rate"):
+        kinds = [kind for kind, settings in ENCODERS.items() if rate in settings.rates]
+        yield Only(f"training.{rate}", "model.kind", tuple(kinds))
+    yield Only(
+        "upgrade.transform_rate upgrade.fit_epochs",
+        "upgrade.transform",
+        test=lambda r: r.upgrade.chosen.is_learned,
+        needs="an upgrade.transform that is learned",
+    )
+
+
+def _rules_of_penalty() -> Iterator[Only]:
+    """Which keys are used with a penalty on all pairs, or with what else needs Gramians."""
+    by_moments = " or ".join(map(repr, kinds_where(TASKS, "wants_means")))
+    yield Only(
+        "task.query_measure task.candidate_measure",
+        "task.penalty",
+        test=_has_measures,
+        needs=f"a task.penalty above 0 (or an orthogonal term, task.kind = {by_moments}, or "
+        "task.l2_measure = 'penalty')",
+    )
+    yield Only(
+        "prior.*",
+        "task.penalty",
+        test=lambda r: _drives_apart(r) or r.task.sparse != "none",
+        needs="a task.penalty above 0 (or task.sparse)",
+    )
+    yield Only(
+        "gramian.* training.precondition",
+        "task.penalty",
+        test=_has_gramians,
+        needs=f"a task.penalty above 0 (or an orthogonal term, or task.kind = {by_moments})",
+    )
+
+
+KIND_TABLES: dict[str, type[KindTable]] = {
+    "model": ModelRecipe,
+    "task": TaskRecipe,
+    "prior": PriorRecipe,
+    "gramian": GramianRecipe,
+    "upgrade": UpgradeRecipe,
+}
+# Keys that are used with some settings of the tables themselves.
 RULES = (
     Only("data.path", "data.kind", ("movielens", "amazon", "mediawiki", "wikispeedia", "table")),
     Only("data.metadata", "data.kind", ("amazon",)),
@@ -87,48 +156,8 @@ RULES = (
     Only("split.share", "split.kind", ("random", "given")),
     Only("split.versions split.end split.last", "split.kind", ("time",)),
     Only("split.selection", "split.kind", ("random", "time")),
-    Only("model.input_dim", "model.kind", ("two_tower", "graphsage")),
-    Only("model.hidden", "model.kind", ("two_tower",)),
-    Only("model.ids", "model.kind", ("graphsage",)),
-    Only("model.layers", "model.kind", ("graphsage", "lightgcn")),
-    Only("task.loss task.target", "task.kind", ("pointwise",)),
-    Only("task.temperature", "task.kind", ("softmax", "second_order")),
-    Only("task.centred", "task.kind", ("second_order",)),
     Only("task.l2_measure", "task.l2", test=lambda r: bool(r.task.l2), needs="task.l2 above 0"),
-    Only(
-        "task.query_measure task.candidate_measure",
-        "task.penalty",
-        test=_has_measures,
-        needs="a task.penalty above 0 (or an orthogonal term, task.kind = 'second_order', or "
-        "task.l2_measure = 'penalty')",
-    ),
-    Only(
-        "prior.*",
-        "task.penalty",
-        test=lambda r: _drives_apart(r) or r.task.sparse != "none",
-        needs="a task.penalty above 0 (or task.sparse)",
-    ),
-    Only("prior.value", "prior.kind", ("constant",)),
-    Only("prior.query prior.candidate", "prior.kind", ("files",)),
-    Only("prior.rank", "prior.kind", ("svd",)),
-    Only(
-        "gramian.* training.precondition",
-        "task.penalty",
-        test=_has_gramians,
-        needs="a task.penalty above 0 (or an orthogonal term, or task.kind = 'second_order')",
-    ),
-    Only("gramian.rate gramian.decay", "gramian.kind", ("sogram", "storm")),
-    Only("gramian.beta gramian.memory", "gramian.kind", ("sagram",)),
-    Only("gramian.form", "gramian.kind", ("sampled",)),
-    Only(
-        "gramian.batch gramian.sampler gramian.batch_size",
-        "gramian.kind",
-        ("sampled", "sagram", "sogram", "storm"),
-    ),
     Only("gramian.sampler gramian.batch_size", "gramian.batch", ("independent",)),
-    Only("training.table_rate", "model.kind", ("factorization", "two_tower")),
-    Only("training.feature_rate", "model.kind", ("two_tower",)),
-    Only("training.layer_rate", "model.kind", ("two_tower", "graphsage", "lightgcn")),
     Only(
         "training.watch_candidates",
         "training.watch_minutes",
@@ -148,15 +177,6 @@ RULES = (
         test=lambda r: r.upgrade.fit == "joint" or r.upgrade.solver == "gradient",
         needs="upgrade.solver = 'gradient' (or upgrade.fit = 'joint')",
     ),
-    Only(
-        "upgrade.transform_rate upgrade.fit_epochs",
-        "upgrade.transform",
-        test=lambda r: r.upgrade.transform != "truncate",
-        needs="an upgrade.transform that is learned",
-    ),
-    Only("upgrade.rank", "upgrade.transform", ("low_rank",)),
-    Only("upgrade.orthogonality", "upgrade.transform", ("lambda_orthogonal",)),
-    Only("upgrade.transform_hidden", "upgrade.transform", ("residual_mlp",)),
 )
 
 
@@ -172,14 +192,14 @@ def unused(recipe: Recipe, keys: Collection[str], *, comparing: bool = False) ->
         methods = (recipe.upgrade.model_copy(update=METHODS[m]) for m in recipe.compare.methods)
         recipes += [recipe.model_copy(update={"upgrade": method}) for method in methods]
     preset = _preset(recipe)
-    idle = {}
+    idle, every = {}, rules()
     for key in sorted(keys):
         table, _, name = key.partition(".")
         if table == "upgrade" and preset.get(name) == getattr(recipe.upgrade, name):
             continue  # what the method has named already
-        rules = [rule for rule in RULES if rule.covers(key)]
-        if not any(all(rule.holds(each) for rule in rules) for each in recipes):
-            failed = next(rule for rule in rules if not rule.holds(recipe))
+        of_key = [rule for rule in every if rule.covers(key)]
+        if not any(all(rule.holds(each) for rule in of_key) for each in recipes):
+            failed = next(rule for rule in of_key if not rule.holds(recipe))
             idle[key] = failed.sentence(recipe, key)
     return idle
 

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from evergram.errors import RecipeError
+from evergram.training.recipe.table import RecipeTable
 
 # The keys that are paths, by table.
 _PATHS = {
@@ -46,23 +47,39 @@ def override_keys(overrides: Sequence[str]) -> set[str]:
 
 
 def written_keys(values: Mapping[str, Any], model: type[BaseModel]) -> set[str]:
-    """The keys of all tables, "table.key" each.
+    """Return the keys of all tables that a person wrote, "table.key" each.
 
-    A table in which no key is lacking was written by `model_dump`, not by a person, if [data] was,
-    in which nobody writes them all; its keys are left out.
+    A table with every key that its kind has was written by `model_dump`, not by a person, if [data]
+    was, in which nobody writes them all; its keys are left out.
 
     Args:
-        model: whose fields are the tables.
+        model: its fields are the tables.
     """
     tables = {name: table for name, table in values.items() if isinstance(table, dict)}
-    every = {name: set(_keys_of(model, name)) for name in tables}
-    dumped = "data" in tables and every["data"] <= set(tables["data"])
+
+    def is_whole(name: str) -> bool:
+        kind = model.model_fields[name].annotation
+        assert isinstance(kind, type)
+        assert issubclass(kind, RecipeTable)
+        return kind.keys_with(tables[name]) <= tables[name].keys()
+
+    is_dumped = "data" in tables and is_whole("data")
     return {
         f"{name}.{key}"
         for name, table in tables.items()
+        if not (is_dumped and is_whole(name))
         for key in table
-        if not (dumped and every[name] <= set(table))
     }
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one table, by dotted keys."""
+    flattened: dict[str, Any] = {}
+    for key, value in values.items():
+        flattened |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return flattened
 
 
 def resolve_paths(values: dict[str, Any], folder: Path) -> None:
@@ -78,13 +95,6 @@ def resolve_paths(values: dict[str, Any], folder: Path) -> None:
                 table[key] = [
                     str((folder / v).resolve()) if isinstance(v, str) else v for v in table[key]
                 ]
-
-
-def _keys_of(model: type[BaseModel], table: str) -> Sequence[str]:
-    kind = model.model_fields[table].annotation
-    assert isinstance(kind, type)
-    assert issubclass(kind, BaseModel)
-    return list(kind.model_fields)
 
 
 def _set(values: dict[str, Any], override: str) -> None:
