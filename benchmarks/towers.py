@@ -18,7 +18,7 @@ from benchmarks.tiny import recipes as tiny_recipes
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES, Inputs
+from evergram.encoders.features import SIDES, EntityInputs
 from evergram.encoders.kinds import ENCODERS, TwoTowerSettings
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.encoders.two_tower import TwoTower
@@ -138,7 +138,7 @@ class _Plain(TwoTower):
             assert isinstance(last, nn.Linear)
             nn.init.xavier_normal_(last.weight, generator=generator)
 
-    def _embed(self, side: str, inputs: Inputs) -> Tensor:
+    def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
         found: Tensor = self.hidden[side](self._summed(side, inputs))
         return found
 

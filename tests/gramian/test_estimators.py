@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from evergram.gramian.estimator import (
+    EntityBatch,
     GramianEstimator,
     Population,
-    Rows,
     batch_moment,
     batch_noise,
     exact_moment,
@@ -56,11 +56,11 @@ def population(scale: float = 1.0) -> Population:
     return lambda: [(scale * EMBEDDINGS[p], SHARE[p], FACTORS[p]) for p in parts]
 
 
-def rows(ids: Tensor, scale: float = 1.0, before: float | None = None) -> Rows:
+def rows(ids: Tensor, scale: float = 1.0, before: float | None = None) -> EntityBatch:
     """A batch drawn uniformly, standing for SHARE."""
     weights = SHARE[ids] * N
     past = None if before is None else before * EMBEDDINGS[ids]
-    return Rows(ids, weights, scale * EMBEDDINGS[ids], FACTORS[ids], past)
+    return EntityBatch(ids, weights, scale * EMBEDDINGS[ids], FACTORS[ids], past)
 
 
 def naive(scale: float = 1.0) -> Tensor:
@@ -186,7 +186,7 @@ class TestSAGram:
             now = now + 0.1 * torch.randn(N, DIM, generator=draw)
             ids = torch.randint(N, (12,), generator=draw) // 3  # many twice
             weights = torch.ones(12)
-            estimator.update(Rows(ids, weights, now[ids], FACTORS[ids]))
+            estimator.update(EntityBatch(ids, weights, now[ids], FACTORS[ids]))
         torch.testing.assert_close(estimator.total, self.mean(estimator), rtol=1e-4, atol=1e-5)
         if beta == "1/n":
             torch.testing.assert_close(estimator.moment().dense.double(), estimator.total)
@@ -281,7 +281,7 @@ def test_the_noise_of_a_batch_is_told_from_the_batch_alone(pairs: bool) -> None:
         batch = rows(torch.randint(N, (16,), generator=draw))
         if pairs:
             before = 0.9 * batch.embeddings + 0.1 * EMBEDDINGS[0]
-            batch = Rows(batch.ids, batch.weights, batch.embeddings, batch.factors, before)
+            batch = EntityBatch(batch.ids, batch.weights, batch.embeddings, batch.factors, before)
             moment = batch_moment(batch) - batch_moment(batch, before)
         else:
             moment = batch_moment(batch)

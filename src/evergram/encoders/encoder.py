@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.features import SIDES, Inputs, Schema
+from evergram.encoders.features import SIDES, EntityInputs, Schema
 from evergram.errors import ShapeError
 
 
@@ -26,7 +26,7 @@ class Scene:
             for it.
     """
 
-    inputs: Mapping[str, Inputs]
+    inputs: Mapping[str, EntityInputs]
     graph: Tensor | None = None
 
     def to(self, device: torch.device) -> Scene:

@@ -52,7 +52,7 @@ class GraphEncoder(Encoder):
 
     def known(self, side: str, scene: Scene) -> Tensor:
         graph = _graph_of(scene)
-        told = torch.cat([scene.inputs[s].told for s in SIDES]).float()[:, None]
+        told = torch.cat([scene.inputs[s].is_known for s in SIDES]).float()[:, None]
         for _ in range(self.depth):
             told = told + neighbour_sum(graph, told).clamp(max=1)
         queries = len(scene.inputs["query"])

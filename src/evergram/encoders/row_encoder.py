@@ -10,28 +10,28 @@ from torch import Tensor
 
 from evergram.data.corpus import Side
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
-from evergram.encoders.features import Inputs
+from evergram.encoders.features import EntityInputs
 
 
 class RowEncoder(Encoder):
     """An entity's embedding depends on its own id and features alone, so that any B of them can be
     embedded without the others."""
 
-    def embed(self, side: str, inputs: Inputs) -> Tensor:
+    def embed(self, side: str, inputs: EntityInputs) -> Tensor:
         """[B, D] of B inputs of a side, "query" or "candidate"; differentiable."""
         return self.normalized(self._embed(side, inputs))
 
     @abstractmethod
-    def _embed(self, side: str, inputs: Inputs) -> Tensor:
+    def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
         """`embed`, before it is normalised."""
 
     def forward(self, scene: Scene) -> Embeddings:
         return _ByRow(self, scene)
 
     def known(self, side: str, scene: Scene) -> Tensor:
-        return scene.inputs[side].told
+        return scene.inputs[side].is_known
 
-    def blocks(self, side: str, inputs: Inputs, batch_size: int = 65_536) -> Iterator[Tensor]:
+    def blocks(self, side: str, inputs: EntityInputs, batch_size: int = 65_536) -> Iterator[Tensor]:
         """Embeddings of all `inputs` in blocks [b, D], without gradient, in evaluation mode."""
         for start in range(0, len(inputs), batch_size):
             stop = min(start + batch_size, len(inputs))

@@ -15,7 +15,7 @@ Population = Callable[[], Iterable[tuple[Tensor, Tensor, Tensor]]]
 
 
 @dataclass(frozen=True)
-class Rows:
+class EntityBatch:
     """One side of a batch.
 
     Args:
@@ -103,7 +103,7 @@ class GramianEstimator(nn.Module, ABC):
         factors: K.
     """
 
-    # Whether `Rows.before` is needed.
+    # Whether `EntityBatch.before` is needed.
     wants_before = False
     # Whether the estimate is of every entity as it is in this step.
     exact = False
@@ -118,7 +118,7 @@ class GramianEstimator(nn.Module, ABC):
         """Before a step; `population` iterates over every entity, for those who must look."""
 
     @abstractmethod
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: EntityBatch) -> None:
         """Fold in a batch."""
 
     def moment(self) -> Moment:
@@ -135,7 +135,7 @@ class GramianEstimator(nn.Module, ABC):
         return sum(b.numel() * b.element_size() for b in self.buffers())
 
 
-def batch_moment(rows: Rows, embeddings: Tensor | None = None) -> Tensor:
+def batch_moment(rows: EntityBatch, embeddings: Tensor | None = None) -> Tensor:
     """S_B = (1/B) Σ_a μ_a u_a ⊗ (u_a, f_a), [D, D + K]; of other `embeddings` where given."""
     with torch.no_grad():
         u = rows.embeddings if embeddings is None else embeddings
@@ -143,7 +143,7 @@ def batch_moment(rows: Rows, embeddings: Tensor | None = None) -> Tensor:
         return weighted.T @ beside(u, rows.factors)
 
 
-def batch_noise(rows: Rows, moment: Tensor, *, pairs: bool = False) -> Tensor:
+def batch_noise(rows: EntityBatch, moment: Tensor, *, pairs: bool = False) -> Tensor:
     """E‖S_B − E S_B‖², float64 scalar, from how the rows of one batch differ among themselves.
 
     A row's matrix has rank one and its norm needs no product: O(B D). What all rows share, such as

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evergram.gramian.estimator import GramianEstimator, Population, Rows, exact_moment
+from evergram.gramian.estimator import EntityBatch, GramianEstimator, Population, exact_moment
 
 
 class ExactGramian(GramianEstimator):
@@ -13,5 +13,5 @@ class ExactGramian(GramianEstimator):
     def begin(self, population: Population) -> None:
         self.matrix = exact_moment(population).to(self.matrix)
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: EntityBatch) -> None:
         """Nothing to learn from a batch: `begin` sees everything."""

@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from evergram.gramian.averaging_rate import AveragingRate
-from evergram.gramian.estimator import GramianEstimator, Rows, batch_moment, batch_noise, projected
+from evergram.gramian.estimator import (
+    EntityBatch,
+    GramianEstimator,
+    batch_moment,
+    batch_noise,
+    projected,
+)
 
 
 class Storm(GramianEstimator):
@@ -34,7 +40,7 @@ class Storm(GramianEstimator):
         self.started: Tensor
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: EntityBatch) -> None:
         batch = batch_moment(rows).to(self.matrix)
         rate = self.rate().to(batch)
         pairs = None

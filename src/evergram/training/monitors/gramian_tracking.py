@@ -13,7 +13,7 @@ from evergram.data.sampling import Batch, Draw, EntitySampler
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.evaluation.gramian_error import Truth, gradient_error, gramian_error
-from evergram.gramian.estimator import GramianEstimator, Rows
+from evergram.gramian.estimator import EntityBatch, GramianEstimator
 from evergram.training.callbacks import Callback, Point
 from evergram.training.recipe import GramianRecipe
 from evergram.training.step import Step
@@ -105,7 +105,7 @@ class Tracking(Callback):
         self, run: Step, now: Embeddings, side: str, shadow: _Shadow, device: torch.device
     ) -> None:
         draw = shadow.upcoming or next(shadow.draws).to(device)
-        rows = Rows(
+        rows = EntityBatch(
             draw.ids,
             draw.weights[:, 0],
             now.rows(side, draw.ids),
