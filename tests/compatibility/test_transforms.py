@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.subclasses import concrete_subclasses
 
+import evergram.compatibility
 from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.chain import Chain
+from evergram.compatibility.closed_form_fit import KINDS as CLOSED_FORMS
 from evergram.compatibility.gradient_fit import fit_by_gradient
 from evergram.compatibility.kinds import TRANSFORMS, build_transform
 from evergram.compatibility.transforms import (
@@ -40,6 +43,21 @@ def shaken(kind: str, old: int, new: int) -> Transform:
         for parameter in transform.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.3)
     return transform
+
+
+def test_every_transform_of_the_package_is_in_the_table_under_its_kind() -> None:
+    made = {kind: settings.transform_class() for kind, settings in TRANSFORMS.items()}
+    assert set(made.values()) == concrete_subclasses(evergram.compatibility, Transform)
+    assert {kind: each.kind for kind, each in made.items()} == {kind: kind for kind in TRANSFORMS}
+
+
+@pytest.mark.parametrize("kind", list(TRANSFORMS))
+def test_its_settings_say_how_it_is_made_and_what_it_can(kind: str) -> None:
+    settings = TRANSFORMS[kind]()
+    transform = build_transform(kind, 40, 50, settings.options())
+    assert transform.options == settings.options()
+    assert bool(list(transform.parameters())) == settings.is_learned
+    assert settings.has_closed_form == (kind in CLOSED_FORMS)
 
 
 @pytest.mark.parametrize(("old", "new"), DIMS)

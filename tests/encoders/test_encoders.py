@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
 import pytest
 import torch
+from tests.support.subclasses import concrete_subclasses
 
+import evergram.encoders
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factorization import Factorization
+from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import SIDES, Schema
-from evergram.encoders.graphsage import GraphSage
-from evergram.encoders.lightgcn import LightGCN
+from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.two_tower import TwoTower
+from evergram.errors import RecipeError
 
-
-def kinds(base: type[Encoder] = Encoder) -> list[type[Encoder]]:
-    """Every encoder that a recipe can name."""
-    found = [k for k in base.__subclasses__() if "kind" in vars(k)]
-    return found + [k for one in base.__subclasses__() for k in kinds(one)]
-
-
-KINDS = kinds()
+KINDS = [settings.encoder_class() for settings in ENCODERS.values()]
 TAGS = {"x": ["a", "b"], "y": ["b"], "z": [], "new": ["c"]}
 
 
@@ -37,13 +34,18 @@ def corpus(candidates: str = "x y z") -> Corpus:
 
 
 def build(kind: type[Encoder], data: Corpus, seed: int = 0) -> Encoder:
-    schema = Schema.of(data, features=kind is not Factorization)
-    return kind(schema, 4, generator=torch.Generator().manual_seed(seed))  # type: ignore[call-arg]
+    """An encoder as a recipe makes it by default, of 4 dims."""
+    settings = ENCODERS[kind.kind]()
+    options = {"dim": 4, "scale": 0.1, **json.loads(json.dumps(settings.options(0)))}
+    schema = Schema.of(data, features=settings.reads_features)
+    return build_encoder(kind.kind, options, schema, torch.Generator().manual_seed(seed))
 
 
-def test_all_encoders_are_enrolled() -> None:
-    assert set(KINDS) == {Factorization, TwoTower, GraphSage, LightGCN}
-    assert len({k.kind for k in KINDS}) == len(KINDS)
+def test_every_encoder_of_the_package_is_in_the_table_under_its_kind() -> None:
+    assert set(KINDS) == concrete_subclasses(evergram.encoders, Encoder)
+    assert [kind.kind for kind in KINDS] == list(ENCODERS)
+    with pytest.raises(RecipeError, match=r"'tower' is none of factorization, two_tower"):
+        build_encoder("tower", {}, Schema({}, {}), torch.Generator())
 
 
 @pytest.mark.parametrize("kind", KINDS)
