@@ -12,7 +12,7 @@ from evergram.data.corpus import Vocabulary
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import Schema
 from evergram.encoders.kinds import ENCODERS
-from evergram.errors import IntegrityError, RecipeError
+from evergram.errors import IntegrityError, LineageError, RecipeError
 
 
 def build_encoder(
@@ -39,12 +39,19 @@ def restore_encoder(
     vocabularies: Mapping[str, Vocabulary],
     what: str,
 ) -> Encoder:
-    """A published encoder from its parts, in evaluation mode.
+    """Return a published encoder, made of its parts, in evaluation mode.
 
     Args:
-        what: to call it in an error.
-    Raises: IntegrityError: its parts do not fit together.
+        what: whose encoder it is, in an error.
+    Raises: LineageError: no encoder is of that kind in this process. IntegrityError: its parts do
+        not fit together.
     """
+    if kind not in ENCODERS:
+        raise LineageError(
+            f"The encoder of {what} is of kind {kind!r}, and there are {', '.join(ENCODERS)}; put "
+            "its settings into evergram.encoders.kinds.ENCODERS first. Its embeddings can be read "
+            "without it."
+        )
     encoder = build_encoder(kind, options, Schema(vocabularies, inputs), torch.Generator())
     try:
         encoder.load_state_dict(state)
