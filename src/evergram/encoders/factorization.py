@@ -1,4 +1,4 @@
-"""One free vector an entity."""
+"""Matrix factorization: one free vector an entity."""
 
 from __future__ import annotations
 

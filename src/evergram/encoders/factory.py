@@ -1,4 +1,4 @@
-"""Encoders by their closed kind: new ones, and those of published versions."""
+"""Make encoders by their kind: new ones, and those of published versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a corpus's rows to what an encoder reads: its own rows of ids and of bags."""
+"""The inputs of encoders: a corpus's ids and features, as rows of an encoder's vocabularies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class EntityInputs:
 
 @dataclass(frozen=True)
 class Schema:
-    """Which vocabularies an encoder has, and which one each side's inputs use.
+    """The vocabularies of an encoder, and which of them each side's inputs use.
 
     Args:
         vocabularies: by name.
@@ -60,7 +60,7 @@ class Schema:
 
     @classmethod
     def of(cls, corpus: Corpus, *, features: bool) -> Schema:
-        """The schema that fits a corpus, with its features or with ids alone."""
+        """Return the schema of a corpus, with its features or without."""
         vocabularies: dict[str, Vocabulary] = {}
         inputs: dict[str, dict[str, str]] = {}
         for name, side in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
@@ -76,9 +76,9 @@ class Schema:
         return self.vocabularies[self.inputs[side]["id"]]
 
     def read(self, side: str, entities: Side) -> EntityInputs:
-        """Entities of any corpus, in their order; keys that are not in a vocabulary are left out.
+        """Return the inputs of entities of any corpus, in their order.
 
-        A feature that `entities` lack becomes empty bags.
+        Keys that a vocabulary lacks are left out; a feature that `entities` lack has empty bags.
         """
         bags: dict[str, tuple[Tensor, Tensor]] = {}
         for feature, vocabulary_name in self.inputs[side].items():

@@ -1,4 +1,4 @@
-"""Free vectors, smoothed over the graph."""
+"""LightGCN: free vectors, smoothed over the graph."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ def _convolution() -> nn.Module:
         def message_and_aggregate(self, adj_t: Tensor, x: Any) -> Tensor:
             return neighbour_balanced(adj_t, x)
 
-    found: nn.Module = BalancedConvolution(normalize=False)
-    return found
+    convolution: nn.Module = BalancedConvolution(normalize=False)
+    return convolution

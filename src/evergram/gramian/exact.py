@@ -1,4 +1,4 @@
-"""The Gramian itself: the oracle in tests, and right for small corpora."""
+"""The exact Gramian: for small corpora, and the oracle in tests."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ class ExactGramian(GramianEstimator):
         self.matrix = exact_moment(population).to(self.matrix)
 
     def update(self, rows: EntityBatch) -> None:
-        """Nothing to learn from a batch: `begin` sees everything."""
+        """Do nothing: `begin` has seen every entity."""

@@ -1,4 +1,4 @@
-"""The last batch alone: what negative sampling amounts to. [G2] §3.3."""
+"""The Gramian of the last batch, as negative sampling has it implicitly. [G2] §3.3."""
 
 from __future__ import annotations
 

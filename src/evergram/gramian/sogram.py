@@ -24,7 +24,7 @@ class SOGram(GramianEstimator):
 
     Args:
         dim, factors: D and K.
-        rate: α, in (0, 1], or "auto"; 1 is the last batch alone.
+        rate: α, in (0, 1], or "auto"; with 1 the estimate is the last batch.
         decay: κ; step t has α t^−κ.
     """
 

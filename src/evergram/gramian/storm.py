@@ -1,4 +1,4 @@
-"""Recursive momentum: an average that is carried along as the embeddings move."""
+"""Recursive momentum: a moving average that moves along with the embeddings."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from evergram.gramian.estimator import (
 class Storm(GramianEstimator):
     """Ĝ ← S_B(θ_t) + (1 − α)(Ĝ − S_B(θ_{t−1})), projected onto the PSD matrices.
 
-    The same batch at both parameters: what moved is added, what is noise mostly cancels, so that a
-    slow α does not lag. Costs one more forward without gradient. The batch must not be one that
-    moved θ_{t−1} to θ_t, or its movement is not that of the others.
+    The same batch at both parameters: movement is added, noise mostly cancels, so that a slow α
+    does not lag. It costs one more forward pass without gradient. A batch that moved θ_{t−1} to θ_t
+    itself must not be used: its rows move more than the others.
 
     Args:
         dim, factors: D and K.
         rate: α, in (0, 1], or "auto".
         decay: κ; step t has α t^−κ.
     Source: the estimator of Cutkosky and Orabona 2019 (STORM) for a matrix, as
-        ../shared/method.md §1 has it.
+        docs/method.md derives it, "Recursive momentum".
     """
 
     wants_before = True

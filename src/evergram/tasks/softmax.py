@@ -11,7 +11,7 @@ from evergram.tasks.task import Encoded, Moments, Task
 
 
 class StreamedFrequency(torch.nn.Module):
-    """How likely a candidate is to be in a batch, learned as batches pass.
+    """The chance of each candidate to be in a batch, learned as batches pass.
 
     For each candidate the mean number of batches between two that hold it, as an average that
     forgets with `rate` once it has seen 1/rate of them; the chance is its inverse.
@@ -35,7 +35,7 @@ class StreamedFrequency(torch.nn.Module):
         self.register_buffer("step", torch.zeros(()))
 
     def observe(self, ids: Tensor) -> None:
-        """A batch of candidates, int64 [B], repeats and all."""
+        """Learn from a batch of candidates, int64 [B], with repeats."""
         ids = torch.unique(ids)
         self.step = self.step + 1
         self.met[ids] += 1
@@ -44,15 +44,15 @@ class StreamedFrequency(torch.nn.Module):
         self.last[ids] = self.step
 
     def log_chance(self, ids: Tensor) -> Tensor:
-        """log Q, [B]."""
+        """Return log Q of candidates [B], [B]."""
         return -self.gap[ids].clamp(min=1).log()
 
 
 class Softmax(Task):
     """Cross entropy of each pair's candidate among the candidates of its batch.
 
-    The scores ⟨u, v⟩/τ lose log Q, the chance to stand in a batch, so that what is met often is not
-    punished for it; the same candidate elsewhere in the batch is no negative.
+    The scores ⟨u, v⟩/τ lose log Q, the chance to stand in a batch, so that frequent
+    candidates are not punished for it; the same candidate elsewhere in the batch is no negative.
 
     Args:
         size: N of the candidates.

@@ -1,4 +1,4 @@
-"""From a recipe to the parts that a run is made of."""
+"""Make the parts of a run from a recipe."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def build_measures(recipe: TaskRecipe, corpus: Corpus, side: str) -> Tensor:
 
 
 def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
-    """The pairs of each epoch. Raises: DataError: a column that the recipe needs is absent."""
+    """Return the sampler of each epoch's pairs.
+
+    Raises: DataError: a column that the recipe needs is absent.
+    """
     task = recipe.task
     penalty = strengths_of(recipe, corpus).penalty
     measures = {side: build_measures(task, corpus, side) for side in SIDES}
@@ -72,7 +75,7 @@ def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
 def build_independent(
     recipe: Recipe, corpus: Corpus, sampler: ExampleSampler, seed: int
 ) -> dict[str, EntitySampler]:
-    """For each side the entities that the estimators learn from, drawn apart from the pairs."""
+    """Return, for each side, the sampler of the entities that estimators learn from."""
     return {
         side: EntitySampler(
             corpus.counts(side),
@@ -88,10 +91,10 @@ def build_independent(
 def build_optimizers(
     rates: TrainingRecipe, encoder: Encoder, owned: list[nn.Parameter], rate: float | None
 ) -> list[torch.optim.Optimizer]:
-    """Row-wise Adagrad for tables; Adam for layers and for what joins in.
+    """Return row-wise Adagrad for tables, and Adam for layers and for `owned`.
 
     Args:
-        owned: parameters that are trained together with the encoder, by `rate`.
+        owned: other parameters that are trained together with the encoder, by `rate`.
     """
     features = encoder.feature_tables()
     shared = {id(p) for p in features}
@@ -126,7 +129,7 @@ def prepare(
     past: Mapping[str, Tensor] | None = None,
     folder: Path | None = None,
 ) -> tuple[Step, ExampleSampler, dict[str, EntitySampler] | None]:
-    """Everything that a run starts from: what a step works on, and what batches come from.
+    """Return a run's step, the sampler of its pairs, and those of entities drawn apart, if any.
 
     Raises: DataError. RecipeError: also if no memory holds it.
     """
@@ -187,7 +190,10 @@ def prepare(
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto" is CUDA where there is one. Raises: RecipeError: CUDA was asked for in vain."""
+    """Return the device of a name; "auto" is CUDA if there is one.
+
+    Raises: RecipeError: no device has that name, or there is no CUDA.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise RecipeError(f"--device {name} is none of auto, cpu, cuda.")
     available = torch.cuda.is_available()
@@ -199,7 +205,7 @@ def pick_device(name: str) -> torch.device:
 def _sparse(
     sparse: str, penalty: Sequence[float], corpus: Corpus, measures: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """Weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]; None for none."""
+    """Return weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]; None without."""
     if sparse == "none":
         return None
     if sparse == "weight":
@@ -217,7 +223,8 @@ def _sparse(
 
 
 def _weights_of(path: Path, vocabulary: Vocabulary) -> Tensor:
-    """A measure from a file with columns `id` and `weight`, float64 [N]; what it lacks weighs 0."""
+    """Return the measure of a file with columns `id` and `weight`, float64 [N]; an id that it lacks
+    weighs 0. Raises: DataError: the file cannot be used."""
     ids, column = read_keyed(path, "weight")
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):

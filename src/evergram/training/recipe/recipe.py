@@ -100,9 +100,10 @@ class Recipe(RecipeTable):
     def load(
         cls, path: str | Path, overrides: Sequence[str] = (), *, comparing: bool = False
     ) -> Recipe:
-        """Read a TOML file, then set each `key.path=value` of `overrides` (values are TOML).
+        """Return the recipe of a TOML file, with each `key.path=value` of `overrides` set in it.
 
         Args:
+            overrides: their values are TOML.
             comparing: as of `of`.
         Raises: RecipeError: the file is missing or is not TOML, a key or value is not allowed, or
             a key that was written changes nothing.
@@ -128,15 +129,15 @@ class Recipe(RecipeTable):
         source: str = "The recipe",
         comparing: bool = False,
     ) -> Recipe:
-        """From nested dicts, as a person writes them or as `model_dump` gives them.
+        """Return the recipe of nested dicts, as a person writes them or as `model_dump` gives them.
 
-        A key that was written and changes nothing is refused, see `used_keys`. One that an override
-        has put out of use is left out, and a warning says so.
+        A key that was written and changes nothing is refused, see `used_keys`. A key that an
+        override has put out of use is left out, and a warning says so.
 
         Args:
-            folder: what the paths in `values` are relative to; a path in an override is relative to
-                where the process stands.
-            source: what to call it in an error.
+            folder: where relative paths in `values` start; those in overrides start from the
+                working directory.
+            source: the recipe's name in an error.
             comparing: whether [upgrade] is for all methods of [compare], too.
         Raises: RecipeError: as `load`.
         """
@@ -167,8 +168,8 @@ class Recipe(RecipeTable):
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-        """From what a lineage keeps, where every key is there whether or not it was ever written:
-        only those of `overrides` must be used by something.
+        """Return the recipe of a lineage, which has every key whether or not it was written: only
+        the keys of `overrides` must be used by something.
 
         Raises: RecipeError: as `load`.
         """
@@ -187,10 +188,10 @@ class Recipe(RecipeTable):
 
     @classmethod
     def _idle_before(cls, values: Mapping[str, Any], keys: set[str], comparing: bool) -> set[str]:
-        """Of `keys`, those that change nothing without any override either."""
+        """Return those of `keys` that change nothing without any override either."""
         try:
             return set(unused(cls.with_kinds().model_validate(values), keys, comparing=comparing))
-        except ValidationError:  # what it lacks is in the overrides
+        except ValidationError:  # the overrides have what it lacks
             return keys
 
 

@@ -1,4 +1,4 @@
-"""Which keys of a recipe are used by which kinds: whatever is written and not used is an error."""
+"""The rules of which keys of a recipe are used; a key that is written and not used is an error."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Only:
-    """Keys that are used with some values of another key alone.
+    """A rule: these keys are used only with some values of another key.
 
     Args:
-        keys: of the recipe, "table.key" each, divided by spaces; "table.*" for all of a table.
+        keys: "table.key" each, divided by spaces; "table.*" for all of a table.
         by: the key that decides.
-        values: those of `by` with which they are used.
+        values: the values of `by` with which the keys are used.
         test: decides in place of `values`, where more than one key matters.
-        needs: what `test` asks for, in words.
+        needs: the condition of `test`, in words.
     """
 
     keys: str
@@ -49,18 +49,18 @@ class Only:
         return value_of(recipe, self.by) in self.values
 
     def sentence(self, recipe: Recipe, key: str) -> str:
-        """Why `key` is not used, and what to do."""
+        """Return why `key` is not used, and what to do."""
         needs = self.needs
         if self.test is None:
             needs = f"{self.by} = {' or '.join(map(repr, self.values))}"
         value = value_of(recipe, self.by)
-        given = repr(value[0] if isinstance(value, list) and len(value) == 1 else value)
+        shown = repr(value[0] if isinstance(value, list) and len(value) == 1 else value)
         if value is None:
-            given = "not set"
+            shown = "not set"
         elif _preset(recipe).get(self.by.removeprefix("upgrade.")) == value:
-            given += f" (upgrade.method = {recipe.upgrade.method!r})"
+            shown += f" (upgrade.method = {recipe.upgrade.method!r})"
         return (
-            f"{key} is used with {needs} only, and {self.by} is {given}; leave {key} out, or "
+            f"{key} is used with {needs} only, and {self.by} is {shown}; leave {key} out, or "
             f"change {self.by}."
         )
 
@@ -87,7 +87,7 @@ def rules() -> tuple[Only, ...]:
 
 
 def _rules_of_kinds() -> Iterator[Only]:
-    """What the settings of every kind say: a new kind, or a new key of one, needs nothing here."""
+    """The rules that follow from the settings of every kind: a new kind needs no line here."""
     for name, table in KIND_TABLES.items():
         users: dict[str, list[str]] = {}
         for kind, settings in table.kinds.items():
@@ -113,7 +113,7 @@ def _rules_of_kinds() -> Iterator[Only]:
 
 
 def _rules_of_penalty() -> Iterator[Only]:
-    """Which keys are used with a penalty on all pairs, or with what else needs Gramians."""
+    """The rules of keys that a penalty on all pairs uses, or another term with Gramians."""
     by_moments = " or ".join(map(repr, kinds_where(TASKS, "wants_means")))
     yield Only(
         "task.query_measure task.candidate_measure",
@@ -181,7 +181,7 @@ RULES = (
 
 
 def unused(recipe: Recipe, keys: Collection[str], *, comparing: bool = False) -> dict[str, str]:
-    """Each of `keys` that changes nothing in `recipe`, and a sentence that says so.
+    """Return each of `keys` that changes nothing in `recipe`, and a sentence that says so.
 
     Args:
         keys: "table.key", as they were written.
@@ -196,7 +196,7 @@ def unused(recipe: Recipe, keys: Collection[str], *, comparing: bool = False) ->
     for key in sorted(keys):
         table, _, name = key.partition(".")
         if table == "upgrade" and preset.get(name) == getattr(recipe.upgrade, name):
-            continue  # what the method has named already
+            continue  # the method names it already
         of_key = [rule for rule in every if rule.covers(key)]
         if not any(all(rule.holds(each) for rule in of_key) for each in recipes):
             failed = next(rule for rule in of_key if not rule.holds(recipe))
@@ -205,10 +205,11 @@ def unused(recipe: Recipe, keys: Collection[str], *, comparing: bool = False) ->
 
 
 def _preset(recipe: Recipe) -> dict[str, str]:
-    """What `upgrade.method` has named."""
+    """The settings that `upgrade.method` names."""
     return METHODS.get(recipe.upgrade.method or "", {})
 
 
 def value_of(recipe: Recipe, key: str) -> Any:
+    """Return the value of "table.key"."""
     table, _, name = key.partition(".")
     return getattr(getattr(recipe, table), name)

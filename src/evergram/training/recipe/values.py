@@ -1,4 +1,4 @@
-"""The values of a recipe before they are checked: which were written, overrides, whole paths."""
+"""The values of a recipe before they are checked: overrides, written keys, whole paths."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PATHS = {
 
 
 def copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same tables, to be changed without changing what was given."""
+    """Return a copy of the tables, to be changed."""
     return {k: dict(v) if isinstance(v, dict) else v for k, v in values.items()}
 
 
 def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The values with each `key.path=value` set; a path in one is relative to where the process
-    stands. Raises: RecipeError: one is not of that form."""
+    """Return the values with each `key.path=value` set; paths in overrides are relative to the
+    working directory. Raises: RecipeError: an override is not of that form."""
     chosen = copied(values)
     for override in overrides:
         _set(chosen, override)
@@ -37,7 +37,7 @@ def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str,
 
 
 def override_keys(overrides: Sequence[str]) -> set[str]:
-    """The keys that overrides set, "table.key" each."""
+    """Return the keys that overrides set, "table.key" each."""
     return {
         f"{name}.{key}"
         for override in overrides
