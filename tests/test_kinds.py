@@ -13,7 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 from evergram.compatibility.kinds import TRANSFORMS
-from evergram.encoders.kinds import ENCODERS
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.kinds import ENCODERS, EncoderSettings
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
@@ -132,3 +133,20 @@ def test_a_kind_that_is_added_is_allowed_from_then_on(monkeypatch: pytest.Monkey
     monkeypatch.delitem(ESTIMATORS, "window")
     with pytest.raises(ValidationError):
         GramianRecipe.of({"kind": "window"})
+
+
+def test_an_encoder_that_python_hands_over_has_no_size_in_the_recipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Handed(EncoderSettings):
+        kind = "handed"
+        made_by_recipe = False
+
+        @classmethod
+        def encoder_class(cls) -> type[Encoder]:
+            raise NotImplementedError
+
+    monkeypatch.setitem(ENCODERS, "handed", Handed)
+    assert Recipe.of(BASE, ["model.kind=handed"]).model.chosen == Handed()
+    with pytest.raises(RecipeError, match=r"model\.dim is used with .* is 'handed'"):
+        Recipe.of(BASE, ["model.kind=handed", "model.dim=8"])

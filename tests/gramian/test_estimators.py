@@ -55,6 +55,10 @@ SETTINGS: dict[str, EstimatorSettings] = {
 }
 
 
+# `GramianPenalty` makes these for a loop that has no corpus; no recipe names them.
+OF_THE_PENALTY = {"AdaptiveSOGram", "GrowingSAGram"}
+
+
 def make(name: str) -> GramianEstimator:
     return SETTINGS[name].build(DIM, SHARE, FACTORS)
 
@@ -81,7 +85,8 @@ def naive(scale: float = 1.0) -> Tensor:
 
 def test_every_estimator_of_the_package_is_in_the_table() -> None:
     ours = concrete_subclasses(evergram.gramian, GramianEstimator)
-    assert {type(make(kind)) for kind in ESTIMATORS} == ours
+    kinds = {each for each in ours if each.__name__ not in OF_THE_PENALTY}
+    assert {type(make(kind)) for kind in ESTIMATORS} == kinds
 
 
 @pytest.mark.parametrize("kind", SETTINGS)

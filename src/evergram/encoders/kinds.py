@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class EncoderSettings(KindSettings):
     """Settings of an encoder, what it asks of training, and how it is made."""
 
+    # False of an encoder that Python hands over: the recipe then says nothing of its size.
+    made_by_recipe: ClassVar[bool] = True
     # Whether it reads features beside ids.
     reads_features: ClassVar[bool] = True
     # Whether it embeds entities by a pass over the whole graph.

@@ -46,14 +46,6 @@ class RowEncoder(Encoder):
         blocks = [block.cpu() for block in self.blocks(side, inputs, batch_size)]
         return torch.cat(blocks) if blocks else torch.zeros(0, self.dim)
 
-    def encode_query(self, entities: Side, batch_size: int = 65_536) -> Tensor:
-        """Return `encode` of the query side."""
-        return self.encode("query", entities, batch_size)
-
-    def encode_candidate(self, entities: Side, batch_size: int = 65_536) -> Tensor:
-        """Return `encode` of the candidate side."""
-        return self.encode("candidate", entities, batch_size)
-
 
 class _ByRow(Embeddings):
     """Embeddings that are computed on demand."""

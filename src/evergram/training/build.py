@@ -17,6 +17,8 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import DataError, RecipeError
+from evergram.gramian.estimator import GramianEstimator
+from evergram.gramian.kinds import EstimatorSettings
 from evergram.tasks.objective import Objective
 from evergram.training.memory import refuse_too_large
 from evergram.training.optimizers.row_adagrad import RowAdagrad
@@ -85,6 +87,35 @@ def build_independent(
             seed=2 * seed + 1 + i,
         )
         for i, side in enumerate(SIDES)
+    }
+
+
+def build_estimators(
+    settings: EstimatorSettings,
+    dim: int,
+    measures: Mapping[str, Tensor],
+    factors: Mapping[str, Tensor],
+    folder: Path | None = None,
+) -> dict[str, list[GramianEstimator]]:
+    """Return an estimator for each side and measure, on the CPU.
+
+    Args:
+        dim: D.
+        measures: of each side, [N, R].
+        factors: of each side, [N, K].
+        folder: where state that is too large for memory goes; None keeps it in memory.
+    """
+    return {
+        side: [
+            settings.build(
+                dim,
+                measures[side][:, r],
+                factors[side],
+                None if folder is None else folder / f"cache-{side}-{r}.bin",
+            )
+            for r in range(measures[side].shape[1])
+        ]
+        for side in SIDES
     }
 
 
@@ -157,18 +188,11 @@ def prepare(
         s: torch.cat([f, torch.ones(len(f), 1)], dim=1) if task.wants_means else f
         for s, f in prior.items()
     }
-    estimators = {
-        side: [
-            recipe.gramian.chosen.build(
-                encoder.dim,
-                sampler.measures[side][:, r],
-                factors[side],
-                None if folder is None else folder / f"cache-{side}-{r}.bin",
-            ).to(device)
-            for r in range(len(strengths.penalty) if objective.wants_moments else 0)
-        ]
-        for side in SIDES
-    }
+    estimators: dict[str, list[GramianEstimator]] = {side: [] for side in SIDES}
+    if objective.wants_moments:
+        settings = recipe.gramian.chosen
+        made = build_estimators(settings, encoder.dim, sampler.measures, factors, folder)
+        estimators = {side: [e.to(device) for e in each] for side, each in made.items()}
     owned = [] if joint is None else [p for p in joint.parameters() if p.requires_grad]
     rate = None if joint is None else joint.rate
     independent = recipe.gramian.batch == "independent" and objective.wants_moments

@@ -101,6 +101,9 @@ def _rules_of_kinds() -> Iterator[Only]:
         "gramian.kind",
         kinds_where(ESTIMATORS, "learns_from_batches"),
     )
+    made = kinds_where(ENCODERS, "made_by_recipe")
+    if len(made) < len(ENCODERS):
+        yield Only("model.dim model.scale", "model.kind", made)
     for rate in ("table_rate", "feature_rate", "layer_rate"):
         kinds = [kind for kind, settings in ENCODERS.items() if rate in settings.rates]
         yield Only(f"training.{rate}", "model.kind", tuple(kinds))
