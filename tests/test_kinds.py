@@ -130,6 +130,7 @@ def test_a_kind_that_is_added_is_allowed_from_then_on(monkeypatch: pytest.Monkey
     # What was dumped or stored without it is read with it.
     assert Recipe.of(before).gramian.kind == Recipe.stored(before).gramian.kind == "sogram"
     assert GramianRecipe.of({"kind": "window"}).chosen == WindowSettings()
+    assert type(recipe.gramian).of({"kind": "window"}).chosen == WindowSettings()
     monkeypatch.delitem(ESTIMATORS, "window")
     with pytest.raises(ValidationError):
         GramianRecipe.of({"kind": "window"})

@@ -5,8 +5,8 @@ Recipes take their choices, keys and defaults from these tables; artefacts hold 
 add a kind from outside the package is to put its settings into the table:
 `ESTIMATORS["window"] = WindowSettings`.
 
-No `kinds.py` imports torch: a settings model imports what it builds when it builds it, so that a
-recipe is checked in a moment.
+No `kinds.py` imports torch: a settings model imports its class when it builds one, so that a recipe
+is checked in a moment.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def uncertified(
             reasons.append(f"version {i} was published without a measured error")
         elif not errors[i].is_known:
             reasons.append(
-                f"the way back of version {i} was measured on {errors[i].objects} objects, and "
+                f"the transform of version {i} was measured on {errors[i].objects} objects, and "
                 f"{LEAST_OBJECTS} are needed"
             )
     return reasons

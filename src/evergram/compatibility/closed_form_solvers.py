@@ -1,6 +1,6 @@
 """Backward transforms in closed form, from second moments.
 
-All of them minimise E[δᵀ S δ] + ρ‖W‖² for δ = W z_k − z_{k-1}, within what their kind allows. S = I
+All of them minimise E[δᵀ S δ] + ρ‖W‖² for δ = W z_k − z_{k-1}, within their kind. S = I
 is the single-step loss; S_{k-1} of `history_metric` is the multi-step one, times k.
 """
 
@@ -52,7 +52,7 @@ class Spectrum:
         """
         new, cross, _ = moments.second(centred=centred)
         values, vectors = torch.linalg.eigh(new)
-        # Sums of squares are right up to thousands of eps of what was summed, the means included.
+        # Sums of squares are exact up to thousands of eps of their terms, the means included.
         largest = float(values[-1]) + (float(moments.mean_new.square().sum()) if centred else 0.0)
         noise = torch.finfo(torch.float64).eps * 10_000 * largest
         values = torch.where(values > noise, values, 0.0)
@@ -189,7 +189,7 @@ def choose_ridge(
 
     Args:
         fit: ρ to a map.
-        unit: what the relative `ridges` are multiplied by.
+        unit: the factor of the relative `ridges`.
         held: moments of the held-out pairs.
         metric: S, where the error at all past versions counts.
     """

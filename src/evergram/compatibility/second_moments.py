@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evergram.errors import DataError, ShapeError
 
-# Columns multiplied at once; what is below the diagonal of these blocks is never computed.
+# Columns multiplied at once; blocks below the diagonal are never computed.
 PANEL = 256
 
 

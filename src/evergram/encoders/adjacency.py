@@ -28,7 +28,7 @@ def adjacency(corpus: Corpus) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(
-            # int32 is what the kernels take: they would convert int64 at each product.
+            # The kernels take int32: they would convert int64 at each product.
             offsets,
             (keys % size).int(),
             torch.ones(len(keys)),

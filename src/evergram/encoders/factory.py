@@ -42,7 +42,7 @@ def restore_encoder(
     """Return a published encoder, made of its parts, in evaluation mode.
 
     Args:
-        what: whose encoder it is, in an error.
+        what: the encoder's owner in an error, such as "version 1".
     Raises: LineageError: no encoder is of that kind in this process. IntegrityError: its parts do
         not fit together.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EncoderSettings(KindSettings):
-    """Settings of an encoder, what it asks of training, and how it is made."""
+    """Settings of an encoder, its demands on training, and how it is made."""
 
     # False of an encoder that Python hands over: the recipe then says nothing of its size.
     made_by_recipe: ClassVar[bool] = True
@@ -31,7 +31,7 @@ class EncoderSettings(KindSettings):
     rates: ClassVar[tuple[str, ...]] = ("table_rate", "feature_rate", "layer_rate")
     # The keys that are lists of one entry a version, as `dim` is.
     per_version: ClassVar[tuple[str, ...]] = ()
-    # The keys that make it larger, beside `dim`, for whoever has too little memory.
+    # The keys that make it larger, beside `dim`: an error names them where memory lacks.
     size_keys: ClassVar[tuple[str, ...]] = ()
 
     @classmethod

@@ -57,7 +57,7 @@ def _convolution() -> nn.Module:
     """PyG's LGConv over a symmetric matrix of ones."""
 
     class BalancedConvolution(geometric(LightGCN.kind).LGConv):  # type: ignore[misc]
-        """With our product, whose gradient is as quick as itself."""
+        """LGConv with our product, whose gradient costs no more than the product."""
 
         def message_and_aggregate(self, adj_t: Tensor, x: Any) -> Tensor:
             return neighbour_balanced(adj_t, x)

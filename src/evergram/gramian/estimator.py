@@ -20,7 +20,7 @@ class EntityBatch:
 
     Args:
         ids: int64 [B], rows of the corpus.
-        weights: [B], μ with E[(1/B) Σ μ u⊗u] = G; they come from whoever drew the ids.
+        weights: [B], μ with E[(1/B) Σ μ u⊗u] = G; the sampler of the ids gives them.
         embeddings: [B, D], detached.
         factors: [B, K], fixed numbers of each entity: its row of the prior, and 1 where the mean
             is wanted. K = 0 is the plain Gramian.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TaskSettings(KindSettings):
-    """Settings of a task, what it asks of training, and how it is made."""
+    """Settings of a task, its demands on training, and how it is made."""
 
     # How pairs are drawn unless the recipe says: each once an epoch, or a query and then its pair.
     draws: ClassVar[Literal["examples", "queries"]] = "examples"

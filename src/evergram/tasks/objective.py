@@ -91,7 +91,7 @@ class Objective(nn.Module):
                 candidate.factors,
             )
             loss = loss + strength * penalty
-            # ĝ estimates 2g: its half is what the objective holds.
+            # ĝ estimates 2g, and the objective holds g.
             objective = objective + strength * 0.5 * penalty.detach()
         for side, strength in self.orthogonal.items():
             moment, all_rows = moments[side][0], spread[side]

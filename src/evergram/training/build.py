@@ -234,7 +234,7 @@ def _sparse(
         return None
     if sparse == "weight":
         return corpus.column("weight").double()
-    # What the penalty gives to a pair is taken off again, once however often it was observed.
+    # Take the penalty of a pair off again, once however often the pair was observed.
     query, candidate = corpus.column("query"), corpus.column("candidate")
     _, place, times = torch.unique(
         query * len(corpus.candidates) + candidate, return_inverse=True, return_counts=True

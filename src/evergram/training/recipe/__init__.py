@@ -1,6 +1,6 @@
 """A recipe: everything that a run is made of, in one TOML file, checked strictly.
 
-Read `table` (what every table of the file is, and those whose keys depend on a kind), then `data`,
+Read `table` (the base of every table of the file, and of those with kinds), then `data`,
 `objective`, `training` and `upgrade` (the tables), and `recipe` (the file). `used_keys` refuses a
 key that nothing uses, `values` sets overrides and whole paths, `methods` has the methods of [BC] as
 settings, and `automatic` turns "auto" into numbers. Checking a recipe does not import torch, but

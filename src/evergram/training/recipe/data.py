@@ -1,4 +1,4 @@
-"""Which interactions a recipe is about, and which of them are held out."""
+"""The tables [data] and [split]: the interactions of a run, and the held-out ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DataRecipe(RecipeTable):
     path: str | None = None
     # amazon: where the metadata is, if not beside the reviews.
     metadata: str | None = None
-    # mediawiki: what the dumps' names start with.
+    # mediawiki: the prefix of the dumps' names.
     prefix: str | None = None
     # table: more files, and the file's own names of its columns.
     test: str | None = None
@@ -41,7 +41,7 @@ class DataRecipe(RecipeTable):
 
 
 class SplitRecipe(RecipeTable):
-    """What is held out; see `evergram.data.split`."""
+    """The split into training, selection and test; see `evergram.data.split`."""
 
     kind: Literal["random", "time", "given"] = "random"
     # random: the share held out. given: the share of training that selects epochs.
@@ -53,7 +53,7 @@ class SplitRecipe(RecipeTable):
     # time: every version sees all but the last "5 %", or "7 days", instead of `versions`.
     last: str | None = None
     selection: Literal["strict", "paper"] = "strict"
-    # What the hash of held-out pairs starts from; a lineage keeps that of its version 0.
+    # The start of the hash that holds pairs out; a lineage keeps that of its version 0.
     salt: Annotated[str, Field(min_length=1, max_length=200)] | None = None
 
     @model_validator(mode="after")
@@ -80,7 +80,7 @@ class SplitRecipe(RecipeTable):
 
     @property
     def ends(self) -> list[float]:
-        """Where each interval of time begins, and where the last one ends."""
+        """The start of each interval of time, and the end of the last one."""
         last = self.versions[-1]
         if self.end is not None:
             end = self.end

@@ -1,4 +1,4 @@
-"""What a model is, and what it is trained for."""
+"""The tables [model], [task], [prior] and [gramian]: a model and its objective."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TaskRecipe(KindTable):
 
 
 class PriorRecipe(KindTable):
-    """What the penalty pulls unobserved scores towards: ⟨q_a, r_b⟩, low-rank."""
+    """The low-rank prior ⟨q_a, r_b⟩ that the penalty pulls unobserved scores towards."""
 
     kinds = PRIORS
     kind: str = "zero"
@@ -114,7 +114,7 @@ class GramianRecipe(KindTable):
 
     kinds = ESTIMATORS
     kind: str = "sogram"
-    # What is folded in: the batch before, or entities drawn apart, by `sampler`.
+    # Estimators learn from the batch before, or from entities that `sampler` draws apart.
     batch: Literal["previous", "independent"] = "previous"
     sampler: Literal["uniform", "sqrt", "linear"] = "linear"
     batch_size: Positive | None = None

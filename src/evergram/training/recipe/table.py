@@ -1,4 +1,4 @@
-"""What every table of a recipe is, and those whose keys depend on their kind."""
+"""The base of every table of a recipe, and of those whose keys depend on a kind."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class KindTable(RecipeTable):
     """A table in which one key chooses a kind, and the others are the table's or the kinds' own.
 
     A class as it is written has the table's own keys; `with_kinds` is the model with every kind's
-    keys beside them, so that a recipe that names them all (as lineages keep it) is read whatever
-    it chooses. Which kinds use a key is said by their settings, see `used_keys`.
+    keys beside them, so that a recipe with all of them, as lineages keep it, is readable whatever
+    it chooses. `used_keys` refuses keys that the chosen kind does not use.
     """
 
     # The kinds that there are, by name, and the key that chooses among them.
@@ -43,11 +43,13 @@ class KindTable(RecipeTable):
 
         Raises: TypeError: two kinds, or a kind and the table, disagree about a key.
         """
-        return cast(type[Self], _with_keys(cls, tuple(cls.kinds.items())))
+        written = cls.__base__ if cls.own_keys else cls
+        return cast(type[Self], _with_keys(written, tuple(cls.kinds.items())))
 
     @classmethod
     def keys_with(cls, values: Mapping[str, Any]) -> set[str]:
-        settings = cls.kinds.get(values.get(cls.chooser, ""))
+        kind = values.get(cls.chooser)
+        settings = cls.kinds.get(kind) if isinstance(kind, str) else None
         return {*cls.own_keys, *(settings.model_fields if settings else ())}
 
     @classmethod
@@ -63,7 +65,7 @@ class KindTable(RecipeTable):
 
     @model_validator(mode="after")
     def _the_kind_agrees(self) -> Self:
-        _ = self.chosen  # raises what the kind's own checks raise
+        _ = self.chosen  # runs the kind's own checks
         return self
 
 

@@ -1,4 +1,4 @@
-"""The loop's settings."""
+"""The table [training]: the loop."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from evergram.training.recipe.table import Metric, RecipeTable
 
 
 class TrainingRecipe(RecipeTable):
-    """The loop. `table_rate` is Adagrad's on tables of ids and `feature_rate` on those of features,
-    whose rows many entities share; `layer_rate` is Adam's on the rest."""
+    """The loop.
+
+    `table_rate` is Adagrad's on tables of ids and `feature_rate` on those of features, whose rows
+    many entities share; `layer_rate` is Adam's on the rest.
+    """
 
     # At most; training ends when so many evaluations in a row were no better (0: never).
     epochs: Positive = 100

@@ -1,4 +1,4 @@
-"""How a next version is made, and the comparison of the methods of [BC]."""
+"""The tables [upgrade] and [compare]: how a next version is made, and methods side by side."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from evergram.training.recipe.table import KindTable, RecipeTable
 
 
 class UpgradeRecipe(KindTable):
-    """How the next version comes to be, and its way back. [BC] §3, Table 1.
+    """How the next version and its backward transform are made. [BC] §3, Table 1.
 
-    `method` names four settings at once; each of them that is given beside it wins.
+    `method` names four settings at once; any of the four that is written beside it wins.
     """
 
     kinds = TRANSFORMS
@@ -84,9 +84,9 @@ class CompareRecipe(RecipeTable):
     seeds: (
         Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] | Positive
     ) = 1
-    # What `split.selection` is; that of the split where it is absent.
+    # `split.selection` of the comparison; the split's own where it is absent.
     protocol: Literal["strict", "paper"] | None = None
-    # The sweep of λ, and whose.
+    # The values of λ to sweep, and the methods to sweep it for.
     lambdas: list[Weight] = Field(default=[])
     lambda_methods: list[str] = Field(default=["joint-notrans", "joint-lin-sloss", "bc-aligner"])
     # Consumers: widths and dropouts to choose from, classifiers a task, epochs at most.
