@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from evergram.gramian.estimator import Rows
+from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.penalty import quadratic_penalty
 from evergram.gramian.sampled import SampledGramian
 
@@ -79,7 +79,9 @@ class _Steps:
         self.rows = []
         for _ in self.sides:
             embeddings = 0.1 * torch.randn(size, dim, generator=draw)
-            self.rows.append(Rows(torch.arange(size), self.weights, embeddings, embeddings[:, :0]))
+            self.rows.append(
+                EntityBatch(torch.arange(size), self.weights, embeddings, embeddings[:, :0])
+            )
 
     def take(self) -> float:
         """Seconds a step, of `STEPS` of them."""

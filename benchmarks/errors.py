@@ -56,7 +56,7 @@ def contestants(batch: int) -> dict[str, GramianRecipe]:
         "SAGram 1": {"kind": "sagram", "beta": "1"},
     }
     return {
-        name: GramianRecipe.model_validate({"sampler": "uniform", "batch_size": batch} | chosen)
+        name: GramianRecipe.of({"sampler": "uniform", "batch_size": batch} | chosen)
         for name, chosen in settings.items()
     }
 

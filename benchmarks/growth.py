@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from evergram.gramian.estimator import GramianEstimator, Rows
+from evergram.gramian.estimator import EntityBatch, GramianEstimator
 from evergram.gramian.penalty import quadratic_penalty
 from evergram.gramian.sagram import SAGram
 from evergram.gramian.sampled import SampledGramian
@@ -113,10 +113,10 @@ class _Part:
                 side.update(rows)
         return (time.perf_counter() - started) / STEPS
 
-    def _rows(self, before: Tensor | None) -> Rows:
+    def _rows(self, before: Tensor | None) -> EntityBatch:
         ids = torch.randint(self.size, (BATCH,), generator=self.draw)
         embeddings = 0.1 * torch.randn(BATCH, DIM, generator=self.draw)
-        return Rows(ids, self.weights, embeddings, embeddings[:, :0], before)
+        return EntityBatch(ids, self.weights, embeddings, embeddings[:, :0], before)
 
     def _population(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for start in range(0, self.size, 65_536):

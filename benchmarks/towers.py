@@ -17,8 +17,9 @@ from benchmarks import gowalla
 from benchmarks.tiny import recipes as tiny_recipes
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
-from evergram.encoders import factory
-from evergram.encoders.features import SIDES, Inputs
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.features import SIDES, EntityInputs
+from evergram.encoders.kinds import ENCODERS, TwoTowerSettings
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.encoders.two_tower import TwoTower
 from evergram.evaluation.ranking import rank_metrics
@@ -73,8 +74,8 @@ def rows(
         split = split_for(first, load_corpus(first), 0)
         for name, chosen in recipes.items():
             clock = Clock()
-            kind = _Plain if PLAIN in variants[name] else TwoTower
-            with patch.object(factory, "TwoTower", kind):
+            kind = _PlainSettings if PLAIN in variants[name] else TwoTowerSettings
+            with patch.dict(ENCODERS, two_tower=kind):
                 trained = fit_encoder(chosen, split, 0, RunContext(CPU, callbacks=[clock]))
             metric = chosen.training.metric
             row: dict[str, Any] = {
@@ -116,6 +117,12 @@ class Clock(Callback):
         self.last = time.process_time()
 
 
+class _PlainSettings(TwoTowerSettings):
+    @classmethod
+    def encoder_class(cls) -> type[Encoder]:
+        return _Plain
+
+
 class _Plain(TwoTower):
     """f(x) alone, every table and layer started at random, as towers are commonly made."""
 
@@ -129,7 +136,7 @@ class _Plain(TwoTower):
             assert isinstance(last, nn.Linear)
             nn.init.xavier_normal_(last.weight, generator=generator)
 
-    def _embed(self, side: str, inputs: Inputs) -> Tensor:
+    def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
         found: Tensor = self.hidden[side](self._summed(side, inputs))
         return found
 

@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "evergram"
 FLOORS = {
     "errors": 1,
     "ids": 1,
+    "kinds": 1,
     "validation": 1,
     "data": 2,
     "vector_files": 2,

@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evergram.compatibility import AlignmentLoss, BackwardAlignment, Chain, fit_closed_form
+from evergram.compatibility.kinds import TRANSFORMS, build_transform
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.compatibility.transforms import (
-    TRANSFORMS,
-    LinearTransform,
-    ResidualMLPTransform,
-    Transform,
-    build_transform,
-)
+from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.errors import ShapeError
 
 ROWS = 7

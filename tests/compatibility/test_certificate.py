@@ -108,7 +108,7 @@ def test_what_is_measured_on_few_objects_has_no_certificate() -> None:
     assert certify(chain, few, 3, 0) is None
     assert certify(chain, few, 3, 2) == certify(chain, errors, 3, 2)
     assert uncertified(chain, few, 3, 0) == [
-        f"the way back of version 2 was measured on {LEAST_OBJECTS - 1} objects, and "
+        f"the transform of version 2 was measured on {LEAST_OBJECTS - 1} objects, and "
         f"{LEAST_OBJECTS} are needed"
     ]
     enough = {**errors, 2: replace(errors[2], objects=LEAST_OBJECTS)}

@@ -35,7 +35,7 @@ def test_its_docstring_names_every_file_that_a_reader_begins_with() -> None:
 
 
 def test_the_kinds_are_at_hand_without_torch() -> None:
-    code = "import sys, evergram.compatibility.transform_kinds; sys.exit('torch' in sys.modules)"
+    code = "import sys, evergram.compatibility.kinds; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

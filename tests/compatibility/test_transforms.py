@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.subclasses import concrete_subclasses
 
+import evergram.compatibility
 from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.chain import Chain
+from evergram.compatibility.closed_form_fit import KINDS as CLOSED_FORMS
 from evergram.compatibility.gradient_fit import fit_by_gradient
-from evergram.compatibility.transform_kinds import TransformKind
+from evergram.compatibility.kinds import TRANSFORMS, build_transform
 from evergram.compatibility.transforms import (
-    TRANSFORMS,
     AffineTransform,
     LambdaOrthogonalTransform,
     LinearTransform,
@@ -23,7 +24,6 @@ from evergram.compatibility.transforms import (
     OrthogonalTransform,
     Transform,
     TruncateTransform,
-    build_transform,
 )
 from evergram.errors import ShapeError
 
@@ -45,13 +45,19 @@ def shaken(kind: str, old: int, new: int) -> Transform:
     return transform
 
 
-def test_all_seven_are_enrolled() -> None:
-    def below(kinds: list[type[Transform]]) -> set[type[Transform]]:
-        return {*kinds}.union(*(below(k.__subclasses__()) for k in kinds))
+def test_every_transform_of_the_package_is_in_the_table_under_its_kind() -> None:
+    made = {kind: settings.transform_class() for kind, settings in TRANSFORMS.items()}
+    assert set(made.values()) == concrete_subclasses(evergram.compatibility, Transform)
+    assert {kind: each.kind for kind, each in made.items()} == {kind: kind for kind in TRANSFORMS}
 
-    assert set(TRANSFORMS.values()) == below(Transform.__subclasses__())
-    assert set(TRANSFORMS) == set(get_args(TransformKind))
-    assert len(TRANSFORMS) == 7
+
+@pytest.mark.parametrize("kind", list(TRANSFORMS))
+def test_its_settings_say_how_it_is_made_and_what_it_can(kind: str) -> None:
+    settings = TRANSFORMS[kind]()
+    transform = build_transform(kind, 40, 50, settings.options())
+    assert transform.options == settings.options()
+    assert bool(list(transform.parameters())) == settings.is_learned
+    assert settings.has_closed_form == (kind in CLOSED_FORMS)
 
 
 @pytest.mark.parametrize(("old", "new"), DIMS)

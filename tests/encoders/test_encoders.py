@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
 import pytest
 import torch
+from tests.support.subclasses import concrete_subclasses
 
+import evergram.encoders
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factorization import Factorization
+from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import SIDES, Schema
-from evergram.encoders.graphsage import GraphSage
-from evergram.encoders.lightgcn import LightGCN
-from evergram.encoders.module_encoder import ModuleEncoder
+from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.two_tower import TwoTower
-
-
-def kinds(base: type[Encoder] = Encoder) -> list[type[Encoder]]:
-    """Every encoder that a recipe can name."""
-    found = [k for k in base.__subclasses__() if "kind" in vars(k)]
-    return found + [k for one in base.__subclasses__() for k in kinds(one)]
-
+from evergram.errors import RecipeError
 
 # A user's own modules have tests of their own: a schema alone does not build them.
-KINDS = [kind for kind in kinds() if kind is not ModuleEncoder]
+KINDS = [settings.encoder_class() for settings in ENCODERS.values() if settings.made_by_recipe]
 TAGS = {"x": ["a", "b"], "y": ["b"], "z": [], "new": ["c"]}
 
 
@@ -39,13 +35,19 @@ def corpus(candidates: str = "x y z") -> Corpus:
 
 
 def build(kind: type[Encoder], data: Corpus, seed: int = 0) -> Encoder:
-    schema = Schema.of(data, features=kind is not Factorization)
-    return kind(schema, 4, generator=torch.Generator().manual_seed(seed))  # type: ignore[call-arg]
+    """An encoder as a recipe makes it by default, of 4 dims."""
+    settings = ENCODERS[kind.kind]()
+    options = {"dim": 4, "scale": 0.1, **json.loads(json.dumps(settings.options(0)))}
+    schema = Schema.of(data, features=settings.reads_features)
+    return build_encoder(kind.kind, options, schema, torch.Generator().manual_seed(seed))
 
 
-def test_all_encoders_are_enrolled() -> None:
-    assert set(KINDS) == {Factorization, TwoTower, GraphSage, LightGCN}
-    assert len({k.kind for k in KINDS}) == len(KINDS)
+def test_every_encoder_of_the_package_is_in_the_table_under_its_kind() -> None:
+    classes = {settings.encoder_class() for settings in ENCODERS.values()}
+    assert classes == concrete_subclasses(evergram.encoders, Encoder)
+    assert [kind.kind for kind in KINDS] == list(ENCODERS)
+    with pytest.raises(RecipeError, match=r"'tower' is none of factorization, two_tower"):
+        build_encoder("tower", {}, Schema({}, {}), torch.Generator())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,11 +189,13 @@ def test_a_tower_of_another_width_starts_as_one_of_the_smaller(width: int) -> No
         for name in ("tables.query/id", "tables.candidate/id", "skip.query", "skip.candidate")
     )
     assert torch.equal(projection, other)
-    torch.testing.assert_close(encoder.encode_query(data.queries), query @ projection.T)
+    torch.testing.assert_close(encoder.encode("query", data.queries), query @ projection.T)
     small = projection.T @ projection if width < 4 else projection @ projection.T
     torch.testing.assert_close(small, torch.eye(min(width, 4)))
     if width < 4:
-        scores = encoder.encode_query(data.queries) @ encoder.encode_candidate(data.candidates).T
+        scores = (
+            encoder.encode("query", data.queries) @ encoder.encode("candidate", data.candidates).T
+        )
         torch.testing.assert_close(scores, query @ candidate.T)
 
 
@@ -229,7 +233,7 @@ def test_features_alone_place_an_unknown_id() -> None:
     encoder = unlike_its_start(tower(corpus()))
 
     def place(tags: list[str]) -> torch.Tensor:
-        return encoder.encode_candidate(stranger(tags).candidates)
+        return encoder.encode("candidate", stranger(tags).candidates)
 
     scene = encoder.read(stranger(["b", "unheard of"]))
     inputs = scene.inputs["candidate"]
@@ -241,7 +245,7 @@ def test_features_alone_place_an_unknown_id() -> None:
     with torch.no_grad():
         encoder.get_parameter("tables.candidate/id.weight").zero_()
     torch.testing.assert_close(
-        place(["a", "b"])[0], encoder.encode_candidate(corpus().candidates)[0]
+        place(["a", "b"])[0], encoder.encode("candidate", corpus().candidates)[0]
     )
 
 
@@ -265,4 +269,4 @@ def test_any_number_of_hidden_layers(hidden: list[int]) -> None:
     schema = Schema.of(data, features=True)
     draw = torch.Generator().manual_seed(0)
     encoder = TwoTower(schema, 3, generator=draw, input_dim=2, hidden=hidden)
-    assert encoder.encode_query(data.queries).shape == (3, 3)
+    assert encoder.encode("query", data.queries).shape == (3, 3)

@@ -149,7 +149,7 @@ def test_4_a_small_overlap_is_asked_for_and_shown_wherever_the_version_is(shop: 
     checked = shop("check", "l", "--max-bound", "9")
     assert checked.code == 1
     assert "Version 0: nothing is known of its bound" in checked.err
-    assert "the way back of version 1 was measured on 0 objects" in checked.err
+    assert "the transform of version 1 was measured on 0 objects" in checked.err
 
 
 def test_4_the_service_says_what_is_not_certified(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_4_a_certificate_measured_on_nothing_is_none(evergram: Any) -> None:
         )
     told = evergram("check", "l")
     assert told.code == 0
-    assert "its certificate is not known: the way back of version 1 was measured on 0" in told.out
+    assert "its certificate is not known: the transform of version 1 was measured on 0" in told.out
     for limit in ("--max-bound", "--max-error"):
         assert evergram("check", "l", limit, "0.3").code == 1
     # Of the transform itself all is known.

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from evergram.gramian.adaptive_sogram import RATES, AdaptiveSOGram
-from evergram.gramian.estimator import Rows
+from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.sogram import SOGram
 
 DIM, N, B = 6, 300, 32
 
 
-def batch(embeddings: Tensor, draw: torch.Generator) -> Rows:
+def batch(embeddings: Tensor, draw: torch.Generator) -> EntityBatch:
     ids = torch.randint(len(embeddings), (B,), generator=draw)
     rows = embeddings[ids]
-    return Rows(ids, torch.ones(B), rows, rows[:, :0])
+    return EntityBatch(ids, torch.ones(B), rows, rows[:, :0])
 
 
 def errors(speed: float, steps: int = 400) -> tuple[float, list[float]]:
@@ -74,5 +74,5 @@ def test_batches_of_zeros_leave_it_finite() -> None:
     estimator = AdaptiveSOGram(2)
     zeros, ones = (torch.full((3, 2), value) for value in (0.0, 1.0))
     for rows in (ones, zeros, zeros, ones):
-        estimator.update(Rows(torch.arange(3), torch.ones(3), rows, rows[:, :0]))
+        estimator.update(EntityBatch(torch.arange(3), torch.ones(3), rows, rows[:, :0]))
         assert bool(torch.isfinite(estimator.gramian()).all())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evergram.errors import ShapeError
-from evergram.gramian.estimator import Moment, Rows, batch_moment
+from evergram.gramian.estimator import EntityBatch, Moment, batch_moment
 from evergram.gramian.penalty import orthogonal_penalty, quadratic_penalty
 
 
@@ -148,7 +148,7 @@ def test_the_gradients_error_is_that_of_the_gramian_weighted_by_the_other(
     p, q = shares(a, draw), shares(b, draw)
     none_a, none_b = torch.zeros(a, 0), torch.zeros(b, 0)
     exact = moment(candidate, q, none_b)
-    rows = Rows(torch.arange(b), torch.ones(b, dtype=torch.float64), candidate, none_b)
+    rows = EntityBatch(torch.arange(b), torch.ones(b, dtype=torch.float64), candidate, none_b)
     other = Moment(batch_moment(rows))
     own = moment(query, p, none_a)
 

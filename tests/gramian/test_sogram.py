@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evergram.gramian.averaging_rate import FASTEST, SLOWEST, AveragingRate, best_rate
-from evergram.gramian.estimator import Rows
+from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.sogram import SOGram
 
 
-def batch(embeddings: Tensor, ids: Tensor) -> Rows:
+def batch(embeddings: Tensor, ids: Tensor) -> EntityBatch:
     n = len(ids)
-    return Rows(ids, torch.ones(n).to(embeddings), embeddings[ids], torch.zeros(n, 0))
+    return EntityBatch(ids, torch.ones(n).to(embeddings), embeddings[ids], torch.zeros(n, 0))
 
 
 def test_before_any_batch_it_is_zero() -> None:

@@ -98,7 +98,7 @@ def test_what_is_not_known_says_why(lineage: Lineage) -> None:
     assert (first.certificate, first.unseen, first.amplification) == (None, None, None)
     assert first.unknown == {
         "error": "which objects alignment never saw is not recorded of version 1",
-        "certificate": f"the way back of version 1 was measured on {LEAST_OBJECTS - 1} objects, "
+        "certificate": f"the transform of version 1 was measured on {LEAST_OBJECTS - 1} objects, "
         f"and {LEAST_OBJECTS} are needed; the transform of version 2 is not affine",
         "amplification": first.unknown["certificate"],
     }

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.dictionary_store import DictionaryStore
 
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.transforms import build_transform
+from evergram.compatibility.kinds import build_transform
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval import metric_search

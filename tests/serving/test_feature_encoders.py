@@ -95,7 +95,7 @@ def test_an_unseen_object_is_placed_by_its_features(shop: Running) -> None:
     unseen = Corpus.from_tables(
         pa.table({"query": [1], "candidate": ["new"]}), None, features
     ).candidates
-    expected = encoder.encode_candidate(unseen).numpy()
+    expected = encoder.encode("candidate", unseen).numpy()
     given = {"features": {"genre": ["love", "unheard"]}}
     assert_allclose(rows_of(shop.post("/v1/embeddings", {"input": given})), expected, rtol=1e-5)
     past = rows_of(shop.post("/v1/embeddings", {"input": [given], "version": 0}))

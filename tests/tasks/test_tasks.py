@@ -12,7 +12,8 @@ from evergram.data.sampling import Batch
 from evergram.gramian.estimator import Moment, exact_moment
 from evergram.tasks.bpr import BPR
 from evergram.tasks.pointwise import Pointwise
-from evergram.tasks.softmax import SecondOrderSoftmax, Softmax, StreamedFrequency
+from evergram.tasks.second_order import SecondOrderSoftmax
+from evergram.tasks.softmax import Softmax, StreamedFrequency
 from evergram.tasks.task import Encoded
 
 

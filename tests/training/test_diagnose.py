@@ -45,9 +45,9 @@ def test_looking_on_changes_nothing(small: Recipe, kind: str) -> None:
 
 def test_an_exact_estimator_has_no_error_and_a_frozen_one_has(small: Recipe) -> None:
     chosen = {
-        "exact": GramianRecipe(kind="exact"),
-        "slow": GramianRecipe(rate=0.001, batch_size=64),
-        "fast": GramianRecipe(rate=1.0, batch_size=64),
+        "exact": GramianRecipe.of({"kind": "exact"}),
+        "slow": GramianRecipe.of({"rate": 0.001, "batch_size": 64}),
+        "fast": GramianRecipe.of({"rate": 1.0, "batch_size": 64}),
     }
 
     class Freeze(Callback):

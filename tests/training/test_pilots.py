@@ -38,9 +38,10 @@ def test_the_best_by_the_selection_pairs_is_chosen() -> None:
     pilots = run_pilots(recipe, split, 0, CONTEXT)
     assert 4 <= len(pilots.tried) <= 3 + 2 * MOST_MOVES
     values = {(p["l2"], p["table_rate"]): p["recall@20"] for p in pilots.tried}
-    chosen = pilots.recipe.task.l2, pilots.recipe.training.table_rate
-    assert isinstance(chosen[0], float)
-    assert isinstance(chosen[1], float)
+    l2, rate = pilots.recipe.task.l2, pilots.recipe.training.table_rate
+    assert isinstance(l2, float)
+    assert isinstance(rate, float)
+    chosen = l2, rate
     assert values[chosen] >= 0.995 * max(values.values())
     # What it measured is what a training by these settings measures.
     again = fit_encoder(pilots.recipe, split, 0, CONTEXT)

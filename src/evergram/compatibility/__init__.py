@@ -9,7 +9,8 @@ Two doors, which need nothing else of Evergram (docs/aligner.md):
 - `Aligner`: two arrays are there already; the map from one to the other, in closed form.
 - `BackwardAlignment`: a model is being trained; the loss that holds it to its past.
 
-To read the room, begin with what a way back is, `transforms`, and how several are one, `chain`.
+To read the room, begin with what a way back is, `transforms` (chosen among by `kinds`), and how
+several are one, `chain`.
 Then what is trained, `alignment_loss` (Eq. 7 and 10, all of history in one matrix) and
 `backward_alignment`; or what is solved for, `second_moments`, `closed_form_solvers`,
 `closed_form_fit` (which of them, and the ridge) and `aligner`. Last, what is known of the error:
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
     from evergram.compatibility.chain import Chain
     from evergram.compatibility.closed_form_fit import ClosedForm, fit_closed_form
     from evergram.compatibility.gradient_fit import fit_by_gradient
+    from evergram.compatibility.kinds import build_transform
     from evergram.compatibility.second_moments import SecondMoments
-    from evergram.compatibility.transforms import Transform, build_transform
+    from evergram.compatibility.transforms import Transform
 
 __all__ = [
     "Aligner",
@@ -54,7 +56,7 @@ __all__ = [
     "fit_closed_form",
 ]
 
-# Imported when first used: the command reads `transform_kinds` and does not wait for torch.
+# Imported when first used: the command reads `kinds` and does not wait for torch.
 _HOME = {
     "Aligner": "aligner.aligner",
     "AlignerReport": "aligner.report",
@@ -66,7 +68,7 @@ _HOME = {
     "SecondMoments": "second_moments",
     "StepError": "certificate",
     "Transform": "transforms",
-    "build_transform": "transforms",
+    "build_transform": "kinds",
     "certify": "certificate",
     "fit_by_gradient": "gradient_fit",
     "fit_closed_form": "closed_form_fit",

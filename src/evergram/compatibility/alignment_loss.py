@@ -1,4 +1,4 @@
-"""What holds a new version to the old ones while it trains."""
+"""The loss that aligns a new version with the old ones while it trains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LambdaUnit = Literal["norm", "paper"]
 
 
 def history_metric(matrices: Sequence[Tensor], dim: int) -> Tensor:
-    """S_{k-1}, float64 [D_{k-1}, D_{k-1}]: all of history in one matrix.
+    """Return S_{k-1}, float64 [D_{k-1}, D_{k-1}]: all past versions in one matrix.
 
     S_0 = I and S_i = I + W_iᵀ S_{i-1} W_i, so that δᵀ S_{k-1} δ = Σ_{j<k} ‖W_{k-1}^j δ‖² and the
     cost of the multi-step loss does not grow with the number of versions.
@@ -34,16 +34,16 @@ def history_metric(matrices: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def alignment_weight(value: float, unit: LambdaUnit, old_dim: int) -> float:
-    """λ on mean ‖δ‖².
+    """Return λ as a weight of mean ‖δ‖².
 
     The authors' code sums three means over batch *and* dims (users, positive and negative items),
-    so its λ is 3λ/D_{k-1} of ours. unit="norm" is λ on mean ‖δ‖² itself; "paper" is theirs.
+    so its λ is 3λ/D_{k-1} of ours. unit="norm" is a weight of mean ‖δ‖² itself; "paper" is theirs.
     """
     return value if unit == "norm" else 3 * value / old_dim
 
 
 class AlignmentLoss(nn.Module):
-    """How far B_k(z_k) is from z_{k-1}, counted at version k-1 alone or at all past versions.
+    """The distance of B_k(z_k) from z_{k-1}, at version k-1 only or at all past versions.
 
     single: mean ‖δ‖². multi: (1/k) mean Σ_{j<k} ‖B_{k-1}^j(z_{k-1} + δ) − B_{k-1}^j(z_{k-1})‖².
 
@@ -57,7 +57,7 @@ class AlignmentLoss(nn.Module):
         steps: "multi" or "single".
     Attributes:
         metric: S, float64 [D_{k-1}, D_{k-1}]; None where it is I, or where there is no matrix.
-    Source: [BC] Eq. (7), (10); ../shared/method.md §2, "One matrix for all of history".
+    Source: [BC] Eq. (7), (10); docs/method.md, "One matrix for all of history".
     """
 
     def __init__(self, chain: Chain, steps: Literal["multi", "single"] = "multi") -> None:
@@ -79,7 +79,7 @@ class AlignmentLoss(nn.Module):
         self.register_buffer("root", root, persistent=False)
 
     def lifted(self, embeddings: Tensor) -> Tensor:
-        """What z_{k-1} [N, D_{k-1}] is compared by, [N, M]; differentiable."""
+        """Return z_{k-1} [N, D_{k-1}] in the compared coordinates, [N, M]; differentiable."""
         if self.root is not None:
             return embeddings @ self.root.to(embeddings).T
         levels = [embeddings]
@@ -90,7 +90,7 @@ class AlignmentLoss(nn.Module):
     def forward(
         self, transform: Transform, embeddings: Tensor, past: Tensor, weight: Tensor
     ) -> Tensor:
-        """A scalar.
+        """Return the loss, a scalar.
 
         Args:
             transform: B_k.
@@ -105,15 +105,15 @@ class AlignmentLoss(nn.Module):
         if self.root is not None and affine is not None:
             matrix, offset = affine
             root = self.root.to(matrix)
-            found = embeddings @ (root @ matrix).T
+            lifted = embeddings @ (root @ matrix).T
             if offset is not None:
-                found = found + root @ offset
+                lifted = lifted + root @ offset
         else:
-            found = self.lifted(transform(embeddings))
-        if found.shape != past.shape:
+            lifted = self.lifted(transform(embeddings))
+        if lifted.shape != past.shape:
             raise ShapeError(
-                f"Transformed embeddings are {list(found.shape)}, past ones {list(past.shape)}; "
+                f"Transformed embeddings are {list(lifted.shape)}, past ones {list(past.shape)}; "
                 "they must be of the same objects and dims."
             )
-        squared = (found - past.detach()).square().sum(-1) * weight
+        squared = (lifted - past.detach()).square().sum(-1) * weight
         return squared.sum() / weight.sum().clamp(min=1) / self.versions

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from evergram.compatibility.alignment_loss import AlignmentLoss, LambdaUnit, alignment_weight
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.transforms import Transform, build_transform
+from evergram.compatibility.kinds import build_transform
+from evergram.compatibility.transforms import Transform
 from evergram.errors import ShapeError
 
 # An old dim, where there is one past version; else the transforms between the past ones.

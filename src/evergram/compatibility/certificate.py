@@ -1,4 +1,4 @@
-"""What is known of the error at every past version, without any old model."""
+"""Bounds on the error of reading a version as an older one, without any old model."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor
 from evergram.compatibility.chain import Chain
 from evergram.errors import ShapeError
 
-# A step that was measured on fewer objects has no certificate. Measured on n objects, √E‖δ‖² is off
-# by about c / (2 √n), where c is the deviation of ‖δ‖² over its mean: of errors in two directions
+# The fewest objects that a step's error is measured on. Measured on n objects, √E‖δ‖² is off by
+# about c / (2 √n), where c is the deviation of ‖δ‖² over its mean: of errors in two directions
 # alone, c = 1, and twenty objects give it within a ninth; in more directions it is nearer.
 LEAST_OBJECTS = 20
 
 
 @dataclass(frozen=True)
 class StepError:
-    """δ_i = B_i(z_i) − z_{i-1}, as it was measured when version i was published.
+    """The error δ_i = B_i(z_i) − z_{i-1} of one step, measured when version i was published.
 
     Args:
         sigma: float64 [D_{i-1}, D_{i-1}], Σ_i = E[δ_i δ_iᵀ].
         objects: how many objects it is the mean over.
-        power: E‖z_{i-1}‖² over the same objects, what the error is relative to; NaN of a step that
-            is the identity, by which nothing was measured.
+        power: E‖z_{i-1}‖² over the same objects, which relative errors are divided by; NaN of a
+            step that is the identity, of which nothing was measured.
     """
 
     sigma: Tensor
@@ -35,7 +35,10 @@ class StepError:
 
     @classmethod
     def of(cls, transformed: Tensor, past: Tensor) -> StepError:
-        """From B_i(z_i) and z_{i-1}, both [N, D_{i-1}]."""
+        """Measure it on B_i(z_i) and z_{i-1}, both [N, D_{i-1}].
+
+        Raises: ShapeError: their shapes differ.
+        """
         if transformed.shape != past.shape:
             raise ShapeError(
                 f"Transformed embeddings are {list(transformed.shape)}, past ones "
@@ -59,16 +62,16 @@ class StepError:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What is known of reading version k as version j.
+    """A certificate of reading version k as version j.
 
     Args:
         version: j.
         bound: √E‖δ_k^j‖² is at most this, on objects like those of the Σ_i.
-        estimate: what it is if the steps' errors are uncorrelated.
+        estimate: √E‖δ_k^j‖² if the steps' errors are uncorrelated.
         relative, relative_bound: the estimate and the bound over √E‖z_j‖².
         amplification: the largest singular value of W_k^j.
-        terms: for each step i, √E‖W_{i-1}^j δ_i‖²: what it contributes (Eq. 9). They add up to the
-            bound, and their squares to the estimate's.
+        terms: for each step i, its part √E‖W_{i-1}^j δ_i‖² (Eq. 9). They add up to the bound, and
+            their squares to the square of the estimate.
     """
 
     version: int
@@ -83,15 +86,15 @@ class Guarantee:
 def certify(
     chain: Chain, errors: Mapping[int, StepError], source: int, target: int
 ) -> Guarantee | None:
-    """The certificate of reading version `source` as version `target`.
+    """Return the certificate of reading version `source` as version `target`.
 
     √E‖δ_k^j‖² ≤ Σ_i √tr((W_{i-1}^j)ᵀ W_{i-1}^j Σ_i) by Minkowski's inequality on Eq. (9).
 
     Args:
         errors: Σ_i of each version i.
-    Returns: None where a step on the way has no Σ_i, was measured on fewer than `LEAST_OBJECTS`
-        objects or is not affine: nothing is known then, and `uncertified` says why.
-    Source: [BC] Eq. (9); ../shared/method.md §2, "Error accounting".
+    Returns: None if a step on the way has no Σ_i, was measured on fewer than `LEAST_OBJECTS`
+        objects or is not affine; `uncertified` says which.
+    Source: [BC] Eq. (9); docs/method.md, "Error accounting".
     """
     if uncertified(chain, errors, source, target):
         return None
@@ -118,8 +121,8 @@ def certify(
 def uncertified(
     chain: Chain, errors: Mapping[int, StepError], source: int, target: int
 ) -> list[str]:
-    """Return why reading version `source` as version `target` has no certificate, a reason for each
-    step to blame; nothing where it has one."""
+    """Return the reasons why reading version `source` as version `target` has no certificate, one
+    for each step to blame; an empty list if it has one."""
     reasons = []
     for i in range(target + 1, source + 1):
         if not chain.is_affine(i, i - 1):
@@ -128,7 +131,7 @@ def uncertified(
             reasons.append(f"version {i} was published without a measured error")
         elif not errors[i].is_known:
             reasons.append(
-                f"the way back of version {i} was measured on {errors[i].objects} objects, and "
+                f"the transform of version {i} was measured on {errors[i].objects} objects, and "
                 f"{LEAST_OBJECTS} are needed"
             )
     return reasons

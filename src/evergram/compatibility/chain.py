@@ -1,4 +1,4 @@
-"""Many versions back in one step: the composition of backward transforms."""
+"""Compositions of backward transforms: many versions back in one step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evergram.errors import ShapeError, UnknownVersionError
 
 
 class Chain:
-    """The transforms of a lineage. What is affine between two versions is multiplied out, once.
+    """The transforms of a lineage; affine ones between two versions are multiplied out, once.
 
     Args:
         transforms: B_1 … B_k, where B_i takes version i to version i - 1.
@@ -36,18 +36,18 @@ class Chain:
         self._steps: list[tuple[Tensor, Tensor] | None] = []
         with torch.no_grad():
             for transform in transforms:
-                found = transform.affine()
-                if found is None:
+                step = transform.affine()
+                if step is None:
                     self._steps.append(None)
                     continue
-                weight = found[0].detach().double().cpu()
+                weight = step[0].detach().double().cpu()
                 zero = torch.zeros(len(weight), dtype=torch.float64)
-                offset = zero if found[1] is None else found[1].detach().double().cpu()
+                offset = zero if step[1] is None else step[1].detach().double().cpu()
                 self._steps.append((weight, offset))
         self._composed: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def extended(self, transform: Transform) -> Chain:
-        """This chain with one more version."""
+        """Return this chain with one more version. Raises: ShapeError: it does not fit."""
         return Chain([*self.transforms, transform], self._dims[0])
 
     @property
@@ -59,15 +59,15 @@ class Chain:
         return self._dims[version]
 
     def is_affine(self, source: int, target: int) -> bool:
-        """Whether the way from `source` to `target` is one matrix and one offset."""
+        """Return whether reading `source` as `target` is one matrix and one offset."""
         self._check_way(source, target)
         return all(step is not None for step in self._steps[target:source])
 
     def affine(self, source: int, target: int) -> tuple[Tensor, Tensor]:
-        """W_k^j [D_j, D_k] and the offset [D_j], float64, for k = source and j = target.
+        """Return W_k^j [D_j, D_k] and the offset [D_j], float64, for k = source and j = target.
 
-        Raises: UnknownVersionError: a version that is not there, or target later than source.
-            ShapeError: a transform on the way is not affine.
+        Raises: UnknownVersionError: there is no such version, or target is later than source.
+            ShapeError: a transform between them is not affine.
         """
         self._check_way(source, target)
         key = source, target
@@ -88,13 +88,14 @@ class Chain:
         return self._composed[key]
 
     def matrix(self, source: int, target: int) -> Tensor:
-        """W_k^j alone, float64 [D_j, D_k]; raises as `affine` does."""
+        """Return W_k^j without the offset, float64 [D_j, D_k]; raises as `affine` does."""
         return self.affine(source, target)[0]
 
     def apply(self, embeddings: Tensor, source: int, target: int) -> Tensor:
-        """z̃_j of z_k: embeddings [..., D_k] to [..., D_j]; the very same where j = k.
+        """Return embeddings [..., D_k] of version k as those of version j, [..., D_j].
 
-        Raises: ShapeError: another dim was given. UnknownVersionError.
+        Where j = k they are returned as they are.
+        Raises: ShapeError: the embeddings have another dim. UnknownVersionError.
         """
         self._check_way(source, target)
         if embeddings.shape[-1] != self._dims[source]:
@@ -108,7 +109,7 @@ class Chain:
             while stop > target and self._steps[stop - 1] is not None:
                 stop -= 1
             if stop < source:
-                weight, offset = (found.to(embeddings) for found in self.affine(source, stop))
+                weight, offset = (part.to(embeddings) for part in self.affine(source, stop))
                 embeddings = embeddings @ weight.T
                 if bool(offset.any()):
                     embeddings = embeddings + offset

@@ -1,4 +1,4 @@
-"""A backward transform of any affine kind from second moments; held-out ones choose the ridge."""
+"""Fit a backward transform of an affine kind to second moments; held-out ones choose the ridge."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ PAIRS_PER_NUMBER = 3
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """What was fitted.
+    """A fitted transform.
 
     Args:
         transform: in float32, ready to publish; the scaled orthogonal one is of kind "linear".
         ridge: ρ, 0 where there is none.
-        weight, offset: the same in float64, W [D_{k-1}, D_k] and b [D_{k-1}].
+        weight, offset: the map in float64, W [D_{k-1}, D_k] and b [D_{k-1}].
     """
 
     transform: Transform
@@ -58,17 +58,17 @@ def fit_closed_form(
     scaled: bool = False,
     rho: float = 0.0,
 ) -> ClosedForm:
-    """The best transform of a kind, for pairs whose moments are given.
+    """Return the best transform of a kind for the pairs of these moments.
 
     Args:
         kind: one of `KINDS`.
-        held: moments of other pairs, on which ρ is chosen; they are then fitted to as well. Where
-            it is None, ρ is `rho`.
+        held: moments of other pairs, which choose ρ and are then fitted to as well; None takes
+            `rho`.
         metric: S_{k-1} of `history_metric` for the multi-step loss; None for the single-step one.
         rank: of "low_rank".
         scaled: whether "orthogonal" may stretch.
         rho: ρ where nothing chooses it, in the unit of C_kk; an orthogonal map has none.
-    Raises: ShapeError: no such kind, or a rank that there is not.
+    Raises: ShapeError: no closed form is of that kind, or the rank exceeds the dims.
     """
     if kind not in KINDS:
         raise ShapeError(f"The transform {kind!r} has no closed form; {', '.join(KINDS)} have one.")
@@ -90,8 +90,8 @@ def fit_closed_form(
         if kind == "low_rank":
             left, right = reduced_rank(spectrum, rank, rho)
             return left @ right, None
-        found = ridge(spectrum, rho)
-        return affine(some, found) if centred else (found, None)
+        weight = ridge(spectrum, rho)
+        return affine(some, weight) if centred else (weight, None)
 
     if held is not None:
         seen = Spectrum.of(moments, metric, centred=centred)
@@ -109,7 +109,7 @@ def fit_closed_form(
 
 
 def pairs_needed(kind: str, old_dim: int, new_dim: int, rank: int = 32) -> int:
-    """How many pairs a fit of a kind should have: three for each free number of a coordinate."""
+    """Return how many pairs a fit should have: three for each free number of a coordinate."""
     small, large = sorted((old_dim, new_dim))
     free = {
         "linear": old_dim * new_dim,

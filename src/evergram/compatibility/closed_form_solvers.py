@@ -1,6 +1,6 @@
-"""Backward transforms in closed form, from second moments alone.
+"""Backward transforms in closed form, from second moments.
 
-All of them minimise E[δᵀ S δ] + ρ‖W‖² for δ = W z_k − z_{k-1}, within what their kind allows. S = I
+All of them minimise E[δᵀ S δ] + ρ‖W‖² for δ = W z_k − z_{k-1}, within their kind. S = I
 is the single-step loss; S_{k-1} of `history_metric` is the multi-step one, times k.
 """
 
@@ -43,14 +43,16 @@ class Spectrum:
     def of(
         cls, moments: SecondMoments, metric: Tensor | None = None, *, centred: bool = False
     ) -> Spectrum:
-        """Args:
+        """Decompose C_kk and S.
+
+        Args:
             metric: S [D_{k-1}, D_{k-1}], positive definite; I where it is None.
             centred: take the moments about the means, for an affine map.
         Raises: ShapeError: S has another dim. DataError: there are no pairs.
         """
         new, cross, _ = moments.second(centred=centred)
         values, vectors = torch.linalg.eigh(new)
-        # Sums of squares are right up to thousands of eps of what was summed, the means included.
+        # Sums of squares are exact up to thousands of eps of their terms, the means included.
         largest = float(values[-1]) + (float(moments.mean_new.square().sum()) if centred else 0.0)
         noise = torch.finfo(torch.float64).eps * 10_000 * largest
         values = torch.where(values > noise, values, 0.0)
@@ -67,12 +69,12 @@ class Spectrum:
         return cls(values, vectors, s, basis, turned, float(new.trace()) / len(new))
 
     def inverse(self, ridge: float) -> Tensor:
-        """1 / (e_j + ridge), [D_k]; 0 where no vector of the sample reaches."""
+        """Return 1 / (e_j + ridge), [D_k]; 0 in directions that no vector of the sample has."""
         return torch.where(self.values > 0, 1 / (self.values + ridge), 0.0)
 
 
 def ridge(spectrum: Spectrum, rho: float = 0.0) -> Tensor:
-    """W [D_{k-1}, D_k] with S W C_kk + ρ W = S C_{k-1,k}.
+    """Return W [D_{k-1}, D_k] with S W C_kk + ρ W = S C_{k-1,k}.
 
     With S = I it is C_{k-1,k} (C_kk + ρ I)^{-1}; and with ρ = 0 that for every S, as S drops out.
     Where C_kk is singular, W is the one of least norm.
@@ -84,7 +86,7 @@ def ridge(spectrum: Spectrum, rho: float = 0.0) -> Tensor:
 
 
 def reduced_rank(spectrum: Spectrum, rank: int, rho: float = 0.0) -> tuple[Tensor, Tensor]:
-    """L [D_{k-1}, r] and R [r, D_k] of the best W = L R of rank r.
+    """Return L [D_{k-1}, r] and R [r, D_k] of the best W = L R of rank r.
 
     The ridge is ρ tr(S W Wᵀ) here, measured as the error is: then both are one norm, and W is the
     truncation of the full solution in the basis S^{1/2} · C_kk^{1/2}.
@@ -105,7 +107,8 @@ def reduced_rank(spectrum: Spectrum, rank: int, rho: float = 0.0) -> tuple[Tenso
 
 
 def affine(moments: SecondMoments, weight: Tensor) -> Affine:
-    """The best offset to a W: b = m_{k-1} − W m_k. With W from centred moments both are best."""
+    """Return W and its best offset, b = m_{k-1} − W m_k: the best affine map if W is of centred
+    moments."""
     return weight, moments.mean_old - weight @ moments.mean_new
 
 
@@ -117,7 +120,8 @@ def procrustes(
     rounds: int = 100,
     tolerance: float = 1e-6,
 ) -> tuple[Tensor, float]:
-    """Q [D_{k-1}, D_k] with orthonormal rows (columns, when dims shrink) and a scale c; W = c Q.
+    """Return Q [D_{k-1}, D_k] and a scale c of the best W = c Q; Q has orthonormal rows (columns,
+    when dims shrink).
 
     Where ‖Q z‖ cannot change (D_k ≤ D_{k-1}, S = I) the polar factor of C_{k-1,k} is the best.
     Elsewhere none is known in closed form: from there, each round solves the Procrustes problem
@@ -142,28 +146,28 @@ def procrustes(
         power = float((matrix * weigh(matrix)).sum())
         return float((matrix * pull).sum()) / power if power > 0 else 1.0
 
-    found = polar(pull)
-    scale = best_scale(found)
+    turn = polar(pull)
+    scale = best_scale(turn)
     if metric is None and moments.new_dim <= moments.old_dim:
-        return found, scale
+        return turn, scale
     steepest = float(torch.linalg.matrix_norm(new, 2))
     if metric is not None:
         steepest *= float(torch.linalg.matrix_norm(metric.double(), 2))
-    error = moments.error(scale * found, metric=metric)
+    error = moments.error(scale * turn, metric=metric)
     for _ in range(rounds):
-        better = polar(pull + scale * (steepest * found - weigh(found)))
+        better = polar(pull + scale * (steepest * turn - weigh(turn)))
         free = best_scale(better)
         reached = moments.error(free * better, metric=metric)
         if reached >= error:
             break
-        gained, found, scale, error = error - reached, better, free, reached
+        gained, turn, scale, error = error - reached, better, free, reached
         if gained < tolerance * moments.power:
             break
-    return found, scale
+    return turn, scale
 
 
 def polar(matrix: Tensor) -> Tensor:
-    """The orthonormal [m, n] nearest to a matrix [m, n], U Vᵀ of its singular value decomposition.
+    """Return the orthonormal matrix nearest to a matrix [m, n]: U Vᵀ of its singular values.
 
     Directions that the matrix does not determine are filled up to orthonormal ones.
     """
@@ -179,13 +183,13 @@ def choose_ridge(
     metric: Tensor | None = None,
     ridges: tuple[float, ...] = RIDGES,
 ) -> float:
-    """The ρ whose fit errs least on pairs that it was not fitted to; no pair is read again.
+    """Return the ρ whose fit errs least on pairs that it was not fitted to.
 
-    Of those that differ by no more than rounding it is the smallest.
+    Of ridges whose errors differ by rounding only it is the smallest. No pair is read again.
 
     Args:
         fit: ρ to a map.
-        unit: what the relative `ridges` are multiplied by.
+        unit: the factor of the relative `ridges`.
         held: moments of the held-out pairs.
         metric: S, where the error at all past versions counts.
     """

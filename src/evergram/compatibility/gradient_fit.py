@@ -1,4 +1,4 @@
-"""A transform fitted by gradient to two versions that are there already."""
+"""Fit a transform by gradient to two versions that exist already."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fit_by_gradient(
 ) -> None:
     """Train `transform`, in place, to take `new` [N, D_k] to `old` [N, D_{k-1}] by Adam.
 
-    For any kind of transform; for what is affine `posthoc` has the closed form.
+    It fits any kind of transform; `fit_closed_form` solves for the affine ones.
     Source: [BC] §3.2.3, post-hoc.
     """
     parameters = [p for p in transform.parameters() if p.requires_grad]
@@ -35,6 +35,6 @@ def fit_by_gradient(
     for _ in range(epochs):
         for rows in torch.split(torch.randperm(len(new), generator=generator), batch_size):
             optimizer.zero_grad()
-            found = loss(transform, new[rows], lifted[rows], weight[rows]) + transform.penalty()
-            found.backward()
+            total = loss(transform, new[rows], lifted[rows], weight[rows]) + transform.penalty()
+            total.backward()
             optimizer.step()

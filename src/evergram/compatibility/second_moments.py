@@ -1,4 +1,4 @@
-"""All that closed-form alignment needs to know of pairs (z_{k-1}, z_k): their second moments."""
+"""Second moments of pairs (z_{k-1}, z_k): all that closed-form alignment needs of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evergram.errors import DataError, ShapeError
 
-# Columns multiplied at once; what is below the diagonal of these blocks is never computed.
+# Columns multiplied at once; blocks below the diagonal are never computed.
 PANEL = 256
 
 
@@ -21,21 +21,21 @@ class SecondMoments:
     With x = (1, z_k, z_{k-1}) everything is one matrix, Σ x xᵀ. It is additive: shards and machines
     are merged by adding, and a record is taken out by subtracting it, up to rounding.
 
-    C_{k-1,k} is the H of section 1 of ../shared/method.md, with the old vectors as prior factors:
-    `evergram.gramian.estimator.Moment` holds the same object, Gramian beside cross moment, for
-    embeddings that move while it is estimated.
+    C_{k-1,k} is the cross moment H of a Gramian whose prior factors are the old vectors:
+    `evergram.gramian.estimator.Moment` holds the same pair of matrices, for embeddings that move
+    while they are estimated.
 
     Args:
         old_dim, new_dim: D_{k-1} and D_k.
-    Source: ../shared/method.md §2, "Closed-form post-hoc".
+    Source: docs/method.md, "Closed forms".
     """
 
     def __init__(self, old_dim: int, new_dim: int) -> None:
         self.old_dim = old_dim
         self.new_dim = new_dim
         size = 1 + new_dim + old_dim
-        # Right on and above the diagonal of panels only; and what rounding has added to it, without
-        # which a long file would lose what is small beside its means.
+        # Valid on and above the diagonal of panels only. The excess is what rounding has added to
+        # the sum: without it a long file would lose what is small beside its means.
         self._sum = torch.zeros(size, size, dtype=torch.float64)
         self._excess = torch.zeros(size, size, dtype=torch.float64)
 
@@ -59,7 +59,7 @@ class SecondMoments:
         self._accumulate(old, new, -1.0)
 
     def merge(self, other: SecondMoments) -> None:
-        """Add what another accumulator has seen."""
+        """Add the pairs of another accumulator. Raises: ShapeError: it has other dims."""
         if (other.old_dim, other.new_dim) != (self.old_dim, self.new_dim):
             raise ShapeError(
                 f"Moments of dims {other.old_dim} and {other.new_dim} cannot be merged into those "
@@ -68,7 +68,7 @@ class SecondMoments:
         _compensated(self._sum, self._excess, other._sum - other._excess)
 
     def swapped(self) -> SecondMoments:
-        """The same pairs with the roles of old and new exchanged, for the map forward."""
+        """Return the moments of the same pairs with old and new exchanged, for the map forward."""
         order = torch.cat(
             [
                 torch.zeros(1, dtype=torch.int64),
@@ -76,13 +76,13 @@ class SecondMoments:
                 torch.arange(1, 1 + self.new_dim),
             ]
         )
-        found = SecondMoments(self.new_dim, self.old_dim)
-        found._sum = self._symmetric()[order][:, order]
-        return found
+        turned = SecondMoments(self.new_dim, self.old_dim)
+        turned._sum = self._symmetric()[order][:, order]
+        return turned
 
     @property
     def count(self) -> int:
-        """How many pairs."""
+        """The number of pairs."""
         return round(float(self._sum[0, 0]))
 
     @property
@@ -130,8 +130,8 @@ class SecondMoments:
         w = self._fitting(weight)
         new, cross, old = self.second(centred=True)
         shift = self._shift(w, offset)
-        found = ((w @ new) * w).sum() - 2 * (w * cross).sum() + old.trace() + shift @ shift
-        return max(0.0, float(found))
+        squared = ((w @ new) * w).sum() - 2 * (w * cross).sum() + old.trace() + shift @ shift
+        return max(0.0, float(squared))
 
     def _fitting(self, weight: Tensor) -> Tensor:
         if weight.shape != (self.old_dim, self.new_dim):
@@ -159,15 +159,16 @@ class SecondMoments:
     def from_state_dict(cls, state: dict[str, Tensor]) -> SecondMoments:
         """Raises: DataError: these are no moments."""
         try:
-            found = cls(*(int(d) for d in state["dims"]))
-            if state["sum"].shape != found._sum.shape:
+            moments = cls(*(int(d) for d in state["dims"]))
+            if state["sum"].shape != moments._sum.shape:
+                needed = list(moments._sum.shape)
                 raise ShapeError(
-                    f"its matrix is {list(state['sum'].shape)}, {list(found._sum.shape)} is needed"
+                    f"its matrix is {list(state['sum'].shape)}, and {needed} is needed"
                 )
-            found._sum = state["sum"].double().clone()
+            moments._sum = state["sum"].double().clone()
         except (KeyError, TypeError, ShapeError) as error:
             raise DataError(f"These are not second moments: {error}.") from error
-        return found
+        return moments
 
     def save(self, path: Path) -> None:
         """Write them as safetensors, beside and renamed."""

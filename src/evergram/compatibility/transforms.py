@@ -1,9 +1,8 @@
-"""Backward transforms: from one version's space to the one before. B_k: R^{D_k} → R^{D_{k-1}}."""
+"""Backward transforms B_k: R^{D_k} → R^{D_{k-1}}, from a version's space to the one before it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,9 +12,10 @@ from evergram.errors import ShapeError
 
 
 class Transform(nn.Module, ABC):
-    """What takes embeddings of version k [..., D_k] to version k-1 [..., D_{k-1}].
+    """A map of embeddings of version k [..., D_k] to version k-1 [..., D_{k-1}].
 
-    A subclass has a closed `kind`, and is built by (old_dim, new_dim, generator, **options).
+    A subclass has a `kind`, see `evergram.compatibility.kinds`, and is built by
+    (old_dim, new_dim, generator=…, **options).
     """
 
     kind: str
@@ -27,11 +27,14 @@ class Transform(nn.Module, ABC):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `build_transform` takes beside the dims, as JSON."""
+        """The keywords that `build_transform` takes beside the dims, as JSON."""
         return {}
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """[..., D_k] to [..., D_{k-1}]. Raises: ShapeError: another dim was given."""
+        """Return embeddings [..., D_k] as [..., D_{k-1}].
+
+        Raises: ShapeError: they have another dim.
+        """
         if embeddings.shape[-1] != self.new_dim:
             raise ShapeError(
                 f"Embeddings have dim {embeddings.shape[-1]}; this transform takes {self.new_dim}."
@@ -40,14 +43,14 @@ class Transform(nn.Module, ABC):
 
     @abstractmethod
     def _apply_to(self, embeddings: Tensor) -> Tensor:
-        """`forward`, once the dim is known to fit."""
+        """Do what `forward` does, once the dim is known to fit."""
 
     @abstractmethod
     def affine(self) -> tuple[Tensor, Tensor | None] | None:
-        """W [D_{k-1}, D_k] and an offset [D_{k-1}], or no offset; None where B is not affine."""
+        """Return W [D_{k-1}, D_k] and an offset, [D_{k-1}] or None; None if B is not affine."""
 
     def penalty(self) -> Tensor:
-        """What training adds to the loss for the transform's own sake."""
+        """Return the term that training adds to the loss, a scalar."""
         return torch.zeros(())
 
 
@@ -69,7 +72,7 @@ class LinearTransform(Transform):
 
     @classmethod
     def from_matrix(cls, weight: Tensor) -> LinearTransform:
-        """The transform of a given W [D_{k-1}, D_k]."""
+        """Return the transform of W [D_{k-1}, D_k]."""
         transform = cls(*weight.shape)
         transform.weight = nn.Parameter(weight.clone())
         return transform
@@ -123,7 +126,7 @@ class AffineTransform(Transform):
 
     @classmethod
     def from_matrix(cls, weight: Tensor, offset: Tensor) -> AffineTransform:
-        """The transform of a given W [D_{k-1}, D_k] and b [D_{k-1}]."""
+        """Return the transform of W [D_{k-1}, D_k] and b [D_{k-1}]."""
         transform = cls(*weight.shape)
         transform.weight = nn.Parameter(weight.clone())
         transform.offset = nn.Parameter(offset.clone())
@@ -173,7 +176,7 @@ class OrthogonalTransform(Transform):
 
     @classmethod
     def from_matrix(cls, weight: Tensor) -> OrthogonalTransform:
-        """The transform of a given orthonormal Q [D_{k-1}, D_k]."""
+        """Return the transform of an orthonormal Q [D_{k-1}, D_k]."""
         transform = cls(*weight.shape)
         transform.free = nn.Parameter(weight.clone())
         return transform
@@ -213,7 +216,7 @@ class LowRankTransform(Transform):
 
     @classmethod
     def from_factors(cls, left: Tensor, right: Tensor) -> LowRankTransform:
-        """The transform of given L [D_{k-1}, rank] and R [rank, D_k]."""
+        """Return the transform of L [D_{k-1}, rank] and R [rank, D_k]."""
         transform = cls(left.shape[0], right.shape[1], rank=left.shape[1])
         transform.left = nn.Parameter(left.clone())
         transform.right = nn.Parameter(right.clone())
@@ -267,42 +270,11 @@ class ResidualMLPTransform(Transform):
         return None
 
 
-TRANSFORMS: dict[str, type[Transform]] = {
-    t.kind: t
-    for t in (
-        LinearTransform,
-        TruncateTransform,
-        AffineTransform,
-        OrthogonalTransform,
-        LowRankTransform,
-        LambdaOrthogonalTransform,
-        ResidualMLPTransform,
-    )
-}
-
-
-def build_transform(
-    kind: str,
-    old_dim: int,
-    new_dim: int,
-    options: Mapping[str, Any] | None = None,
-    generator: torch.Generator | None = None,
-) -> Transform:
-    """A transform by its closed `kind`.
-
-    Raises: ShapeError: there is none of that kind, or it does not take these options.
-    """
-    if kind not in TRANSFORMS:
-        raise ShapeError(f"The transform {kind!r} is none of {', '.join(TRANSFORMS)}.")
-    try:
-        return TRANSFORMS[kind](old_dim, new_dim, generator=generator, **(options or {}))  # type: ignore[call-arg]
-    except TypeError as error:
-        raise ShapeError(f"The transform {kind!r} does not take {options}.") from error
-
-
 def _orthonormal(rows: int, columns: int, generator: torch.Generator | None) -> Tensor:
-    """Drawn where there is a generator; otherwise the first coordinates, for what is filled from a
-    file: a decomposition there is waste, and in a forked process LAPACK's threads may never wake.
+    """Return an orthonormal matrix drawn from the generator; without one, the first coordinates.
+
+    A transform that a file fills needs no drawing: the decomposition would be waste, and in a
+    forked process LAPACK's threads may never wake.
     """
     if generator is None:
         return torch.eye(rows, columns)

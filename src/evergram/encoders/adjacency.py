@@ -1,4 +1,4 @@
-"""Who met whom, as the matrix that graph encoders pass messages along."""
+"""The interactions as a sparse matrix, along which graph encoders pass messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from evergram.data.corpus import Corpus
 
 
 def adjacency(corpus: Corpus) -> Tensor:
-    """Queries, then candidates, as the nodes of one graph; each pair is an edge both ways, once.
+    """Return the graph of queries, then candidates, as nodes; each pair is one edge, both ways.
 
-    Returns: sparse CSR [N, N] of ones, N = queries + candidates. It is its own transpose, which is
-        what makes the backward pass below as cheap as the forward.
+    Returns: sparse CSR [N, N] of ones, N = queries + candidates. It is its own transpose, so that
+        the backward pass below costs no more than the forward one.
     """
     queries = len(corpus.queries)
     size = queries + len(corpus.candidates)
@@ -28,7 +28,7 @@ def adjacency(corpus: Corpus) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(
-            # int32 is what the kernels take: they would convert int64 at each product.
+            # The kernels take int32: they would convert int64 at each product.
             offsets,
             (keys % size).int(),
             torch.ones(len(keys)),
@@ -38,7 +38,7 @@ def adjacency(corpus: Corpus) -> Tensor:
 
 
 def degrees(matrix: Tensor) -> Tensor:
-    """Neighbours of each node, int32 [N]."""
+    """Return the number of neighbours of each node, int32 [N]."""
     return matrix.crow_indices().diff()
 
 
@@ -57,17 +57,17 @@ class _Sum(torch.autograd.Function):
 
 
 def neighbour_sum(matrix: Tensor, nodes: Tensor) -> Tensor:
-    """Σ_{j ~ i} x_j, [N, D]."""
-    found: Tensor = _Sum.apply(matrix.to(nodes.dtype), nodes)  # type: ignore[no-untyped-call]
-    return found
+    """Return Σ_{j ~ i} x_j, [N, D]."""
+    total: Tensor = _Sum.apply(matrix.to(nodes.dtype), nodes)  # type: ignore[no-untyped-call]
+    return total
 
 
 def neighbour_mean(matrix: Tensor, nodes: Tensor) -> Tensor:
-    """The mean of each node's neighbours, [N, D]; zeros for a node without any."""
+    """Return the mean of each node's neighbours, [N, D]; zeros for a node without any."""
     return neighbour_sum(matrix, nodes) / degrees(matrix).clamp(min=1).to(nodes)[:, None]
 
 
 def neighbour_balanced(matrix: Tensor, nodes: Tensor) -> Tensor:
-    """Σ_{j ~ i} x_j / √(deg i · deg j), [N, D]; zeros for a node without neighbours."""
+    """Return Σ_{j ~ i} x_j / √(deg i · deg j), [N, D]; zeros for a node without neighbours."""
     scale = degrees(matrix).clamp(min=1).to(nodes).rsqrt()[:, None]
     return neighbour_sum(matrix, nodes * scale) * scale

@@ -1,4 +1,4 @@
-"""What every encoder does."""
+"""The interface of encoders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.features import SIDES, Inputs, Schema
+from evergram.encoders.features import SIDES, EntityInputs, Schema
 from evergram.errors import ShapeError
 
 
@@ -22,15 +22,15 @@ class Scene:
 
     Args:
         inputs: of each side, every entity's, N of them.
-        graph: who met whom, see `evergram.encoders.adjacency`; None where the encoder has no use
-            for it.
+        graph: the interactions, see `evergram.encoders.adjacency`; None for encoders that do not
+            use them.
     """
 
-    inputs: Mapping[str, Inputs]
+    inputs: Mapping[str, EntityInputs]
     graph: Tensor | None = None
 
     def to(self, device: torch.device) -> Scene:
-        inputs = {side: found.to(device) for side, found in self.inputs.items()}
+        inputs = {side: entities.to(device) for side, entities in self.inputs.items()}
         return Scene(inputs, None if self.graph is None else self.graph.to(device))
 
 
@@ -39,14 +39,14 @@ class Embeddings(ABC):
 
     @abstractmethod
     def rows(self, side: str, ids: Tensor) -> Tensor:
-        """[B, D] of rows of a side, "query" or "candidate"; differentiable."""
+        """Return [B, D] for rows [B] of a side, "query" or "candidate"; differentiable."""
 
     @abstractmethod
     def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
-        """All of a side in blocks [b, D], without gradient."""
+        """Iterate over all of a side in blocks [b, D], without gradient."""
 
     def whole(self, side: str) -> Tensor | None:
-        """All of a side, [N, D], differentiable, where that costs nothing more; else None."""
+        """Return all of a side, [N, D], differentiable; None if that costs a pass of its own."""
         return None
 
 
@@ -69,21 +69,21 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, scene: Scene) -> Embeddings:
-        """Embeddings of a scene; what entities share is computed here, once for all of them."""
+        """Return the embeddings of a scene; computations that entities share happen here, once."""
 
     @abstractmethod
     def known(self, side: str, scene: Scene) -> Tensor:
-        """bool [N]: whether the encoder has learned anything to tell each entity by."""
+        """Return bool [N]: whether the encoder has learned anything about each entity."""
 
     def keyed(self) -> dict[str, str]:
-        """Name of each parameter that has a row a key, and the vocabulary of its keys."""
+        """Return, for each parameter that has a row a key, its name and its keys' vocabulary."""
         return {}
 
     def start_from(self, other: Encoder) -> None:
-        """Take over what another encoder of this architecture has learned; the rows of keys that
-        it does not know stay as they are.
+        """Take over the parameters of another encoder of this architecture; rows of keys that it
+        lacks stay as they are.
 
-        Raises: ShapeError: it is of another architecture.
+        Raises: ShapeError: it has another architecture.
         """
         mine, theirs = self.state_dict(), other.state_dict()
         own_tables, their_tables = self.keyed(), other.keyed()
@@ -96,9 +96,9 @@ class Encoder(nn.Module, ABC):
             known, rows = torch.arange(len(value)) if value.ndim else None, theirs[name]
             if name in own_tables:
                 keys = self.schema.vocabularies[own_tables[name]].keys
-                found = other.schema.vocabularies[own_tables[name]].rows(keys)
-                known = torch.nonzero(found >= 0).flatten()
-                rows = rows[found[known]]
+                places = other.schema.vocabularies[own_tables[name]].rows(keys)
+                known = torch.nonzero(places >= 0).flatten()
+                rows = rows[places[known]]
             if rows.shape[1:] != value.shape[1:] or (known is not None and len(rows) != len(known)):
                 raise ShapeError(
                     f"{name} is {list(value.shape)} here and {list(theirs[name].shape)} in the "
@@ -111,27 +111,27 @@ class Encoder(nn.Module, ABC):
                 value[known.to(value.device)] = rows.to(value)
 
     def feature_tables(self) -> list[nn.Parameter]:
-        """Tables whose rows many entities share: a step of one moves them all."""
+        """Return the tables whose rows many entities share: a step of one row moves them all."""
         return []
 
     def read(self, corpus: Corpus) -> Scene:
-        """Any corpus, in its row order, on the CPU."""
+        """Return a corpus as this encoder sees it, in its row order, on the CPU."""
         sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
         return Scene({side: self.schema.read(side, entities) for side, entities in sides})
 
     def embed_all(self, what: Corpus | Scene) -> dict[str, Tensor]:
-        """Every entity's embedding in evaluation mode, [N, D] of each side, without gradient.
+        """Return all embeddings in evaluation mode, [N, D] of each side, without gradient.
 
-        Of a corpus on the CPU, in its row order; of a scene where that is.
+        Those of a corpus are on the CPU, in its row order; those of a scene on its device.
         """
         scene = what if isinstance(what, Scene) else self.read(what).to(self.device)
-        found: dict[str, Tensor] = {}
+        vectors: dict[str, Tensor] = {}
         with self.evaluating():
             embeddings: Embeddings = self(scene)
             for side in SIDES:
                 blocks = list(embeddings.blocks(side))
-                found[side] = torch.cat(blocks) if blocks else torch.zeros(0, self.dim)
-        return found if isinstance(what, Scene) else {s: v.cpu() for s, v in found.items()}
+                vectors[side] = torch.cat(blocks) if blocks else torch.zeros(0, self.dim)
+        return vectors if isinstance(what, Scene) else {s: v.cpu() for s, v in vectors.items()}
 
     @property
     def device(self) -> torch.device:
@@ -139,7 +139,7 @@ class Encoder(nn.Module, ABC):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation mode and no gradient; after it, as it was."""
+        """Enter evaluation mode without gradient; on leaving, the mode is as before."""
         training = self.training
         self.eval()
         try:
@@ -149,18 +149,18 @@ class Encoder(nn.Module, ABC):
             self.train(training)
 
     def normalized(self, rows: Tensor) -> Tensor:
-        """Rows of unit norm, where the encoder is to have them."""
+        """Return the rows, scaled to unit norm if the encoder normalises."""
         return functional.normalize(rows, dim=-1) if self.normalize else rows
 
 
 def embedding_table(size: int, dim: int, scale: float, generator: torch.Generator) -> nn.Embedding:
-    """A table [size, dim] of N(0, scale²) rows whose gradient touches only the rows it read."""
+    """Return a table [size, dim] of N(0, scale²) rows whose gradient has only the rows it read."""
     table = nn.Embedding(max(size, 1), dim, sparse=True)
     nn.init.normal_(table.weight, std=scale, generator=generator)
     return table
 
 
 def look_up(table: nn.Embedding, ids: Tensor) -> Tensor:
-    """Rows of a table [B, dim]; zeros for the id -1."""
-    found: Tensor = table(ids.clamp(min=0))
-    return found * (ids >= 0).unsqueeze(-1)
+    """Return rows of a table for ids [B], as [B, dim]; zeros for the id -1."""
+    rows: Tensor = table(ids.clamp(min=0))
+    return rows * (ids >= 0).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""One free vector an entity."""
+"""Matrix factorization: one free vector an entity."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.encoders.encoder import Scene, embedding_table, look_up
-from evergram.encoders.features import SIDES, Inputs, Schema
+from evergram.encoders.features import SIDES, EntityInputs, Schema
 from evergram.encoders.row_encoder import RowEncoder
 
 
@@ -33,7 +33,7 @@ class Factorization(RowEncoder):
         self.query = embedding_table(len(schema.ids("query")), dim, scale, generator)
         self.candidate = embedding_table(len(schema.ids("candidate")), dim, scale, generator)
 
-    def _embed(self, side: str, inputs: Inputs) -> Tensor:
+    def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
         table: nn.Embedding = self.query if side == "query" else self.candidate
         return look_up(table, inputs.ids)
 

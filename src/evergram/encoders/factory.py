@@ -1,8 +1,8 @@
-"""Encoders by their closed kind: new ones, and those of published versions."""
+"""Make encoders by their kind: new ones, and those of published versions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,29 +10,25 @@ from torch import Tensor
 
 from evergram.data.corpus import Vocabulary
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import Schema
-from evergram.encoders.graphsage import GraphSage
-from evergram.encoders.lightgcn import LightGCN
-from evergram.encoders.two_tower import TwoTower
-from evergram.errors import IntegrityError, RecipeError
+from evergram.encoders.kinds import ENCODERS
+from evergram.errors import IntegrityError, LineageError, RecipeError
 
 
 def build_encoder(
     kind: str, options: Mapping[str, Any], schema: Schema, generator: torch.Generator
 ) -> Encoder:
-    """An encoder by its closed `kind`. Raises: RecipeError: there is none of that kind."""
-    if kind == "factorization":
-        return Factorization(schema, **options, generator=generator)
-    if kind == "two_tower":
-        return TwoTower(schema, **options, generator=generator)
-    if kind == "graphsage":
-        return GraphSage(schema, **options, generator=generator)
-    if kind == "lightgcn":
-        return LightGCN(schema, **options, generator=generator)
-    raise RecipeError(
-        f"The encoder {kind!r} is none of factorization, two_tower, graphsage and lightgcn."
-    )
+    """Return a new encoder of a kind.
+
+    Args:
+        options: keywords of its class, as JSON; artefacts keep them.
+        generator: draws the start.
+    Raises: RecipeError: no encoder is of that kind.
+    """
+    if kind not in ENCODERS:
+        raise RecipeError(f"The encoder {kind!r} is none of {', '.join(ENCODERS)}.")
+    make: Callable[..., Encoder] = ENCODERS[kind].encoder_class()
+    return make(schema, **options, generator=generator)
 
 
 def restore_encoder(
@@ -43,12 +39,19 @@ def restore_encoder(
     vocabularies: Mapping[str, Vocabulary],
     what: str,
 ) -> Encoder:
-    """A published encoder from its parts, in evaluation mode.
+    """Return a published encoder, made of its parts, in evaluation mode.
 
     Args:
-        what: to call it in an error.
-    Raises: IntegrityError: its parts do not fit together.
+        what: the encoder's owner in an error, such as "version 1".
+    Raises: LineageError: no encoder is of that kind in this process. IntegrityError: its parts do
+        not fit together.
     """
+    if kind not in ENCODERS:
+        raise LineageError(
+            f"The encoder of {what} is of kind {kind!r}, and there are {', '.join(ENCODERS)}; put "
+            "its settings into evergram.encoders.kinds.ENCODERS first. Its embeddings can be read "
+            "without it."
+        )
     encoder = build_encoder(kind, options, Schema(vocabularies, inputs), torch.Generator())
     try:
         encoder.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""From a corpus's rows to what an encoder reads: its own rows of ids and of bags."""
+"""The inputs of encoders: a corpus's ids and features, as rows of an encoder's vocabularies."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SIDES = ("query", "candidate")
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """B entities as an encoder sees them.
+class EntityInputs:
+    """B entities as an encoder reads them, in rows of its own vocabularies.
 
     Args:
         ids: int64 [B], rows of the id vocabulary, -1 for an id that it does not have.
@@ -29,25 +29,25 @@ class Inputs:
         return len(self.ids)
 
     @property
-    def told(self) -> Tensor:
-        """bool [B]: whether there is anything that the vocabularies have, an id or a feature."""
+    def is_known(self) -> Tensor:
+        """bool [B]: whether the vocabularies have its id or any of its features."""
         known = self.ids >= 0
         for _, offsets in self.bags.values():
             known = known | (offsets[1:] > offsets[:-1])
         return known
 
-    def take(self, rows: Tensor) -> Inputs:
+    def take(self, rows: Tensor) -> EntityInputs:
         bags = {name: take_ragged(*bag, rows) for name, bag in self.bags.items()}
-        return Inputs(self.ids[rows], bags)
+        return EntityInputs(self.ids[rows], bags)
 
-    def to(self, device: torch.device) -> Inputs:
+    def to(self, device: torch.device) -> EntityInputs:
         bags = {n: (i.to(device), o.to(device)) for n, (i, o) in self.bags.items()}
-        return Inputs(self.ids.to(device), bags)
+        return EntityInputs(self.ids.to(device), bags)
 
 
 @dataclass(frozen=True)
 class Schema:
-    """Which vocabularies an encoder has, and which one each side's inputs use.
+    """The vocabularies of an encoder, and which of them each side's inputs use.
 
     Args:
         vocabularies: by name.
@@ -60,7 +60,7 @@ class Schema:
 
     @classmethod
     def of(cls, corpus: Corpus, *, features: bool) -> Schema:
-        """The schema that fits a corpus, with its features or with ids alone."""
+        """Return the schema of a corpus, with its features or without."""
         vocabularies: dict[str, Vocabulary] = {}
         inputs: dict[str, dict[str, str]] = {}
         for name, side in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
@@ -75,10 +75,10 @@ class Schema:
     def ids(self, side: str) -> Vocabulary:
         return self.vocabularies[self.inputs[side]["id"]]
 
-    def read(self, side: str, entities: Side) -> Inputs:
-        """Entities of any corpus, in their order; keys that are not in a vocabulary are left out.
+    def read(self, side: str, entities: Side) -> EntityInputs:
+        """Return the inputs of entities of any corpus, in their order.
 
-        A feature that `entities` lack becomes empty bags.
+        Keys that a vocabulary lacks are left out; a feature that `entities` lack has empty bags.
         """
         bags: dict[str, tuple[Tensor, Tensor]] = {}
         for feature, vocabulary_name in self.inputs[side].items():
@@ -95,4 +95,4 @@ class Schema:
             before = torch.zeros(len(known) + 1, dtype=torch.int64)
             torch.cumsum(known, 0, out=before[1:])
             bags[feature] = (indices[known], before[column.offsets])
-        return Inputs(self.ids(side).rows(entities.vocabulary.keys), bags)
+        return EntityInputs(self.ids(side).rows(entities.vocabulary.keys), bags)

@@ -1,4 +1,4 @@
-"""Encoders that look at an entity among those it has met."""
+"""Encoders that embed each entity from the graph of all interactions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from evergram.errors import TrainingError
 class GraphEncoder(Encoder):
     """Embeddings come from one pass over the graph of a corpus's own interactions.
 
-    Whoever it is applied to brings the graph: an entity that came after training has a vector as
-    soon as it has met a known one, and a published encoder follows a corpus that goes on growing.
+    The graph is that of the corpus it is applied to: an entity that came after training has a
+    vector as soon as it has met a known one, and a published encoder follows a corpus that grows.
 
     Args:
         depth: edges that a pass reaches over.
     """
 
-    # What nodes start from; set by whoever inherits.
+    # The nodes' first vectors; subclasses set it.
     start: NodeInputs
 
     def __init__(self, schema: Schema, dim: int, depth: int, normalize: bool = False) -> None:
@@ -37,7 +37,7 @@ class GraphEncoder(Encoder):
 
     @abstractmethod
     def propagate(self, scene: Scene, graph: Tensor) -> Tensor:
-        """[N, D] of all nodes, queries first, before they are normalised; differentiable."""
+        """Return [N, D] of all nodes, queries first, not normalised yet; differentiable."""
 
     def keyed(self) -> dict[str, str]:
         return {f"start.{name}": vocabulary for name, vocabulary in self.start.keyed().items()}
@@ -52,16 +52,16 @@ class GraphEncoder(Encoder):
 
     def known(self, side: str, scene: Scene) -> Tensor:
         graph = _graph_of(scene)
-        told = torch.cat([scene.inputs[s].told for s in SIDES]).float()[:, None]
+        reached = torch.cat([scene.inputs[s].is_known for s in SIDES]).float()[:, None]
         for _ in range(self.depth):
-            told = told + neighbour_sum(graph, told).clamp(max=1)
+            reached = reached + neighbour_sum(graph, reached).clamp(max=1)
         queries = len(scene.inputs["query"])
-        told = told[:queries] if side == "query" else told[queries:]
-        return told[:, 0] > 0
+        reached = reached[:queries] if side == "query" else reached[queries:]
+        return reached[:, 0] > 0
 
 
 class _Whole(Embeddings):
-    """All of them, computed already: every row that is asked for comes from the same pass."""
+    """Embeddings of all nodes from one pass, of which rows are taken."""
 
     def __init__(self, nodes: dict[str, Tensor]) -> None:
         self.nodes = nodes
@@ -77,7 +77,7 @@ class _Whole(Embeddings):
 
 
 class NodeInputs(nn.Module):
-    """What a node starts from, [N, width]: the sum of the mean rows of its features' bags, of its
+    """The nodes' first vectors, [N, width]: the sum of the mean rows of its features' bags, of its
     id's row on the sides of `ids`, and of one vector for all on the sides of `shared`.
 
     Tables are no `nn.Embedding`: a pass over the graph reads every row, and Adam trains them as it
@@ -122,7 +122,7 @@ class NodeInputs(nn.Module):
         self.width = width
 
     def keyed(self) -> dict[str, str]:
-        """Name of each parameter that has a row a key, and the vocabulary of its keys."""
+        """Return, for each parameter that has a row a key, its name and its keys' vocabulary."""
         return {f"tables.{_key(v)}": v for v in self.schema.vocabularies if _key(v) in self.tables}
 
     def forward(self, scene: Scene) -> Tensor:
@@ -130,29 +130,26 @@ class NodeInputs(nn.Module):
 
     def _side(self, side: str, scene: Scene) -> Tensor:
         inputs = scene.inputs[side]
-        found = next(self.parameters()).new_zeros(len(inputs), self.width)
+        summed = next(self.parameters()).new_zeros(len(inputs), self.width)
         if side in self.shared:
-            found = found + self.shared[side]
+            summed = summed + self.shared[side]
         for name, vocabulary in self.schema.inputs[side].items():
             if name == "id":
                 if side in self.ids:
                     rows = functional.embedding(
                         inputs.ids.clamp(min=0), self.tables[_key(vocabulary)]
                     )
-                    found = found + rows * (inputs.ids >= 0)[:, None]
+                    summed = summed + rows * (inputs.ids >= 0)[:, None]
                 continue
             indices, offsets = inputs.bags[name]
-            found = found + functional.embedding_bag(
+            summed = summed + functional.embedding_bag(
                 indices, self.tables[_key(vocabulary)], offsets[:-1], mode="mean"
             )
-        return found
+        return summed
 
 
 def geometric(kind: str) -> Any:
-    """`torch_geometric.nn`, where its convolutions are.
-
-    Raises: TrainingError: the extra that graph encoders stand on is not installed.
-    """
+    """Return the module `torch_geometric.nn`. Raises: TrainingError: it is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # its own use of torch

@@ -1,4 +1,4 @@
-"""Neighbours' mean beside oneself, layer after layer."""
+"""GraphSAGE: each layer puts the neighbours' mean beside the node itself."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class GraphSage(GraphEncoder):
     """h_i ← BatchNorm(W mean_{j ~ i} h_j + b + V h_i), with ReLU after each layer but the last.
 
     The same convolutions serve both sides. All queries start from one learned vector, so that a
-    query is told by what it met and a new one has a vector too. Candidates start from the sum of
-    the mean rows of their features; with `ids`, and where there is no feature at all, a row of
+    query is known by its candidates, and a new one has a vector too. Candidates start from the sum
+    of the mean rows of their features; with `ids`, and where there is no feature at all, a row of
     their id is added, which is zero for an id that came later. Queries that have features add them.
 
     Args:
@@ -63,7 +63,7 @@ class GraphSage(GraphEncoder):
         sizes = [*[width] * layers, dim]
         self.convolutions = nn.ModuleList(_convolution(a, b, generator) for a, b in pairwise(sizes))
         norms = [nn.BatchNorm1d(size) for size in sizes[1:]]
-        # What the last layer puts out has this deviation whatever comes in: without it scores
+        # The last layer's outputs have this deviation whatever its inputs are: without it scores
         # start √D wide, which squared losses do not forgive.
         nn.init.constant_(norms[-1].weight, scale)
         self.norms = nn.ModuleList(norms)
@@ -81,14 +81,14 @@ def _convolution(width: int, dim: int, generator: torch.Generator) -> nn.Module:
     """PyG's SAGEConv over a symmetric matrix of ones."""
 
     class MeanConvolution(geometric(GraphSage.kind).SAGEConv):  # type: ignore[misc]
-        """Its own product is three times slower with its gradient."""
+        """SAGEConv with our product; its own is three times slower with its gradient."""
 
         def message_and_aggregate(self, adj_t: Tensor, x: Any) -> Tensor:
             return neighbour_mean(adj_t, x[0])
 
-    found: nn.Module = MeanConvolution(width, dim, aggr="mean", root_weight=True)
+    convolution: nn.Module = MeanConvolution(width, dim, aggr="mean", root_weight=True)
     # As PyG starts it, from our generator.
     bound = 1 / math.sqrt(width)
-    for parameter in found.parameters():
+    for parameter in convolution.parameters():
         nn.init.uniform_(parameter, -bound, bound, generator=generator)
-    return found
+    return convolution

@@ -1,4 +1,4 @@
-"""Free vectors, smoothed over the graph."""
+"""LightGCN: free vectors, smoothed over the graph."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def _convolution() -> nn.Module:
     """PyG's LGConv over a symmetric matrix of ones."""
 
     class BalancedConvolution(geometric(LightGCN.kind).LGConv):  # type: ignore[misc]
-        """With our product, whose gradient is as quick as itself."""
+        """LGConv with our product, whose gradient costs no more than the product."""
 
         def message_and_aggregate(self, adj_t: Tensor, x: Any) -> Tensor:
             return neighbour_balanced(adj_t, x)
 
-    found: nn.Module = BalancedConvolution(normalize=False)
-    return found
+    convolution: nn.Module = BalancedConvolution(normalize=False)
+    return convolution

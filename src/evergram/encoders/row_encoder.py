@@ -1,4 +1,4 @@
-"""Encoders that look at one entity at a time."""
+"""Encoders that embed each entity from its own id and features."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from torch import Tensor
 
 from evergram.data.corpus import Side
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
-from evergram.encoders.features import Inputs
+from evergram.encoders.features import EntityInputs
 
 
 class RowEncoder(Encoder):
     """An entity's embedding depends on its own id and features alone, so that any B of them can be
     embedded without the others."""
 
-    def embed(self, side: str, inputs: Inputs) -> Tensor:
-        """[B, D] of B inputs of a side, "query" or "candidate"; differentiable."""
+    def embed(self, side: str, inputs: EntityInputs) -> Tensor:
+        """Return [B, D] for B inputs of a side, "query" or "candidate"; differentiable."""
         return self.normalized(self._embed(side, inputs))
 
     @abstractmethod
-    def _embed(self, side: str, inputs: Inputs) -> Tensor:
-        """`embed`, before it is normalised."""
+    def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
+        """Do what `embed` does, without the normalisation."""
 
     def forward(self, scene: Scene) -> Embeddings:
         return _ByRow(self, scene)
 
     def known(self, side: str, scene: Scene) -> Tensor:
-        return scene.inputs[side].told
+        return scene.inputs[side].is_known
 
-    def blocks(self, side: str, inputs: Inputs, batch_size: int = 65_536) -> Iterator[Tensor]:
-        """Embeddings of all `inputs` in blocks [b, D], without gradient, in evaluation mode."""
+    def blocks(self, side: str, inputs: EntityInputs, batch_size: int = 65_536) -> Iterator[Tensor]:
+        """Iterate over all embeddings in blocks [b, D], without gradient, in evaluation mode."""
         for start in range(0, len(inputs), batch_size):
             stop = min(start + batch_size, len(inputs))
             rows = torch.arange(start, stop, device=inputs.ids.device)
@@ -41,22 +41,14 @@ class RowEncoder(Encoder):
             yield block
 
     def encode(self, side: str, entities: Side, batch_size: int = 65_536) -> Tensor:
-        """Embeddings [N, D] of a corpus's side, in its row order, on the CPU."""
+        """Return embeddings [N, D] of a corpus's side, in its row order, on the CPU."""
         inputs = self.schema.read(side, entities)
-        found = [block.cpu() for block in self.blocks(side, inputs, batch_size)]
-        return torch.cat(found) if found else torch.zeros(0, self.dim)
-
-    def encode_query(self, entities: Side, batch_size: int = 65_536) -> Tensor:
-        """[N, D] of the query side, see `encode`."""
-        return self.encode("query", entities, batch_size)
-
-    def encode_candidate(self, entities: Side, batch_size: int = 65_536) -> Tensor:
-        """[N, D] of the candidate side, see `encode`."""
-        return self.encode("candidate", entities, batch_size)
+        blocks = [block.cpu() for block in self.blocks(side, inputs, batch_size)]
+        return torch.cat(blocks) if blocks else torch.zeros(0, self.dim)
 
 
 class _ByRow(Embeddings):
-    """Computed when they are asked for."""
+    """Embeddings that are computed on demand."""
 
     def __init__(self, encoder: RowEncoder, scene: Scene) -> None:
         self.encoder = encoder

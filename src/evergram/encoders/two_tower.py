@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evergram.encoders.encoder import embedding_table, look_up
-from evergram.encoders.features import SIDES, Inputs, Schema
+from evergram.encoders.features import SIDES, EntityInputs, Schema
 from evergram.encoders.row_encoder import RowEncoder
 
 
@@ -74,12 +74,12 @@ class TwoTower(RowEncoder):
         ids = {_key(self.schema.inputs[side]["id"]) for side in SIDES}
         return [p for n, t in self.tables.items() if n not in ids for p in t.parameters()]
 
-    def _embed(self, side: str, inputs: Inputs) -> Tensor:
+    def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
         summed = self._summed(side, inputs)
         embeddings: Tensor = self.skip[side](summed) if side in self.skip else summed
         return embeddings + self.hidden[side](summed) if side in self.hidden else embeddings
 
-    def _summed(self, side: str, inputs: Inputs) -> Tensor:
+    def _summed(self, side: str, inputs: EntityInputs) -> Tensor:
         """x."""
         summed = torch.zeros(())
         for name, vocabulary in self.schema.inputs[side].items():

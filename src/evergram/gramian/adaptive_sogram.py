@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evergram.gramian.estimator import GramianEstimator, Rows, batch_moment
+from evergram.gramian.estimator import EntityBatch, GramianEstimator, batch_moment
 
 RATES = (0.5, 0.3, 0.2, 0.13, 0.08, 0.05, 0.03, 0.02, 0.012, 0.007, 0.004, 0.002)
 # Batches over which forecasts are compared: a fifth of all so far, in this range.
@@ -53,7 +53,7 @@ class AdaptiveSOGram(GramianEstimator):
         """α of the estimate that is handed out; the fastest before there is a choice."""
         return float(self.rates[self.scores.argmin()])
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: EntityBatch) -> None:
         batch = batch_moment(rows).to(self.matrix)
         forecasts = self.averages / (1 - self.missing).clamp(min=1e-30).to(batch)[:, None, None]
         errors = (batch - forecasts).square().sum((1, 2)).double()

@@ -1,4 +1,4 @@
-"""How fast an average forgets: a number, a decaying one, or one chosen from what is seen."""
+"""The averaging rate α of an estimator: fixed, decaying, or chosen from noise and drift."""
 
 from __future__ import annotations
 
@@ -59,12 +59,17 @@ class AveragingRate(nn.Module):
             self.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
 
     def forward(self) -> Tensor:
-        """α of this step, float64 scalar."""
+        """Return α of this step, a float64 scalar."""
         return self.value * (self.steps + 1).double() ** -self.decay if self.decay else self.value
 
     def observe(self, batch: Tensor, noise: Tensor, pairs: Tensor | None = None) -> None:
-        """Take note of a step's batch moment, of its variance σ², and of that of the pairs'
-        difference, τ², where there is one; see `batch_noise`."""
+        """Learn from a step that was averaged.
+
+        Args:
+            batch: the batch's moment.
+            noise: its variance σ², see `batch_noise`.
+            pairs: the variance τ² of the pairs' difference, with `recursive`.
+        """
         self.steps = self.steps + 1
         sums = self.get_buffer("sums")
         sums[0] += noise
@@ -97,16 +102,16 @@ class AveragingRate(nn.Module):
         self.value = best_rate(variance, other, self.recursive).to(self.value)
 
     def skip(self) -> None:
-        """A step of a rate that is not chosen."""
+        """Count a step, for a rate that is fixed or decays."""
         self.steps = self.steps + 1
 
 
 def best_rate(variance: float, other: float, recursive: bool = False) -> Tensor:
-    """The rate in [SLOWEST, FASTEST] with the least error, see `AveragingRate`.
+    """Return the rate in [SLOWEST, FASTEST] with the least error, see `AveragingRate`.
 
     Args:
         variance: σ².
-        other: δ², or τ² for the recursive momentum; what noise made negative counts as 0.
+        other: δ², or τ² for the recursive momentum; a negative estimate counts as 0.
     """
     rate = torch.logspace(
         torch.log10(torch.tensor(SLOWEST)).item(),

@@ -1,4 +1,4 @@
-"""What every estimator of a Gramian does."""
+"""The interface of Gramian estimators, and the sums that they share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ Population = Callable[[], Iterable[tuple[Tensor, Tensor, Tensor]]]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """One side of a batch.
+class EntityBatch:
+    """One side of a batch, as estimators learn from it.
 
     Args:
         ids: int64 [B], rows of the corpus.
-        weights: [B], μ with E[(1/B) Σ μ u⊗u] = G; they come from whoever drew the ids.
+        weights: [B], μ with E[(1/B) Σ μ u⊗u] = G; the sampler of the ids gives them.
         embeddings: [B, D], detached.
         factors: [B, K], fixed numbers of each entity: its row of the prior, and 1 where the mean
             is wanted. K = 0 is the plain Gramian.
-        before: [B, D], the same entities before the parameters' last step, for those that ask.
+        before: [B, D], the same entities before the parameters' last step, for estimators with
+            `wants_before`.
     """
 
     ids: Tensor
@@ -38,8 +39,8 @@ class Rows:
 class Moment:
     """M = Σ_a p_a u_a ⊗ (u_a, f_a): the Gramian G [D, D] and, beside it, H [D, K].
 
-    Dense, or as the pairs of a small batch, M = leftᵀ right, whichever is cheaper to multiply by
-    ([G2] Eq. 13 and 14 are these two).
+    It is one matrix ([G2] Eq. 14), or the pairs of a small batch, M = leftᵀ right (Eq. 13), where
+    that is cheaper to multiply by.
 
     Args:
         matrix: [D, D + K]; or None, and then
@@ -72,7 +73,7 @@ class Moment:
         return dense[:, len(dense) :]
 
     def push(self, embeddings: Tensor) -> Tensor:
-        """G u for each row u, [B, D]."""
+        """Return G u for each row u of `embeddings` [B, D], as [B, D]."""
         if self.matrix is not None:
             return embeddings @ self.matrix.detach()[:, : len(self.matrix)]
         assert self.left is not None
@@ -81,7 +82,7 @@ class Moment:
         return (embeddings @ self.right[:, :dim].T) @ self.left
 
     def pull(self, factors: Tensor) -> Tensor:
-        """H f for each row f, [B, D]; H may have more columns than f: the first ones count."""
+        """Return H f for each row f of `factors` [B, ≤ K], as [B, D], by H's first columns."""
         width = factors.shape[1]
         if self.matrix is not None:
             return factors @ self.cross[:, :width].T
@@ -100,12 +101,14 @@ class GramianEstimator(nn.Module, ABC):
     which is then part of the next step's estimate (`GramianPenalty`, and `Step` by default). Or
     `update` with a batch drawn apart, and then the gradient (the papers). All state is in buffers.
 
+    Source: docs/method.md, "Which batch".
+
     Args:
         dim: D.
         factors: K.
     """
 
-    # Whether `Rows.before` is needed.
+    # Whether `EntityBatch.before` is needed.
     wants_before = False
     # Whether the estimate is of every entity as it is in this step.
     exact = False
@@ -117,42 +120,47 @@ class GramianEstimator(nn.Module, ABC):
         self.register_buffer("matrix", torch.zeros(dim, dim + factors))
 
     def begin(self, population: Population) -> None:
-        """Before a step; `population` iterates over every entity, for those who must look."""
+        """Prepare for a step; `population` iterates over every entity, for estimators that look."""
 
     @abstractmethod
-    def update(self, rows: Rows) -> None:
-        """Fold in a batch."""
+    def update(self, rows: EntityBatch) -> None:
+        """Learn from a batch."""
 
     def moment(self) -> Moment:
-        """The estimate; detached, never modified in place once handed out."""
+        """Return the estimate, detached; it is never modified in place afterwards."""
         return Moment(self.matrix)
 
     def gramian(self) -> Tensor:
-        """Ĝ [D, D]."""
+        """Return Ĝ [D, D]."""
         return self.moment().gramian
 
     @property
     def state_bytes(self) -> int:
-        """Size of what is kept between steps."""
+        """Bytes of the state that is kept between steps."""
         return sum(b.numel() * b.element_size() for b in self.buffers())
 
 
-def batch_moment(rows: Rows, embeddings: Tensor | None = None) -> Tensor:
-    """S_B = (1/B) Σ_a μ_a u_a ⊗ (u_a, f_a), [D, D + K]; of other `embeddings` where given."""
+def batch_moment(rows: EntityBatch, embeddings: Tensor | None = None) -> Tensor:
+    """Return S_B = (1/B) Σ_a μ_a u_a ⊗ (u_a, f_a), [D, D + K].
+
+    Args:
+        embeddings: [B, D], in the place of the batch's own; None takes its own.
+    """
     with torch.no_grad():
         u = rows.embeddings if embeddings is None else embeddings
         weighted = u * (rows.weights / len(u))[:, None]
         return weighted.T @ beside(u, rows.factors)
 
 
-def batch_noise(rows: Rows, moment: Tensor, *, pairs: bool = False) -> Tensor:
-    """E‖S_B − E S_B‖², float64 scalar, from how the rows of one batch differ among themselves.
+def batch_noise(rows: EntityBatch, moment: Tensor, *, pairs: bool = False) -> Tensor:
+    """Return E‖S_B − E S_B‖², a float64 scalar, from how the rows of one batch differ.
 
-    A row's matrix has rank one and its norm needs no product: O(B D). What all rows share, such as
-    the movement of a whole tower, is no noise and does not count.
+    A row's matrix has rank one and its norm needs no product: O(B D). A movement that all rows
+    share, as of a whole tower, is no noise and does not count.
 
     Args:
-        moment: S_B; with `pairs` S_B(θ_t) − S_B(θ_{t−1}), whose noise it then is.
+        moment: S_B; with `pairs`, S_B(θ_t) − S_B(θ_{t−1}).
+        pairs: return the noise of that difference.
     """
     with torch.no_grad():
         u, f, before = rows.embeddings, rows.factors, rows.before
@@ -173,12 +181,15 @@ def _square(one: Tensor, other: Tensor, factors: Tensor) -> Tensor:
 
 
 def beside(embeddings: Tensor, factors: Tensor) -> Tensor:
-    """(u, f) for each row, [B, D + K]."""
+    """Return (u, f) for each row, [B, D + K]."""
     return torch.cat([embeddings, factors], dim=1) if factors.shape[1] else embeddings
 
 
 def exact_moment(population: Population) -> Tensor:
-    """M = Σ_a p_a u_a ⊗ (u_a, f_a), [D, D + K], summed in float64 over every entity."""
+    """Return M = Σ_a p_a u_a ⊗ (u_a, f_a), [D, D + K], summed in float64 over every entity.
+
+    Raises: ValueError: there is no entity.
+    """
     total: Tensor | None = None
     with torch.no_grad():
         for embeddings, share, factors in population():
@@ -192,9 +203,9 @@ def exact_moment(population: Population) -> Tensor:
 
 
 def projected(matrix: Tensor) -> Tensor:
-    """M with its Gramian [D, D] projected onto the positive semi-definite matrices.
+    """Return M with its Gramian [D, D] projected onto the positive semi-definite matrices.
 
-    A Gramian that passes Cholesky's test is left as it is: that test costs a tenth of the
+    A Gramian that passes Cholesky's test is returned as it is: the test costs a tenth of the
     eigendecomposition.
     """
     dim = len(matrix)

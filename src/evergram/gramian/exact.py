@@ -1,8 +1,8 @@
-"""The Gramian itself: the oracle in tests, and right for small corpora."""
+"""The exact Gramian: for small corpora, and the oracle in tests."""
 
 from __future__ import annotations
 
-from evergram.gramian.estimator import GramianEstimator, Population, Rows, exact_moment
+from evergram.gramian.estimator import EntityBatch, GramianEstimator, Population, exact_moment
 
 
 class ExactGramian(GramianEstimator):
@@ -13,5 +13,5 @@ class ExactGramian(GramianEstimator):
     def begin(self, population: Population) -> None:
         self.matrix = exact_moment(population).to(self.matrix)
 
-    def update(self, rows: Rows) -> None:
-        """Nothing to learn from a batch: `begin` sees everything."""
+    def update(self, rows: EntityBatch) -> None:
+        """Do nothing: `begin` has seen every entity."""

@@ -53,7 +53,7 @@ def quadratic_penalty(
     query_prior: Tensor | None = None,
     candidate_prior: Tensor | None = None,
 ) -> Tensor:
-    """ĝ = mean[ μ uᵀ (Ĝ_v u − 2 Ĥ_v q) + ν vᵀ (Ĝ_u v − 2 Ĥ_u r) ].
+    """Return ĝ = mean[ μ uᵀ (Ĝ_v u − 2 Ĥ_v q) + ν vᵀ (Ĝ_u v − 2 Ĥ_u r) ].
 
     Its gradient estimates without bias that of g = Σ_ab p_a q_b (⟨u_a, v_b⟩ − ⟨q_a, r_b⟩)².
 
@@ -81,7 +81,7 @@ def quadratic_penalty(
 
 
 def orthogonal_penalty(rows: Tensor, moment: Moment, weight: Tensor) -> Tensor:
-    """2 mean[ μ uᵀ Ĝ u ] while ⟨Ĝ, Ĝ⟩ > 1/D, else 0: spreads one side over the sphere.
+    """Return 2 mean[ μ uᵀ Ĝ u ] while ⟨Ĝ, Ĝ⟩ > 1/D, else 0: it spreads one side over the sphere.
 
     Its gradient estimates that of max(⟨G, G⟩, 1/D), global orthogonal regularisation; its value is
     2⟨G, G⟩. 1/D is what rows of unit norm have when they are spread evenly: of other rows it means
@@ -100,11 +100,11 @@ def orthogonal_penalty(rows: Tensor, moment: Moment, weight: Tensor) -> Tensor:
 
 
 def check_dims(query: Tensor, candidate: Tensor, *moments: Moment) -> None:
-    """Raises: ShapeError: embeddings and moments do not have one dim."""
+    """Check that embeddings and moments have one dim. Raises: ShapeError."""
     dim = query.shape[-1]
-    found = [m.matrix.shape[0] if m.matrix is not None else m.dense.shape[0] for m in moments]
-    if {candidate.shape[-1], *found} != {dim}:
-        of = " and ".join(map(str, found))
+    dims = [m.matrix.shape[0] if m.matrix is not None else m.dense.shape[0] for m in moments]
+    if {candidate.shape[-1], *dims} != {dim}:
+        of = " and ".join(map(str, dims))
         raise ShapeError(
             f"Queries have dim {dim}, candidates {candidate.shape[-1]}, the Gramians {of}; "
             "all must agree."

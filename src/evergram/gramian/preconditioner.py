@@ -11,7 +11,7 @@ from evergram.gramian.estimator import Moment
 
 
 def preconditioner(moments: Sequence[Moment], weights: Sequence[float], ridge: float) -> Tensor:
-    """P = (Ĝ/τ + ρ I)⁻¹ [D, D] of Ĝ = Σ_r λ_r Ĝ_r of the *other* side, with τ = tr Ĝ/D.
+    """Return P = (Ĝ/τ + ρ I)⁻¹ [D, D] of Ĝ = Σ_r λ_r Ĝ_r of the *other* side, with τ = tr Ĝ/D.
 
     The penalty's Hessian by u_a is 2 μ_a Σ_r λ_r Ĝ_v, the same for every entity but for a factor,
     and steep along the direction of popularity: a gradient step that suits it is too short for all

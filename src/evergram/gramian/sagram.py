@@ -11,9 +11,9 @@ from torch import Tensor
 
 from evergram.errors import TrainingError
 from evergram.gramian.estimator import (
+    EntityBatch,
     GramianEstimator,
     Population,
-    Rows,
     batch_moment,
     beside,
     projected,
@@ -79,7 +79,7 @@ class SAGram(GramianEstimator):
         self.filled = torch.ones_like(self.filled)
         self._sum_anew()
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: EntityBatch) -> None:
         cached = self.cache[rows.ids.to(self.cache.device)].to(rows.embeddings)
         if self.beta == "1":
             change = batch_moment(rows) - batch_moment(rows, cached)

@@ -1,11 +1,11 @@
-"""The last batch alone: what negative sampling amounts to. [G2] §3.3."""
+"""The Gramian of the last batch, as negative sampling has it implicitly. [G2] §3.3."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from evergram.gramian.estimator import GramianEstimator, Moment, Rows, batch_moment, beside
+from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, batch_moment, beside
 
 
 class SampledGramian(GramianEstimator):
@@ -28,7 +28,7 @@ class SampledGramian(GramianEstimator):
         self.register_buffer("left", torch.zeros(0, dim))
         self.register_buffer("right", torch.zeros(0, dim + factors))
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: EntityBatch) -> None:
         pairs = self.form == "pairs" or (self.form == "auto" and len(rows.ids) < self.dim)
         if not pairs:
             self.matrix = batch_moment(rows).to(self.matrix)

@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from evergram.gramian.averaging_rate import AveragingRate
-from evergram.gramian.estimator import GramianEstimator, Moment, Rows, batch_moment, batch_noise
+from evergram.gramian.estimator import (
+    EntityBatch,
+    GramianEstimator,
+    Moment,
+    batch_moment,
+    batch_noise,
+)
 
 
 class SOGram(GramianEstimator):
@@ -18,7 +24,7 @@ class SOGram(GramianEstimator):
 
     Args:
         dim, factors: D and K.
-        rate: α, in (0, 1], or "auto"; 1 is the last batch alone.
+        rate: α, in (0, 1], or "auto"; with 1 the estimate is the last batch.
         decay: κ; step t has α t^−κ.
     """
 
@@ -36,7 +42,7 @@ class SOGram(GramianEstimator):
         weight = (1 - self.missing).clamp(min=1e-30)
         return Moment(self.matrix / weight.to(self.matrix))
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: EntityBatch) -> None:
         batch = batch_moment(rows).to(self.matrix)
         rate = self.rate()
         self.matrix = torch.lerp(self.matrix, batch, rate.to(batch))

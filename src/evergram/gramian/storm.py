@@ -1,4 +1,4 @@
-"""Recursive momentum: an average that is carried along as the embeddings move."""
+"""Recursive momentum: a moving average that moves along with the embeddings."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import torch
 from torch import Tensor
 
 from evergram.gramian.averaging_rate import AveragingRate
-from evergram.gramian.estimator import GramianEstimator, Rows, batch_moment, batch_noise, projected
+from evergram.gramian.estimator import (
+    EntityBatch,
+    GramianEstimator,
+    batch_moment,
+    batch_noise,
+    projected,
+)
 
 
 class Storm(GramianEstimator):
     """Ĝ ← S_B(θ_t) + (1 − α)(Ĝ − S_B(θ_{t−1})), projected onto the PSD matrices.
 
-    The same batch at both parameters: what moved is added, what is noise mostly cancels, so that a
-    slow α does not lag. Costs one more forward without gradient. The batch must not be one that
-    moved θ_{t−1} to θ_t, or its movement is not that of the others.
+    The same batch at both parameters: movement is added, noise mostly cancels, so that a slow α
+    does not lag. It costs one more forward pass without gradient. A batch that moved θ_{t−1} to θ_t
+    itself must not be used: its rows move more than the others.
 
     Args:
         dim, factors: D and K.
         rate: α, in (0, 1], or "auto".
         decay: κ; step t has α t^−κ.
     Source: the estimator of Cutkosky and Orabona 2019 (STORM) for a matrix, as
-        ../shared/method.md §1 has it.
+        docs/method.md derives it, "Recursive momentum".
     """
 
     wants_before = True
@@ -34,7 +40,7 @@ class Storm(GramianEstimator):
         self.started: Tensor
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: EntityBatch) -> None:
         batch = batch_moment(rows).to(self.matrix)
         rate = self.rate().to(batch)
         pairs = None

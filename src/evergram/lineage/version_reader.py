@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from evergram.compatibility.certificate import StepError
-from evergram.compatibility.transforms import Transform, build_transform
+from evergram.compatibility.kinds import build_transform
+from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import EvergramError, IntegrityError, ShapeError

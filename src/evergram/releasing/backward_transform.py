@@ -14,8 +14,9 @@ from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import fit_closed_form
 from evergram.compatibility.gradient_fit import fit_by_gradient
+from evergram.compatibility.kinds import build_transform
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.compatibility.transforms import Transform, build_transform
+from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
 from evergram.errors import DataError
@@ -23,7 +24,7 @@ from evergram.lineage.unseen_objects import id_hash
 from evergram.releasing.past_models import PastModel, known_vectors
 from evergram.releasing.past_version_report import held_out_rows
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
-from evergram.training.recipe.recipe import UpgradeRecipe
+from evergram.training.recipe.upgrade import UpgradeRecipe
 
 # One in so many objects chooses the ridge of a closed form.
 FOR_RIDGE = 10
@@ -114,7 +115,7 @@ class BackwardTransformFit:
             settings.transform,
             before.dim,
             new_dim,
-            settings.transform_options,
+            settings.chosen.options(),
             torch.Generator().manual_seed(seed),
         )
 
@@ -186,7 +187,7 @@ class BackwardTransformFit:
         seen.add(past[~apart], new[~apart])
         held.add(past[apart], new[apart])
         return fit_closed_form(
-            self.settings.transform, seen, held, self.loss.metric, rank=self.settings.rank
+            self.settings.transform, seen, held, self.loss.metric, **self.settings.chosen.options()
         ).transform
 
     def _objects(self, vectors: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from evergram.data.split import Split
 from evergram.encoders.features import SIDES
 from evergram.training.callbacks import Callback
 from evergram.training.fit import Trained
-from evergram.training.recipe.recipe import TrainingRecipe
+from evergram.training.recipe.training import TrainingRecipe
 
 
 def version_report(

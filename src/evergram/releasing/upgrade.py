@@ -41,7 +41,7 @@ from evergram.training.corpora import final_split, load_corpus, salt_of, split_f
 from evergram.training.fit import Companions, Refit, RunContext, fit_encoder, judge
 from evergram.training.pilots import run_pilots
 from evergram.training.progress import Progress
-from evergram.training.recipe import CLOSED, Recipe, flat
+from evergram.training.recipe import Recipe, flat
 
 
 def train(
@@ -219,7 +219,7 @@ def upgrade_lost(
             "train a new one."
         )
     model = restore_any(*lost.encoder(), "the kept model", encoder)
-    closed = recipe.upgrade.transform in CLOSED
+    closed = recipe.upgrade.chosen.has_closed_form
     settings = recipe.upgrade.model_copy(
         update={
             "fit": "posthoc",

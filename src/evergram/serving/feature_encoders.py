@@ -11,9 +11,11 @@ import torch
 
 from evergram.data.corpus import Vocabulary
 from evergram.encoders.factory import restore_encoder
-from evergram.encoders.features import Inputs
+from evergram.encoders.features import EntityInputs
+from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, LineageError
+from evergram.kinds import kinds_where
 from evergram.lineage.lineage import Lineage
 from evergram.serving.http.schemas import Features
 from evergram.stores.store import Floats
@@ -54,7 +56,7 @@ class Encoders:
                         f"Version {version} is encoded by modules of its makers, which the lineage "
                         "does not hold; ask for the embeddings of ids."
                     )
-                if record.kind in ("graphsage", "lightgcn"):
+                if record.kind in kinds_where(ENCODERS, "needs_graph"):
                     raise LineageError(
                         f"Version {version} is encoded by {record.kind}, which needs the whole "
                         "graph; ask for the embeddings of ids."
@@ -72,7 +74,9 @@ class Encoders:
             return self._read[version]
 
 
-def _inputs(encoder: RowEncoder, version: int, side: str, objects: Sequence[Features]) -> Inputs:
+def _inputs(
+    encoder: RowEncoder, version: int, side: str, objects: Sequence[Features]
+) -> EntityInputs:
     schema = encoder.schema
     if side not in schema.inputs:
         raise DataError(f"There is no side {side!r}; there is {' and '.join(schema.inputs)}.")
@@ -95,8 +99,8 @@ def _inputs(encoder: RowEncoder, version: int, side: str, objects: Sequence[Feat
     for i, found in enumerate(objects):
         if found.id is not None:
             ids[i] = schema.ids(side).rows(pa.array([found.id]))[0]
-    inputs = Inputs(ids, bags)
-    untold = torch.nonzero(~inputs.told).flatten()
+    inputs = EntityInputs(ids, bags)
+    untold = torch.nonzero(~inputs.is_known).flatten()
     if len(untold):
         raise DataError(
             f"Version {version} knows none of the features of object {int(untold[0])}; an "

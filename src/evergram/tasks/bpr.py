@@ -1,4 +1,4 @@
-"""Each observed pair should score above one that was not observed."""
+"""Bayesian personalised ranking: each observed pair scores above one that was not observed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task, and what is added to it: the penalty on all pairs, norms, spread."""
+"""The objective: a task, the penalty on all pairs, norms, and orthogonal terms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Objective(nn.Module):
             "penalty", under the (first) measure of the penalty, which is the same as l2/λ added to
             the diagonal of both Gramians.
         orthogonal: for each side, the weight of global orthogonal regularisation.
-        constant: Σ_r λ_r Σ_ab p_a q_b π_ab², what the penalty's value lacks ([G2] App. B).
+        constant: Σ_r λ_r Σ_ab p_a q_b π_ab², which the penalty's value lacks ([G2] App. B).
     Source: [G2] §2, Eq. (7), App. B to D.
     """
 
@@ -59,7 +59,7 @@ class Objective(nn.Module):
 
     @property
     def wants_moments(self) -> bool:
-        """Whether any Gramian is used at all."""
+        """Whether it uses any Gramian."""
         return any(self.penalty) or bool(self.orthogonal) or self.task.wants_means
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Loss:
@@ -80,7 +80,7 @@ class Objective(nn.Module):
         for r, strength in enumerate(self.penalty):
             if not strength:
                 continue
-            found = quadratic_penalty(
+            penalty = quadratic_penalty(
                 query.rows,
                 candidate.rows,
                 moments["query"][r],
@@ -90,13 +90,13 @@ class Objective(nn.Module):
                 query.factors,
                 candidate.factors,
             )
-            loss = loss + strength * found
-            # ĝ estimates 2g: its half is what the objective holds.
-            objective = objective + strength * 0.5 * found.detach()
+            loss = loss + strength * penalty
+            # ĝ estimates 2g, and the objective holds g.
+            objective = objective + strength * 0.5 * penalty.detach()
         for side, strength in self.orthogonal.items():
             moment, all_rows = moments[side][0], spread[side]
-            found = orthogonal_penalty(all_rows.rows, moment, all_rows.weight[:, 0])
-            loss = loss + strength * found
+            spread_penalty = orthogonal_penalty(all_rows.rows, moment, all_rows.weight[:, 0])
+            loss = loss + strength * spread_penalty
             value = moment.gramian.square().sum().clamp(min=1 / len(moment.gramian))
             objective = objective + strength * value
         return Loss(loss, objective)

@@ -1,4 +1,4 @@
-"""Each observed pair has a score to reach. [G2] §2."""
+"""Pointwise losses: each observed pair has a score to reach. [G2] §2."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pointwise(Task):
         self.loss = loss
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
-        found = score(encoded)
+        scores = score(encoded)
         if self.loss == "squared":
-            return 0.5 * (found - batch.target).square().mean()
-        return (functional.softplus(found) - batch.target * found).mean()
+            return 0.5 * (scores - batch.target).square().mean()
+        return (functional.softplus(scores) - batch.target * scores).mean()

@@ -1,4 +1,4 @@
-"""What an encoder is trained for: the loss on observed pairs, which an objective adds to."""
+"""The interface of tasks: the loss on observed pairs, to which an objective adds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Moments = Mapping[str, list[Moment]]
 
 @dataclass(frozen=True)
 class Spread:
-    """One side's rows that stand for all its entities where pairs are not looked at.
+    """Rows that stand for all entities of one side, where pairs do not matter.
 
     Args:
         rows: [M, D].
@@ -38,8 +38,8 @@ class Encoded:
         query, candidate: [B, D].
         negative: [B, D], embeddings of `Batch.negative`; or None.
         query_factors, candidate_factors: [B, K], rows of the prior; None without a prior.
-        everyone: of each side, all entities, where their embeddings are there anyway; else the
-            batch stands for them.
+        everyone: of each side, all entities, if their embeddings are computed anyway; None lets
+            the batch stand for them.
     """
 
     query: Tensor
@@ -50,7 +50,7 @@ class Encoded:
     everyone: Mapping[str, Spread] | None = None
 
     def spread(self, batch: Batch) -> Mapping[str, Spread]:
-        """What stands for all entities of each side."""
+        """Return the rows that stand for all entities of each side."""
         if self.everyone is not None:
             return self.everyone
         return {
@@ -62,16 +62,20 @@ class Encoded:
 class Task(nn.Module, ABC):
     """The loss of a batch's observed pairs; state, where there is any, is in buffers."""
 
-    # What the loop must provide: negatives in the batch; the mean embedding in the moments, as
-    # their last column.
+    # What training must provide: negatives in the batch; the mean embedding, as the moments' last
+    # column.
     wants_negatives = False
     wants_means = False
 
     @abstractmethod
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
-        """Scalar."""
+        """Return the loss, a scalar.
+
+        Args:
+            moments: of each side, one a measure; detached.
+        """
 
 
 def score(encoded: Encoded) -> Tensor:
-    """⟨u, v⟩ of each observed pair, [B]."""
+    """Return ⟨u, v⟩ of each observed pair, [B]."""
     return (encoded.query * encoded.candidate).sum(-1)

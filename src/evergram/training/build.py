@@ -1,4 +1,4 @@
-"""From a recipe to the parts that a run is made of."""
+"""Make the parts of a run from a recipe."""
 
 from __future__ import annotations
 
@@ -19,100 +19,46 @@ from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import GramianEstimator
-from evergram.gramian.exact import ExactGramian
-from evergram.gramian.sagram import SAGram
-from evergram.gramian.sampled import SampledGramian
-from evergram.gramian.sogram import SOGram
-from evergram.gramian.storm import Storm
-from evergram.tasks.bpr import BPR
+from evergram.gramian.kinds import EstimatorSettings
 from evergram.tasks.objective import Objective
-from evergram.tasks.pointwise import Pointwise
-from evergram.tasks.softmax import SecondOrderSoftmax, Softmax
-from evergram.tasks.task import Task
 from evergram.training.memory import refuse_too_large
 from evergram.training.optimizers.row_adagrad import RowAdagrad
-from evergram.training.priors import build_prior, prior_constant
-from evergram.training.recipe import GramianRecipe, Recipe, TaskRecipe
+from evergram.training.priors.factors import prior_constant
+from evergram.training.recipe import ModelRecipe, Recipe, TaskRecipe
 from evergram.training.recipe.automatic import batch_size_of, rate_of, strengths_of
 from evergram.training.step import Joint, Step
 
 
-def encoder_options(recipe: Recipe, version: int) -> dict[str, Any]:
-    """What `encoders.building.build_encoder` takes, as JSON."""
-    model = recipe.model
+def encoder_options(model: ModelRecipe, version: int) -> dict[str, Any]:
+    """Return the keywords that `build_encoder` takes for a version, as JSON."""
     options: dict[str, Any] = {"dim": model.dim_of(version), "scale": model.scale}
     if model.normalize:
         options["normalize"] = True
-    if model.kind == "two_tower":
-        options |= {"input_dim": model.input_dim, "hidden": list(model.hidden)}
-    if model.kind in ("graphsage", "lightgcn"):
-        options["layers"] = model.layers_of(version)
-    if model.kind == "graphsage":
-        options |= {"width": model.input_dim, "ids": model.ids}
-    return options
-
-
-def build_task(recipe: TaskRecipe, corpus: Corpus) -> Task:
-    """Raises: DataError: the corpus does not have what the task needs."""
-    if recipe.kind == "pointwise":
-        if recipe.loss == "logistic" and recipe.target == "value" and corpus.has_values:
-            value = corpus.column("value")
-            if not bool(((value >= 0) & (value <= 1)).all()):
-                raise DataError(
-                    f"The logistic loss needs values between 0 and 1, and they go from "
-                    f"{float(value.min())} to {float(value.max())}; set task.target = 'one' or "
-                    "task.loss = 'squared'."
-                )
-        return Pointwise(recipe.loss)
-    if recipe.kind == "bpr":
-        return BPR()
-    if recipe.kind == "softmax":
-        return Softmax(len(corpus.candidates), recipe.temperature)
-    return SecondOrderSoftmax(recipe.temperature, recipe.centred)
+    return options | model.chosen.options(version)
 
 
 def build_measures(recipe: TaskRecipe, corpus: Corpus, side: str) -> Tensor:
-    """The R measures of a side, float64 [N, R].
+    """Return the R measures of a side, float64 [N, R].
 
     Raises: DataError: a file of weights cannot be used.
     """
-    given = recipe.query_measure if side == "query" else recipe.candidate_measure
+    wanted = recipe.query_measure if side == "query" else recipe.candidate_measure
     entities = corpus.queries if side == "query" else corpus.candidates
     counts = corpus.counts(side)
-    found = [
+    columns = [
         _weights_of(Path(item), entities.vocabulary)
         if isinstance(item, str)
         else measure(counts, item)
-        for item in given
+        for item in wanted
     ]
-    return torch.stack(found, dim=1)
-
-
-def build_estimator(
-    recipe: GramianRecipe, dim: int, share: Tensor, factors: Tensor, file: Path | None = None
-) -> GramianEstimator:
-    """The estimator of one side under one measure.
-
-    Args:
-        share: [N], the measure.
-        factors: [N, K].
-        file: where a cache that is too large for memory goes; None keeps it in memory.
-    """
-    width = factors.shape[1]
-    if recipe.kind == "exact":
-        return ExactGramian(dim, width)
-    if recipe.kind == "sampled":
-        return SampledGramian(dim, width, recipe.form)
-    if recipe.kind == "sogram":
-        return SOGram(dim, width, recipe.rate, recipe.decay)
-    if recipe.kind == "storm":
-        return Storm(dim, width, recipe.rate, recipe.decay)
-    large = 4 * len(share) * dim > recipe.memory * 2**20
-    return SAGram(dim, share, factors, recipe.beta, file if large else None)
+    return torch.stack(columns, dim=1)
 
 
 def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
-    """The pairs of each epoch. Raises: DataError: a column that the recipe needs is absent."""
+    """Return the sampler of each epoch's pairs.
+
+    Raises: DataError: a column that the recipe needs is absent.
+    """
     task = recipe.task
     penalty = strengths_of(recipe, corpus).penalty
     measures = {side: build_measures(task, corpus, side) for side in SIDES}
@@ -122,9 +68,9 @@ def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
         seed=seed,
         query_measures=measures["query"],
         candidate_measures=measures["candidate"],
-        target=task.target,
+        target=task.chosen.pair_target,
         positives=task.drawn,
-        negatives=task.kind == "bpr",
+        negatives=task.chosen.wants_negatives,
         pair_weight=_sparse(task.sparse, penalty, corpus, measures),
     )
 
@@ -132,7 +78,7 @@ def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
 def build_independent(
     recipe: Recipe, corpus: Corpus, sampler: ExampleSampler, seed: int
 ) -> dict[str, EntitySampler]:
-    """For each side the entities that the estimators learn from, drawn apart from the pairs."""
+    """Return, for each side, the sampler of the entities that estimators learn from."""
     return {
         side: EntitySampler(
             corpus.counts(side),
@@ -145,13 +91,42 @@ def build_independent(
     }
 
 
+def build_estimators(
+    settings: EstimatorSettings,
+    dim: int,
+    measures: Mapping[str, Tensor],
+    factors: Mapping[str, Tensor],
+    folder: Path | None = None,
+) -> dict[str, list[GramianEstimator]]:
+    """Return an estimator for each side and measure, on the CPU.
+
+    Args:
+        dim: D.
+        measures: of each side, [N, R].
+        factors: of each side, [N, K].
+        folder: where state that is too large for memory goes; None keeps it in memory.
+    """
+    return {
+        side: [
+            settings.build(
+                dim,
+                measures[side][:, r],
+                factors[side],
+                None if folder is None else folder / f"cache-{side}-{r}.bin",
+            )
+            for r in range(measures[side].shape[1])
+        ]
+        for side in SIDES
+    }
+
+
 def build_optimizers(
     recipe: Recipe, encoder: Encoder, owned: list[nn.Parameter], rate: float | None
 ) -> list[torch.optim.Optimizer]:
-    """Row-wise Adagrad for tables; Adam for layers and for what joins in.
+    """Return row-wise Adagrad for tables, and Adam for layers and for `owned`.
 
     Args:
-        owned: parameters that are trained together with the encoder, by `rate`.
+        owned: other parameters that are trained together with the encoder, by `rate`.
     """
     features = encoder.feature_tables()
     shared = {id(p) for p in features}
@@ -189,7 +164,7 @@ def prepare(
     folder: Path | None = None,
     own: ModuleEncoder | None = None,
 ) -> tuple[Step, ExampleSampler, dict[str, EntitySampler] | None]:
-    """Everything that a run starts from: what a step works on, and what batches come from.
+    """Return a run's step, the sampler of its pairs, and those of entities drawn apart, if any.
 
     Args:
         own: the encoder to train in the place of the recipe's; a copy of it is trained.
@@ -201,14 +176,14 @@ def prepare(
     seed = recipe.seed + 1_000_003 * version
     generator = torch.Generator().manual_seed(seed)
     if own is None:
-        schema = Schema.of(corpus, features=recipe.model.kind != "factorization")
-        options = encoder_options(recipe, version)
+        schema = Schema.of(corpus, features=recipe.model.chosen.reads_features)
+        options = encoder_options(recipe.model, version)
         encoder = build_encoder(recipe.model.kind, options, schema, generator).to(device)
     else:
         encoder = own.copied().to(device)
     sampler = build_sampler(recipe, corpus, seed)
-    task = build_task(recipe.task, corpus)
-    prior = build_prior(recipe.prior, corpus, past, recipe.seed)
+    task = recipe.task.chosen.build(corpus)
+    prior = recipe.prior.chosen.build(corpus, past, recipe.seed)
     strengths = strengths_of(recipe, corpus)
     objective = Objective(
         task,
@@ -222,19 +197,11 @@ def prepare(
         s: torch.cat([f, torch.ones(len(f), 1)], dim=1) if task.wants_means else f
         for s, f in prior.items()
     }
-    estimators = {
-        side: [
-            build_estimator(
-                recipe.gramian,
-                encoder.dim,
-                sampler.measures[side][:, r],
-                factors[side],
-                None if folder is None else folder / f"cache-{side}-{r}.bin",
-            ).to(device)
-            for r in range(len(strengths.penalty) if objective.wants_moments else 0)
-        ]
-        for side in SIDES
-    }
+    estimators: dict[str, list[GramianEstimator]] = {side: [] for side in SIDES}
+    if objective.wants_moments:
+        settings = recipe.gramian.chosen
+        made = build_estimators(settings, encoder.dim, sampler.measures, factors, folder)
+        estimators = {side: [e.to(device) for e in each] for side, each in made.items()}
     owned = [] if joint is None else [p for p in joint.parameters() if p.requires_grad]
     rate = None if joint is None else joint.rate
     independent = recipe.gramian.batch == "independent" and objective.wants_moments
@@ -244,7 +211,7 @@ def prepare(
         objective,
         estimators,
         sampler.measures,
-        {side: found.to(device) for side, found in factors.items()},
+        {side: columns.to(device) for side, columns in factors.items()},
         prior["query"].shape[1],
         build_optimizers(recipe, encoder, owned, rate),
         joint,
@@ -256,7 +223,10 @@ def prepare(
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto" is CUDA where there is one. Raises: RecipeError: CUDA was asked for in vain."""
+    """Return the device of a name; "auto" is CUDA if there is one.
+
+    Raises: RecipeError: no device has that name, or there is no CUDA.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise RecipeError(f"--device {name} is none of auto, cpu, cuda.")
     available = torch.cuda.is_available()
@@ -268,12 +238,12 @@ def pick_device(name: str) -> torch.device:
 def _sparse(
     sparse: str, penalty: Sequence[float], corpus: Corpus, measures: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """Weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]; None for none."""
+    """Return weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]; None without."""
     if sparse == "none":
         return None
     if sparse == "weight":
         return corpus.column("weight").double()
-    # What the penalty gives to a pair is taken off again, once however often it was observed.
+    # Take the penalty of a pair off again, once however often the pair was observed.
     query, candidate = corpus.column("query"), corpus.column("candidate")
     _, place, times = torch.unique(
         query * len(corpus.candidates) + candidate, return_inverse=True, return_counts=True
@@ -286,7 +256,8 @@ def _sparse(
 
 
 def _weights_of(path: Path, vocabulary: Vocabulary) -> Tensor:
-    """A measure from a file with columns `id` and `weight`, float64 [N]; what it lacks weighs 0."""
+    """Return the measure of a file with columns `id` and `weight`, float64 [N]; an id that it lacks
+    weighs 0. Raises: DataError: the file cannot be used."""
     ids, column = read_keyed(path, "weight")
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):

@@ -165,7 +165,7 @@ def options_of(encoder: Encoder, recipe: Recipe, version: int) -> dict[str, Any]
     """Return the options that build an encoder again, as JSON."""
     if isinstance(encoder, ModuleEncoder):
         return encoder.options
-    return encoder_options(recipe, version)
+    return encoder_options(recipe.model, version)
 
 
 def trained_pairs(corpus: Corpus, salt: str) -> tuple[str, TrainedPairs]:

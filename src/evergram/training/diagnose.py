@@ -77,7 +77,7 @@ def rivals(batch_sizes: list[int]) -> dict[str, GramianRecipe]:
         "sagram 1": {"kind": "sagram", "beta": "1"},
     }
     return {
-        f"{name}, |B| = {size}": GramianRecipe.model_validate(
+        f"{name}, |B| = {size}": GramianRecipe.of(
             {"sampler": "uniform", "batch_size": size} | chosen
         )
         for size in batch_sizes

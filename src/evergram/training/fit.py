@@ -28,7 +28,7 @@ from evergram.training.monitors.map_watch import MapWatch
 from evergram.training.progress import Progress, ProgressReport
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import rate_of
-from evergram.training.recipe.recipe import TrainingRecipe
+from evergram.training.recipe.training import TrainingRecipe
 from evergram.training.resume import ResumeFile, Resumption, run_key
 from evergram.training.step import Joint
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 from pathlib import Path
 
 from torch import nn
@@ -16,11 +15,6 @@ FLOAT = 4
 # Vectors are held in the model, as the best so far, and as what is published; a layer has its
 # gradient and Adam's two means beside it.
 TABLE_COPIES, LAYER_COPIES = 2, 4
-# The recipe's keys that size a model, if there are more than model.dim.
-SIZES = {
-    "two_tower": "model.dim, model.input_dim or model.hidden",
-    "graphsage": "model.dim, model.input_dim or model.layers",
-}
 # Files that state a container's limit.
 CGROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -42,10 +36,12 @@ def refuse_too_large(
     needed, there = needed_bytes(recipe, corpus, version), memory_bytes()
     if needed > there:
         entities = len(corpus.queries) + len(corpus.candidates)
+        keys = [f"model.{key}" for key in ("dim", *recipe.model.chosen.size_keys)]
+        sizes = " or ".join(filter(None, (", ".join(keys[:-1]), keys[-1])))
         raise RecipeError(
             f"Training {entities:,} entities with model.dim = {recipe.model.dim_of(version)} needs "
             f"at least {needed:,} bytes of memory, and this machine has {there:,}; lower "
-            f"{SIZES.get(recipe.model.kind, 'model.dim')}."
+            f"{sizes}."
         )
 
 
@@ -53,16 +49,9 @@ def needed_bytes(recipe: Recipe, corpus: Corpus, version: int) -> int:
     """Return the bytes that a training of this version needs at least; it will use far more."""
     model, entities = recipe.model, len(corpus.queries) + len(corpus.candidates)
     dim = model.dim_of(version)
-    width = model.input_dim if model.kind in ("two_tower", "graphsage") else None
     # Both sides' second moments are published in float64.
     total = 2 * 2 * FLOAT * dim * dim + TABLE_COPIES * FLOAT * entities * dim
-    if model.kind == "two_tower":
-        sizes = [width or dim, *model.hidden, dim] if model.hidden else []
-        total += 2 * LAYER_COPIES * FLOAT * sum(a * b for a, b in pairwise(sizes))
-    if model.kind == "graphsage":
-        inner, layers = width or dim, model.layers_of(version)
-        total += 2 * LAYER_COPIES * FLOAT * inner * ((layers - 1) * inner + dim)
-    return total
+    return total + LAYER_COPIES * FLOAT * model.chosen.layer_numbers(dim, version)
 
 
 def memory_bytes() -> int:

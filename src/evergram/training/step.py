@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evergram.data.sampling import Batch, Draw
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import SIDES
-from evergram.gramian.estimator import GramianEstimator, Population, Rows
+from evergram.gramian.estimator import EntityBatch, GramianEstimator, Population
 from evergram.gramian.preconditioner import preconditioner
 from evergram.tasks.objective import Objective
 from evergram.tasks.task import Encoded, Moments, Spread
@@ -219,4 +219,4 @@ class Step:
             # Without factors nothing is looked up.
             own = factors[ids] if factors.shape[1] else embeddings[:, :0]
             for r, estimator in enumerate(self.estimators[side]):
-                estimator.update(Rows(ids, weights[:, r], embeddings, own, past.get(side)))
+                estimator.update(EntityBatch(ids, weights[:, r], embeddings, own, past.get(side)))

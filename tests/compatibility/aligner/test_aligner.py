@@ -19,8 +19,8 @@ from tests.compatibility.aligner.planted import Floats, planted, turn
 from evergram.compatibility import Aligner, Chain, certify
 from evergram.compatibility.closed_form_fit import KINDS
 from evergram.compatibility.closed_form_solvers import RIDGES
+from evergram.compatibility.kinds import TRANSFORMS
 from evergram.compatibility.row_groups import pair_groups, vector_hashes
-from evergram.compatibility.transforms import TRANSFORMS
 from evergram.errors import DataError, ShapeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage

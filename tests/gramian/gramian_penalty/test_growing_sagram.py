@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evergram.gramian.estimator import Rows
+from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.gramian_penalty.growing_sagram import GrowingSAGram
 
 DIM, N = 3, 20
@@ -48,7 +48,7 @@ def test_it_is_the_gramian_of_what_was_met(batches: list[list[int]], kind: str, 
     for batch in batches:
         ids = torch.tensor(batch)
         table = torch.randn(N, DIM, generator=draw)
-        estimator.update(Rows(ids, torch.ones(len(ids)), table[ids], factors[ids]))
+        estimator.update(EntityBatch(ids, torch.ones(len(ids)), table[ids], factors[ids]))
         last |= {entity: table[entity] for entity in batch}
         torch.testing.assert_close(
             estimator.moment().dense.double(), naive(last, shares, factors), rtol=1e-4, atol=1e-5
@@ -60,12 +60,12 @@ def test_it_is_the_gramian_of_what_was_met(batches: list[list[int]], kind: str, 
         other = GrowingSAGram(DIM, shares[:0] if starts_empty else shares, given_factors)
         if elsewhere:
             one = torch.ones(1, DIM)
-            other.update(Rows(torch.tensor(elsewhere), torch.ones(1), one, factors[:1]))
+            other.update(EntityBatch(torch.tensor(elsewhere), torch.ones(1), one, factors[:1]))
         other.load_state_dict(estimator.state_dict())
         assert torch.equal(other.moment().dense, estimator.moment().dense)
         table = torch.randn(N, DIM, generator=draw)
         for each in (other, estimator):
-            each.update(Rows(torch.arange(N), torch.ones(N), table, factors))
+            each.update(EntityBatch(torch.arange(N), torch.ones(N), table, factors))
         torch.testing.assert_close(other.moment().dense, estimator.moment().dense)
 
 

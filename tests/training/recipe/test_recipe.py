@@ -103,3 +103,12 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, text: str | None, message: str
         path.write_text(text)
     with pytest.raises(RecipeError, match=message):
         Recipe.load(path)
+
+
+def test_an_override_mends_a_table_of_the_wrong_type(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text('seed = {a = 1}\n[data]\nkind = "synthetic"\n[model]\nkind = ["two_tower"]\n')
+    with pytest.raises(RecipeError, match=r"seed is \{'a': 1\}; it must be a whole number"):
+        Recipe.load(path)
+    mended = Recipe.load(path, ["seed=3", "model.kind=two_tower"])
+    assert (mended.seed, mended.model.kind) == (3, "two_tower")

@@ -26,7 +26,7 @@ from evergram.compatibility.aligner.report import AlignerReport
 from evergram.compatibility.aligner.settings import AlignerSettings
 from evergram.compatibility.aligner.solution import Solution
 from evergram.compatibility.closed_form_fit import KINDS, ClosedForm
-from evergram.compatibility.transforms import build_transform
+from evergram.compatibility.kinds import build_transform
 from evergram.errors import DataError, ShapeError
 from evergram.validation import sentence_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from evergram.compatibility.closed_form_fit import KINDS
-from evergram.compatibility.transforms import TRANSFORMS
+from evergram.compatibility.kinds import TRANSFORMS
 from evergram.errors import DataError
 
 # Rank of low_rank, where nothing is said and the dims allow it.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.errors import TrainingError
-from evergram.gramian.estimator import Moment, Rows
+from evergram.gramian.estimator import EntityBatch, Moment
 from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
 from evergram.gramian.gramian_penalty.penalty_side import PenaltySide, prior_factors
 from evergram.gramian.penalty import quadratic_penalty
@@ -128,7 +128,7 @@ class GramianPenalty(nn.Module):
         self.candidate = PenaltySide("candidate", dim, measures[1], candidate_factors, *kind)
         # Embeddings that are in the estimate, as weak references; micro-batches that will be.
         self._folded: Sequence[weakref.ref[Tensor]] = ()
-        self._pending: tuple[list[Rows], list[Rows]] | None = None
+        self._pending: tuple[list[EntityBatch], list[EntityBatch]] | None = None
 
     @property
     def query_gramian(self) -> Tensor:
@@ -191,7 +191,7 @@ class GramianPenalty(nn.Module):
         """
         if self._pending is not None:
             raise TrainingError("accumulate() is open already; use one for each optimiser step.")
-        pending: tuple[list[Rows], list[Rows]] = ([], [])
+        pending: tuple[list[EntityBatch], list[EntityBatch]] = ([], [])
         self._pending = pending
         try:
             yield
@@ -223,7 +223,7 @@ class GramianPenalty(nn.Module):
     def extra_repr(self) -> str:
         return self.settings
 
-    def _value(self, wide: Sequence[Tensor], rows: Sequence[Rows]) -> Tensor:
+    def _value(self, wide: Sequence[Tensor], rows: Sequence[EntityBatch]) -> Tensor:
         """The value, with the graph of its gradient."""
         width = torch.promote_types(wide[0].dtype, wide[1].dtype)
         sides = (_operands(w, of, width) for w, of in zip(wide, rows, strict=True))
@@ -235,7 +235,7 @@ class GramianPenalty(nn.Module):
         value = value + (sum(not len(w) for w in wide) - 1) * between
         return value + (self.query.prior_mean * self.candidate.prior_mean).sum().to(width)
 
-    def _take(self, query: Tensor, candidate: Tensor, rows: Sequence[Rows]) -> None:
+    def _take(self, query: Tensor, candidate: Tensor, rows: Sequence[EntityBatch]) -> None:
         """Fold a call's batch in, or hold it until the micro-batches of its step are complete."""
         if self._pending is None:
             for side, of_side in zip((self.query, self.candidate), rows, strict=True):
@@ -280,7 +280,7 @@ class GramianPenalty(nn.Module):
         return {**self.__dict__, "_folded": (), "_pending": None}
 
 
-def _operands(wide: Tensor, rows: Rows, width: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _operands(wide: Tensor, rows: EntityBatch, width: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Embeddings, weights and factors; of a side without rows, one row that has no weight."""
     if len(wide):
         return wide.to(width), rows.weights.to(width), rows.factors.to(width)

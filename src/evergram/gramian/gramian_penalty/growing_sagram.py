@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evergram.gramian.estimator import Moment, Rows
+from evergram.gramian.estimator import EntityBatch, Moment
 from evergram.gramian.sagram import SAGram
 
 
@@ -37,7 +37,7 @@ class GrowingSAGram(SAGram):
     def moment(self) -> Moment:
         return Moment(self.matrix / self.seen_share.clamp(min=1e-30).to(self.matrix))
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: EntityBatch) -> None:
         if self.grows:
             self._enlarge(int(rows.ids.max()) + 1)
         fresh = torch.unique(rows.ids[~self.seen[rows.ids]])

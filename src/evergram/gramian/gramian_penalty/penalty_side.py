@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evergram.errors import DataError, ShapeError, TrainingError
 from evergram.gramian.adaptive_sogram import AdaptiveSOGram
-from evergram.gramian.estimator import GramianEstimator, Moment, Rows
+from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment
 from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
 from evergram.gramian.gramian_penalty.growing_sagram import GrowingSAGram
 from evergram.gramian.sampled import SampledGramian
@@ -149,7 +149,7 @@ class PenaltySide(nn.Module):
         if ids is not None:
             self.measure.count(ids)
 
-    def rows(self, embeddings: Tensor, ids: Tensor | None) -> Rows:
+    def rows(self, embeddings: Tensor, ids: Tensor | None) -> EntityBatch:
         """A batch's rows, detached, with the weights and the factors that their ids have."""
         size = len(embeddings)
         if ids is None:
@@ -158,9 +158,9 @@ class PenaltySide(nn.Module):
         else:
             weights = self.measure.weights(ids).to(embeddings)
         factors = self.factors[ids] if self.by_id else self.factors.expand(size, -1)
-        return Rows(ids, weights, embeddings.detach(), factors.to(embeddings))
+        return EntityBatch(ids, weights, embeddings.detach(), factors.to(embeddings))
 
-    def learn_prior(self, rows: Rows) -> None:
+    def learn_prior(self, rows: EntityBatch) -> None:
         """Take note of a batch's factors. No gradient flows there, so its own batch may count."""
         if rows.factors.shape[1]:
             factors, weights = rows.factors.double(), rows.weights.double()
@@ -172,7 +172,7 @@ class PenaltySide(nn.Module):
         """Σ p f⊗f of the prior's factors, [K, K]; zero before any row."""
         return self.prior_square / self.prior_weight.clamp(min=1e-300)
 
-    def fold(self, rows: Rows) -> None:
+    def fold(self, rows: EntityBatch) -> None:
         """Fold a batch into the estimate; an empty one changes nothing."""
         if not len(rows.ids):
             return
@@ -181,7 +181,7 @@ class PenaltySide(nn.Module):
             rows = replace(rows, embeddings=rows.embeddings.clone())
         self.estimator.update(rows)
 
-    def fold_together(self, calls: Sequence[Rows]) -> None:
+    def fold_together(self, calls: Sequence[EntityBatch]) -> None:
         """Fold several calls' rows in as one batch, weighted by all counts until now."""
         some = [rows for rows in calls if len(rows.ids)]
         if some:

@@ -6,23 +6,24 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from evergram.compatibility.transform_kinds import TransformKind
+from evergram.compatibility.kinds import transform_kind
 from evergram.errors import IntegrityError
 from evergram.lineage.disk.lineage_record import Checked, ChecksumError, Frozen, first_problem
 from evergram.lineage.disk.names import is_name
 
 
 class EncoderRecord(Frozen):
-    """How to build the encoder that `encoder.safetensors` fills; `kind` is from a closed list.
+    """How to build the encoder that `encoder.safetensors` fills.
 
+    `kind` is a name in `evergram.encoders.kinds`, which whoever restores the encoder looks up;
     "module" is an encoder of the user's own modules, which are given again when it is read.
     """
 
-    kind: Literal["factorization", "two_tower", "graphsage", "lightgcn", "module"]
+    kind: str = Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")
     options: dict[str, Any]
     # For each side, input name to vocabulary name.
     inputs: dict[str, dict[str, str]]
@@ -33,7 +34,7 @@ class EncoderRecord(Frozen):
 class TransformRecord(Frozen):
     """How to build the transform that `transform.safetensors` fills; a closed `kind`."""
 
-    kind: TransformKind
+    kind: Annotated[str, AfterValidator(transform_kind)]
     options: dict[str, Any] = Field(default_factory=dict)
 
 

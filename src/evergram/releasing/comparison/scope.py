@@ -40,7 +40,7 @@ def unmeasurable(
                 f"Version {k} is tested by {queries} queries, so (1) says little of it; "
                 f"{LEAST_QUERIES} or more are needed to tell methods apart."
             )
-    if recipe.model.kind == "factorization":
+    if not recipe.model.chosen.reads_features:
         first, last = splits[0].training, splits[-1].training
         known = sum(
             int((old.vocabulary.rows(new.vocabulary.keys) >= 0).sum())

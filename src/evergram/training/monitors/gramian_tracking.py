@@ -13,8 +13,7 @@ from evergram.data.sampling import Batch, Draw, EntitySampler
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.evaluation.gramian_error import Truth, gradient_error, gramian_error
-from evergram.gramian.estimator import GramianEstimator, Rows
-from evergram.training.build import build_estimator
+from evergram.gramian.estimator import EntityBatch, GramianEstimator
 from evergram.training.callbacks import Callback, Point
 from evergram.training.recipe import GramianRecipe
 from evergram.training.step import Step
@@ -90,9 +89,9 @@ class Tracking(Callback):
         for i, side in enumerate(SIDES):
             measures = run.measures[side][:, :1]
             factors = run.factors[side]
-            estimator = build_estimator(
-                settings, run.encoder.dim, measures[:, 0], factors.cpu()
-            ).to(factors.device)
+            estimator = settings.chosen.build(run.encoder.dim, measures[:, 0], factors.cpu()).to(
+                factors.device
+            )
             estimator.begin(run.population(now, side))
             draws = EntitySampler(
                 self.counts[side],
@@ -108,7 +107,7 @@ class Tracking(Callback):
         self, run: Step, now: Embeddings, side: str, shadow: _Shadow, device: torch.device
     ) -> None:
         draw = shadow.upcoming or next(shadow.draws).to(device)
-        rows = Rows(
+        rows = EntityBatch(
             draw.ids,
             draw.weights[:, 0],
             now.rows(side, draw.ids),

@@ -1,27 +1,31 @@
 """A recipe: everything that a run is made of, in one TOML file, checked strictly.
 
-Read `recipe` (the model of the file), then `values` (overrides), `used_keys` (a key that nothing
-uses is an error), `methods` (the methods of [BC] as settings) and `automatic` ("auto" resolved).
+Read `table` (the base of every table of the file, and of those with kinds), then `data`,
+`objective`, `training` and `upgrade` (the tables), and `recipe` (the file). `used_keys` refuses a
+key that nothing uses, `values` sets overrides and whole paths, `methods` has the methods of [BC] as
+settings, and `automatic` turns "auto" into numbers. Checking a recipe does not import torch, but
+for `split.last`.
 """
 
-from evergram.training.recipe.recipe import (
-    CLOSED,
-    CompareRecipe,
+from evergram.training.recipe.objective import (
     GramianRecipe,
+    ModelRecipe,
     PriorRecipe,
-    Recipe,
     TaskRecipe,
-    TrainingRecipe,
-    flat,
 )
+from evergram.training.recipe.recipe import Recipe
+from evergram.training.recipe.training import TrainingRecipe
+from evergram.training.recipe.upgrade import CompareRecipe, UpgradeRecipe
+from evergram.training.recipe.values import flat
 
 __all__ = [
-    "CLOSED",
     "CompareRecipe",
     "GramianRecipe",
+    "ModelRecipe",
     "PriorRecipe",
     "Recipe",
     "TaskRecipe",
     "TrainingRecipe",
+    "UpgradeRecipe",
     "flat",
 ]

@@ -1,10 +1,10 @@
-"""λ, l2 and the batch that scale with the data, where a recipe has "auto".
+"""The values of "auto" in a recipe: λ, l2 and the batch size scale with the data.
 
 With n distinct pairs of |A| queries and |B| candidates, and squared error,
 
     λ = 66 (n / |A||B|)^¼,    l2 = ½ √(|A||B|) / n  under the uniform measure:
 
-a denser matrix is pushed down more, and what is met rarely is held more closely to zero. In the
+a denser matrix is pushed down more, and entities met rarely are held closer to zero. In the
 words of implicit ALS, Σ_observed (1 − s)² + α₀ Σ_all s² + ρ_u Σ‖u‖² + ρ_v Σ‖v‖², these are
 α₀ = 2 λ n / |A||B| and √(ρ_u ρ_v) = 1, whatever the data. Both are wide valleys: half of either
 or twice as much costs a percent or two of Recall@20. They were found on the head of MovieLens 25M,
@@ -37,11 +37,10 @@ class Strengths:
 
 
 def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
-    """Return what a recipe's `task.penalty` and `task.l2` are on this corpus, with numbers in the
-    place of "auto".
+    """Return a recipe's `task.penalty` and `task.l2` on this corpus, as numbers.
 
     Tasks with negatives of their own, or with a partition function, get no penalty and no l2 from
-    "auto": what keeps their scores apart is in their loss.
+    "auto": their loss keeps scores apart by itself.
     """
     task = recipe.task
     penalty = _penalty(task, corpus) if task.penalty == "auto" else list(task.penalty)
@@ -59,39 +58,39 @@ def rate_of(recipe: Recipe) -> float:
 
 
 def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
-    """Return how many pairs a step has: the recipe's number, or a power of two that makes 32 steps
-    an epoch or a few more, from 256 to 4,096 pairs.
+    """Return how many pairs a step has: the recipe's number; for "auto" a power of two from 256 to
+    4,096 that makes 32 steps an epoch or a few more.
 
     A graph encoder passes over the graph in every step, so its batch is 4,096 whatever the data.
     """
-    given = recipe.training.batch_size
-    if given != "auto":
-        return given
-    if recipe.model.kind in ("graphsage", "lightgcn"):
+    size = recipe.training.batch_size
+    if size != "auto":
+        return size
+    if recipe.model.chosen.needs_graph:
         return LARGEST_BATCH
     wanted = max(1, len(corpus) // STEPS)
     return min(max(1 << (wanted.bit_length() - 1), LEAST_BATCH), LARGEST_BATCH)
 
 
 def _penalty(task: TaskRecipe, corpus: Corpus) -> list[float]:
-    if task.kind != "pointwise":
+    if not task.chosen.needs_penalty:
         return [0.0]
     pairs, queries, candidates = _sizes(corpus)
     return [PENALTY * pow(pairs / (queries * candidates), PENALTY_POWER)]
 
 
 def _l2(task: TaskRecipe, corpus: Corpus) -> float:
-    if task.kind != "pointwise":
+    if not task.chosen.needs_penalty:
         return 0.0
     pairs, queries, candidates = _sizes(corpus)
     value = L2 * sqrt(queries * candidates) / pairs
-    if task.target == "value":
+    if task.chosen.pair_target == "value":
         # Scores are as large as the values, and squared norms grow with scores, not their squares.
         value *= float(corpus.column("value").double().square().mean().sqrt())
     return value
 
 
 def _sizes(corpus: Corpus) -> tuple[int, int, int]:
-    """Distinct pairs, and the entities of each side that have one."""
+    """Return the number of distinct pairs, and of entities of each side that have one."""
     met = [int((corpus.counts(side) > 0).sum()) for side in ("query", "candidate")]
     return len(corpus) - corpus.repeats, met[0], met[1]

@@ -9,7 +9,7 @@ JOINT = {"fit": "joint", "transform": "linear", "steps": "multi", "start": "fres
 # fit: the transform is trained together with the model, afterwards, or not at all.
 # start: the model is new, goes on from the version before, or is the version before.
 METHODS: dict[str, dict[str, str]] = {
-    # Consumers of a past version read that very model's embeddings; the trainer is Non-BC's.
+    # Consumers of a past version go on reading that model; the trainer is Non-BC's.
     "keep-all": ALONE,
     "fix-m0": {**ALONE, "start": "frozen"},
     "finetune-m0": {**ALONE, "start": "previous"},

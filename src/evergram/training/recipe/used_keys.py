@@ -1,12 +1,19 @@
-"""Which keys of a recipe are used by which kinds: whatever is written and not used is an error."""
+"""The rules of which keys of a recipe are used; a key that is written and not used is an error."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from evergram.encoders.kinds import ENCODERS
+from evergram.gramian.kinds import ESTIMATORS
+from evergram.kinds import kinds_where
+from evergram.tasks.kinds import TASKS
 from evergram.training.recipe.methods import METHODS
+from evergram.training.recipe.objective import GramianRecipe, ModelRecipe, PriorRecipe, TaskRecipe
+from evergram.training.recipe.table import KindTable
+from evergram.training.recipe.upgrade import UpgradeRecipe
 
 if TYPE_CHECKING:
     from evergram.training.recipe import Recipe
@@ -14,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Only:
-    """Keys that are used with some values of another key alone.
+    """A rule: these keys are used only with some values of another key.
 
     Args:
-        keys: of the recipe, "table.key" each, divided by spaces; "table.*" for all of a table.
+        keys: "table.key" each, divided by spaces; "table.*" for all of a table.
         by: the key that decides.
-        values: those of `by` with which they are used.
+        values: the values of `by` with which the keys are used.
         test: decides in place of `values`, where more than one key matters.
-        needs: what `test` asks for, in words.
+        needs: the condition of `test`, in words.
     """
 
     keys: str
@@ -42,18 +49,18 @@ class Only:
         return value_of(recipe, self.by) in self.values
 
     def sentence(self, recipe: Recipe, key: str) -> str:
-        """Why `key` is not used, and what to do."""
+        """Return why `key` is not used, and what to do."""
         needs = self.needs
         if self.test is None:
             needs = f"{self.by} = {' or '.join(map(repr, self.values))}"
         value = value_of(recipe, self.by)
-        given = repr(value[0] if isinstance(value, list) and len(value) == 1 else value)
+        shown = repr(value[0] if isinstance(value, list) and len(value) == 1 else value)
         if value is None:
-            given = "not set"
+            shown = "not set"
         elif _preset(recipe).get(self.by.removeprefix("upgrade.")) == value:
-            given += f" (upgrade.method = {recipe.upgrade.method!r})"
+            shown += f" (upgrade.method = {recipe.upgrade.method!r})"
         return (
-            f"{key} is used with {needs} only, and {self.by} is {given}; leave {key} out, or "
+            f"{key} is used with {needs} only, and {self.by} is {shown}; leave {key} out, or "
             f"change {self.by}."
         )
 
@@ -66,7 +73,7 @@ def _drives_apart(recipe: Recipe) -> bool:
 def _has_gramians(recipe: Recipe) -> bool:
     task = recipe.task
     orthogonal = task.query_orthogonal or task.candidate_orthogonal
-    return _drives_apart(recipe) or bool(orthogonal) or task.kind == "second_order"
+    return _drives_apart(recipe) or bool(orthogonal) or task.chosen.wants_means
 
 
 def _has_measures(recipe: Recipe) -> bool:
@@ -74,7 +81,72 @@ def _has_measures(recipe: Recipe) -> bool:
     return _has_gramians(recipe) or (bool(task.l2) and task.l2_measure == "penalty")
 
 
-# A new kind, or a new key of one, is a line here. Each key may stand in several: all must hold.
+def rules() -> tuple[Only, ...]:
+    """Return every rule; each key may stand in several, and all of them must hold."""
+    return *_rules_of_kinds(), *_rules_of_penalty(), *RULES
+
+
+def _rules_of_kinds() -> Iterator[Only]:
+    """The rules that follow from the settings of every kind: a new kind needs no line here."""
+    for name, table in KIND_TABLES.items():
+        users: dict[str, list[str]] = {}
+        for kind, settings in table.kinds.items():
+            for key in settings.model_fields:
+                users.setdefault(key, []).append(kind)
+        for key, kinds in users.items():
+            if len(kinds) < len(table.kinds):
+                yield Only(f"{name}.{key}", f"{name}.{table.chooser}", tuple(kinds))
+    yield Only(
+        "gramian.batch gramian.sampler gramian.batch_size",
+        "gramian.kind",
+        kinds_where(ESTIMATORS, "learns_from_batches"),
+    )
+    made = kinds_where(ENCODERS, "made_by_recipe")
+    if len(made) < len(ENCODERS):
+        yield Only("model.dim model.scale", "model.kind", made)
+    for rate in ("table_rate", "feature_rate", "layer_rate"):
+        kinds = [kind for kind, settings in ENCODERS.items() if rate in settings.rates]
+        yield Only(f"training.{rate}", "model.kind", tuple(kinds))
+    yield Only(
+        "upgrade.transform_rate upgrade.fit_epochs",
+        "upgrade.transform",
+        test=lambda r: r.upgrade.chosen.is_learned,
+        needs="an upgrade.transform that is learned",
+    )
+
+
+def _rules_of_penalty() -> Iterator[Only]:
+    """The rules of keys that a penalty on all pairs uses, or another term with Gramians."""
+    by_moments = " or ".join(map(repr, kinds_where(TASKS, "wants_means")))
+    yield Only(
+        "task.query_measure task.candidate_measure",
+        "task.penalty",
+        test=_has_measures,
+        needs=f"a task.penalty above 0 (or an orthogonal term, task.kind = {by_moments}, or "
+        "task.l2_measure = 'penalty')",
+    )
+    yield Only(
+        "prior.*",
+        "task.penalty",
+        test=lambda r: _drives_apart(r) or r.task.sparse != "none",
+        needs="a task.penalty above 0 (or task.sparse)",
+    )
+    yield Only(
+        "gramian.* training.precondition",
+        "task.penalty",
+        test=_has_gramians,
+        needs=f"a task.penalty above 0 (or an orthogonal term, or task.kind = {by_moments})",
+    )
+
+
+KIND_TABLES: dict[str, type[KindTable]] = {
+    "model": ModelRecipe,
+    "task": TaskRecipe,
+    "prior": PriorRecipe,
+    "gramian": GramianRecipe,
+    "upgrade": UpgradeRecipe,
+}
+# Keys that are used with some settings of the tables themselves.
 RULES = (
     Only("data.path", "data.kind", ("movielens", "amazon", "mediawiki", "wikispeedia", "table")),
     Only("data.metadata", "data.kind", ("amazon",)),
@@ -87,53 +159,8 @@ RULES = (
     Only("split.share", "split.kind", ("random", "given")),
     Only("split.versions split.end split.last", "split.kind", ("time",)),
     Only("split.selection", "split.kind", ("random", "time")),
-    Only(
-        "model.dim model.scale",
-        "model.kind",
-        ("factorization", "two_tower", "graphsage", "lightgcn"),
-    ),
-    Only("model.input_dim", "model.kind", ("two_tower", "graphsage")),
-    Only("model.hidden", "model.kind", ("two_tower",)),
-    Only("model.ids", "model.kind", ("graphsage",)),
-    Only("model.layers", "model.kind", ("graphsage", "lightgcn")),
-    Only("task.loss task.target", "task.kind", ("pointwise",)),
-    Only("task.temperature", "task.kind", ("softmax", "second_order")),
-    Only("task.centred", "task.kind", ("second_order",)),
     Only("task.l2_measure", "task.l2", test=lambda r: bool(r.task.l2), needs="task.l2 above 0"),
-    Only(
-        "task.query_measure task.candidate_measure",
-        "task.penalty",
-        test=_has_measures,
-        needs="a task.penalty above 0 (or an orthogonal term, task.kind = 'second_order', or "
-        "task.l2_measure = 'penalty')",
-    ),
-    Only(
-        "prior.*",
-        "task.penalty",
-        test=lambda r: _drives_apart(r) or r.task.sparse != "none",
-        needs="a task.penalty above 0 (or task.sparse)",
-    ),
-    Only("prior.value", "prior.kind", ("constant",)),
-    Only("prior.query prior.candidate", "prior.kind", ("files",)),
-    Only("prior.rank", "prior.kind", ("svd",)),
-    Only(
-        "gramian.* training.precondition",
-        "task.penalty",
-        test=_has_gramians,
-        needs="a task.penalty above 0 (or an orthogonal term, or task.kind = 'second_order')",
-    ),
-    Only("gramian.rate gramian.decay", "gramian.kind", ("sogram", "storm")),
-    Only("gramian.beta gramian.memory", "gramian.kind", ("sagram",)),
-    Only("gramian.form", "gramian.kind", ("sampled",)),
-    Only(
-        "gramian.batch gramian.sampler gramian.batch_size",
-        "gramian.kind",
-        ("sampled", "sagram", "sogram", "storm"),
-    ),
     Only("gramian.sampler gramian.batch_size", "gramian.batch", ("independent",)),
-    Only("training.table_rate", "model.kind", ("factorization", "two_tower", "module")),
-    Only("training.feature_rate", "model.kind", ("two_tower",)),
-    Only("training.layer_rate", "model.kind", ("two_tower", "graphsage", "lightgcn", "module")),
     Only(
         "training.watch_candidates",
         "training.watch_minutes",
@@ -153,20 +180,11 @@ RULES = (
         test=lambda r: r.upgrade.fit == "joint" or r.upgrade.solver == "gradient",
         needs="upgrade.solver = 'gradient' (or upgrade.fit = 'joint')",
     ),
-    Only(
-        "upgrade.transform_rate upgrade.fit_epochs",
-        "upgrade.transform",
-        test=lambda r: r.upgrade.transform != "truncate",
-        needs="an upgrade.transform that is learned",
-    ),
-    Only("upgrade.rank", "upgrade.transform", ("low_rank",)),
-    Only("upgrade.orthogonality", "upgrade.transform", ("lambda_orthogonal",)),
-    Only("upgrade.transform_hidden", "upgrade.transform", ("residual_mlp",)),
 )
 
 
 def unused(recipe: Recipe, keys: Collection[str], *, comparing: bool = False) -> dict[str, str]:
-    """Each of `keys` that changes nothing in `recipe`, and a sentence that says so.
+    """Return each of `keys` that changes nothing in `recipe`, and a sentence that says so.
 
     Args:
         keys: "table.key", as they were written.
@@ -177,23 +195,24 @@ def unused(recipe: Recipe, keys: Collection[str], *, comparing: bool = False) ->
         methods = (recipe.upgrade.model_copy(update=METHODS[m]) for m in recipe.compare.methods)
         recipes += [recipe.model_copy(update={"upgrade": method}) for method in methods]
     preset = _preset(recipe)
-    idle = {}
+    idle, every = {}, rules()
     for key in sorted(keys):
         table, _, name = key.partition(".")
         if table == "upgrade" and preset.get(name) == getattr(recipe.upgrade, name):
-            continue  # what the method has named already
-        rules = [rule for rule in RULES if rule.covers(key)]
-        if not any(all(rule.holds(each) for rule in rules) for each in recipes):
-            failed = next(rule for rule in rules if not rule.holds(recipe))
+            continue  # the method names it already
+        of_key = [rule for rule in every if rule.covers(key)]
+        if not any(all(rule.holds(each) for rule in of_key) for each in recipes):
+            failed = next(rule for rule in of_key if not rule.holds(recipe))
             idle[key] = failed.sentence(recipe, key)
     return idle
 
 
 def _preset(recipe: Recipe) -> dict[str, str]:
-    """What `upgrade.method` has named."""
+    """The settings that `upgrade.method` names."""
     return METHODS.get(recipe.upgrade.method or "", {})
 
 
 def value_of(recipe: Recipe, key: str) -> Any:
+    """Return the value of "table.key"."""
     table, _, name = key.partition(".")
     return getattr(getattr(recipe, table), name)

@@ -1,4 +1,4 @@
-"""The values of a recipe before they are checked: which were written, overrides, whole paths."""
+"""The values of a recipe before they are checked: overrides, written keys, whole paths."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from evergram.errors import RecipeError
+from evergram.training.recipe.table import RecipeTable
 
 # The keys that are paths, by table.
 _PATHS = {
@@ -20,13 +21,13 @@ _PATHS = {
 
 
 def copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same tables, to be changed without changing what was given."""
+    """Return a copy of the tables, to be changed."""
     return {k: dict(v) if isinstance(v, dict) else v for k, v in values.items()}
 
 
 def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The values with each `key.path=value` set; a path in one is relative to where the process
-    stands. Raises: RecipeError: one is not of that form."""
+    """Return the values with each `key.path=value` set; paths in overrides are relative to the
+    working directory. Raises: RecipeError: an override is not of that form."""
     chosen = copied(values)
     for override in overrides:
         _set(chosen, override)
@@ -36,7 +37,7 @@ def overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str,
 
 
 def override_keys(overrides: Sequence[str]) -> set[str]:
-    """The keys that overrides set, "table.key" each."""
+    """Return the keys that overrides set, "table.key" each."""
     return {
         f"{name}.{key}"
         for override in overrides
@@ -46,23 +47,39 @@ def override_keys(overrides: Sequence[str]) -> set[str]:
 
 
 def written_keys(values: Mapping[str, Any], model: type[BaseModel]) -> set[str]:
-    """The keys of all tables, "table.key" each.
+    """Return the keys of all tables that a person wrote, "table.key" each.
 
-    A table in which no key is lacking was written by `model_dump`, not by a person, if [data] was,
-    in which nobody writes them all; its keys are left out.
+    A table that has every key of its kind was written by `model_dump` if [data] was, in which no
+    person writes them all; its keys are left out.
 
     Args:
-        model: whose fields are the tables.
+        model: its fields are the tables.
     """
     tables = {name: table for name, table in values.items() if isinstance(table, dict)}
-    every = {name: set(_keys_of(model, name)) for name in tables}
-    dumped = "data" in tables and every["data"] <= set(tables["data"])
+
+    def is_whole(name: str) -> bool:
+        kind = model.model_fields[name].annotation
+        if not (isinstance(kind, type) and issubclass(kind, RecipeTable)):
+            return False
+        return kind.keys_with(tables[name]) <= tables[name].keys()
+
+    is_dumped = "data" in tables and is_whole("data")
     return {
         f"{name}.{key}"
         for name, table in tables.items()
+        if not (is_dumped and is_whole(name))
         for key in table
-        if not (dumped and every[name] <= set(table))
     }
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one table, by dotted keys."""
+    flattened: dict[str, Any] = {}
+    for key, value in values.items():
+        flattened |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return flattened
 
 
 def resolve_paths(values: dict[str, Any], folder: Path) -> None:
@@ -78,13 +95,6 @@ def resolve_paths(values: dict[str, Any], folder: Path) -> None:
                 table[key] = [
                     str((folder / v).resolve()) if isinstance(v, str) else v for v in table[key]
                 ]
-
-
-def _keys_of(model: type[BaseModel], table: str) -> Sequence[str]:
-    kind = model.model_fields[table].annotation
-    assert isinstance(kind, type)
-    assert issubclass(kind, BaseModel)
-    return list(kind.model_fields)
 
 
 def _set(values: dict[str, Any], override: str) -> None:

@@ -12,8 +12,14 @@ import torch
 
 from evergram.data.corpus import Corpus
 from evergram.errors import DataError, RecipeError
-from evergram.training.priors import build_prior, prior_constant
-from evergram.training.recipe import PriorRecipe
+from evergram.training.priors.factors import prior_constant
+from evergram.training.priors.kinds import (
+    ConstantSettings,
+    FilesSettings,
+    SVDSettings,
+    VersionSettings,
+    ZeroSettings,
+)
 
 
 def corpus() -> Corpus:
@@ -31,9 +37,9 @@ def vectors(path: Path, ids: list[int], rows: list[list[float]]) -> str:
 
 def test_zero_and_constant() -> None:
     data = corpus()
-    zero = build_prior(PriorRecipe(), data, None, 0)
+    zero = ZeroSettings().build(data, None, 0)
     assert zero["query"].shape == (len(data.queries), 0)
-    found = build_prior(PriorRecipe(kind="constant", value=-0.5), data, None, 0)
+    found = ConstantSettings(value=-0.5).build(data, None, 0)
     assert bool((found["query"] @ found["candidate"].T == -0.5).all())
 
 
@@ -43,7 +49,7 @@ def test_files_are_joined_by_id(tmp_path: Path) -> None:
     query = vectors(tmp_path / "q.parquet", [keys[2], keys[0], 99], [[1, 2], [3, 4], [5, 6]])
     known = data.candidates.vocabulary.keys.to_pylist()
     candidate = vectors(tmp_path / "c.parquet", known, [[float(i), 1.0] for i in range(len(known))])
-    found = build_prior(PriorRecipe(kind="files", query=query, candidate=candidate), data, None, 0)
+    found = FilesSettings(query=query, candidate=candidate).build(data, None, 0)
     assert found["query"][:3].tolist() == [[3, 4], [0, 0], [1, 2]]
     assert found["candidate"][:, 0].tolist() == list(range(len(known)))
 
@@ -65,7 +71,7 @@ def test_files_that_cannot_be_a_prior(
     other = data.candidates.vocabulary.keys[0].as_py()
     candidate = vectors(tmp_path / "c.parquet", [other], [[1.0, 2.0]])
     with pytest.raises(DataError, match=message):
-        build_prior(PriorRecipe(kind="files", query=query, candidate=candidate), data, None, 0)
+        FilesSettings(query=query, candidate=candidate).build(data, None, 0)
 
 
 def test_svd_is_the_best_low_rank_fit_of_the_observed_matrix() -> None:
@@ -73,21 +79,21 @@ def test_svd_is_the_best_low_rank_fit_of_the_observed_matrix() -> None:
     observed = np.zeros((len(data.queries), len(data.candidates)))
     observed[data.column("query"), data.column("candidate")] = 1  # repeats count once
     values = np.linalg.svd(observed, compute_uv=False)
-    found = build_prior(PriorRecipe(kind="svd", rank=3), data, None, 0)
+    found = SVDSettings(rank=3).build(data, None, 0)
     error = ((found["query"] @ found["candidate"].T).numpy() - observed) ** 2
     assert error.sum() == pytest.approx((values[3:] ** 2).sum(), rel=1e-3)
-    again = build_prior(PriorRecipe(kind="svd", rank=3), data, None, 0)
+    again = SVDSettings(rank=3).build(data, None, 0)
     assert torch.equal(found["query"], again["query"])
     with pytest.raises(RecipeError, match=r"prior\.rank is 8"):
-        build_prior(PriorRecipe(kind="svd", rank=8), data, None, 0)
+        SVDSettings(rank=8).build(data, None, 0)
 
 
 def test_a_past_version_is_its_scores() -> None:
     data = corpus()
     past = {"query": torch.ones(8, 2), "candidate": torch.ones(8, 2)}
-    assert build_prior(PriorRecipe(kind="version"), data, past, 0)["query"] is not None
+    assert VersionSettings().build(data, past, 0)["query"] is not None
     with pytest.raises(RecipeError, match="version 0"):
-        build_prior(PriorRecipe(kind="version"), data, None, 0)
+        VersionSettings().build(data, None, 0)
 
 
 def test_the_constant_is_the_double_sum() -> None:

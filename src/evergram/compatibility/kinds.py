@@ -1,0 +1,176 @@
+"""The kinds of backward transforms, with the settings of each, for recipes' `[upgrade]`.
+
+Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from evergram.errors import ShapeError
+from evergram.kinds import KindSettings, Positive, Weight, table_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from evergram.compatibility.transforms import Transform
+
+
+class TransformSettings(KindSettings):
+    """Settings of a transform, and how it is made."""
+
+    # Whether `fit_closed_form` solves for it.
+    has_closed_form: ClassVar[bool] = False
+    # Whether it has anything to learn.
+    is_learned: ClassVar[bool] = True
+
+    @classmethod
+    @abstractmethod
+    def transform_class(cls) -> type[Transform]:
+        """Return the class, which is built by (old_dim, new_dim, generator=…, **options)."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the keywords that `transform_class()` takes beside the dims, as JSON: artefacts
+        keep them."""
+        return self.model_dump()
+
+
+class LinearSettings(TransformSettings):
+    """W z."""
+
+    kind = "linear"
+    has_closed_form = True
+
+    @classmethod
+    def transform_class(cls) -> type[Transform]:
+        from evergram.compatibility.transforms import LinearTransform
+
+        return LinearTransform
+
+
+class TruncateSettings(TransformSettings):
+    """The first coordinates."""
+
+    kind = "truncate"
+    is_learned = False
+
+    @classmethod
+    def transform_class(cls) -> type[Transform]:
+        from evergram.compatibility.transforms import TruncateTransform
+
+        return TruncateTransform
+
+
+class AffineSettings(TransformSettings):
+    """W z + b."""
+
+    kind = "affine"
+    has_closed_form = True
+
+    @classmethod
+    def transform_class(cls) -> type[Transform]:
+        from evergram.compatibility.transforms import AffineTransform
+
+        return AffineTransform
+
+
+class OrthogonalSettings(TransformSettings):
+    """Q z with orthonormal rows."""
+
+    kind = "orthogonal"
+    has_closed_form = True
+
+    @classmethod
+    def transform_class(cls) -> type[Transform]:
+        from evergram.compatibility.transforms import OrthogonalTransform
+
+        return OrthogonalTransform
+
+
+class LowRankSettings(TransformSettings):
+    """L R z of rank `rank`."""
+
+    kind = "low_rank"
+    has_closed_form = True
+    rank: Positive = 32
+
+    @classmethod
+    def transform_class(cls) -> type[Transform]:
+        from evergram.compatibility.transforms import LowRankTransform
+
+        return LowRankTransform
+
+
+class LambdaOrthogonalSettings(TransformSettings):
+    """W z, with `orthogonality` · ‖W Wᵀ − I‖² in training."""
+
+    kind = "lambda_orthogonal"
+    orthogonality: Weight = 0.1
+
+    @classmethod
+    def transform_class(cls) -> type[Transform]:
+        from evergram.compatibility.transforms import LambdaOrthogonalTransform
+
+        return LambdaOrthogonalTransform
+
+    def options(self) -> dict[str, Any]:
+        return {"strength": self.orthogonality}
+
+
+class ResidualMLPSettings(TransformSettings):
+    """W z + V relu(U z + a) + b, `transform_hidden` wide."""
+
+    kind = "residual_mlp"
+    transform_hidden: Positive = 128
+
+    @classmethod
+    def transform_class(cls) -> type[Transform]:
+        from evergram.compatibility.transforms import ResidualMLPTransform
+
+        return ResidualMLPTransform
+
+    def options(self) -> dict[str, Any]:
+        return {"hidden": self.transform_hidden}
+
+
+TRANSFORMS: dict[str, type[TransformSettings]] = table_of(
+    LinearSettings,
+    TruncateSettings,
+    AffineSettings,
+    OrthogonalSettings,
+    LowRankSettings,
+    LambdaOrthogonalSettings,
+    ResidualMLPSettings,
+)
+
+
+def transform_kind(kind: str) -> str:
+    """Return `kind`. Raises: ValueError: no transform is of that kind."""
+    if kind not in TRANSFORMS:
+        raise ValueError(f"it must be one of {', '.join(map(repr, TRANSFORMS))}")
+    return kind
+
+
+def build_transform(
+    kind: str,
+    old_dim: int,
+    new_dim: int,
+    options: Mapping[str, Any] | None = None,
+    generator: torch.Generator | None = None,
+) -> Transform:
+    """Return a transform of a kind, as artefacts describe it.
+
+    Args:
+        options: as `Transform.options` gives them.
+        generator: draws the start; None starts with the first coordinates.
+    Raises: ShapeError: no transform is of that kind, or it does not take these options.
+    """
+    if kind not in TRANSFORMS:
+        raise ShapeError(f"The transform {kind!r} is none of {', '.join(TRANSFORMS)}.")
+    make: Callable[..., Transform] = TRANSFORMS[kind].transform_class()
+    try:
+        return make(old_dim, new_dim, generator=generator, **(options or {}))
+    except TypeError as error:
+        raise ShapeError(f"The transform {kind!r} does not take {options}.") from error

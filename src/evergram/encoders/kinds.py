@@ -1,0 +1,172 @@
+"""The kinds of encoders, with the settings of each; recipes' `[model]` is made of them.
+
+Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from evergram.kinds import KindSettings, PerVersion, Positive, table_of
+
+if TYPE_CHECKING:
+    from evergram.encoders.encoder import Encoder
+
+
+class EncoderSettings(KindSettings):
+    """Settings of an encoder, its demands on training, and how it is made."""
+
+    # False of an encoder that Python hands over: the recipe then says nothing of its size.
+    made_by_recipe: ClassVar[bool] = True
+    # Whether it reads features beside ids.
+    reads_features: ClassVar[bool] = True
+    # Whether it embeds entities by a pass over the whole graph.
+    needs_graph: ClassVar[bool] = False
+    # The rates of [training] that its parameters have: `table_rate` (an `nn.Embedding` of ids),
+    # `feature_rate` (`Encoder.feature_tables`), `layer_rate` (all else).
+    rates: ClassVar[tuple[str, ...]] = ("table_rate", "feature_rate", "layer_rate")
+    # The keys that are lists of one entry a version, as `dim` is.
+    per_version: ClassVar[tuple[str, ...]] = ()
+    # The keys that make it larger, beside `dim`: an error names them where memory lacks.
+    size_keys: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    @abstractmethod
+    def encoder_class(cls) -> type[Encoder]:
+        """Return the class, which is built by (schema, **options, generator=…)."""
+
+    def options(self, version: int) -> dict[str, Any]:
+        """Return the keywords that `encoder_class()` takes for a version beside `dim`, `scale` and
+        `normalize`, as JSON: artefacts keep them."""
+        values = self.model_dump()
+        return {name: self._at(name, version) for name in values}
+
+    def layer_numbers(self, dim: int, version: int) -> int:
+        """Return how many numbers the layers have at least, tables not counted."""
+        return 0
+
+    def _at(self, name: str, version: int) -> Any:
+        """The value of a key for a version."""
+        value = getattr(self, name)
+        return at_version(value, version) if name in self.per_version else value
+
+
+def at_version(values: list[int], version: int) -> int:
+    """Return a version's entry of a list that has one a version; the last holds for all later."""
+    return values[min(version, len(values) - 1)]
+
+
+class FactorizationSettings(EncoderSettings):
+    """A free vector an entity."""
+
+    kind = "factorization"
+    reads_features = False
+    rates = ("table_rate",)
+
+    @classmethod
+    def encoder_class(cls) -> type[Encoder]:
+        from evergram.encoders.factorization import Factorization
+
+        return Factorization
+
+
+class TwoTowerSettings(EncoderSettings):
+    """Ids and features through layers.
+
+    `input_dim` is the width of each input embedding, `dim` where it is absent; `hidden` the widths
+    of the hidden layers.
+    """
+
+    kind = "two_tower"
+    size_keys = ("input_dim", "hidden")
+    input_dim: Positive | None = None
+    hidden: list[Positive] = Field(default=[64])
+
+    @classmethod
+    def encoder_class(cls) -> type[Encoder]:
+        from evergram.encoders.two_tower import TwoTower
+
+        return TwoTower
+
+    def layer_numbers(self, dim: int, version: int) -> int:
+        sizes = [self.input_dim or dim, *self.hidden, dim] if self.hidden else []
+        return 2 * sum(a * b for a, b in pairwise(sizes))
+
+
+class GraphSageSettings(EncoderSettings):
+    """Neighbours' mean beside oneself, `layers` times.
+
+    `input_dim` is the width of the start and between layers, `dim` where it is absent; `ids`
+    whether candidates have rows of their ids beside those of their features.
+    """
+
+    kind = "graphsage"
+    needs_graph = True
+    rates = ("layer_rate",)
+    per_version = ("layers",)
+    size_keys = ("input_dim", "layers")
+    input_dim: Positive | None = None
+    ids: bool = False
+    layers: PerVersion = Field(default=[2])
+
+    @classmethod
+    def encoder_class(cls) -> type[Encoder]:
+        from evergram.encoders.graphsage import GraphSage
+
+        return GraphSage
+
+    def options(self, version: int) -> dict[str, Any]:
+        # The names and the order that published versions have.
+        return {
+            "layers": at_version(self.layers, version),
+            "width": self.input_dim,
+            "ids": self.ids,
+        }
+
+    def layer_numbers(self, dim: int, version: int) -> int:
+        inner, layers = self.input_dim or dim, at_version(self.layers, version)
+        return 2 * inner * ((layers - 1) * inner + dim)
+
+
+class LightGCNSettings(EncoderSettings):
+    """Free vectors, smoothed `layers` times over the graph."""
+
+    kind = "lightgcn"
+    needs_graph = True
+    rates = ("layer_rate",)
+    per_version = ("layers",)
+    layers: PerVersion = Field(default=[2])
+
+    @classmethod
+    def encoder_class(cls) -> type[Encoder]:
+        from evergram.encoders.lightgcn import LightGCN
+
+        return LightGCN
+
+
+class ModuleSettings(EncoderSettings):
+    """Modules of the user's own, which Python hands over in `EncoderModules`."""
+
+    kind = "module"
+    made_by_recipe = False
+    reads_features = False
+    rates = ("table_rate", "layer_rate")
+
+    @classmethod
+    def encoder_class(cls) -> type[Encoder]:
+        from evergram.encoders.module_encoder import ModuleEncoder
+
+        return ModuleEncoder
+
+
+ENCODERS: dict[str, type[EncoderSettings]] = table_of(
+    FactorizationSettings,
+    TwoTowerSettings,
+    GraphSageSettings,
+    LightGCNSettings,
+    ModuleSettings,
+)

@@ -1,0 +1,107 @@
+"""The kinds of tasks, with the settings of each; recipes' `[task]` is made of them.
+
+Importing this does not import torch.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from evergram.errors import DataError
+from evergram.kinds import KindSettings, Rate, table_of
+
+if TYPE_CHECKING:
+    from evergram.data.corpus import Corpus
+    from evergram.tasks.task import Task
+
+
+class TaskSettings(KindSettings):
+    """Settings of a task, its demands on training, and how it is made."""
+
+    # How pairs are drawn unless the recipe says: each once an epoch, or a query and then its pair.
+    draws: ClassVar[Literal["examples", "queries"]] = "examples"
+    # As the class attributes of the `Task` that is built.
+    wants_negatives: ClassVar[bool] = False
+    wants_means: ClassVar[bool] = False
+    # Whether only the penalty keeps unobserved scores down, so that `penalty = "auto"` is above 0.
+    needs_penalty: ClassVar[bool] = False
+
+    @property
+    def pair_target(self) -> Literal["one", "value"]:
+        """What `Batch.target` holds of an observed pair: 1, or its `value`."""
+        return "one"
+
+    @abstractmethod
+    def build(self, corpus: Corpus) -> Task:
+        """Return the task for this corpus. Raises: DataError: the corpus lacks what it needs."""
+
+
+class PointwiseSettings(TaskSettings):
+    """Each observed pair reaches a score."""
+
+    kind = "pointwise"
+    needs_penalty = True
+    loss: Literal["squared", "logistic"] = "squared"
+    target: Literal["one", "value"] = "one"
+
+    @property
+    def pair_target(self) -> Literal["one", "value"]:
+        return self.target
+
+    def build(self, corpus: Corpus) -> Task:
+        from evergram.tasks.pointwise import Pointwise
+
+        if self.loss == "logistic" and self.target == "value" and corpus.has_values:
+            value = corpus.column("value")
+            if not bool(((value >= 0) & (value <= 1)).all()):
+                raise DataError(
+                    f"The logistic loss needs values between 0 and 1, and they go from "
+                    f"{float(value.min())} to {float(value.max())}; set task.target = 'one' or "
+                    "task.loss = 'squared'."
+                )
+        return Pointwise(self.loss)
+
+
+class BPRSettings(TaskSettings):
+    """Each observed pair scores above one that was not observed."""
+
+    kind = "bpr"
+    draws = "queries"
+    wants_negatives = True
+
+    def build(self, corpus: Corpus) -> Task:
+        from evergram.tasks.bpr import BPR
+
+        return BPR()
+
+
+class SoftmaxSettings(TaskSettings):
+    """The observed candidate against those of its batch; scores are divided by `temperature`."""
+
+    kind = "softmax"
+    temperature: Rate = 1.0
+
+    def build(self, corpus: Corpus) -> Task:
+        from evergram.tasks.softmax import Softmax
+
+        return Softmax(len(corpus.candidates), self.temperature)
+
+
+class SecondOrderSettings(TaskSettings):
+    """The observed candidate against all. `centred`: take off the squared mean (False is RG²)."""
+
+    kind = "second_order"
+    wants_means = True
+    temperature: Rate = 1.0
+    centred: bool = True
+
+    def build(self, corpus: Corpus) -> Task:
+        from evergram.tasks.second_order import SecondOrderSoftmax
+
+        return SecondOrderSoftmax(self.temperature, self.centred)
+
+
+TASKS: dict[str, type[TaskSettings]] = table_of(
+    PointwiseSettings, BPRSettings, SoftmaxSettings, SecondOrderSettings
+)

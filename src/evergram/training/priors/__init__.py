@@ -1,0 +1,4 @@
+"""Priors π_ab = ⟨q_a, r_b⟩ that the penalty pulls unobserved scores towards. [G2] App. B.
+
+Read `kinds` (the table of kinds and their settings), then `factors` (how q and r are made).
+"""

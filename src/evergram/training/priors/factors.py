@@ -1,0 +1,102 @@
+"""Priors π_ab = ⟨q_a, r_b⟩ as factors of each side. [G2] App. B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Corpus, Vocabulary, to_tensor
+from evergram.data.tables import read_keyed
+from evergram.encoders.features import SIDES
+from evergram.errors import DataError, RecipeError
+
+
+def constant_prior(corpus: Corpus, value: float | None) -> dict[str, Tensor]:
+    """Return the prior of one score for all pairs, [N, 1] of each side; [N, 0] where it is None."""
+    width = 0 if value is None else 1
+    return {
+        "query": torch.full((len(corpus.queries), width), value or 0.0),
+        "candidate": torch.ones(len(corpus.candidates), width),
+    }
+
+
+def prior_of_files(corpus: Corpus, query: Path, candidate: Path) -> dict[str, Tensor]:
+    """Return the vectors of two files, [N, K] of each side; an id that a file lacks has zeros.
+
+    Raises: DataError: a file cannot be used, or their vectors do not have one length.
+    """
+    vectors = {
+        "query": read_vectors(query, corpus.queries.vocabulary),
+        "candidate": read_vectors(candidate, corpus.candidates.vocabulary),
+    }
+    widths = [vectors[side].shape[1] for side in SIDES]
+    if widths[0] != widths[1]:
+        raise DataError(
+            f"prior.query has vectors of {widths[0]} dims and prior.candidate of {widths[1]}; "
+            "their inner products are the prior, so they must agree."
+        )
+    return vectors
+
+
+def svd_prior(corpus: Corpus, rank: int, seed: int) -> dict[str, Tensor]:
+    """Return the truncated decomposition of the observed matrix, 1 where a pair was observed, as
+    [N, rank] of each side.
+
+    Raises: RecipeError: the rank is not smaller than both sides.
+    """
+    shape = (len(corpus.queries), len(corpus.candidates))
+    if rank >= min(shape):
+        raise RecipeError(
+            f"prior.rank is {rank}, and the observed matrix is {shape[0]} × {shape[1]}; the rank "
+            "must be smaller than both."
+        )
+    pairs = torch.unique(torch.stack([corpus.column(s) for s in SIDES]), dim=1)
+    observed = torch.sparse_coo_tensor(pairs, torch.ones(pairs.shape[1]), shape).coalesce()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        left, values, right = torch.svd_lowrank(observed, q=min(2 * rank, min(shape)), niter=4)
+    root = values[:rank].sqrt()
+    return {"query": left[:, :rank] * root, "candidate": right[:, :rank] * root}
+
+
+def prior_constant(
+    prior: Mapping[str, Tensor], measures: Mapping[str, Tensor], strengths: list[float]
+) -> float:
+    """Return Σ_r λ_r Σ_ab p_a q_b ⟨q_a, r_b⟩², summed in float64."""
+    total = 0.0
+    for r, strength in enumerate(strengths):
+        query, candidate = (
+            (prior[s].double() * measures[s][:, r, None]).T @ prior[s].double() for s in SIDES
+        )
+        total += strength * float((query * candidate).sum())
+    return total
+
+
+def read_vectors(path: Path, vocabulary: Vocabulary) -> Tensor:
+    """Return the vectors of a file with columns `id` and `vector`, float32 [N, K]; an id that it
+    lacks has zeros.
+
+    Raises: DataError: the file is no such table, or knows none of the ids.
+    """
+    ids, chunks = read_keyed(path, "vector")
+    column = chunks.combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks)
+    kind = column.type
+    listed = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)
+    if not listed or not (
+        pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
+    ):
+        raise DataError(f"{path} column 'vector' is {kind}; it must hold lists of numbers.")
+    flat = to_tensor(column.flatten().cast(pa.float32()))
+    if not len(column) or len(flat) % len(column) or not bool(torch.isfinite(flat).all()):
+        raise DataError(f"{path} column 'vector' needs lists of finite numbers, all of one length.")
+    vectors = flat.view(len(column), -1)
+    rows = Vocabulary(ids).rows(vocabulary.keys)
+    if not bool((rows >= 0).any()):
+        raise DataError(f"{path} knows none of the corpus's ids; is it of the other side?")
+    return vectors[rows.clamp(min=0)] * (rows >= 0)[:, None]

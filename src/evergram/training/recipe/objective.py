@@ -1,0 +1,124 @@
+"""The tables [model], [task], [prior] and [gramian]: a model and its objective."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, cast
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from evergram.encoders.kinds import ENCODERS, EncoderSettings, at_version
+from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
+from evergram.kinds import PerVersion, Positive, Rate, Weight, as_list
+from evergram.tasks.kinds import TASKS, TaskSettings
+from evergram.training.priors.kinds import PRIORS, PriorSettings
+from evergram.training.recipe.table import KindTable
+
+
+class ModelRecipe(KindTable):
+    """The encoder. `dim` may be a list, one entry a version; the last holds for all later ones."""
+
+    kinds = ENCODERS
+    kind: str = "factorization"
+    dim: PerVersion = Field(default=[64])
+    scale: Rate = 0.1
+    # Rows of unit norm.
+    normalize: bool = False
+
+    @property
+    def chosen(self) -> EncoderSettings:
+        return cast(EncoderSettings, super().chosen)
+
+    def dim_of(self, version: int) -> int:
+        """Return D of a version."""
+        return at_version(self.dim, version)
+
+    def as_of(self, version: int) -> ModelRecipe:
+        """Return the model that is at every version what this one is at `version`."""
+        lists = {name: getattr(self, name) for name in ("dim", *self.chosen.per_version)}
+        return self.model_copy(
+            update={name: [at_version(values, version)] for name, values in lists.items()}
+        )
+
+
+# One measure of a side, or a list of them: a power γ, or a file of weights.
+Measures = Annotated[list[float | str], Field(min_length=1), BeforeValidator(as_list)]
+
+
+class TaskRecipe(KindTable):
+    """The objective: a loss on observed pairs, and λ times the penalty on all pairs."""
+
+    kinds = TASKS
+    kind: str = "pointwise"
+    # How pairs are drawn: each once an epoch, or a query first; absent, as the task wants them.
+    positives: Literal["examples", "queries"] | None = None
+    # λ, one a measure; "auto" scales with the data, see `evergram.training.recipe.automatic`.
+    penalty: (
+        Annotated[list[Weight], Field(min_length=1), BeforeValidator(as_list)] | Literal["auto"]
+    ) = "auto"
+    # Squared norms: of every example's, or under the penalty's (first) measure.
+    l2: Weight | Literal["auto"] = "auto"
+    # "penalty" for an automatic l2, "examples" for a given one, where it is absent.
+    l2_measure: Literal["examples", "penalty"] | None = None
+    # p_a ∝ count_a^measure: 0 is uniform, 1 is the measure of examples; or a file of weights.
+    query_measure: Measures = Field(default=[0.0])
+    candidate_measure: Measures = Field(default=[0.0])
+    # The sparse part of the penalty's weights: observed pairs taken out, or a column `weight`.
+    sparse: Literal["none", "exclude", "weight"] = "none"
+    # Global orthogonal regularisation of a side.
+    query_orthogonal: Weight = 0.0
+    candidate_orthogonal: Weight = 0.0
+
+    @model_validator(mode="after")
+    def _one_each(self) -> TaskRecipe:
+        lengths = {len(self.query_measure), len(self.candidate_measure)}
+        if self.penalty == "auto" and max(lengths) > 1:
+            raise ValueError(
+                "task.penalty = 'auto' is one λ for one measure; give a list of numbers, one for "
+                "each entry of task.query_measure and task.candidate_measure"
+            )
+        if len({*lengths, 1 if self.penalty == "auto" else len(self.penalty)}) > 1:
+            raise ValueError(
+                "task.penalty, task.query_measure and task.candidate_measure must be as long as "
+                "one another, one entry a measure"
+            )
+        for side in ("query", "candidate"):
+            for power in getattr(self, f"{side}_measure"):
+                if isinstance(power, float) and not 0 <= power < math.inf:
+                    raise ValueError(f"task.{side}_measure is {power}; a power must be 0 or more")
+        return self
+
+    @property
+    def chosen(self) -> TaskSettings:
+        return cast(TaskSettings, super().chosen)
+
+    @property
+    def drawn(self) -> str:
+        """How pairs are drawn, "examples" or "queries"."""
+        return self.positives or self.chosen.draws
+
+
+class PriorRecipe(KindTable):
+    """The low-rank prior ⟨q_a, r_b⟩ that the penalty pulls unobserved scores towards."""
+
+    kinds = PRIORS
+    kind: str = "zero"
+
+    @property
+    def chosen(self) -> PriorSettings:
+        return cast(PriorSettings, super().chosen)
+
+
+class GramianRecipe(KindTable):
+    """How the Gramians are estimated."""
+
+    kinds = ESTIMATORS
+    kind: str = "sogram"
+    # Estimators learn from the batch before, or from entities that `sampler` draws apart.
+    batch: Literal["previous", "independent"] = "previous"
+    sampler: Literal["uniform", "sqrt", "linear"] = "linear"
+    batch_size: Positive | None = None
+
+    @property
+    def chosen(self) -> EstimatorSettings:
+        return cast(EstimatorSettings, super().chosen)

@@ -1,0 +1,44 @@
+"""The table [training]: the loop."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from evergram.kinds import Positive, Rate, Weight
+from evergram.training.recipe.table import Metric, RecipeTable
+
+
+class TrainingRecipe(RecipeTable):
+    """The loop.
+
+    `table_rate` is Adagrad's on tables of ids and `feature_rate` on those of features, whose rows
+    many entities share; `layer_rate` is Adam's on the rest.
+    """
+
+    # At most; training ends when so many evaluations in a row were no better (0: never).
+    epochs: Positive = 100
+    patience: Annotated[int, Field(ge=0)] = 10
+    # At last train on all that is not test, for as many steps as selection found best; "auto" does
+    # where split.kind is "given", for published figures are of such models.
+    refit: bool | Literal["auto"] = "auto"
+    # Pairs a step; "auto" makes about 32 steps an epoch of small data.
+    batch_size: Positive | Literal["auto"] = "auto"
+    # "auto" is 0.1, or what pilots choose.
+    table_rate: Rate | Literal["auto"] = "auto"
+    feature_rate: Rate = 0.005
+    layer_rate: Rate = 2e-4
+    # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.
+    precondition: Weight = 0.1
+    # Epochs between evaluations, and the metric that keeps the best.
+    evaluate_every: Positive = 1
+    metric: Metric = "recall@20"
+    # Seconds of training (evaluation not counted) after which the last epoch ends.
+    budget: Rate | None = None
+    # The papers' metric while training goes on: MAP@10 on training and validation, every so many
+    # minutes, against this many candidates.
+    watch_minutes: Rate | None = None
+    watch_candidates: Positive = 50_000
+    # A value of `metric`: how long it took to reach it is reported.
+    reach: Rate | None = None

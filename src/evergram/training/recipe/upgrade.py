@@ -1,0 +1,119 @@
+"""The tables [upgrade] and [compare]: how a next version is made, and methods side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field, model_validator
+
+from evergram.compatibility.kinds import TRANSFORMS, TransformSettings
+from evergram.kinds import Positive, Rate, Share, Weight, kinds_where
+from evergram.training.recipe.methods import METHODS
+from evergram.training.recipe.table import KindTable, RecipeTable
+
+
+class UpgradeRecipe(KindTable):
+    """How the next version and its backward transform are made. [BC] §3, Table 1.
+
+    `method` names four settings at once; any of the four that is written beside it wins.
+    """
+
+    kinds = TRANSFORMS
+    chooser = "transform"
+
+    method: str | None = None
+    # The transform is trained together with the model, afterwards, or not at all.
+    fit: Literal["joint", "posthoc", "none"] = "joint"
+    transform: str = "linear"
+    # Errors are counted at all past versions (BC-Aligner) or at the one before alone.
+    steps: Literal["multi", "single"] = "multi"
+    # The model is new, goes on from the version before, or is the version before.
+    start: Literal["fresh", "previous", "frozen"] = "fresh"
+    # λ, on mean ‖δ‖² ("norm") or in the unit of [BC]'s code ("paper").
+    weight: Weight = 16.0
+    unit: Literal["norm", "paper"] = "paper"
+    transform_rate: Rate = 3e-3
+    # joint: a step aligns its batch's objects, or some drawn uniformly among all that are known;
+    # at most so many of each side.
+    objects: Literal["batch", "uniform"] = "batch"
+    rows: Positive = 512
+    # The transform is Adam's, or in the end replaced by the closed form on all objects.
+    solver: Literal["gradient", "closed"] = "gradient"
+    # posthoc by gradient: passes over the objects.
+    fit_epochs: Positive = 100
+    # Share of known objects that alignment never sees; its error is measured on them.
+    held_out: Share = 0.05
+    # Also train the same model without alignment, to say what compatibility cost.
+    alone: bool = True
+    # joint: the best epoch is looked for after this many.
+    select_after: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, values: Any) -> Any:
+        name = values.get("method") if isinstance(values, dict) else None
+        if not isinstance(name, str):  # none, or of the wrong type, which the field says itself
+            return values
+        if name not in METHODS:
+            raise ValueError(f"upgrade.method is {name!r}; it must be one of {', '.join(METHODS)}")
+        return {**METHODS[name], **values}
+
+    @model_validator(mode="after")
+    def _closed_where_there_is_one(self) -> UpgradeRecipe:
+        if self.solver == "closed" and self.fit != "none" and not self.chosen.has_closed_form:
+            closed = ", ".join(kinds_where(TRANSFORMS, "has_closed_form"))
+            raise ValueError(
+                f"upgrade.transform = {self.transform!r} has no closed form, {closed} have one; "
+                "set upgrade.solver = 'gradient'"
+            )
+        return self
+
+    @property
+    def chosen(self) -> TransformSettings:
+        return cast(TransformSettings, super().chosen)
+
+
+Ratio = Annotated[float, Field(ge=0, lt=1)]
+
+
+class CompareRecipe(RecipeTable):
+    """`evergram compare`: methods side by side, by the protocol of [BC] §4 and App. A."""
+
+    methods: Annotated[list[str], Field(min_length=1)] = Field(default=list(METHODS))
+    # Each is a seed of the whole: M_0, methods, consumers. A number n: the recipe's and n - 1 more.
+    seeds: (
+        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] | Positive
+    ) = 1
+    # `split.selection` of the comparison; the split's own where it is absent.
+    protocol: Literal["strict", "paper"] | None = None
+    # The values of λ to sweep, and the methods to sweep it for.
+    lambdas: list[Weight] = Field(default=[])
+    lambda_methods: list[str] = Field(default=["joint-notrans", "joint-lin-sloss", "bc-aligner"])
+    # Consumers: widths and dropouts to choose from, classifiers a task, epochs at most.
+    hidden: Annotated[list[Positive], Field(min_length=1)] = Field(default=[128, 256, 512, 1024])
+    dropout: Annotated[list[Ratio], Field(min_length=1)] = Field(default=[0.0, 0.25, 0.5])
+    consumers: Positive = 10
+    epochs: Positive = 100
+    # At most so many examples of a set, drawn; all where it is absent.
+    max_examples: Positive | None = None
+    # Ratings that a candidate needs to be asked about.
+    minimum_ratings: Positive = 10
+
+    @model_validator(mode="after")
+    def _known(self) -> CompareRecipe:
+        for key in ("methods", "lambda_methods"):
+            names = getattr(self, key)
+            for name in names:
+                if name not in METHODS:
+                    allowed = ", ".join(METHODS)
+                    raise ValueError(f"compare.{key} has {name!r}; a method is one of {allowed}")
+            if len(set(names)) < len(names):
+                raise ValueError(f"compare.{key} names a method twice")
+        for name in self.lambda_methods if self.lambdas else ():
+            if METHODS[name]["fit"] != "joint":
+                raise ValueError(
+                    f"compare.lambda_methods has {name!r}, which has no λ; name joint methods"
+                )
+        if isinstance(self.seeds, list) and len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("compare.seeds names a seed twice")
+        return self

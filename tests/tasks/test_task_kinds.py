@@ -1,0 +1,97 @@
+"""What every task keeps to, whichever it is."""
+
+from __future__ import annotations
+
+import copy
+
+import pyarrow as pa
+import pytest
+import torch
+from tests.support.subclasses import concrete_subclasses
+from torch import Tensor
+
+import evergram.tasks
+from evergram.data.corpus import Corpus
+from evergram.data.sampling import Batch
+from evergram.gramian.estimator import Moment, exact_moment
+from evergram.tasks.kinds import TASKS
+from evergram.tasks.task import Encoded, Task
+
+B, N, DIM = 6, 8, 3
+IDS = torch.tensor([0, 1, 2, 3, 4, 4])
+CORPUS = Corpus.from_tables(
+    pa.table({"query": list(range(N)), "candidate": list(range(N)), "value": [0.5] * N})
+)
+ONES = torch.ones(B, 1, dtype=torch.float64)
+BATCH = Batch(IDS, IDS, ONES[:, 0], ONES, ONES)
+
+
+def normal(rows: int, seed: int) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, DIM, dtype=torch.float64, generator=draw).requires_grad_()
+
+
+def moments(task: Task) -> dict[str, list[Moment]]:
+    """Exact moments of uniform measures, with a mean where the task asks for one."""
+    share = torch.full((N,), 1 / N, dtype=torch.float64)
+    factors = torch.ones(N, int(task.wants_means), dtype=torch.float64)
+    return {
+        side: [Moment(exact_moment(lambda seed=seed: [(normal(N, seed), share, factors)]))]  # type: ignore[misc]
+        for seed, side in enumerate(("query", "candidate"))
+    }
+
+
+def encoded(task: Task) -> Encoded:
+    negative = normal(B, 4) if task.wants_negatives else None
+    return Encoded(normal(B, 2), normal(B, 3), negative)
+
+
+def make(kind: str) -> Task:
+    return TASKS[kind]().build(CORPUS)
+
+
+def test_every_task_of_the_package_is_in_the_table() -> None:
+    ours = concrete_subclasses(evergram.tasks, Task)
+    assert {type(make(kind)) for kind in TASKS} == ours
+
+
+@pytest.mark.parametrize("kind", TASKS)
+class TestTask:
+    def test_its_settings_say_what_it_asks_for(self, kind: str) -> None:
+        task, settings = make(kind), TASKS[kind]
+        assert task.wants_negatives == settings.wants_negatives
+        assert task.wants_means == settings.wants_means
+        # Something has to keep scores apart.
+        assert settings.needs_penalty or settings().pair_target == "one"
+
+    def test_its_loss_is_a_finite_number_whose_gradient_reaches_all_it_was_given(
+        self, kind: str
+    ) -> None:
+        task = make(kind)
+        rows = encoded(task)
+        loss = task(rows, BATCH, moments(task))
+        assert loss.shape == ()
+        leaves = [r for r in (rows.query, rows.candidate, rows.negative) if r is not None]
+        for gradient in torch.autograd.grad(loss, leaves):
+            assert torch.isfinite(gradient).all()
+            assert gradient.abs().sum() > 0
+
+    def test_observed_pairs_are_pulled_together(self, kind: str) -> None:
+        """Small steps along the gradient raise the scores of small embeddings."""
+        task = make(kind)
+        rows = encoded(task)
+        query, candidate = (
+            r.detach().mul(0.1).requires_grad_() for r in (rows.query, rows.candidate)
+        )
+        small = Encoded(query, candidate, rows.negative)
+        slopes = torch.autograd.grad(task(small, BATCH, moments(task)), [query, candidate])
+        moved = [r - 0.01 * slope for r, slope in zip((query, candidate), slopes, strict=True)]
+        assert (moved[0] * moved[1]).sum() > (query * candidate).sum()
+
+    def test_all_its_state_is_in_its_buffers(self, kind: str) -> None:
+        first, second = make(kind), make(kind)
+        rows = encoded(first)
+        for _ in range(3):
+            first(rows, BATCH, moments(first))
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+        assert torch.equal(first(rows, BATCH, moments(first)), second(rows, BATCH, moments(second)))

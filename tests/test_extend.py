@@ -1,0 +1,124 @@
+"""The pages of docs/extend: the code of each is a kind in one file outside the package."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import evergram
+from evergram.compatibility.kinds import TRANSFORMS
+from evergram.encoders.features import SIDES
+from evergram.encoders.kinds import ENCODERS
+from evergram.errors import LineageError, RecipeError
+from evergram.gramian.estimator import EntityBatch
+from evergram.gramian.kinds import ESTIMATORS
+from evergram.tasks.kinds import TASKS
+from evergram.training.checkpoint import load_encoder
+from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
+
+PAGES = Path(__file__).parents[1] / "docs" / "extend"
+TABLES: tuple[dict[str, Any], ...] = (ESTIMATORS, TASKS, ENCODERS, TRANSFORMS)
+OURS: dict[str, Any] = {
+    "data": {"kind": "synthetic", "queries": 150, "candidates": 80, "interactions": 3000},
+    "split": {"kind": "time", "versions": [0.7, 0.85]},
+    "model": {"kind": "bottleneck", "dim": [12, 16], "width": 6},
+    "task": {"kind": "hinge", "margin": 0.5},
+    "gramian": {"kind": "window", "batches": 3},
+    "training": {"epochs": 8, "batch_size": 128, "layer_rate": 0.01},
+    "upgrade": {"transform": "diagonal", "alone": False},
+}
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The files of the four pages in a folder, and the kinds of each in their tables."""
+    kept = [dict(table) for table in TABLES]
+    names = []
+    monkeypatch.syspath_prepend(tmp_path)
+    for page in ("estimator", "task", "encoder", "transform"):
+        code, line = blocks(page)
+        name = code.splitlines()[0].removeprefix("# ")
+        (tmp_path / name).write_text(code)
+        names.append(name.removesuffix(".py"))
+        exec(compile(line, f"{page}.md", "exec"), {})
+    yield tmp_path
+    restore(kept)
+    for name in names:
+        del sys.modules[name]
+
+
+def restore(kept: list[dict[str, Any]]) -> None:
+    for table, before in zip(TABLES, kept, strict=True):
+        table.clear()
+        table.update(before)
+
+
+@pytest.mark.usefixtures("kinds")
+def test_kinds_from_outside_are_trained_upgraded_and_read_again(tmp_path: Path) -> None:
+    recipe = Recipe.of(OURS)
+    lineage = evergram.Lineage.create(tmp_path / "lineage")
+    lineage.publish(evergram.train(recipe))
+    first = lineage.manifest(0)
+    assert first.encoder is not None
+    assert (first.encoder.kind, first.encoder.options["width"]) == ("bottleneck", 6)
+    assert first.recipe["gramian"]["batches"] == 3
+    # It learned: a random order of 80 candidates has 0.25.
+    assert lineage.metrics(0)["metrics"]["model"]["recall@20"] > 0.35, lineage.metrics(0)
+    artefact = evergram.upgrade(recipe, lineage, readings=False)
+    lineage.publish(artefact)
+
+    opened = evergram.Lineage.open(tmp_path / "lineage")
+    transform = opened.manifest(1).transform
+    assert transform is not None
+    assert transform.kind == "diagonal"
+    encoder = load_encoder(opened, 1)
+    again = encoder.embed_all(load_corpus(recipe))
+    assert Recipe.stored(opened.recipe(1)).gramian.chosen == ESTIMATORS["window"].model_validate(
+        {"batches": 3}
+    )
+    for side in SIDES:
+        assert again[side].shape[1] == 16
+        assert torch.isfinite(again[side]).all()
+
+
+def test_where_the_line_is_missing_an_error_says_so(kinds: Path) -> None:
+    lineage = evergram.Lineage.create(kinds / "lineage")
+    lineage.publish(evergram.train(Recipe.of(OURS)))
+    for table, kind in zip(TABLES, ("window", "hinge", "bottleneck", "diagonal"), strict=True):
+        del table[kind]
+    opened = evergram.Lineage.open(kinds / "lineage")
+    assert len(opened.view(0).embeddings("candidate")[0]) > 60
+    with pytest.raises(LineageError, match=r"'bottleneck'.*put its settings into .*ENCODERS"):
+        load_encoder(opened, 0)
+    with pytest.raises(RecipeError, match=r"model\.kind is 'bottleneck'; it must be one of"):
+        Recipe.of(OURS)
+
+
+@pytest.mark.usefixtures("kinds")
+def test_the_estimator_of_the_page_is_a_mean_of_batches_and_resumes() -> None:
+    draw = torch.Generator().manual_seed(0)
+    settings = ESTIMATORS["window"].model_validate({"batches": 2})
+    one, two = (settings.build(3, torch.ones(9) / 9, torch.zeros(9, 0)) for _ in range(2))
+    batches = [torch.randn(9, 3, generator=draw) for _ in range(4)]
+
+    def batch(u: torch.Tensor) -> EntityBatch:
+        return EntityBatch(torch.arange(9), torch.ones(9), u, u[:, :0])
+
+    for u in batches[:3]:
+        one.update(batch(u))
+    two.load_state_dict(one.state_dict())
+    for estimator in (one, two):
+        estimator.update(batch(batches[3]))
+        expected = sum(u.T @ u / 9 for u in batches[2:]) / 2
+        torch.testing.assert_close(estimator.gramian(), expected)

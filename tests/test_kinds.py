@@ -1,0 +1,153 @@
+"""What every table of kinds keeps to, and the recipe's tables that are made of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import ValidationError
+
+from evergram.compatibility.kinds import TRANSFORMS
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.kinds import ENCODERS, EncoderSettings
+from evergram.errors import RecipeError
+from evergram.gramian.estimator import GramianEstimator
+from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
+from evergram.kinds import KindSettings, table_of
+from evergram.tasks.kinds import TASKS
+from evergram.training.priors.kinds import PRIORS
+from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.recipe.used_keys import KIND_TABLES
+
+ROOT = Path(__file__).parents[1]
+TABLES: dict[str, dict[str, Any]] = {
+    "model": ENCODERS,
+    "task": TASKS,
+    "prior": PRIORS,
+    "gramian": ESTIMATORS,
+    "upgrade": TRANSFORMS,
+}
+EVERY = [(table, kind) for table, kinds in TABLES.items() for kind in kinds]
+BASE = {"data": {"kind": "synthetic"}}
+# What a kind cannot be chosen without, by a recipe that penalises.
+NEEDED: dict[tuple[str, str], dict[str, Any]] = {
+    ("prior", "files"): {"query": "/q.parquet", "candidate": "/c.parquet"}
+}
+
+
+def test_each_table_of_kinds_is_a_table_of_a_recipe() -> None:
+    assert {name: table.kinds for name, table in KIND_TABLES.items()} == TABLES
+
+
+@pytest.mark.parametrize(("table", "kind"), EVERY)
+def test_a_kind_is_chosen_by_its_name_with_every_key_of_its_own(table: str, kind: str) -> None:
+    settings: type[KindSettings] = TABLES[table][kind]
+    assert settings.kind == kind
+    assert re.fullmatch(r"[a-z][a-z0-9_]{0,63}", kind)
+    own = NEEDED.get((table, kind), {})
+    values = {**settings(**own).model_dump(), KIND_TABLES[table].chooser: kind}
+    recipe = Recipe.of({**BASE, "task": {"penalty": 1.0}} | {table: values | extra(table)})
+    assert getattr(recipe, table).chosen == settings(**own)
+    stored = json.loads(json.dumps(recipe.model_dump(mode="json")))
+    assert Recipe.stored(stored) == recipe
+
+
+def extra(table: str) -> dict[str, Any]:
+    return {"penalty": 1.0} if table == "task" else {}
+
+
+@pytest.mark.parametrize(("table", "kind"), EVERY)
+def test_a_key_of_another_kind_is_refused_and_its_users_are_named(table: str, kind: str) -> None:
+    own = TABLES[table][kind].model_fields
+    chooser = KIND_TABLES[table].chooser
+    for other, settings in TABLES[table].items():
+        for key in settings.model_fields.keys() - own.keys():
+            value = {"query": "q", "candidate": "c"}.get(key, settings.model_fields[key].default)
+            chosen = {chooser: kind, key: value, **NEEDED.get((table, kind), {}), **extra(table)}
+            with pytest.raises(RecipeError, match=rf"{table}\.{key} is used with .*{other}"):
+                Recipe.of({**BASE, "task": {"penalty": 1.0}} | {table: chosen})
+
+
+def test_a_recipe_is_checked_without_torch() -> None:
+    """Read by commands that are to answer in a moment, and by whoever made a typing error."""
+    recipes = [str(path) for path in sorted((ROOT / "recipes").glob("*.toml"))]
+    code = (
+        "import sys\nfrom evergram.training.recipe import Recipe\n"
+        f"for path in {recipes!r}: Recipe.load(path)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_two_kinds_of_one_name_or_at_odds_about_a_key_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(KindSettings):
+        kind = "slow"
+        rate: float = 3.0
+
+    class Copied(KindSettings):
+        kind = "slow"
+
+    class Taken(KindSettings):
+        kind = "taken"
+        sampler: Literal["mine"] = "mine"
+
+    with pytest.raises(ValueError, match="Slow, Copied have the same kind"):
+        table_of(Slow, Copied)
+    with monkeypatch.context() as patched:
+        patched.setitem(ESTIMATORS, "slow", Slow)
+        with pytest.raises(TypeError, match="'slow' has a key 'rate' of another type or default"):
+            Recipe.of(BASE)
+    monkeypatch.setitem(ESTIMATORS, "taken", Taken)
+    with pytest.raises(TypeError, match="'taken' has a key 'sampler', and so has its table"):
+        Recipe.of(BASE)
+
+
+def test_a_kind_that_is_added_is_allowed_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WindowSettings(EstimatorSettings):
+        kind = "window"
+        batches: int = 4
+
+        def build(self, *_: Any) -> GramianEstimator:
+            raise NotImplementedError
+
+    with pytest.raises(RecipeError, match=r"gramian\.kind is 'window'; it must be one of 'exact'"):
+        Recipe.of(BASE, ["gramian.kind=window"])
+    before = Recipe.of(BASE).model_dump()
+    monkeypatch.setitem(ESTIMATORS, "window", WindowSettings)
+    recipe = Recipe.of(BASE, ["gramian.kind=window", "gramian.batches=7"])
+    assert recipe.gramian.chosen == WindowSettings(batches=7)
+    with pytest.raises(RecipeError, match=r"gramian\.batches is 'x'; it must be a whole number"):
+        Recipe.of(BASE, ["gramian.kind=window", "gramian.batches=x"])
+    with pytest.raises(RecipeError, match=r"gramian\.batches is used with .* = 'window' only"):
+        Recipe.of(BASE, ["gramian.batches=7"])
+    # What was dumped or stored without it is read with it.
+    assert Recipe.of(before).gramian.kind == Recipe.stored(before).gramian.kind == "sogram"
+    assert GramianRecipe.of({"kind": "window"}).chosen == WindowSettings()
+    assert type(recipe.gramian).of({"kind": "window"}).chosen == WindowSettings()
+    monkeypatch.delitem(ESTIMATORS, "window")
+    with pytest.raises(ValidationError):
+        GramianRecipe.of({"kind": "window"})
+
+
+def test_an_encoder_that_python_hands_over_has_no_size_in_the_recipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Handed(EncoderSettings):
+        kind = "handed"
+        made_by_recipe = False
+
+        @classmethod
+        def encoder_class(cls) -> type[Encoder]:
+            raise NotImplementedError
+
+    monkeypatch.setitem(ENCODERS, "handed", Handed)
+    assert Recipe.of(BASE, ["model.kind=handed"]).model.chosen == Handed()
+    with pytest.raises(RecipeError, match=r"model\.dim is used with .* is 'handed'"):
+        Recipe.of(BASE, ["model.kind=handed", "model.dim=8"])
