@@ -36,17 +36,18 @@ def test_the_best_by_the_selection_pairs_is_chosen() -> None:
     recipe = recipe_of()
     split = split_of(recipe)
     pilots = run_pilots(recipe, split, 0, CONTEXT)
-    assert 4 <= len(pilots.tried) <= 3 + 2 * MOST_MOVES
-    values = {(p["l2"], p["table_rate"]): p["recall@20"] for p in pilots.tried}
-    l2, rate = pilots.recipe.task.l2, pilots.recipe.training.table_rate
-    assert isinstance(l2, float)
+    assert 6 <= len(pilots.tried) <= 4 + 4 * MOST_MOVES
+    values = {(p["penalty"], p["l2"], p["table_rate"]): p["recall@20"] for p in pilots.tried}
+    settings, rate = pilots.recipe.task, pilots.recipe.training.table_rate
+    assert isinstance(settings.penalty, list)
+    assert isinstance(settings.l2, float)
     assert isinstance(rate, float)
-    chosen = l2, rate
+    chosen = settings.penalty[0], settings.l2, rate
     assert values[chosen] >= 0.995 * max(values.values())
     # What it measured is what a training by these settings measures.
     again = fit_encoder(pilots.recipe, split, 0, CONTEXT)
     assert max(h["recall@20"] for h in again.history) == values[chosen]
-    assert again.table_rate == chosen[1]
+    assert again.table_rate == rate
 
 
 def test_no_test_pair_is_looked_at() -> None:
@@ -59,7 +60,7 @@ def test_no_test_pair_is_looked_at() -> None:
 @pytest.mark.parametrize(
     "sections",
     [
-        {"task": {"l2": 0.1}, "training": {"table_rate": 0.1}},
+        {"task": {"l2": 0.1, "penalty": 5.0}, "training": {"table_rate": 0.1}},
         {"training": {"budget": 5.0}},
         {"task": {"kind": "bpr"}},
         {"model": {"normalize": True}},
@@ -77,7 +78,7 @@ def test_large_data_goes_by_the_formula(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_only_what_is_left_open_is_tried() -> None:
-    recipe = recipe_of(task={"l2": 0.1})
+    recipe = recipe_of(task={"l2": 0.1, "penalty": 5.0})
     pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
     assert [p["l2"] for p in pilots.tried] == [0.1, 0.1]
     assert pilots.recipe.task.l2 == 0.1

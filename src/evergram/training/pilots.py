@@ -16,8 +16,9 @@ from evergram.training.recipe.automatic import rate_of, strengths_of
 
 # Training pairs up to which a training takes seconds.
 MOST_PAIRS = 200_000
-# Factors of the formula's l2, upward first; a direction is followed as long as it gains.
+# Factors of the formula's l2 and λ, the likelier direction first; it is followed while it gains.
 L2_FACTORS = (4.0, 0.25)
+PENALTY_FACTORS = (1 / 3, 3.0)
 MOST_MOVES = 3
 RATE_FACTOR = 2.0
 # A gain of less is within what another seed gives.
@@ -30,7 +31,7 @@ class Pilots:
 
     Args:
         recipe: with numbers in the place of the "auto" that pilots decide.
-        tried: l2, table rate and selection metric of each pilot, in their order.
+        tried: λ, l2, table rate and selection metric of each pilot, in their order.
     """
 
     recipe: Recipe
@@ -38,9 +39,9 @@ class Pilots:
 
 
 def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) -> Pilots:
-    """Return the recipe with the best l2 and table rate of a few trainings, by selection pairs.
+    """Return the recipe with the best l2, λ and table rate of a few trainings, by selection pairs.
 
-    No test pair is looked at. The recipe comes back as it is where it leaves neither to "auto",
+    No test pair is looked at. The recipe comes back as it is where it leaves none to "auto",
     where the data is large or training has a budget, and for tasks without an automatic l2.
 
     Args:
@@ -49,34 +50,66 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     """
     if not _wants_pilots(recipe, split):
         return Pilots(recipe)
-    strengths, rate = strengths_of(recipe, split.training), rate_of(recipe)
+    strengths = strengths_of(recipe, split.training)
     untested = replace(split, test=Pairs.none(), final=None)
     pilots = Pilots(recipe)
 
-    def measure(l2: float, rate: float) -> float:
-        chosen = _with(recipe, l2, strengths.l2_measure, rate)
+    def measure(chosen: _Chosen) -> float:
         title = f"{context.title} pilot {len(pilots.tried) + 1}"
         quiet = replace(context, folder=None, callbacks=(), title=title)
-        history = fit_encoder(chosen, untested, version, quiet).history
+        history = fit_encoder(chosen.within(recipe), untested, version, quiet).history
         value = max(record[recipe.training.metric] for record in history)
-        pilots.tried.append({"l2": l2, "table_rate": rate, recipe.training.metric: value})
+        pilots.tried.append(
+            {
+                "penalty": chosen.penalty[0],
+                "l2": chosen.l2,
+                "table_rate": chosen.rate,
+                recipe.training.metric: value,
+            }
+        )
         return value
 
-    l2, value = strengths.l2, measure(strengths.l2, rate)
+    best = _Chosen(strengths.penalty, strengths.l2, strengths.l2_measure, rate_of(recipe))
+    value = measure(best)
     if recipe.task.l2 == "auto":
-        l2, value = _climb(l2, value, lambda candidate: measure(candidate, rate))
+        best, value = _climb(best, value, measure, _Chosen.with_l2_times, L2_FACTORS)
+    if recipe.task.penalty == "auto":
+        best, value = _climb(best, value, measure, _Chosen.with_penalty_times, PENALTY_FACTORS)
     if recipe.training.table_rate == "auto":
-        faster = RATE_FACTOR * rate
-        if measure(l2, faster) > LEAST_GAIN * value:
-            rate = faster
-    pilots.recipe = _with(recipe, l2, strengths.l2_measure, rate)
+        faster = replace(best, rate=RATE_FACTOR * best.rate)
+        if measure(faster) > LEAST_GAIN * value:
+            best = faster
+    pilots.recipe = best.within(recipe)
     return pilots
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Numbers in the place of "auto"."""
+
+    penalty: list[float]
+    l2: float
+    l2_measure: str
+    rate: float
+
+    def with_l2_times(self, factor: float) -> _Chosen:
+        return replace(self, l2=factor * self.l2)
+
+    def with_penalty_times(self, factor: float) -> _Chosen:
+        return replace(self, penalty=[factor * value for value in self.penalty])
+
+    def within(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with these numbers."""
+        strengths = {"penalty": self.penalty, "l2": self.l2, "l2_measure": self.l2_measure}
+        task = recipe.task.model_copy(update=strengths)
+        training = recipe.training.model_copy(update={"table_rate": self.rate})
+        return recipe.model_copy(update={"task": task, "training": training})
 
 
 def _wants_pilots(recipe: Recipe, split: Split) -> bool:
     task, training = recipe.task, recipe.training
     return (
-        "auto" in (task.l2, training.table_rate)
+        "auto" in (task.l2, task.penalty, training.table_rate)
         and task.kind == "pointwise"
         and recipe.model.kind == "factorization"
         and not recipe.model.normalize
@@ -86,22 +119,22 @@ def _wants_pilots(recipe: Recipe, split: Split) -> bool:
     )
 
 
-def _climb(start: float, value: float, measure: Callable[[float], float]) -> tuple[float, float]:
-    """Return the best of `start` times powers of a factor, and its value."""
+def _climb(
+    start: _Chosen,
+    value: float,
+    measure: Callable[[_Chosen], float],
+    times: Callable[[_Chosen, float], _Chosen],
+    factors: tuple[float, ...],
+) -> tuple[_Chosen, float]:
+    """Return the best of `start` times powers of one of the factors, and its value."""
     best = start
-    for factor in L2_FACTORS:
+    for factor in factors:
         for _ in range(MOST_MOVES):
-            candidate = factor * best
+            candidate = times(best, factor)
             measured = measure(candidate)
             if measured <= LEAST_GAIN * value:
                 break
             best, value = candidate, measured
-        if best != start:
+        if best is not start:
             break
     return best, value
-
-
-def _with(recipe: Recipe, l2: float, l2_measure: str, rate: float) -> Recipe:
-    task = recipe.task.model_copy(update={"l2": l2, "l2_measure": l2_measure})
-    training = recipe.training.model_copy(update={"table_rate": rate})
-    return recipe.model_copy(update={"task": task, "training": training})
