@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from evergram.data.corpus import Corpus, Vocabulary, plain, to_tensor
+from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
+from evergram.data.corpus import Corpus
 
 Hashes = NDArray[np.uint64]
 # Odd constants of splitmix64's finaliser (Steele, Lea & Flood 2014).

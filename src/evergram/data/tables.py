@@ -14,9 +14,11 @@ import pyarrow.csv as csv
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
-from evergram.data.columns import guess, has_no_header, lacking
-from evergram.data.corpus import Corpus, check_ids, plain, refuse_missing
-from evergram.data.decompression import DAMAGED, GzipReader
+from evergram.data.columnar.interactions import check_ids, refuse_missing
+from evergram.data.columnar.vocabulary import plain
+from evergram.data.corpus import Corpus
+from evergram.data.files.column_names import guess, has_no_header, lacking
+from evergram.data.files.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
 from evergram.ids import ids_of_text
 

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.data.corpus import Corpus, Vocabulary
-from evergram.data.decompression import DAMAGED, GzipReader
+from evergram.data.columnar.vocabulary import Vocabulary
+from evergram.data.corpus import Corpus
+from evergram.data.files.decompression import DAMAGED, GzipReader
 from evergram.data.tables import read_csv
 from evergram.data.wikipedia.page_features import page_features
 from evergram.errors import DataError

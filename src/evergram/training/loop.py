@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.split import Pairs, Split, known_pairs
+from evergram.data.row_pairs import RowPairs
+from evergram.data.split import Split, known_pairs
 from evergram.encoders.encoder import Encoder
 from evergram.errors import RecipeError
 from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
@@ -261,7 +262,7 @@ def time_to_reach(
     return next((h["seconds"] for h in history if h[metric] >= value), None)
 
 
-def relevance_of(corpus: Corpus, pairs: Pairs) -> Relevance:
+def relevance_of(corpus: Corpus, pairs: RowPairs) -> Relevance:
     """Held-out pairs to find, with the training pairs masked."""
     return Relevance.of(
         pairs.query, pairs.candidate, corpus.column("query"), corpus.column("candidate")

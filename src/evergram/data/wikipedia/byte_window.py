@@ -6,7 +6,7 @@ import gzip
 import io
 from pathlib import Path
 
-from evergram.data.decompression import DAMAGED, GzipReader
+from evergram.data.files.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
 
 

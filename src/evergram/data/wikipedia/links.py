@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from evergram.data.corpus import Corpus, Vocabulary
+from evergram.data.columnar.vocabulary import Vocabulary
+from evergram.data.corpus import Corpus
 from evergram.data.wikipedia.dump_files import DumpFiles, DumpReport, together
 from evergram.data.wikipedia.page_features import distinct, page_features
 from evergram.data.wikipedia.sql_dump import SqlTable

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
-from evergram.data.decompression import DAMAGED, GzipReader
+from evergram.data.files.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
 
 BLOCK = 8 << 20  # bytes of text in memory at once; a row may not be longer

@@ -1,0 +1,1 @@
+"""What the loaders share: compressed files, objects a line, and guesses of column names."""
