@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from evergram.compatibility.transform_kinds import TransformKind
+from evergram.data.loaders import LoaderKind
 from evergram.data.rolling_window import RollingWindow
 from evergram.errors import RecipeError
 from evergram.lineage.disk.names import RULE, is_name
@@ -62,9 +63,10 @@ class _Strict(BaseModel):
 
 
 class DataRecipe(_Strict):
-    """Where the corpus comes from. Paths are relative to the recipe's folder."""
+    """Where the corpus comes from. Paths are relative to the recipe's folder, or begin with
+    `$EVERGRAM_DATA/`, the folder of data sets."""
 
-    kind: Literal["movielens", "amazon", "mediawiki", "wikispeedia", "table", "synthetic"]
+    kind: LoaderKind
     path: str | None = None
     # amazon: where the metadata is, if not beside the reviews.
     metadata: str | None = None
