@@ -192,6 +192,7 @@ def test_the_readmes_numbers_are_filled_in() -> None:
         ("align", ("text", "transform")),
         ("serving", ("serving-transform", "serving-fetch")),
         ("stores", ("serving-search",)),
+        ("snapshot-engine", ("snapshot-engine",)),
     ],
 )
 def test_the_numbers_of_a_page_are_filled_in(page: str, names: tuple[str, ...]) -> None:

@@ -174,7 +174,7 @@ class QdrantStore(SeparateStore):
         if self._moment is not None:
             return self._moment
         points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
-        with self._connection.told():
+        with self._connection.errors_as_store_errors():
             said = {point.id: point.payload for point in points}
             head = said.pop(0)
             if head["format_version"] not in READABLE:
@@ -307,7 +307,7 @@ class QdrantStore(SeparateStore):
         return f"{self._name}-v{version}"
 
     def _block(self, version: int, points: Sequence[Any]) -> tuple[Rows, Checks]:
-        with self._connection.told():
+        with self._connection.errors_as_store_errors():
             keys = pa.array([point.payload["id"] for point in points], self._id_type)
             vectors = np.array([point.vector for point in points], dtype=np.float32)
             checks = np.array([point.payload["check"] for point in points]).astype(np.uint32)
