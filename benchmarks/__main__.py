@@ -20,6 +20,7 @@ from benchmarks import (
     defaults,
     dumps,
     errors,
+    fast_paths,
     gowalla,
     graphs,
     growth,
@@ -94,6 +95,7 @@ SECTIONS = {
     "snapshot-engine": Section(
         snapshot_engine.measure, snapshot_engine.tiny, snapshot_engine.table
     ),
+    "fast-paths": Section(fast_paths.measure, fast_paths.tiny, fast_paths.table),
     "pinned": Section(pinned.measure, pinned.tiny, pinned.table, needs_data=True),
     "transform": Section(rewriting.measure, rewriting.tiny, rewriting.table),
     "errors": Section(errors.errors, errors.tiny, errors.table, drawn=True),

@@ -191,7 +191,7 @@ def test_the_readmes_numbers_are_filled_in() -> None:
     [
         ("align", ("text", "transform")),
         ("serving", ("serving-transform", "serving-fetch")),
-        ("stores", ("serving-search",)),
+        ("stores", ("serving-search", "fast-paths")),
         ("snapshot-engine", ("snapshot-engine",)),
     ],
 )

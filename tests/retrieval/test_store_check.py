@@ -22,7 +22,7 @@ from evergram.retrieval.reader import Reader
 from evergram.retrieval.store_check import check_store
 from evergram.retrieval.version_maps import Ways
 from evergram.stores.open_store import open_store
-from evergram.stores.snapshot.snapshot_record import Opened, write_record
+from evergram.stores.snapshot.snapshot_record import OpenRecord, write_record
 from evergram.stores.store import Rows, Store
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -71,7 +71,9 @@ def test_the_other_side_is_refused_by_all_who_take_a_store(lineage: Lineage) -> 
         lambda: Reader(lineage, {"query": store}),
         lambda: Backfill(lineage, store, "query"),
     ):
-        with pytest.raises(IntegrityError, match="store of side 'candidate'; side 'query' was"):
+        with pytest.raises(
+            IntegrityError, match="store of side 'candidate' and cannot hold side 'query'"
+        ):
             take()
     assert {rows.version: rows.ids for rows in store.scan()} == before
     Reader(lineage, {"candidate": store})
@@ -93,7 +95,7 @@ def test_an_old_store_is_what_its_rows_are(lineage: Lineage, old: Store) -> None
     with open_store(old.address) as again:
         assert again.side == "candidate"
         assert again.count() == {2: 18}
-        with pytest.raises(IntegrityError, match="side 'candidate'; side 'query'"):
+        with pytest.raises(IntegrityError, match="side 'candidate' and cannot hold side 'query'"):
             fill(lineage, again, "query")
 
 
@@ -179,7 +181,7 @@ def test_the_lineages_own_snapshots_of_before_are_read(lineage: Lineage) -> None
     Reader.open(lineage).close()
     for side in ("query", "candidate"):
         path = lineage.path / "stores" / side / "store.json"
-        write_record(path, replace(Opened(path).record, side=None))
+        write_record(path, replace(OpenRecord(path).record, side=None))
     reader = Reader.open(lineage)
     assert {reader.store(side).side for side in reader.sides} == {None}
     reader.close()

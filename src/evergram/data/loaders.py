@@ -87,7 +87,7 @@ def _synthetic(data: DataSettings, seed: int) -> Corpus:
     ).corpus
 
 
-# In the order in which errors and documents list them.
+# In the order in which errors list them. A new loader is one line here: docs/extend/loader.md.
 LOADERS: dict[str, Loader] = {
     "movielens": _movielens,
     "amazon": _amazon,
@@ -96,6 +96,9 @@ LOADERS: dict[str, Loader] = {
     "table": _table,
     "synthetic": _synthetic,
 }
+
+# The kinds that need `data.path`.
+READ_FROM_A_PATH = tuple(kind for kind in LOADERS if kind != "synthetic")
 
 # What `data.kind` may be.
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch import Tensor
 from evergram.compatibility.chain import Chain
 from evergram.errors import ShapeError
 from evergram.lineage.artefact import Block
-from evergram.vector_files.provenance import marks
+from evergram.vector_files.provenance import provenance_of
 from evergram.vector_files.writers import check_writable, write_vectors
 
 # Of any width.
@@ -101,7 +101,7 @@ class View:
                     self.transform(vectors[start : start + batch]),
                 )
 
-        said = marks(self.fingerprint, self.computed_from)
+        said = provenance_of(self.fingerprint, self.computed_from)
         return write_vectors(path, blocks(), said, overwrite=overwrite)
 
 

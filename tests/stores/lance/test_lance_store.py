@@ -144,7 +144,7 @@ def test_addresses(tmp_path: Path, store: LanceStore) -> None:
         open_store("lance:emb")
     with pytest.raises(DataError, match="cannot be the name"):
         open_store(f"lance:{tmp_path}#../x", create="int64")
-    with pytest.raises(DataError, match="ids of type int64; string"):
+    with pytest.raises(DataError, match="ids of type int64, not string"):
         open_store(store.address, create="string")
     assert open_store(store.address).spaces() == store.spaces()
 

@@ -177,7 +177,7 @@ def test_a_store_that_is_not_there_or_has_other_ids(
 ) -> None:
     with pytest.raises(DataError, match="no store"):
         open_store(server.address("nowhere"))
-    with pytest.raises(DataError, match="ids of type int64; string"):
+    with pytest.raises(DataError, match="ids of type int64, not string"):
         open_store(store.address, create="string")
     with open_store(store.address, create="int64") as again:
         assert again.spaces() == store.spaces()
@@ -328,8 +328,8 @@ def test_no_acknowledged_row_is_lost_when_the_server_crashes(
 
 
 def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("pgvector", "pgvector_tables", "postgres"):
-        monkeypatch.delitem(sys.modules, f"evergram.stores.{module}")
+    for module in ("pgvector_store", "tables", "connection"):
+        monkeypatch.delitem(sys.modules, f"evergram.stores.postgres.{module}")
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(DataError, match=r"pip install 'evergram\[pgvector\]'"):
         open_store("postgresql://ann@db/vectors#emb")

@@ -1,1 +1,1 @@
-"""What the loaders share: compressed files, objects a line, and guesses of column names."""
+"""Parts that loaders share: compressed files, objects in lines, guesses of column names."""

@@ -11,7 +11,7 @@ from evergram.releasing.files.past_file import refuse_unnamed_rows
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import Block, EmbeddingFile
 from evergram.vector_files.prefetch import ahead
-from evergram.vector_files.provenance import marks
+from evergram.vector_files.provenance import provenance_of
 from evergram.vector_files.writers import check_writable, write_vectors
 
 QUIET = Progress(quiet=True)
@@ -67,4 +67,4 @@ def transform_file(
                 bar.advance(len(ids), len(ids))
 
         said = (lineage.manifest(n).fingerprint for n in (wanted, version))
-        return write_vectors(out, counted(), marks(*said), overwrite=overwrite, named=named)
+        return write_vectors(out, counted(), provenance_of(*said), overwrite=overwrite, named=named)

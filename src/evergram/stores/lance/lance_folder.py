@@ -1,5 +1,4 @@
-"""What a LanceDB store has beside its tables: the file that names its spaces, and the lock of who
-writes."""
+"""The files that a LanceDB store has beside its tables: its record and its write lock."""
 
 from __future__ import annotations
 
@@ -15,15 +14,15 @@ from filelock import FileLock, Timeout
 from evergram.errors import EvergramError, FormatError, StoreError
 from evergram.stores.store import Space
 
-# 2: with the side. One of format 1 has none until somebody fills it.
+# Format 2 adds the side; a store of format 1 has none until it is filled.
 FORMAT = 2
 READABLE = (1, 2)
 WAIT = 60.0  # seconds, for another process that writes
 
 
 @contextmanager
-def told(shown: str) -> Iterator[None]:
-    """Whatever LanceDB raises as StoreError."""
+def errors_as_store_errors(shown: str) -> Iterator[None]:
+    """Raise StoreError for whatever LanceDB raises."""
     try:
         yield
     except (EvergramError, GeneratorExit):
@@ -37,8 +36,8 @@ def told(shown: str) -> Iterator[None]:
 
 
 @contextmanager
-def alone(folder: Path, name: str, shown: str) -> Iterator[None]:
-    """No other process writes this store meanwhile; one that is killed lets go."""
+def write_lock(folder: Path, name: str, shown: str) -> Iterator[None]:
+    """Hold the lock of the one process that writes; a killed process gives it back."""
     try:
         with FileLock(folder / f"{name}.lock", timeout=WAIT):
             yield
@@ -56,10 +55,10 @@ def meta_file(folder: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class LanceRecord:
-    """What the file of a store says.
+    """The record of a store, NAME.json.
 
     Args:
-        side: which side the rows are of; None where nobody has said.
+        side: of the rows; None until it is set.
     """
 
     id_type: str

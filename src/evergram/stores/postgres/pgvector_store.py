@@ -1,4 +1,4 @@
-"""Embeddings in PostgreSQL with the extension pgvector.
+"""A store in PostgreSQL with the extension pgvector.
 
 Three tables a store: `NAME_spaces`, `NAME_side`, and `NAME_vectors` with the rows of all versions.
 The primary key of the last is the id, so PostgreSQL itself sees to it that an id is in one space,
@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError
-from evergram.stores.postgres.binary_format import Raw, integers, layout, vector, vectors
 from evergram.stores.postgres.connection import (
     Connection,
-    Connections,
+    ConnectionPool,
     OneConnection,
     read_address,
     show_address,
 )
+from evergram.stores.postgres.fast_path import Raw, integers, layout, vector, vectors
 from evergram.stores.postgres.tables import (
     create_tables,
     look,
@@ -60,9 +60,9 @@ class PgvectorStore(Store):
     kind: ClassVar[str] = "pgvector"
 
     def __init__(
-        self, connections: Connections, address: str, name: str, id_type: pa.DataType, oid: int
+        self, connections: ConnectionPool, address: str, name: str, id_type: pa.DataType, oid: int
     ) -> None:
-        self._connections: Connections | OneConnection = connections
+        self._connections: ConnectionPool | OneConnection = connections
         self._address = address
         self._name = name
         self._id_type = id_type
@@ -79,13 +79,13 @@ class PgvectorStore(Store):
         """See `open_store`."""
         params, name = read_address(address)
         shown = show_address(params, name)
-        connections = Connections(params, shown, prepare)
+        connections = ConnectionPool(params, shown, prepare)
         try:
             if create is not None:
                 connections.run(lambda c: create_tables(c, name, create))
             kind, oid = connections.run(lambda c: look(c, name, shown))
             if create is not None and kind != create:
-                raise DataError(f"{shown} is there with ids of type {kind}; {create} was given.")
+                raise DataError(f"{shown} has ids of type {kind}, not {create}; use another store.")
         except BaseException:
             connections.close()
             raise

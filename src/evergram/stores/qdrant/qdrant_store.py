@@ -1,4 +1,4 @@
-"""Embeddings in Qdrant: a collection for each space, and a small one that names them.
+"""A store in Qdrant: a collection for each space, and a small one, its record, that names them.
 
 A point's id is derived from the row's, which may be any int64 or text; the row's own id and its
 checksum are in the payload.
@@ -22,11 +22,11 @@ from evergram.errors import DataError, FormatError, StoreError
 from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, is_url
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
 from evergram.stores.store_name import checked_name
-from evergram.stores.table_per_version import SeparateStore
+from evergram.stores.table_per_version import TablePerVersionStore
 
 T = TypeVar("T")
 
-# 2: with the side, and with a mark of moves. One of format 1 has none until somebody writes.
+# Format 2 adds the side and a token of moves; a store of format 1 has neither until it is written.
 FORMAT = 2
 READABLE = (1, 2)
 
@@ -48,11 +48,11 @@ LOOKS = 10
 
 @dataclass(frozen=True)
 class QdrantRecord:
-    """What the small collection says.
+    """The record of a store, its small collection.
 
     Args:
-        side: which side the rows are of; None where nobody has said.
-        moved: another text whenever rows are about to leave a space.
+        side: of the rows; None until it is set.
+        moved: a token that changes whenever rows are about to leave a space.
     """
 
     id_type: str
@@ -61,10 +61,10 @@ class QdrantRecord:
     moved: str | None
 
 
-class QdrantStore(SeparateStore):
+class QdrantStore(TablePerVersionStore):
     kind: ClassVar[str] = "qdrant"
 
-    # What the small collection said, for a view of one moment; None where each call asks.
+    # The record that a view of one moment has; None where each call asks.
     _moment: QdrantRecord | None = None
 
     def __init__(self, place: str, name: str, create: str | None) -> None:
@@ -112,17 +112,17 @@ class QdrantStore(SeparateStore):
 
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
         for look in range(LOOKS):
-            # In the local mode who reads waits for who writes anyway; a server's other writers are
-            # kept waiting by those alone who have not managed without.
-            alone = not self._remote or look > LOOKS // 2
-            with self._writing() if alone else nullcontext():
+            # The local mode does one thing at a time anyway; a server's writers are made to wait
+            # only by a reader whose first attempts have failed.
+            locked = not self._remote or look > LOOKS // 2
+            with self._writing() if locked else nullcontext():
                 view = copy(self)
                 view._moment = before = self._meta()
-                found = work(view)
-                # A row leaves a space after it is in the other and after the mark was changed. One
-                # that was in neither when they were looked at has changed it in between.
+                result = work(view)
+                # A row leaves a space only after it is in the other one and the token has changed;
+                # so where the token is the same, no row was in neither.
                 if self._meta().moved == before.moved:
-                    return found
+                    return result
         raise StoreError(
             f"Rows of {self.address} were moved to other versions by another process each of the "
             f"{LOOKS} times that it was read; wait until that is done, and try again."
@@ -154,20 +154,22 @@ class QdrantStore(SeparateStore):
         return self._connection.writing
 
     def _begin(self, create: str | None) -> pa.DataType:
-        """Make what is not there; the type of ids."""
+        """Make what is not there and return the type of ids."""
         from qdrant_client import models
 
         if create is not None:
             self._make(self._name, 1)
             if not self._ask("retrieve", self._name, [0]):
-                given = {"format_version": FORMAT, "id_type": create}
-                point = models.PointStruct(id=0, vector=[0.0], payload=given)
+                payload = {"format_version": FORMAT, "id_type": create}
+                point = models.PointStruct(id=0, vector=[0.0], payload=payload)
                 self._ask("upsert", self._name, [point], wait=True)
         if not self._ask("collection_exists", self._name):
             raise DataError(f"There is no store at {self.address}; create it first.")
         kind = self._meta().id_type
         if create is not None and kind != create:
-            raise DataError(f"{self.address} is there with ids of type {kind}; {create} was given.")
+            raise DataError(
+                f"{self.address} has ids of type {kind}, not {create}; use another store."
+            )
         return ID_TYPES[kind]
 
     def _meta(self) -> QdrantRecord:
@@ -186,15 +188,15 @@ class QdrantStore(SeparateStore):
             id_type, side, moved = head["id_type"], head.get("side"), head.get("moved")
         return QdrantRecord(id_type, dict(sorted(spaces.items())), side, moved)
 
-    def _say(self, **facts: str) -> None:
-        """Write facts of the whole store down; the others stay."""
+    def _set_fields(self, **facts: str) -> None:
+        """Set some fields of the record; the others stay."""
         payload = {"format_version": FORMAT, **facts}
         self._ask("set_payload", self._name, payload, [0], wait=True)
 
     def _set_side(self, side: str) -> None:
         with self._writing():
             if self.side is None:
-                self._say(side=side)
+                self._set_fields(side=side)
 
     def _make(self, collection: str, dim: int) -> None:
         from qdrant_client import models
@@ -205,7 +207,7 @@ class QdrantStore(SeparateStore):
         try:
             self._ask("create_collection", collection, vectors_config=shape)
         except StoreError:
-            # Another was quicker, or the first of two attempts was.
+            # Another process was quicker, or the first of two attempts had succeeded.
             if not self._ask("collection_exists", collection):
                 raise
 
@@ -215,7 +217,7 @@ class QdrantStore(SeparateStore):
         point = models.PointStruct(id=space.version + 1, vector=[0.0], payload=vars(space))
         with self._writing():
             if space.version not in self.spaces():
-                # One that the store does not name was left by a writer who was killed here.
+                # A collection that the record does not name was left by a writer that was killed.
                 if self._ask("collection_exists", self._at(space.version)):
                     self._ask("delete_collection", self._at(space.version))
                 self._make(self._at(space.version), space.dim)
@@ -242,15 +244,15 @@ class QdrantStore(SeparateStore):
     def _remove(self, version: int, ids: pa.Array) -> None:
         from qdrant_client import models
 
-        at, told = self._at(version), False
+        at, announced = self._at(version), False
         for keys in _blocks(_points(ids.to_pylist()), POINTS):
             # The local mode writes to its disk for every id, be it there or not.
             held = self._ask("retrieve", at, keys, with_payload=False, with_vectors=False)
             if held:
-                if not told:
-                    # For those who are reading: see `read_consistently`.
-                    self._say(moved=uuid4().hex)
-                    told = True
+                if not announced:
+                    # Readers compare it: see `read_consistently`.
+                    self._set_fields(moved=uuid4().hex)
+                    announced = True
                 chosen = models.PointIdsList(points=[point.id for point in held])
                 self._ask("delete", at, chosen, wait=True)
 

@@ -1,4 +1,4 @@
-"""An index of the rows of one segment by faiss: rows in lists, of which a query looks at a few."""
+"""A faiss index (IVF) of one segment: rows in lists, a few of which a query is compared with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.snapshot.brute_force import Best, look_at_all
+from evergram.stores.snapshot.brute_force import Best, search_all
 from evergram.stores.snapshot.generation import Part
 from evergram.stores.snapshot.segment import Mask
 from evergram.stores.snapshot.snapshot_record import IndexRecord
@@ -23,7 +23,7 @@ TRAINING = 40
 
 
 class SegmentIndex:
-    """An index that was built, mapped from its file."""
+    """A built index, mapped from its file."""
 
     def __init__(self, folder: Path, record: IndexRecord) -> None:
         self._folder, self.record = folder, record
@@ -38,12 +38,12 @@ class SegmentIndex:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
 
     def check(self) -> None:
-        """Raises: IntegrityError: the file is not what was written."""
+        """Read the file. Raises: IntegrityError: it is not what was written."""
         _ = self._index
 
     def offer(self, best: Best, number: int, part: Part, queries: Floats, k: int) -> bool:
-        """Offer the rows that it finds, dead ones left out while it looks. Returns: whether it
-        could; for many neighbours it would have to look at most rows anyway."""
+        """Offer the nearest living rows and return True; return False, with nothing offered, where
+        so many are wanted that most rows would be looked at anyway."""
         wanted = min(k, part.count)
         # Lists with four times as many rows as are asked for.
         probes = max(self.record.probes, -(-4 * wanted * self.record.lists // part.count))
@@ -116,7 +116,7 @@ def _enough_probes(index: Any, part: Part, lists: int) -> tuple[int, float, int]
     rows = np.random.default_rng(1).permutation(part.rows())[:SAMPLE]
     queries = part.segment.vectors(rows)
     best = Best(len(queries), NEAREST)
-    look_at_all(best, 0, part, queries)
+    search_all(best, 0, part, queries)
     truth = [set(best.rows(i)[:, 1].tolist()) for i in range(len(queries))]
     wanted = sum(map(len, truth))
     probes = 1

@@ -1,4 +1,4 @@
-"""Rows of one version in one immutable file, mapped into memory, and where each id is."""
+"""A segment: rows of one version in an immutable file mapped into memory, found by their ids."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from evergram.stores.snapshot.snapshot_record import FileRecord, SegmentRecord
 from evergram.stores.store import Checks, Floats
 
 Places: TypeAlias = npt.NDArray[np.int64]
-# What ids are sorted and found by: int64 ids are their own keys, of text it is a hash (uint64).
+# Ids are sorted and found by keys: an int64 id is its own key, a text's is a hash (uint64).
 Keys: TypeAlias = npt.NDArray[Any]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def keys_of(ids: pa.Array) -> Keys:
-    """[n]; two ids may have one key where they are text, so ids are compared as well."""
+    """Return the keys [n] of ids; two texts may have one key, so ids are compared as well."""
     if pa.types.is_integer(ids.type):
         return np.asarray(ids.to_numpy(zero_copy_only=False), dtype=np.int64)
     found = (text_key(key) for key in ids.to_pylist())
@@ -34,7 +34,7 @@ def keys_of(ids: pa.Array) -> Keys:
 
 
 def text_key(text: str) -> int:
-    """The same in every process, unlike `hash`."""
+    """Return a hash that is the same in every process, unlike `hash`."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -46,12 +46,12 @@ class Keyed(Protocol):
     def keys(self) -> Keys: ...
 
     def ids_at(self, places: Places) -> pa.Array:
-        """The ids of some of the keys."""
+        """Return the ids at some places among the keys."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Ids from outside."""
+    """Ids that a caller asks for, with their keys."""
 
     ids: pa.Array
     keys: Keys
@@ -65,8 +65,9 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Rows that lie together in a file: ids [b], and where they are rows, vectors and checks."""
+class SegmentBatch:
+    """Rows that lie together in a file: ids [b], vectors [b, D] and checks [b]; D is 0 of deleted
+    ids."""
 
     ids: pa.Array
     vectors: Floats
@@ -77,7 +78,7 @@ class Segment:
     """A file of rows, or of deleted ids, which have no vectors.
 
     Args:
-        trusted: it was written just now by this process; its hash is not compared.
+        trusted: this process has just written it, so its hash is not compared.
     Raises: IntegrityError: a file is not what was written. FileNotFoundError.
     """
 
@@ -113,13 +114,13 @@ class Segment:
         return self.record.rows
 
     def recorded(self, record: SegmentRecord) -> Segment:
-        """The same rows, with an index, or with another."""
+        """Return the same rows under another record, say one with an index."""
         found = copy(self)
         found.record = record
         return found
 
     @property
-    def batches(self) -> Sequence[Batch]:
+    def batches(self) -> Sequence[SegmentBatch]:
         return self._batches
 
     @property
@@ -127,7 +128,7 @@ class Segment:
         return int(self._batches[0].vectors.shape[1])
 
     def superseded(self) -> Mask | None:
-        """Rows [n] whose id comes again in the same file, so that only the last counts."""
+        """Return the rows, bool [n], whose id comes again in the file: only the last is living."""
         if len(self.keys) == len(self):
             return None
         dead = np.ones(len(self), dtype=bool)
@@ -135,7 +136,7 @@ class Segment:
         return dead
 
     def rows_at(self, places: Places) -> Places:
-        """Rows of the file, for places among the keys."""
+        """Return the rows of the file at some places among the keys."""
         if self._rows is None:
             return places
         found = self._rows[places].astype(np.int64)
@@ -147,7 +148,7 @@ class Segment:
         return self.ids(self.rows_at(places))
 
     def find(self, asked: Keyed) -> tuple[Places, Places]:
-        """Which of the asked ids are here, in their order, and at which rows."""
+        """Return which of the asked ids are here, in their order, and at which rows."""
         if self._exact:
             return self._find_exact(asked.keys)
         at = np.searchsorted(self.keys, asked.keys)
@@ -170,7 +171,7 @@ class Segment:
         return found[order], places[order]
 
     def _find_exact(self, keys: Keys) -> tuple[Places, Places]:
-        """Ids that are their own keys."""
+        """Return the same as `find` where ids are their own keys."""
         if self._first is not None:
             # What is smaller than the first wraps around, and is then past the last.
             steps = (keys - self._first).view(np.uint64)
@@ -189,7 +190,7 @@ class Segment:
         return which, found
 
     def ids(self, rows: Places) -> pa.Array:
-        """Of rows [n] of the file, in their order."""
+        """Return the ids of rows [n] of the file, in their order."""
         if self._exact:
             words = self._gathered(self._ids_at, rows, 2)
             return pa.array(words.view("<i8").reshape(-1))
@@ -203,21 +204,21 @@ class Segment:
         return pa.concat_arrays(parts).take(pa.array(order))
 
     def vectors(self, rows: Places) -> Floats:
-        """[n, D], copied, in their order."""
+        """Return copies of the vectors of rows [n], [n, D], in their order."""
         return self._gathered(self._vectors_at, rows, self.dim).view("<f4")
 
     def checks(self, rows: Places) -> Checks:
-        """[n], copied, in their order."""
+        """Return copies of the checksums of rows [n], in their order."""
         return self._gathered(self._checks_at, rows, 1).reshape(-1)
 
     def _places(self, arrays: Sequence[npt.NDArray[Any]]) -> Places:
-        """At which word of the file each array begins."""
+        """Return the word of the file at which each array begins."""
         start = self._words.__array_interface__["data"][0]
         return np.array([a.__array_interface__["data"][0] - start for a in arrays]) // 4
 
     def _gathered(self, at: Places, rows: Places, width: int) -> Checks:
-        """Words [n, width] of rows, from all batches at once: a request for a hundred rows would
-        feel a pass over each."""
+        """Return words [n, width] of rows, from all batches at once: a pass over each batch would
+        slow down a request for a hundred rows."""
         batch = rows // self._size
         first = at[batch] + (rows - batch * self._size) * width
         if width not in self._windows:
@@ -237,7 +238,8 @@ class Segment:
 
 
 def mapped(folder: Path, record: FileRecord, trusted: bool = False) -> pa.Buffer:
-    """A whole file without reading it into memory, compared with its hash."""
+    """Return a file mapped into memory, after a comparison with its SHA-256 unless it is
+    trusted."""
     path = folder / record.name
     buffer = pa.memory_map(str(path)).read_buffer()
     if not trusted and hashlib.sha256(buffer).hexdigest() != record.sha256:
@@ -248,13 +250,13 @@ def mapped(folder: Path, record: FileRecord, trusted: bool = False) -> pa.Buffer
     return buffer
 
 
-def _batch(found: pa.RecordBatch) -> Batch:
+def _batch(found: pa.RecordBatch) -> SegmentBatch:
     if "vector" not in found.schema.names:
         size = found.num_rows
-        return Batch(found["id"], np.zeros((size, 0), np.float32), np.zeros(size, np.uint32))
+        return SegmentBatch(found["id"], np.zeros((size, 0), np.float32), np.zeros(size, np.uint32))
     column = found["vector"]
     vectors = _plain(column.values).reshape(-1, column.type.list_size)
-    return Batch(found["id"], vectors, _plain(found["check"]))
+    return SegmentBatch(found["id"], vectors, _plain(found["check"]))
 
 
 def _plain(column: pa.Array) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""What `store.json` says, and files that appear whole or not at all."""
+"""The record in `store.json`, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from evergram.errors import FormatError, IntegrityError
 from evergram.stores.store import Space
 
-# 2: with the side. One of format 1 has none until somebody fills it.
+# Format 2 adds the side; a store of format 1 has none until it is filled.
 FORMAT_VERSION = 2
 READABLE = (1, 2)
 NAME = "store.json"
@@ -81,9 +81,9 @@ class SnapshotRecord:
     side: str | None = None
 
 
-class Opened:
-    """A `store.json` that stays open: its inode is then given to no later one, so a look at the
-    file's inode tells whether there is another generation.
+class OpenRecord:
+    """A `store.json` that stays open, so that no later one can get its inode: a look at the inode
+    then tells whether there is another generation.
 
     Raises: OSError. IntegrityError: it is damaged. FormatError: a later Evergram wrote it.
     """
@@ -96,11 +96,11 @@ class Opened:
             self._mark = _mark(os.fstat(self._descriptor))
 
     def is_current(self) -> bool:
-        """Whether the file in this place is still this one."""
+        """Return whether the file at the path is still this one."""
         return self._mark == _mark(os.stat(self._path))  # noqa: PTH116 - asked at every call
 
     def __del__(self) -> None:
-        # Not before: a thread may be comparing.
+        # Not earlier: a thread may be comparing inodes.
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
 
@@ -159,7 +159,7 @@ def _segment(found: dict[str, Any]) -> SegmentRecord:
 
 
 def write_record(path: Path, record: SnapshotRecord) -> None:
-    """One rename; `sync_folder` makes it durable."""
+    """Replace `store.json` by one rename, which `sync_folder` makes durable."""
     body = {"format_version": FORMAT_VERSION, **asdict(record)}
     text = json.dumps({"sha256": _digest(body), "store": body}, indent=1)
     file = HashedFile(path)
@@ -176,8 +176,8 @@ def _digest(body: Any) -> str:
 
 
 class HashedFile:
-    """A file to write to, for Arrow as well, beside the place that it is renamed into in the end.
-    It knows the hash of what it was given."""
+    """A file to write to, also by Arrow, that is renamed into its place at the end and knows the
+    SHA-256 of its bytes."""
 
     closed = False
 

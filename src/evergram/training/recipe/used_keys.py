@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from evergram.data.loaders import READ_FROM_A_PATH
 from evergram.training.recipe.methods import METHODS
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _has_measures(recipe: Recipe) -> bool:
 
 # A new kind, or a new key of one, is a line here. Each key may stand in several: all must hold.
 RULES = (
-    Only("data.path", "data.kind", ("movielens", "amazon", "mediawiki", "wikispeedia", "table")),
+    Only("data.path", "data.kind", READ_FROM_A_PATH),
     Only("data.metadata", "data.kind", ("amazon",)),
     Only("data.prefix", "data.kind", ("mediawiki",)),
     Only("data.test data.query_features data.candidate_features", "data.kind", ("table",)),
