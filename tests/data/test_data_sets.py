@@ -49,6 +49,11 @@ def test_a_data_set_that_is_absent_is_told_of_in_one_sentence(name: str, tmp_pat
     assert f"mkdir -p {tmp_path} && cd {tmp_path} &&" in said
 
 
+def test_tables_that_are_made_of_a_data_set_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"`python -m benchmarks.gowalla` makes it of the data set"):
+        existing(tmp_path / "build" / "gowalla" / "train.parquet")
+
+
 def test_the_command_says_how_the_data_of_a_recipe_is_had(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "EVERGRAM_DATA"}
     done = subprocess.run(

@@ -24,11 +24,14 @@ class DataSet:
         title: what it is.
         terms: under which its owner gives it.
         command: makes the folder, run in the folder of data sets.
+        tables: makes Parquet tables of it in `build/`, run in Evergram's repository; "" where
+            recipes read the folder itself.
     """
 
     title: str
     terms: str
     command: str
+    tables: str = ""
 
 
 _MOVIELENS = "https://files.grouplens.org/datasets/movielens"
@@ -69,6 +72,7 @@ DATA_SETS = {
         "public check-ins (SNAP); cite Cho, Myers and Leskovec, KDD 2011",
         f"mkdir -p gowalla && cd gowalla && curl -O {_LIGHTGCN}/gowalla/train.txt "
         f"-O {_LIGHTGCN}/gowalla/test.txt && gzip train.txt test.txt",
+        tables="python -m benchmarks.gowalla",
     ),
     "yelp2018": DataSet(
         "reviews of Yelp, 2018, in the public split of LightGCN and NGCF",
@@ -123,6 +127,11 @@ def existing(path: str | Path) -> Path:
         raise DataError(f"There is no file or folder {path}.")
     folder = folders[0]
     data_set = DATA_SETS[folder.name]
+    if data_set.tables and path.suffix == ".parquet":
+        raise DataError(
+            f"There is no file or folder {path}: `{data_set.tables}` makes it of the data set "
+            f"{folder.name} (docs/data-sets.md says how that is had)."
+        )
     command = f"mkdir -p {folder.parent} && cd {folder.parent} && {data_set.command}"
     raise DataError(
         f"There is no file or folder {path}: get {data_set.title}, under {data_set.terms}, with "

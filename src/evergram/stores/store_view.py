@@ -69,10 +69,10 @@ class StoreView(ABC):
         asked = self.as_ids(ids)
         if len(set(asked.to_pylist())) < len(asked):
             asked = pc.unique(asked)
-        found = self._read(asked)
-        for rows, checks in found:
+        checked = self._read(asked)
+        for rows, checks in checked:
             self._verify(rows, checks)
-        parts = [rows for rows, _ in found]
+        parts = [rows for rows, _ in checked]
         if len(parts) == 1:
             return parts
         keys = _joined([rows.ids for rows in parts], self.id_type)

@@ -49,16 +49,16 @@ class TablePerVersionStore(Store):
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         spaces = list(self.spaces())
-        found: list[tuple[Rows, Checks]] = []
+        parts: list[tuple[Rows, Checks]] = []
         missing = ids
         # A row that moves to a later version while we look is met in either; one that moves back
         # may slip from a space not yet read into one that was, and is met the second time.
         for _ in range(2 if len(spaces) > 1 else 1):
             fresh = [part for version in spaces for part in self._get(version, missing)]
-            found += fresh
+            parts += fresh
             if fresh:
                 there = pa.concat_arrays([rows.ids for rows, _ in fresh])
                 missing = missing.filter(pc.invert(pc.is_in(missing, value_set=there)))
             if not len(missing):
                 break
-        return found
+        return parts

@@ -138,16 +138,16 @@ class SafetensorsVectors(PlainVectors):
             super().__init__(path, *shapes[self._tensor])
             self.provenance = provenance_in(file.metadata())
             if id_tensor in shapes:
-                found = file.get_tensor(id_tensor)
-                if found.shape != (self.rows,) or found.is_floating_point():
+                own = file.get_tensor(id_tensor)
+                if own.shape != (self.rows,) or own.is_floating_point():
                     raise DataError(
-                        f"{path}: tensor {id_tensor!r} is {found.dtype} {list(found.shape)}; "
+                        f"{path}: tensor {id_tensor!r} is {own.dtype} {list(own.shape)}; "
                         f"{self.rows} integers are needed."
                     )
-                self._own = pa.array(found.to(torch.int64).numpy())
+                self._own = pa.array(own.to(torch.int64).numpy())
         self._name(ids)
 
     def _slice(self, start: int, stop: int) -> Tensor:
         with safe_open(self.path, framework="pt") as file:
-            found: Tensor = file.get_slice(self._tensor)[start:stop]
-        return found.to(self._dtype)
+            rows: Tensor = file.get_slice(self._tensor)[start:stop]
+        return rows.to(self._dtype)

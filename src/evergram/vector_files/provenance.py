@@ -28,12 +28,12 @@ def provenance_of(fingerprint: str, computed_from: str) -> dict[str, str]:
 
 def provenance_in(metadata: Mapping[Any, Any] | None) -> dict[str, str]:
     """Return the provenance among a file's metadata, whose keys and values are bytes or text."""
-    found = {}
+    ours = {}
     for key, value in (metadata or {}).items():
         name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
         if name in (FINGERPRINT, COMPUTED_FROM):
-            found[name] = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return found
+            ours[name] = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return ours
 
 
 def provenance_file(path: Path) -> Path:
@@ -50,11 +50,11 @@ def read_provenance_file(path: Path) -> dict[str, Any]:
     if not beside.is_file():
         return {}
     try:
-        found = json.loads(beside.read_text(encoding="utf-8"))
+        content = json.loads(beside.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{beside} cannot be read: {error}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise DataError(
             f"{beside} is no JSON object of provenance; remove it, or write {path} again."
         )
-    return found
+    return content

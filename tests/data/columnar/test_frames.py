@@ -154,6 +154,10 @@ def test_times_may_be_dates() -> None:
             r"Corpus.of\(…, query='user_id', candidate='item'\)",
         ),
         (pd.DataFrame([[1, 2]], columns=["query", "query"]), "two columns 'query'"),
+        (
+            pd.DataFrame({"query": [1], "candidate": [2]}).set_index("query"),
+            r"has 'query' in its index, which is not read; give frame\.reset_index\(\)",
+        ),
         ([(1, 2), (1, 2, 3)], r"row 2 is \(1, 2, 3\); it must be a tuple of 2 values"),
         ([(1, 2), ("b", 3)], "column 'query' mixes types: row 2 is 'b'"),
         ([(2**70, 2)], "at most 64 bits"),

@@ -53,6 +53,11 @@ def interactions_of(
     table = table_of(data, source)
     missing = [role for role, name in names.items() if name not in table.column_names]
     if missing:
+        if _library(data) == "pandas" and names[missing[0]] in data.index.names:
+            raise DataError(
+                f"{source} has {names[missing[0]]!r} in its index, which is not read; give "
+                "frame.reset_index()."
+            )
         raise DataError(_missing_column(source, missing, table.column_names, names))
     if names["query"] == names["candidate"]:
         raise DataError(

@@ -24,14 +24,13 @@ from evergram.stores.lance.lance_folder import (
     write_lock,
     write_meta,
 )
+from evergram.stores.lance.lance_rows import best_of, block_of, conditions, vectors_of
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
 from evergram.stores.store_name import checked_name
 from evergram.stores.table_per_version import TablePerVersionStore
 
 T = TypeVar("T")
 
-# As many ids as stand in one condition.
-LOOKED_UP = 10_000
 
 # Every write adds a version of the table, and files; after so many they are put together, and
 # those that nobody can be reading any more are removed.
@@ -175,11 +174,11 @@ class LanceStore(TablePerVersionStore):
     def _put(self, rows: Rows, checks: Checks) -> None:
         flat = pa.array(rows.vectors.reshape(-1))
         vectors = pa.FixedSizeListArray.from_arrays(flat, rows.vectors.shape[1])
-        block = pa.table({"id": rows.ids, "vector": vectors, "check": pa.array(checks)})
+        written = pa.table({"id": rows.ids, "vector": vectors, "check": pa.array(checks)})
         with errors_as_store_errors(self.address):
             table = self._table(rows.version)
             merge = table.merge_insert("id").when_matched_update_all()
-            merge.when_not_matched_insert_all().execute(block)
+            merge.when_not_matched_insert_all().execute(written)
             self._compact(table)
 
     def _remove(self, version: int, ids: pa.Array) -> None:
@@ -187,7 +186,7 @@ class LanceStore(TablePerVersionStore):
             table = self._table(version)
             if not table.count_rows():
                 return
-            for condition in _conditions(ids):
+            for condition in conditions(ids):
                 # A deletion of nothing would still be a version of the table.
                 if table.count_rows(condition):
                     table.delete(condition)
@@ -196,7 +195,7 @@ class LanceStore(TablePerVersionStore):
     def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
         with errors_as_store_errors(self.address):
             table = self._table(version)
-            for condition in _conditions(ids):
+            for condition in conditions(ids):
                 query = table.search().where(condition).limit(len(ids))
                 table_of_rows = query.select(["id", "vector", "check"]).to_arrow()
                 if len(table_of_rows) > len(table_of_rows["id"].unique()):
@@ -205,14 +204,14 @@ class LanceStore(TablePerVersionStore):
                         "rows is damaged; restore the store."
                     )
                 if len(table_of_rows):
-                    yield _block(version, table_of_rows)
+                    yield block_of(version, table_of_rows)
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         with errors_as_store_errors(self.address):
             query = self._table(version).search().select(["id", "vector", "check"])
             for batch in query.to_batches(size):
                 for start in range(0, batch.num_rows, size):
-                    yield _block(version, pa.table(batch.slice(start, size)))
+                    yield block_of(version, pa.table(batch.slice(start, size)))
 
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None
@@ -223,20 +222,20 @@ class LanceStore(TablePerVersionStore):
             keys = pa.concat_arrays([pa.array([], self._id_type), *(b.ids for b in blocks)])
             empty = np.zeros((0, queries.shape[1]), dtype=np.float32)
             vectors = np.concatenate([empty, *(b.vectors for b in blocks)])
-            return [_best(keys, vectors, query, k) for query in queries]
+            return [best_of(keys, vectors, query, k) for query in queries]
         with errors_as_store_errors(self.address):
             table = self._table(version)
             count = max(table.count_rows(), 1)
             lists = isqrt(count) + 1
             probes = ceil(max(PROBED * lists, lists * min(1.0, k * ROWS_A_RESULT / count)))
-            found = []
+            results = []
             for query in queries:
                 search = table.search(query).distance_type("dot").limit(min(k, count))
                 search = search.minimum_nprobes(probes).maximum_nprobes(0)
                 hits = search.select(["id", "vector", "_distance"]).to_arrow()
                 # Its distance is 1 - score, which loses digits of a small score.
-                found.append(_best(hits["id"].combine_chunks(), _vectors(hits), query, k))
-        return found
+                results.append(best_of(hits["id"].combine_chunks(), vectors_of(hits), query, k))
+        return results
 
     def _table(self, version: int) -> Any:
         if self._closed:
@@ -282,32 +281,3 @@ def _lancedb() -> Any:
             "A store in LanceDB needs lancedb: pip install 'evergram[lance]'."
         ) from None
     return lancedb
-
-
-def _conditions(ids: pa.Array) -> Iterator[str]:
-    """Yield conditions `id in (…)` in SQL, each for as many ids as one should have."""
-    for start in range(0, len(ids), LOOKED_UP):
-        yield f"id in ({', '.join(map(_literal, ids.slice(start, LOOKED_UP).to_pylist()))})"
-
-
-def _literal(key: int | str) -> str:
-    if isinstance(key, str):
-        return "'" + key.replace("'", "''") + "'"
-    # The smallest int64 is read as minus a number that is too large.
-    return f"cast('{key}' as bigint)" if key == -(2**63) else str(key)
-
-
-def _vectors(table: pa.Table) -> Floats:
-    column = table["vector"].combine_chunks()
-    flat: Floats = column.flatten().to_numpy(zero_copy_only=False)
-    return flat.reshape(len(column), column.type.list_size)
-
-
-def _block(version: int, table: pa.Table) -> tuple[Rows, Checks]:
-    return Rows(version, table["id"].combine_chunks(), _vectors(table)), table["check"].to_numpy()
-
-
-def _best(keys: pa.Array, vectors: Floats, query: Floats, k: int) -> tuple[pa.Array, Floats]:
-    scores = vectors @ query
-    order = np.argsort(-scores, kind="stable")[:k]
-    return keys.take(pa.array(order)), scores[order]

@@ -25,6 +25,7 @@ from evergram.stores.postgres.connection import (
     show_address,
 )
 from evergram.stores.postgres.fast_path import Raw, integers, layout, vector, vectors
+from evergram.stores.postgres.hnsw_index import build_hnsw
 from evergram.stores.postgres.tables import (
     create_tables,
     look,
@@ -122,15 +123,15 @@ class PgvectorStore(Store):
         return self._connections.run(at_one_moment)
 
     def spaces(self) -> dict[int, Space]:
-        found = self._facts
-        if found is None:
-            found = self._ask("select version, dim, fingerprint, null from {meta} order by version")
-        return {version: Space(version, dim, mark) for version, dim, mark, _ in found}
+        facts = self._facts
+        if facts is None:
+            facts = self._ask("select version, dim, fingerprint, null from {meta} order by version")
+        return {version: Space(version, dim, mark) for version, dim, mark, _ in facts}
 
     def filled(self) -> dict[int, Space]:
         # To count is to look at every row.
-        found = self._ask(FACTS) if self._facts is None else self._facts
-        return {version: Space(version, dim, mark) for version, dim, mark, any_ in found if any_}
+        facts = self._ask(FACTS) if self._facts is None else self._facts
+        return {version: Space(version, dim, mark) for version, dim, mark, any_ in facts if any_}
 
     def count(self) -> dict[int, int]:
         return dict(
@@ -138,12 +139,12 @@ class PgvectorStore(Store):
         )
 
     def build_index(self) -> None:
-        """HNSW of every space that has at least INDEXED_FROM rows of at most LARGEST_DIM dims;
-        longer vectors stay without one. Writers go on meanwhile."""
+        """Build HNSW for every space of at least INDEXED_FROM rows of at most LARGEST_DIM dims;
+        longer vectors stay without an index. Writers go on meanwhile."""
         counts = self.count()
         for version, space in self.spaces().items():
             if counts.get(version, 0) >= INDEXED_FROM and space.dim <= LARGEST_DIM:
-                self._connections.run(partial(self._index, space))
+                self._connections.run(partial(build_hnsw, name=self._name, space=space))
 
     def close(self) -> None:
         self._connections.close()
@@ -193,13 +194,13 @@ class PgvectorStore(Store):
         )
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
-        found = self._ask(
+        cells = self._ask(
             "select id, version, vector_send(vector), check_ from {table}"
             " where id = any(%s::{ids})",
             [self._ids(ids)],
         )
         groups: dict[int, list[tuple[Any, ...]]] = {}
-        for row in found:
+        for row in cells:
             groups.setdefault(row[1], []).append(row)
         return [self._block(version, rows) for version, rows in groups.items()]
 
@@ -211,12 +212,12 @@ class PgvectorStore(Store):
             query = "select id, version, vector_send(vector), check_ from {table} where "
             after = "version = %s and id > %s" if last is not None else "version = %s"
             values = [version] if last is None else [version, last]
-            found = self._ask(query + after + " order by id limit {size}", values, size=size)
-            if found:
-                yield self._block(version, found)
-            if len(found) < size:
+            cells = self._ask(query + after + " order by id limit {size}", values, size=size)
+            if cells:
+                yield self._block(version, cells)
+            if len(cells) < size:
                 return
-            last = found[-1][0]
+            last = cells[-1][0]
 
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None
@@ -235,7 +236,7 @@ class PgvectorStore(Store):
             for exact in ("", " + 0")
         ]
         exactly = ids is not None and len(ids) <= LOOKED_UP
-        found = []
+        results = []
         for one in queries:
             query = vector(one)
             values = [query, *filtered, query]
@@ -247,39 +248,11 @@ class PgvectorStore(Store):
             # The index's own order is only nearly right.
             order = np.argsort(-scores, kind="stable")
             keys = pa.array([key for key, _ in best], self._id_type)
-            found.append((keys.take(pa.array(order)), scores[order]))
-        return found
+            results.append((keys.take(pa.array(order)), scores[order]))
+        return results
 
-    def _index(self, space: Space, connection: Connection) -> None:
-        name = Identifier(f"{self._name}_v{space.version}_hnsw")
-        inline = {"name": name, "version": space.version, "dim": space.dim}
-        key = [f"{self._name}_v{space.version}"]
-        mine = connection.execute(SQL("select pg_try_advisory_lock(hashtext(%s))"), key).fetchone()
-        if mine == (False,):
-            return  # another process builds it
-        try:
-            connection.execute(SQL("set statement_timeout = 0"))
-            # One whose making was broken off stands in the way and is never used.
-            broken = SQL(
-                "select 1 from pg_index where indexrelid = to_regclass(%s) and not indisvalid"
-            )
-            if connection.execute(broken, [name.as_string(connection)]).fetchone():
-                connection.execute(self._sql("drop index {name}", **inline))
-            connection.execute(
-                self._sql(
-                    "create index concurrently if not exists {name} on {table} using hnsw"
-                    " ((vector::vector({dim})) vector_ip_ops) where version = {version}",
-                    **inline,
-                )
-            )
-        finally:
-            if not connection.closed:
-                connection.execute(SQL("select pg_advisory_unlock(hashtext(%s))"), key)
-                connection.execute(SQL("reset statement_timeout"))
-                prepare(connection)
-
-    def _block(self, version: int, found: list[tuple[Any, ...]]) -> tuple[Rows, Checks]:
-        keys, _, raw, checks = zip(*found, strict=True)
+    def _block(self, version: int, cells: list[tuple[Any, ...]]) -> tuple[Rows, Checks]:
+        keys, _, raw, checks = zip(*cells, strict=True)
         if len({len(one) for one in raw}) > 1:
             raise IntegrityError(f"Rows of version {version} in {self.address} differ in dim.")
         values = np.frombuffer(b"".join(raw), dtype=layout(len(raw[0]) // 4 - 1))["values"]

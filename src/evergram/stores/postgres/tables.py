@@ -105,8 +105,8 @@ def write_side(connection: Connection, name: str, side: str) -> None:
 
 def _has_side_table(connection: Connection, name: str) -> bool:
     shown = _side_table(name).as_string(connection)
-    found = connection.execute(SQL("select to_regclass(%s)::text"), [shown]).fetchone()
-    return found is not None and found[0] is not None
+    row = connection.execute(SQL("select to_regclass(%s)::text"), [shown]).fetchone()
+    return row is not None and row[0] is not None
 
 
 def look(connection: Connection, name: str, shown: str) -> tuple[str, int]:

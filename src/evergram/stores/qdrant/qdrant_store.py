@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
-from uuid import UUID, uuid4, uuid5
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, FormatError, StoreError
 from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, is_url
+from evergram.stores.qdrant.qdrant_points import QdrantRecord, blocks_of, points_of
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
 from evergram.stores.store_name import checked_name
 from evergram.stores.table_per_version import TablePerVersionStore
@@ -29,9 +29,6 @@ T = TypeVar("T")
 # Format 2 adds the side and a token of moves; a store of format 1 has neither until it is written.
 FORMAT = 2
 READABLE = (1, 2)
-
-# Of the points' ids; another one would not find the rows of today.
-NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
 
 # A request has so many points, and so many floats, at most: 32 MB is what a server takes.
 POINTS = 1_000
@@ -44,21 +41,6 @@ UNFINISHED = {"yellow"}
 
 # So often something is read again because rows moved meanwhile.
 LOOKS = 10
-
-
-@dataclass(frozen=True)
-class QdrantRecord:
-    """The record of a store, its small collection.
-
-    Args:
-        side: of the rows; None until it is set.
-        moved: a token that changes whenever rows are about to leave a space.
-    """
-
-    id_type: str
-    spaces: dict[int, Space]
-    side: str | None
-    moved: str | None
 
 
 class QdrantStore(TablePerVersionStore):
@@ -238,14 +220,14 @@ class QdrantStore(TablePerVersionStore):
                 for key, check in zip(keys[part], checks[part].tolist(), strict=True)
             ]
             vectors = rows.vectors[part].tolist()
-            batch = models.Batch(ids=_points(keys[part]), vectors=vectors, payloads=payloads)
+            batch = models.Batch(ids=points_of(keys[part]), vectors=vectors, payloads=payloads)
             self._ask("upsert", at, batch, wait=True)
 
     def _remove(self, version: int, ids: pa.Array) -> None:
         from qdrant_client import models
 
         at, announced = self._at(version), False
-        for keys in _blocks(_points(ids.to_pylist()), POINTS):
+        for keys in blocks_of(points_of(ids.to_pylist()), POINTS):
             # The local mode writes to its disk for every id, be it there or not.
             held = self._ask("retrieve", at, keys, with_payload=False, with_vectors=False)
             if held:
@@ -258,7 +240,7 @@ class QdrantStore(TablePerVersionStore):
 
     def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
         at = self._at(version)
-        for keys in _blocks(_points(ids.to_pylist()), POINTS):
+        for keys in blocks_of(points_of(ids.to_pylist()), POINTS):
             points = self._ask("retrieve", at, keys, with_payload=True, with_vectors=True)
             if points:
                 yield self._block(version, points)
@@ -284,7 +266,7 @@ class QdrantStore(TablePerVersionStore):
         at = self._at(version)
         among, exact = None, False
         if ids is not None:
-            points = _points(ids.to_pylist())
+            points = points_of(ids.to_pylist())
             among = models.Filter(must=[models.HasIdCondition(has_id=points)])
             exact = len(points) <= LOOKED_UP
         # The local mode compares all in any case, and warns of parameters.
@@ -297,13 +279,13 @@ class QdrantStore(TablePerVersionStore):
         ]
         # Every request repeats the ids.
         step = max(1, 100_000 // max(1, 0 if ids is None else len(ids)))
-        found = []
-        for some in _blocks(requests, step if ids is not None else len(requests)):
+        results = []
+        for some in blocks_of(requests, step if ids is not None else len(requests)):
             for answer in self._ask("query_batch_points", at, some):
                 keys = pa.array([point.payload["id"] for point in answer.points], self._id_type)
                 scores = np.array([point.score for point in answer.points], dtype=np.float32)
-                found.append((keys, scores))
-        return found
+                results.append((keys, scores))
+        return results
 
     def _at(self, version: int) -> str:
         return f"{self._name}-v{version}"
@@ -314,12 +296,3 @@ class QdrantStore(TablePerVersionStore):
             vectors = np.array([point.vector for point in points], dtype=np.float32)
             checks = np.array([point.payload["check"] for point in points]).astype(np.uint32)
         return Rows(version, keys, vectors), checks
-
-
-def _points(keys: Sequence[int | str]) -> list[Any]:
-    return [str(uuid5(NAMESPACE, str(key))) for key in keys]
-
-
-def _blocks(items: list[T], size: int) -> Iterator[list[T]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

@@ -35,14 +35,14 @@ class Best:
         """
         for i in np.flatnonzero(scores.max(axis=1, initial=-np.inf) > self._limits):
             places = np.flatnonzero(scores[i] > self._limits[i])
-            found = places + rows if isinstance(rows, int) else rows[places]
-            self.add(int(i), scores[i, places], segment, found)
+            offered = places + rows if isinstance(rows, int) else rows[places]
+            self.add(int(i), scores[i, places], segment, offered)
 
     def add(self, query: int, scores: Floats, segment: int, rows: Places) -> None:
         """Offer rows [b] with scores [b] to one query."""
-        found = np.stack([np.full(len(rows), segment, dtype=np.int64), rows], axis=1)
+        added = np.stack([np.full(len(rows), segment, dtype=np.int64), rows], axis=1)
         joined = np.concatenate([self._scores[query], scores])
-        places = np.concatenate([self._rows[query], found])
+        places = np.concatenate([self._rows[query], added])
         if len(joined) > self._k:
             kept = np.argpartition(joined, len(joined) - self._k)[-self._k :]
             joined, places = joined[kept], places[kept]

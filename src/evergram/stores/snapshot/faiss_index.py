@@ -49,12 +49,12 @@ class SegmentIndex:
         probes = max(self.record.probes, -(-4 * wanted * self.record.lists // part.count))
         if 2 * probes > self.record.lists:
             return False
-        found = _search(self._index, queries, wanted, probes, part.dead)
-        if (found[1] < 0).any():
+        neighbours = _search(self._index, queries, wanted, probes, part.dead)
+        if (neighbours[1] < 0).any():
             return False
-        if found[1].max(initial=0) >= len(part.segment):
+        if neighbours[1].max(initial=0) >= len(part.segment):
             raise _damaged(self._folder / self.record.name)
-        for i, (scores, rows) in enumerate(zip(*found, strict=True)):
+        for i, (scores, rows) in enumerate(zip(*neighbours, strict=True)):
             best.add(i, scores, number, rows)
         return True
 
@@ -121,8 +121,8 @@ def _enough_probes(index: Any, part: Part, lists: int) -> tuple[int, float, int]
     wanted = sum(map(len, truth))
     probes = 1
     while 2 * probes < lists:
-        _, found = _search(index, queries, NEAREST, probes, part.dead)
-        hit = sum(len(t & set(f.tolist())) for t, f in zip(truth, found, strict=True))
+        _, nearest = _search(index, queries, NEAREST, probes, part.dead)
+        hit = sum(len(t & set(f.tolist())) for t, f in zip(truth, nearest, strict=True))
         if hit >= RECALL * wanted:
             return probes, hit / wanted, len(rows)
         probes *= 2

@@ -158,3 +158,13 @@ def _older(old: Segment, new: Segment) -> Places:
         return old.find(new)[1]
     which, _ = new.find(old)
     return old.rows_at(which)
+
+
+def joined(parts: list[tuple[Rows, Checks]]) -> tuple[Rows, Checks]:
+    """Return rows of several segments of a version, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = [mine for mine, _ in parts]
+    ids = pa.concat_arrays([mine.ids for mine in rows])
+    vectors = np.concatenate([mine.vectors for mine in rows])
+    return Rows(rows[0].version, ids, vectors), np.concatenate([checks for _, checks in parts])

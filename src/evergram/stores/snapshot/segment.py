@@ -29,8 +29,8 @@ def keys_of(ids: pa.Array) -> Keys:
     """Return the keys [n] of ids; two texts may have one key, so ids are compared as well."""
     if pa.types.is_integer(ids.type):
         return np.asarray(ids.to_numpy(zero_copy_only=False), dtype=np.int64)
-    found = (text_key(key) for key in ids.to_pylist())
-    return np.fromiter(found, dtype=np.uint64, count=len(ids))
+    hashes = (text_key(key) for key in ids.to_pylist())
+    return np.fromiter(hashes, dtype=np.uint64, count=len(ids))
 
 
 def text_key(text: str) -> int:
@@ -86,8 +86,8 @@ class Segment:
         self.record = record
         buffer = mapped(folder, record.data, trusted)
         reader = pa.ipc.open_file(buffer)
-        found = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        self._batches = [_batch(batch) for batch in found]
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        self._batches = [_batch(batch) for batch in batches]
         self._size = len(self._batches[0].ids)
         self._words = np.frombuffer(buffer, "<u4", count=len(buffer) // 4)
         self._windows: dict[int, Checks] = {}
@@ -96,7 +96,7 @@ class Segment:
         # Where a key is in the file; None where the file is in the order of the keys.
         self._rows: npt.NDArray[Any] | None = None
         if record.lookup is None:
-            self.keys: Keys = _plain(found[0]["key" if "key" in reader.schema.names else "id"])
+            self.keys: Keys = _plain(batches[0]["key" if "key" in reader.schema.names else "id"])
         else:
             batch = pa.ipc.open_file(mapped(folder, record.lookup, trusted)).get_batch(0)
             self.keys, rows = _plain(batch["key"]), _plain(batch["row"])
@@ -115,9 +115,9 @@ class Segment:
 
     def recorded(self, record: SegmentRecord) -> Segment:
         """Return the same rows under another record, say one with an index."""
-        found = copy(self)
-        found.record = record
-        return found
+        segment = copy(self)
+        segment.record = record
+        return segment
 
     @property
     def batches(self) -> Sequence[SegmentBatch]:
@@ -139,10 +139,10 @@ class Segment:
         """Return the rows of the file at some places among the keys."""
         if self._rows is None:
             return places
-        found = self._rows[places].astype(np.int64)
-        if len(found) and found.max() >= len(self):
+        taken = self._rows[places].astype(np.int64)
+        if len(taken) and taken.max() >= len(self):
             raise self._damaged()
-        return found
+        return taken
 
     def ids_at(self, places: Places) -> pa.Array:
         return self.ids(self.rows_at(places))
@@ -160,15 +160,17 @@ class Segment:
             pending, at = pending[inside], at[inside]
             same = self.keys[at] == asked.keys[pending]
             pending, at = pending[same], at[same]
-            found = self.rows_at(at)
-            equal = pc.equal(self.ids(found), asked.ids_at(pending)).to_numpy(zero_copy_only=False)
+            candidates = self.rows_at(at)
+            equal = pc.equal(self.ids(candidates), asked.ids_at(pending)).to_numpy(
+                zero_copy_only=False
+            )
             which.append(pending[equal])
-            rows.append(found[equal])
+            rows.append(candidates[equal])
             # Another id with this key may follow.
             pending, at = pending[~equal], at[~equal] + 1
-        found, places = np.concatenate([*which, pending]), np.concatenate([*rows, at])
-        order = np.argsort(found)
-        return found[order], places[order]
+        candidates, places = np.concatenate([*which, pending]), np.concatenate([*rows, at])
+        order = np.argsort(candidates)
+        return candidates[order], places[order]
 
     def _find_exact(self, keys: Keys) -> tuple[Places, Places]:
         """Return the same as `find` where ids are their own keys."""
@@ -182,12 +184,12 @@ class Segment:
             at[at == len(self.keys)] = 0
             which = np.flatnonzero(self.keys[at] == keys) if len(self.keys) else at[:0]
             at = at[which]
-        found = self.rows_at(at)
+        rows = self.rows_at(at)
         if self._rows is not None:
-            names = self.ids(found).to_numpy(zero_copy_only=False)
+            names = self.ids(rows).to_numpy(zero_copy_only=False)
             if not np.array_equal(names, keys[which]):
                 raise self._damaged()
-        return which, found
+        return which, rows
 
     def ids(self, rows: Places) -> pa.Array:
         """Return the ids of rows [n] of the file, in their order."""
@@ -223,8 +225,8 @@ class Segment:
         first = at[batch] + (rows - batch * self._size) * width
         if width not in self._windows:
             self._windows[width] = sliding_window_view(self._words, width)
-        found: Checks = self._windows[width][first]
-        return found
+        gathered: Checks = self._windows[width][first]
+        return gathered
 
     def _by_batch(self, rows: Places) -> list[tuple[int, Places]]:
         batch = rows // self._size
@@ -250,13 +252,13 @@ def mapped(folder: Path, record: FileRecord, trusted: bool = False) -> pa.Buffer
     return buffer
 
 
-def _batch(found: pa.RecordBatch) -> SegmentBatch:
-    if "vector" not in found.schema.names:
-        size = found.num_rows
-        return SegmentBatch(found["id"], np.zeros((size, 0), np.float32), np.zeros(size, np.uint32))
-    column = found["vector"]
+def _batch(batch: pa.RecordBatch) -> SegmentBatch:
+    if "vector" not in batch.schema.names:
+        size = batch.num_rows
+        return SegmentBatch(batch["id"], np.zeros((size, 0), np.float32), np.zeros(size, np.uint32))
+    column = batch["vector"]
     vectors = _plain(column.values).reshape(-1, column.type.list_size)
-    return SegmentBatch(found["id"], vectors, _plain(found["check"]))
+    return SegmentBatch(batch["id"], vectors, _plain(batch["check"]))
 
 
 def _plain(column: pa.Array) -> npt.NDArray[Any]:

@@ -148,10 +148,10 @@ def sorted_places(keys: Keys, ids: Any) -> Places:
         keep[again] = False
         return order[keep]
     suspects = np.union1d(again, again + 1)[::-1]
-    found = ids() if callable(ids) else ids
+    names = ids() if callable(ids) else ids
     seen = set()
     for place, name in zip(
-        suspects, found.take(pa.array(order[suspects])).to_pylist(), strict=True
+        suspects, names.take(pa.array(order[suspects])).to_pylist(), strict=True
     ):
         keep[place] = name not in seen
         seen.add(name)

@@ -89,9 +89,9 @@ class SnapshotFolder:
                 open_record = OpenRecord(path)
                 try:
                     before = self._generation or Generation(open_record.record, [])
-                    found = before.advanced(open_record.record, self._load)
-                    self._take(open_record, found)
-                    return found
+                    after = before.advanced(open_record.record, self._load)
+                    self._take(open_record, after)
+                    return after
                 except FileNotFoundError as error:
                     if open_record.is_current():
                         raise IntegrityError(

@@ -93,11 +93,11 @@ class OpenRecord:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with os.fdopen(self._descriptor, "rb", closefd=False) as file:
             self.record = _parsed(file.read(), path)
-            self._mark = _mark(os.fstat(self._descriptor))
+            self._identity = _identity(os.fstat(self._descriptor))
 
     def is_current(self) -> bool:
         """Return whether the file at the path is still this one."""
-        return self._mark == _mark(os.stat(self._path))  # noqa: PTH116 - asked at every call
+        return self._identity == _identity(os.stat(self._path))  # noqa: PTH116 - asked at every call
 
     def __del__(self) -> None:
         # Not earlier: a thread may be comparing inodes.
@@ -105,15 +105,15 @@ class OpenRecord:
             os.close(self._descriptor)
 
 
-def _mark(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns
 
 
 def _parsed(text: bytes, path: Path) -> SnapshotRecord:
     try:
-        found = json.loads(text)
-        body = found["store"]
-        whole = found["sha256"] == _digest(body)
+        content = json.loads(text)
+        body = content["store"]
+        whole = content["sha256"] == _digest(body)
     except (ValueError, KeyError, TypeError):
         whole = False
     if not whole:
@@ -149,10 +149,10 @@ def _names_stay(record: SnapshotRecord, path: Path) -> SnapshotRecord:
     return record
 
 
-def _segment(found: dict[str, Any]) -> SegmentRecord:
-    lookup, index = found.pop("lookup"), found.pop("index")
+def _segment(fields: dict[str, Any]) -> SegmentRecord:
+    lookup, index = fields.pop("lookup"), fields.pop("index")
     return SegmentRecord(
-        **{**found, "data": FileRecord(**found["data"])},
+        **{**fields, "data": FileRecord(**fields["data"])},
         lookup=None if lookup is None else FileRecord(**lookup),
         index=None if index is None else IndexRecord(**index),
     )

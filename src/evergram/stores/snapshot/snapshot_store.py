@@ -19,7 +19,7 @@ from evergram.errors import DataError
 from evergram.stores.snapshot.brute_force import Best, search_all, search_rows
 from evergram.stores.snapshot.compaction import next_merge
 from evergram.stores.snapshot.faiss_index import build
-from evergram.stores.snapshot.generation import Generation, Part
+from evergram.stores.snapshot.generation import Generation, Part, joined
 from evergram.stores.snapshot.segment import Wanted
 from evergram.stores.snapshot.segment_writer import MAX_ROWS, SegmentWriter
 from evergram.stores.snapshot.snapshot_folder import SnapshotFolder
@@ -131,8 +131,8 @@ class SnapshotStore(Store):
             writer: SegmentWriter | None = None
             try:
                 with self._folder.loading():
-                    for given in blocks:
-                        rows = self._of(space, given)
+                    for block in blocks:
+                        rows = self._of(space, block)
                         if not len(rows):
                             continue
                         if writer is None:
@@ -215,13 +215,13 @@ class SnapshotStore(Store):
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         wanted = Wanted.of(ids)
-        found: dict[int, list[tuple[Rows, Checks]]] = {}
+        by_version: dict[int, list[tuple[Rows, Checks]]] = {}
         for part in self._current().data():
             which, rows = part.find(wanted)
             if len(rows):
                 mine = ids if len(which) == len(ids) else ids.take(pa.array(which))
-                found.setdefault(part.version, []).append(part.take(rows, mine))
-        return [_joined(parts) for parts in found.values()]
+                by_version.setdefault(part.version, []).append(part.take(rows, mine))
+        return [joined(parts) for parts in by_version.values()]
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         for part in self._folder.current().of(version):
@@ -291,13 +291,3 @@ class SnapshotStore(Store):
         with self._folder.writer(None) as writer:
             writer.add(rows, np.zeros(len(ids), np.uint32))
             return writer.finish()
-
-
-def _joined(parts: list[tuple[Rows, Checks]]) -> tuple[Rows, Checks]:
-    """Return rows of several segments of a version, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    rows = [mine for mine, _ in parts]
-    ids = pa.concat_arrays([mine.ids for mine in rows])
-    vectors = np.concatenate([mine.vectors for mine in rows])
-    return Rows(rows[0].version, ids, vectors), np.concatenate([checks for _, checks in parts])
