@@ -169,7 +169,7 @@ def test_a_kept_model_with_a_link_out_of_the_folder_is_refused(
     ids = pa.array(range(len(vectors)))
     back = LinearTransform.from_matrix(torch.eye(vectors_of(1).shape[1], vectors.shape[1]))
     kept = keep_lost(
-        lineage.work, 2, Artefact(vectors.shape[1], {"object": (ids, vectors)}, back, {}, {})
+        lineage.work_dir, 2, Artefact(vectors.shape[1], {"object": (ids, vectors)}, back, {}, {})
     )
     assert lineage.lost().manifest.version == 2
     (kept / "more").symlink_to(outside / "own")

@@ -30,7 +30,7 @@ def add(
     transform: Transform | None = None,
 ) -> None:
     """A version whose way back halves: exact on nothing, half as long on all."""
-    number = lineage.following
+    number = lineage.next_version
     back = LinearTransform.from_matrix(0.5 * torch.eye(3)) if transform is None else transform
     error = StepError(torch.eye(3, dtype=torch.float64) / 4, objects, 3.0)
     lineage.publish(

@@ -139,7 +139,7 @@ def _say(lineage: Lineage, as_json: bool) -> None:
                 "production": lineage.production,
                 "labels": lineage.labels,
                 "readable": lineage.readable,
-                "held": lineage.held,
+                "held": lineage.versions_with_embeddings,
                 "retired": lineage.retired,
                 "withdrawn": {str(n): w.model_dump() for n, w in lineage.withdrawn.items()},
             }

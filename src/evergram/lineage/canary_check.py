@@ -85,7 +85,7 @@ def diagnose_lineage(lineage: Lineage) -> list[Reading]:
 
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
     """
-    newest, chain, errors = lineage.newest, lineage.chain, lineage.errors
+    newest, chain, errors = lineage.newest, lineage.chain, lineage.step_errors
     lineage.check()
     canaries = {m.version: lineage.canaries(m.version) for m in lineage.versions}
     shares = {n: unseen_share(lineage, n) for n in range(1, newest + 1)}

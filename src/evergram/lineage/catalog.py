@@ -124,9 +124,9 @@ class Register:
         return dict(self._record.withdrawn)
 
     @property
-    def following(self) -> int:
+    def next_version(self) -> int:
         """The number that the next version gets."""
-        return self._record.following
+        return self._record.next_version
 
     @property
     def newest(self) -> int:
@@ -143,7 +143,7 @@ class Register:
         return dict(self._record.labels)
 
     @property
-    def held(self) -> list[int]:
+    def versions_with_embeddings(self) -> list[int]:
         """Versions whose own embeddings are stored, ascending: the newest's, and what was labelled
         when the newest was published or since."""
         at = self.path / "embeddings"
@@ -164,7 +164,7 @@ class Register:
         known |= {n: w.fingerprint for n, w in self._record.withdrawn.items()}
         return max((n for n, found in known.items() if found == fingerprint), default=None)
 
-    def refuse_other(self, fingerprint: str | None, version: int, what: str) -> None:
+    def check_fingerprint(self, fingerprint: str | None, version: int, what: str) -> None:
         """Raises: LineageError: `what`, said to be of `version`, carries another fingerprint."""
         if fingerprint is None or fingerprint == self.manifest(version).fingerprint:
             return
@@ -183,7 +183,7 @@ class Register:
         """
         manifest = self.manifest(version)
         names = [f"versions/{version}/{name}" for name in manifest.files]
-        if version in self.held:
+        if version in self.versions_with_embeddings:
             names += [f"embeddings/{version}/{side}.parquet" for side in manifest.embeddings]
         return {name: name in self._checked for name in sorted(names)}
 
@@ -201,7 +201,11 @@ class Register:
         Raises: UnknownVersionError. LineageError: no such name; or another process has changed the
             lineage since it was opened, or is changing it, as for all of these.
         """
-        self._change(lambda record: record_changes.with_label(record, name, version, self.held))
+        self._change(
+            lambda record: record_changes.with_label(
+                record, name, version, self.versions_with_embeddings
+            )
+        )
 
     def unlabel(self, name: str) -> None:
         """Remove a label. Raises: LineageError: there is none, or a consumer is pinned to it."""
@@ -239,7 +243,9 @@ class Register:
             when=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         self._change(
-            lambda r: record_changes.without_newest(r, withdrawal, self._pins(r), self.held)
+            lambda r: record_changes.without_newest(
+                r, withdrawal, self._pins(r), self.versions_with_embeddings
+            )
         )
         del self._manifests[number]
         shutil.rmtree(self.path / "embeddings" / str(number), ignore_errors=True)

@@ -56,7 +56,7 @@ class Lineage(Register):
     # What is kept of a version.
 
     @property
-    def work(self) -> Path:
+    def work_dir(self) -> Path:
         """Where runs keep what they need to go on; no part of the lineage, gone once published."""
         return self.path / ".work"
 
@@ -70,17 +70,17 @@ class Lineage(Register):
             others.
         """
         elsewhere = nullcontext() if self._remote is None else self._remote.training()
-        with training_claim(self.work, str(self)), elsewhere:
+        with training_claim(self.work_dir, str(self)), elsewhere:
             try:
-                yield self.work
+                yield self.work_dir
             finally:
                 # What a cache holds is kept with the rest of a run's state.
-                for cache in self.work.glob("cache-*.bin"):
+                for cache in self.work_dir.glob("cache-*.bin"):
                     cache.unlink(missing_ok=True)
 
     def lost(self) -> Contents:
         """The model of an upgrade that another one came before. Raises: LineageError: no such."""
-        return read_lost(self.path, self.work, str(self))
+        return read_lost(self.path, self.work_dir, str(self))
 
     def recipe(self, version: int) -> dict[str, Any]:
         """The whole recipe as it was run.
@@ -140,7 +140,7 @@ class Lineage(Register):
         """Compare every published file with its hash. Raises: IntegrityError: one differs."""
         for n in self._manifests:
             self._contents(n).check()
-        for n in self.held:
+        for n in self.versions_with_embeddings:
             for side in self.manifest(n).embeddings:
                 self.stored(side, n)
 
@@ -150,7 +150,7 @@ class Lineage(Register):
         found = self.opened_files
         for n, manifest in self._manifests.items():
             found += [f"versions/{n}/{name}" for name in sorted(manifest.files)]
-        for n in self.held:
+        for n in self.versions_with_embeddings:
             found += [f"embeddings/{n}/{side}.parquet" for side in self.manifest(n).embeddings]
         return found
 
@@ -169,11 +169,11 @@ class Lineage(Register):
     def chain(self) -> Chain:
         """The backward transforms by number, read and checked once; a withdrawn version's is the
         identity."""
-        numbers = self.following, *self._manifests
+        numbers = self.next_version, *self._manifests
         if self._chain is None or self._chain[0] != numbers:
             dim = self.manifest(0).dim
             transforms: list[Transform] = []
-            for n in range(1, self.following):
+            for n in range(1, self.next_version):
                 if n in self._manifests:
                     transforms.append(self._contents(n).transform(dim))
                     dim = self.manifest(n).dim
@@ -183,16 +183,16 @@ class Lineage(Register):
         return self._chain[1]
 
     @property
-    def history(self) -> Chain:
+    def active_chain(self) -> Chain:
         """The same without withdrawn versions, which a new one need not be aligned to."""
         kept = [t for n, t in enumerate(self.chain.transforms, start=1) if n in self._manifests]
         return Chain(kept, self.manifest(0).dim)
 
     @property
-    def errors(self) -> dict[int, StepError]:
+    def step_errors(self) -> dict[int, StepError]:
         """Σ_i of every version that was published with one; 0 of a withdrawn one."""
         found = {}
-        for n in range(1, self.following):
+        for n in range(1, self.next_version):
             if n in self._manifests:
                 error = self._contents(n).error(self.chain.dim(n - 1))
             else:
@@ -264,7 +264,7 @@ class Lineage(Register):
         if not folder.is_dir():
             unchanged(self.path, self._record, str(self), labels=True)
             if manifest.version != self.newest:
-                has = ", ".join(map(str, self.held))
+                has = ", ".join(map(str, self.versions_with_embeddings))
                 raise LineageError(
                     f"The embeddings of version {manifest.version} of {self} are not stored, "
                     f"those of {has} are; read them as that version, through the chain."
@@ -298,7 +298,7 @@ class Lineage(Register):
             publishing or has published meanwhile; or the folder cannot be written; the lineage is
             then as it was.
         """
-        number = self.following
+        number = self.next_version
         self._check_fits(number, artefact)
         with writing(self.path, self._remote):
             present = self._present(number, artefact)
@@ -319,7 +319,7 @@ class Lineage(Register):
         if self._remote is not None:
             self._remote.keep_only("embeddings", map(str, kept))
             self._remote.keep_only("versions", map(str, record.versions))
-        clear_work(self.work)
+        clear_work(self.work_dir)
         return number
 
     def _present(self, number: int, artefact: Artefact) -> LineageRecord:
@@ -332,7 +332,7 @@ class Lineage(Register):
         except LineageError as error:
             if artefact.encoder is None or not number:
                 raise
-            kept = keep_lost(self.work, number, artefact)
+            kept = keep_lost(self.work_dir, number, artefact)
             raise LineageError(
                 f"{error} This version was trained after version {self.newest} and is not "
                 f"published; its model is kept in {kept}. 'evergram upgrade' with --kept publishes "

@@ -92,7 +92,7 @@ def with_version(record: LineageRecord, *, promote: bool, salt: str | None = Non
     Args:
         salt: what the version held pairs out by; version 0's is the lineage's for ever.
     """
-    number, labels = record.following, dict(record.labels)
+    number, labels = record.next_version, dict(record.labels)
     if promote and STABLE in labels:
         labels[STABLE] = number
     elif not promote and record.versions:

@@ -18,7 +18,7 @@ def version_warnings(lineage: Lineage) -> dict[int, list[str]]:
     numbers = [m.version for m in lineage.versions]
     known = _said.get(lineage, {})
     if list(known) != numbers:
-        errors = lineage.errors
+        errors = lineage.step_errors
         known = {n: known.get(n) or _sentences(lineage, n, errors.get(n)) for n in numbers}
         _said[lineage] = known
     return known

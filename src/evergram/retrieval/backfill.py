@@ -230,7 +230,7 @@ class Backfill:
         """
         known = None
         if version < target:
-            known = certify(self.lineage.chain, self.lineage.errors, target, version)
+            known = certify(self.lineage.chain, self.lineage.step_errors, target, version)
         floor = known.estimate if known is not None else float(abs(target - version))
         if version > target or self.lineage.forward(version, target) is None:
             return np.full(len(vectors), floor)

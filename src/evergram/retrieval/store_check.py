@@ -78,7 +78,7 @@ def _canaries(lineage: Lineage, version: int) -> dict[str, Block]:
 
 
 def _published(lineage: Lineage, version: int) -> dict[str, Block]:
-    if version not in lineage.held:
+    if version not in lineage.versions_with_embeddings:
         return {}
     files = {side: lineage.stored(side, version) for side in lineage.manifest(version).embeddings}
     # A file of embeddings has a row at least.

@@ -130,7 +130,7 @@ def test_only_what_is_held_is_kept_there(lineage: Lineage) -> None:
     lineage.publish(artefact(4, 3, seed=2), promote=False)
     elsewhere()
     found = Lineage.open(PLACE)
-    assert (found.held, found.production) == ([1, 2], 1)
+    assert (found.versions_with_embeddings, found.production) == ([1, 2], 1)
     assert {k.split("/")[1] for k in there() if k.startswith("embeddings/")} == {"1", "2"}
     assert found.embeddings("query", 1)[1].shape[1] == 3
     found.label("stable", 2)

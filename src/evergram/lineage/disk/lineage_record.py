@@ -88,7 +88,7 @@ class LineageRecord(Checked):
     salt: str | None = None
 
     @property
-    def following(self) -> int:
+    def next_version(self) -> int:
         """The number of the next version."""
         return len(self.versions) + len(self.withdrawn)
 

@@ -222,7 +222,7 @@ def _go_on(
     progress: Progress,
 ) -> None:
     """Publish the versions that are missing."""
-    for version in range(lineage.following, len(recipe.split.versions)):
+    for version in range(lineage.next_version, len(recipe.split.versions)):
         encoder = load_encoder(lineages["keep-all"], version) if run.given else None
         lineage.publish(run_version(recipe, lineage, corpus, encoder, device, progress))
 
