@@ -20,7 +20,7 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.canary_check import diagnose_lineage
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 
 SIDE = "object"
@@ -72,7 +72,7 @@ def stored(lineage: Lineage) -> list[int]:
 
 
 def pin(lineage: Lineage, **consumers: str) -> None:
-    kept = Consumers.open(lineage.path)
+    kept = ConsumerRegistry.open(lineage.path)
     for consumer in kept.list():
         kept.remove(consumer.name)
     for name, to in consumers.items():

@@ -13,7 +13,7 @@ from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.canary_check import Limits, diagnose_lineage, past_limits
+from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import id_hash, unseen_share
 from evergram.lineage.version_warnings import version_warnings
@@ -103,7 +103,7 @@ def test_what_is_not_known_says_why(lineage: Lineage) -> None:
         "amplification": first.unknown["certificate"],
     }
     assert "canaries in common that alignment never saw" in second.unknown["error"]
-    told = past_limits([first], Limits(bound=1.0, amplification=1.0))
+    told = past_limits([first], CompatibilityLimits(bound=1.0, amplification=1.0))
     assert len(told) == 2
     assert told[0].startswith("Version 0: nothing is known of its bound, and the limit is 1: the")
 
@@ -111,8 +111,8 @@ def test_what_is_not_known_says_why(lineage: Lineage) -> None:
 def test_a_limit_needs_something_to_hold_to_it(lineage: Lineage) -> None:
     readings = diagnose_lineage(lineage)
     assert readings == []
-    assert past_limits(readings, Limits()) == []
-    assert "No past version is read" in past_limits(readings, Limits(error=1.0))[0]
+    assert past_limits(readings, CompatibilityLimits()) == []
+    assert "No past version is read" in past_limits(readings, CompatibilityLimits(error=1.0))[0]
 
 
 def test_what_is_told_of_a_version(lineage: Lineage) -> None:

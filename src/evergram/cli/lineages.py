@@ -112,7 +112,7 @@ def check(
     Every published file is compared with its hash first.
     """
     from evergram.lineage.canary_check import (
-        Limits,
+        CompatibilityLimits,
         diagnose_lineage,
         past_limits,
     )
@@ -123,7 +123,7 @@ def check(
     found = Lineage.open(lineage)
     readings = diagnose_lineage(found)
     checked = found.checked_files
-    sentences = past_limits(readings, Limits(max_error, max_bound, max_amplification))
+    sentences = past_limits(readings, CompatibilityLimits(max_error, max_bound, max_amplification))
     if as_json:
         rows = [reading_json(r) for r in readings]
         facts = {"lineage": str(lineage), "version": found.newest}

@@ -64,7 +64,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Limits:
+class CompatibilityLimits:
     """What a reading may be at most; None is no limit.
 
     Args:
@@ -207,7 +207,7 @@ def _common(canaries: Mapping[int, Mapping[str, Block]], versions: list[int]) ->
     return {n: torch.cat(parts) if parts else torch.zeros(0, 1) for n, parts in found.items()}
 
 
-def past_limits(readings: list[Reading], limits: Limits) -> list[str]:
+def past_limits(readings: list[Reading], limits: CompatibilityLimits) -> list[str]:
     """A sentence for each reading that is past a limit, or that nothing is known of; and one where
     there is no reading to hold to a limit that was asked for.
 

@@ -25,7 +25,7 @@ from evergram.lineage.remote.addresses import local_folder
 from evergram.lineage.remote.mirror import RECORD, Remote
 
 
-class Register:
+class Catalog:
     """What `lineage.json` and the manifests say, opened once.
 
     Every change is one rename of `lineage.json`, under the lock; a change against an older state

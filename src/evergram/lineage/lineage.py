@@ -26,7 +26,7 @@ from evergram.errors import (
 )
 from evergram.lineage import record_changes
 from evergram.lineage.artefact import Artefact, Block, are_metrics, write_version
-from evergram.lineage.catalog import Register
+from evergram.lineage.catalog import Catalog
 from evergram.lineage.consumers.probe_check import refuse_unprobed
 from evergram.lineage.disk.atomic import beside, file_mode, remove
 from evergram.lineage.disk.lineage_record import LineageRecord
@@ -36,13 +36,13 @@ from evergram.lineage.locks.training_claim import clear_work, training_claim
 from evergram.lineage.locks.write_lock import clear_left, unchanged, write_record, writing
 from evergram.lineage.lost_race import keep_lost, read_lost
 from evergram.lineage.pair_history import PairHistory, unrecorded
-from evergram.lineage.publish_statistics import Moments, Sample, forward_map
-from evergram.lineage.version_reader import Contents
+from evergram.lineage.publish_statistics import Moments, RowSample, forward_map
+from evergram.lineage.version_reader import VersionReader
 from evergram.lineage.view import View
 from evergram.vector_files.parquet import read_embeddings, write_embeddings
 
 
-class Lineage(Register):
+class Lineage(Catalog):
     """A folder of versions. The embeddings of the newest are stored, and of what has a label.
 
     A version becomes visible by one rename of `lineage.json`, and so does every change of labels;
@@ -78,7 +78,7 @@ class Lineage(Register):
                 for cache in self.work_dir.glob("cache-*.bin"):
                     cache.unlink(missing_ok=True)
 
-    def lost(self) -> Contents:
+    def lost(self) -> VersionReader:
         """The model of an upgrade that another one came before. Raises: LineageError: no such."""
         return read_lost(self.path, self.work_dir, str(self))
 
@@ -348,7 +348,7 @@ class Lineage(Register):
         with beside(self.path / "embeddings" / str(number), mode) as folder:
             embeddings = {}
             for side, found in artefact.embeddings.items():
-                samples[side] = Sample(side, *dims)
+                samples[side] = RowSample(side, *dims)
                 blocks = samples[side].through(found() if callable(found) else [found])
                 write_embeddings(folder / f"{side}.parquet", blocks)
                 embeddings[side] = sha256(folder / f"{side}.parquet")
@@ -397,5 +397,5 @@ class Lineage(Register):
                     f"Version {number} needs a transform of shape {expected}; {given} was given."
                 )
 
-    def _contents(self, version: int) -> Contents:
-        return Contents(self._folder(version), self.manifest(version), self._check_files)
+    def _contents(self, version: int) -> VersionReader:
+        return VersionReader(self._folder(version), self.manifest(version), self._check_files)

@@ -9,7 +9,7 @@ from evergram.lineage.artefact import Artefact, write_version
 from evergram.lineage.disk.atomic import beside, make_folder, remove_tree
 from evergram.lineage.disk.manifest import read_manifest
 from evergram.lineage.disk.path_check import check_tree
-from evergram.lineage.version_reader import Contents
+from evergram.lineage.version_reader import VersionReader
 
 FOLDER = "lost"
 
@@ -29,7 +29,7 @@ def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
     return folder
 
 
-def read_lost(root: Path, work: Path, lineage: str) -> Contents:
+def read_lost(root: Path, work: Path, lineage: str) -> VersionReader:
     """The model that `keep_lost` kept in `work`, a folder of the lineage at `root`.
 
     Raises: LineageError: there is none. IntegrityError: it is damaged.
@@ -41,4 +41,4 @@ def read_lost(root: Path, work: Path, lineage: str) -> Contents:
             "version was published first. Train one, without --kept."
         )
     check_tree(root, folder)
-    return Contents(folder, read_manifest(folder))
+    return VersionReader(folder, read_manifest(folder))

@@ -48,7 +48,7 @@ class ForwardMap:
     offset: Tensor
 
 
-class Sample:
+class RowSample:
     """Every n-th row of a side, kept as its blocks go by; n doubles when there are too many.
 
     Args:
@@ -111,7 +111,7 @@ def _taken(block: Block, rows: Tensor) -> Block:
     return block[0].take(pa.array(rows.numpy())), block[1][rows].detach().float().cpu()
 
 
-def forward_map(samples: Mapping[str, Sample], old: Mapping[str, Path]) -> ForwardMap | None:
+def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> ForwardMap | None:
     """The way to a version from the version before, on sampled objects that both have.
 
     Memory: the ids of a file and the sampled vectors.

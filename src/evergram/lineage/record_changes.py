@@ -214,6 +214,6 @@ def _refuse_used(record: LineageRecord, number: int, pins: Mapping[str, int], wh
 
 
 def _changed(record: LineageRecord, **fields: object) -> LineageRecord:
-    """Checked again as a whole, and of the present format."""
+    """Return the record with these fields, validated as a whole and in the present format."""
     values = {name: getattr(record, name) for name in LineageRecord.model_fields if name != "check"}
     return LineageRecord.model_validate({**values, **fields, "format_version": FORMAT_VERSION})

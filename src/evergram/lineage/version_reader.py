@@ -31,7 +31,7 @@ from evergram.lineage.publish_statistics import Moments
 from evergram.vector_files.parquet import to_block
 
 
-class Contents:
+class VersionReader:
     """One published version.
 
     Args:

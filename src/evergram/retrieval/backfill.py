@@ -31,7 +31,7 @@ from evergram.retrieval.backfill_journal import (
 )
 from evergram.retrieval.fill import Progress, fill, space_of
 from evergram.retrieval.store_check import check_store
-from evergram.retrieval.version_maps import Ways
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
 from evergram.stores.store import ID_TYPES, Floats, Rows, Store
 
@@ -194,7 +194,7 @@ class Backfill:
 
     def _look(self, source: Store, target: int) -> tuple[pa.Array, npt.NDArray[np.float64], int]:
         """Ids to refresh, their predicted errors, and how many older rows have no new embedding."""
-        ways = Ways(self.lineage)
+        maps = VersionMaps(self.lineage)
         ids: list[pa.Array] = []
         errors: list[npt.NDArray[np.float64]] = []
         without = 0
@@ -212,7 +212,7 @@ class Backfill:
                     continue
                 dim = self.lineage.manifest(version).dim
                 vectors = np.ascontiguousarray(rows.vectors[mask, :dim])
-                errors.append(self._predicted(ways, vectors, version, target))
+                errors.append(self._predicted(maps, vectors, version, target))
         return (
             _joined(ids, self.store.id_type),
             np.concatenate(errors) if errors else np.zeros(0),
@@ -220,7 +220,7 @@ class Backfill:
         )
 
     def _predicted(
-        self, ways: Ways, vectors: Floats, version: int, target: int
+        self, maps: VersionMaps, vectors: Floats, version: int, target: int
     ) -> npt.NDArray[np.float64]:
         """What reading rows [n, D_v] as another version is expected to err by, [n].
 
@@ -234,8 +234,8 @@ class Backfill:
         floor = known.estimate if known is not None else float(abs(target - version))
         if version > target or self.lineage.forward(version, target) is None:
             return np.full(len(vectors), floor)
-        there = ways.rows(vectors, version, target)
-        back = ways.rows(np.ascontiguousarray(there), target, version)
+        there = maps.rows(vectors, version, target)
+        back = maps.rows(np.ascontiguousarray(there), target, version)
         lost = ((back.astype(np.float64) - vectors) ** 2).sum(axis=1)
         return np.asarray(np.sqrt(lost + floor**2))
 

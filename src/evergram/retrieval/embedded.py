@@ -21,20 +21,20 @@ class Embedded:
         ids: [n], as asked.
         vectors: float32 [n, D_j]; zeros where an id is not stored.
         sources: [n], the version that each was computed from; -1 where the id is not stored.
-        alone: what all of `sources` are, where that is known without a look at them.
+        only_source: what all of `sources` are, where that is known without a look at them.
     """
 
     version: int
     ids: pa.Array
     vectors: Floats
     sources: npt.NDArray[np.int64]
-    alone: int | None = None
+    only_source: int | None = None
 
     @property
     def counts(self) -> dict[int, int]:
         """How many were computed from each version."""
-        if self.alone is not None:
-            return {self.alone: len(self.sources)}
+        if self.only_source is not None:
+            return {self.only_source: len(self.sources)}
         return dict(Counter(self.sources.tolist()))
 
     @property

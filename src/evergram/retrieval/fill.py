@@ -17,7 +17,7 @@ from evergram.lineage.disk.atomic import file_mode, make_folder, remove, write_t
 from evergram.lineage.disk.path_check import check_tree
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.store_check import check_store, take_side
-from evergram.retrieval.version_maps import Ways
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Rows, Space, Store
 from evergram.vector_files.open_embeddings import open_embeddings
 
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 
 
 def space_of(lineage: Lineage, version: int, *, norms: bool = True) -> Space:
-    """Where a store keeps a version's rows: [z], or with `norms` [z, n_0 … n_v], see `Ways`."""
+    """Return how a store keeps a version: rows of [z], or with `norms` [z, n_0 … n_v]."""
     manifest = lineage.manifest(version)
     width = manifest.dim + (version + 1 if norms else 0)
     return Space(version, width, manifest.fingerprint)
 
 
 def stored_rows(
-    lineage: Lineage, ways: Ways, space: Space, ids: pa.Array, vectors: np.ndarray
+    lineage: Lineage, maps: VersionMaps, space: Space, ids: pa.Array, vectors: np.ndarray
 ) -> Rows:
     """Vectors [n, D] of a version as its space holds them.
 
@@ -44,7 +44,7 @@ def stored_rows(
     dim = lineage.manifest(space.version).dim
     vectors = np.ascontiguousarray(vectors, dtype=np.float32)
     if space.dim > dim:
-        norms = ways.norms(vectors, space.version)
+        norms = maps.norms(vectors, space.version)
         long = np.flatnonzero(~np.isfinite(norms).all(axis=1) & np.isfinite(vectors).all(axis=1))
         if len(long):
             raise DataError(
@@ -77,7 +77,7 @@ def fill(
     version = lineage.production if version is None else version
     file = open_embeddings(lineage.stored(side, version))
     take_side(lineage, store, side, withdrawn=True)
-    ways = Ways(lineage)
+    maps = VersionMaps(lineage)
     there = store.spaces().get(version)
     # A space that is empty may be another lineage's all the same; its fingerprint is compared.
     plain = there is not None and there.dim == lineage.manifest(version).dim
@@ -86,7 +86,7 @@ def fill(
     def blocks() -> Iterator[Rows]:
         done = 0
         for ids, vectors in file.blocks():
-            yield stored_rows(lineage, ways, space, ids, vectors.numpy())
+            yield stored_rows(lineage, maps, space, ids, vectors.numpy())
             done += len(ids)
             if progress is not None:
                 progress(done, file.rows)

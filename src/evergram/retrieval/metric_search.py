@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError
-from evergram.retrieval.version_maps import NORM_SCALE, Ways
+from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
 from evergram.stores.store import Floats, Hits, StoreView, merge_hits
 
 Ids: TypeAlias = pa.Array | Sequence[int | str] | None
@@ -34,7 +34,7 @@ class Field:
     """
 
     store: StoreView
-    ways: Ways
+    maps: VersionMaps
     version: int
     target: int
     dim: int
@@ -51,7 +51,7 @@ class Field:
 
         `by_norm` is 0 where norms are not stored.
         """
-        turned, offset = self.ways.affine(self.version, self.target).queries(queries)
+        turned, offset = self.maps.affine(self.version, self.target).queries(queries)
         found = np.zeros((len(queries), self.width), dtype=np.float32)
         found[:, : self.dim] = turned
         if self.norm is not None:
@@ -76,7 +76,7 @@ class Field:
         if not there.all():
             ids = hits.ids.filter(pa.array(there))
             hits, found = Hits(ids, hits.scores[there], hits.versions[there]), found[there]
-        return hits, self.ways.rows(found, self.version, self.target).astype(np.float64)
+        return hits, self.maps.rows(found, self.version, self.target).astype(np.float64)
 
 
 def by_inner_product(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:

@@ -18,7 +18,7 @@ from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
 from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product
 from evergram.retrieval.store_check import check_spaces, check_store
-from evergram.retrieval.version_maps import Ways
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
 
 Metric = Literal["ip", "l2", "cosine"]
@@ -54,7 +54,7 @@ class Reader:
         self._stores = dict(stores)
         self._canaries = dict(canaries or {})
         self._settled = lineage.production if settled is None else settled
-        self._ways = Ways(lineage)
+        self._maps = VersionMaps(lineage)
         for side, store in (*self._stores.items(), *self._canaries.items()):
             check_store(lineage, store, side)
 
@@ -189,7 +189,7 @@ class Reader:
 
         def search(view: StoreView) -> list[Hits]:
             fields = [
-                Field(view, self._ways, v, target, self.lineage.manifest(v).dim, space.dim)
+                Field(view, self._maps, v, target, self.lineage.manifest(v).dim, space.dim)
                 for v, space in view.filled().items()
             ]
             if not fields:
@@ -208,7 +208,7 @@ class Reader:
         Raises: LineageError: `target` is later, and no forward map was published between them.
         """
         start, end = self.lineage.resolve(source), self.lineage.resolve(target)
-        return self._ways.rows(self._queries(vectors, start), start, end)
+        return self._maps.rows(self._queries(vectors, start), start, end)
 
     def close(self) -> None:
         for store in (*self._stores.values(), *self._canaries.values()):
@@ -217,7 +217,7 @@ class Reader:
     def _as(self, rows: Rows, target: int) -> Floats:
         """Stored rows, which may carry norms after their vectors, as a version reads them."""
         dim = self.lineage.manifest(rows.version).dim
-        return self._ways.rows(rows.vectors[:, :dim], rows.version, target)
+        return self._maps.rows(rows.vectors[:, :dim], rows.version, target)
 
     def _queries(self, given: npt.ArrayLike, version: int) -> Floats:
         try:

@@ -18,7 +18,7 @@ NORM_SCALE = 2.0**-10
 
 
 @dataclass(frozen=True)
-class Way:
+class AffineMap:
     """z̃_j = W z_v + b in float32, ready for rows.
 
     Args:
@@ -47,12 +47,12 @@ class Way:
         return turned, None if self.offset is None else queries @ self.offset
 
 
-class Ways:
-    """All ways between the versions of a lineage, each made once."""
+class VersionMaps:
+    """All maps between the versions of a lineage, each made once."""
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
-        self._made: dict[tuple[int, int], Way | None] = {}
+        self._made: dict[tuple[int, int], AffineMap | None] = {}
 
     def rows(self, vectors: Floats, source: int, target: int) -> Floats:
         """Vectors [n, D_source] as `target` reads them, [n, D_target].
@@ -66,7 +66,7 @@ class Ways:
         read: Floats = found.numpy()
         return read
 
-    def affine(self, source: int, target: int) -> Way:
+    def affine(self, source: int, target: int) -> AffineMap:
         """Raises: LineageError: there is none, or it is not affine."""
         way = self._way(source, target)
         if way is None:
@@ -90,16 +90,16 @@ class Ways:
         with np.errstate(over="ignore"):
             return np.stack(columns, axis=1).astype(np.float32)
 
-    def _way(self, source: int, target: int) -> Way | None:
+    def _way(self, source: int, target: int) -> AffineMap | None:
         """None where it is not affine."""
         key = source, target
         if key not in self._made:
             self._made[key] = self._make(source, target)
         return self._made[key]
 
-    def _make(self, source: int, target: int) -> Way | None:
+    def _make(self, source: int, target: int) -> AffineMap | None:
         if source == target:
-            return Way(None, None)
+            return AffineMap(None, None)
         if source < target:
             found = self._lineage.forward(source, target)
             if found is None:
@@ -113,7 +113,7 @@ class Ways:
         else:
             found = self._lineage.chain.affine(source, target)
         weight, offset = found
-        return Way(
+        return AffineMap(
             np.ascontiguousarray(weight.numpy().T, dtype=np.float32),
             offset.numpy().astype(np.float32) if bool(offset.any()) else None,
         )

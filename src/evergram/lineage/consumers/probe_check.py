@@ -8,7 +8,7 @@ from typing import Any
 
 from evergram.errors import LineageError
 from evergram.lineage.consumers.record import Consumer, Resolve
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 
 
 def refuse_unprobed(
@@ -25,7 +25,7 @@ def refuse_unprobed(
     said = {reading.get("consumer"): reading for reading in metrics.get("probes", ())}
     missing = [
         consumer.name
-        for consumer in Consumers.open(address).list()
+        for consumer in ConsumerRegistry.open(address).list()
         if consumer.probe is not None
         and not _is_of(said.get(consumer.name), consumer, number, resolve)
     ]

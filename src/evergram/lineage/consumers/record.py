@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from evergram.errors import FormatError, IntegrityError, LineageError
-from evergram.lineage.disk.lineage_record import Checked, ChecksumError, first_problem
+from evergram.lineage.disk.lineage_record import ChecksumError, ChecksummedRecord, first_problem
 
 FORMAT_VERSION = 1
 # Names as `add` takes them, and some that it took before there was one rule of names.
@@ -21,11 +21,11 @@ READABLE_NAME = r"[A-Za-z0-9._-]*[A-Za-z0-9][A-Za-z0-9._-]*"
 Resolve = Callable[[str], int]
 
 
-class _Frozen(BaseModel):
+class _StrictRecord(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class Baseline(_Frozen):
+class Baseline(_StrictRecord):
     """What a probe said when it was added: of which version, and on how many objects."""
 
     version: int = Field(ge=0)
@@ -33,7 +33,7 @@ class Baseline(_Frozen):
     objects: int = Field(ge=0)
 
 
-class Probe(_Frozen):
+class Probe(_StrictRecord):
     """A consumer's own model and an evaluation file, both kept in the lineage's folder.
 
     Before they are there, `model` and `data` are where the files are; their hashes, where they
@@ -66,7 +66,7 @@ class Probe(_Frozen):
         return self
 
 
-class Consumer(_Frozen):
+class Consumer(_StrictRecord):
     """One who reads.
 
     Args:
@@ -103,7 +103,7 @@ class Consumer(_Frozen):
         return found
 
 
-class ConsumersRecord(Checked):
+class ConsumersRecord(ChecksummedRecord):
     """`consumers.json`."""
 
     model_config = ConfigDict(strict=True)

@@ -34,7 +34,7 @@ from evergram.lineage.remote.mirror import CONSUMERS, Remote
 PATIENCE = 30.0
 
 
-class Consumers:
+class ConsumerRegistry:
     """The consumers of a lineage. Every change is read, made and written under its lock.
 
     A changed object of another process is seen by `open` alone.
@@ -46,7 +46,7 @@ class Consumers:
         self._remote = remote
 
     @classmethod
-    def open(cls, path: str | Path) -> Consumers:
+    def open(cls, path: str | Path) -> ConsumerRegistry:
         """Those of the lineage in a folder or at an address; none where it has no such file.
 
         Raises: LineageError: out of reach. FormatError: of a later format. IntegrityError: damaged.
@@ -281,7 +281,7 @@ def pinned_to(path: str | Path, resolve: Resolve) -> dict[str, int]:
         resolve: `Lineage.resolve`.
     """
     found = {}
-    for consumer in Consumers.open(path).list():
+    for consumer in ConsumerRegistry.open(path).list():
         with suppress(UnknownVersionError):
             found[consumer.name] = resolve(consumer.pinned)
     return found

@@ -17,7 +17,7 @@ FORMAT_VERSION = 4
 READABLE = (1, 2, 3, 4)
 
 
-class Frozen(BaseModel):
+class FrozenRecord(BaseModel):
     """What is read from a lineage's JSON: nothing is left out silently, nothing changed later."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -27,7 +27,7 @@ class ChecksumError(ValueError):
     """JSON that is not what was written; its reader says which file that is."""
 
 
-class Checked(Frozen):
+class ChecksummedRecord(FrozenRecord):
     """What holds the SHA-256 of the rest of itself, from format 3 on: a label that a flipped bit
     has moved would otherwise give out vectors of another version."""
 
@@ -59,7 +59,7 @@ def _digest(value: dict[str, Any]) -> str:
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-class Withdrawal(Frozen):
+class Withdrawal(FrozenRecord):
     """What stays of a version that was taken back."""
 
     fingerprint: str
@@ -67,7 +67,7 @@ class Withdrawal(Frozen):
     when: str
 
 
-class LineageRecord(Checked):
+class LineageRecord(ChecksummedRecord):
     """`lineage.json`.
 
     Args:

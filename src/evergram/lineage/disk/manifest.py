@@ -12,11 +12,16 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from evergram.compatibility.transform_kinds import TransformKind
 from evergram.errors import IntegrityError
-from evergram.lineage.disk.lineage_record import Checked, ChecksumError, Frozen, first_problem
+from evergram.lineage.disk.lineage_record import (
+    ChecksumError,
+    ChecksummedRecord,
+    FrozenRecord,
+    first_problem,
+)
 from evergram.lineage.disk.names import is_name
 
 
-class EncoderRecord(Frozen):
+class EncoderRecord(FrozenRecord):
     """How to build the encoder that `encoder.safetensors` fills; `kind` is from a closed list."""
 
     kind: Literal["factorization", "two_tower", "graphsage", "lightgcn"]
@@ -27,14 +32,14 @@ class EncoderRecord(Frozen):
     vocabularies: dict[str, Literal["int64", "string"]]
 
 
-class TransformRecord(Frozen):
+class TransformRecord(FrozenRecord):
     """How to build the transform that `transform.safetensors` fills; a closed `kind`."""
 
     kind: TransformKind
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class Manifest(Checked):
+class Manifest(ChecksummedRecord):
     """`versions/<n>/manifest.json`."""
 
     version: int = Field(ge=0)
