@@ -15,12 +15,14 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from evergram.atomic_files import write_text
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
-from evergram.lineage.disk.atomic import plain_numbers, save_tensors, write_text
 from evergram.lineage.disk.manifest import EncoderRecord, Manifest, TransformRecord, sha256
+from evergram.lineage.disk.plain_json import plain_numbers
+from evergram.lineage.disk.tensor_files import save_tensors
 from evergram.lineage.pair_history import FILE as PAIRS
 from evergram.lineage.pair_history import write_trained_pairs
 from evergram.lineage.publish_statistics import ForwardMap, Moments

@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from evergram.atomic_files import new_folder, remove_folder
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform, Transform
@@ -28,10 +29,10 @@ from evergram.lineage import record_changes
 from evergram.lineage.artefact import Artefact, Block, are_metrics, write_version
 from evergram.lineage.catalog import Catalog
 from evergram.lineage.consumers.probe_check import refuse_unprobed
-from evergram.lineage.disk.atomic import beside, file_mode, remove
 from evergram.lineage.disk.lineage_record import LineageRecord
 from evergram.lineage.disk.manifest import EncoderRecord, Manifest, sha256
 from evergram.lineage.disk.names import check_name
+from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.locks.training_claim import clear_work, training_claim
 from evergram.lineage.locks.write_lock import clear_left, unchanged, write_record, writing
 from evergram.lineage.lost_race import keep_lost, read_lost
@@ -315,7 +316,7 @@ class Lineage(Catalog):
             kept = {number, *record.labels.values()}
             for stale in (self.path / "embeddings").iterdir():
                 if stale.name not in map(str, kept):
-                    remove(stale)
+                    remove_folder(stale)
         if self._remote is not None:
             self._remote.keep_only("embeddings", map(str, kept))
             self._remote.keep_only("versions", map(str, record.versions))
@@ -345,7 +346,7 @@ class Lineage(Catalog):
         old, samples = self._before(), {}
         dims = [artefact.dim, *([self.manifest(self.newest).dim] if old else [])]
         mode = file_mode(self.path)
-        with beside(self.path / "embeddings" / str(number), mode) as folder:
+        with new_folder(self.path / "embeddings" / str(number), mode) as folder:
             embeddings = {}
             for side, found in artefact.embeddings.items():
                 samples[side] = RowSample(side, *dims)
@@ -353,7 +354,7 @@ class Lineage(Catalog):
                 write_embeddings(folder / f"{side}.parquet", blocks)
                 embeddings[side] = sha256(folder / f"{side}.parquet")
         moments = {side: sample.moments() for side, sample in samples.items()}
-        with beside(self._folder(number), mode) as folder:
+        with new_folder(self._folder(number), mode) as folder:
             name = f"{self.name}@v{number}"
             forward = forward_map(samples, old)
             return write_version(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from evergram.atomic_files import OWNER_ALONE, make_folder, new_folder, remove_tree
 from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact, write_version
-from evergram.lineage.disk.atomic import beside, make_folder, remove_tree
 from evergram.lineage.disk.manifest import read_manifest
 from evergram.lineage.disk.path_check import check_tree
 from evergram.lineage.version_reader import VersionReader
@@ -24,7 +24,7 @@ def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
     folder = work / FOLDER
     make_folder(work)
     remove_tree(folder)
-    with beside(folder) as part:
+    with new_folder(folder, OWNER_ALONE) as part:
         write_version(part, f"lost@v{number}", number, artefact, {}, {}, None, None)
     return folder
 

@@ -23,8 +23,8 @@ from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import EvergramError, IntegrityError, ShapeError
 from evergram.lineage.artefact import Block, are_metrics
-from evergram.lineage.disk.atomic import load_tensors
 from evergram.lineage.disk.manifest import EncoderRecord, Manifest, check_files
+from evergram.lineage.disk.tensor_files import load_tensors
 from evergram.lineage.pair_history import FILE as PAIRS
 from evergram.lineage.pair_history import read_trained_pairs
 from evergram.lineage.publish_statistics import Moments

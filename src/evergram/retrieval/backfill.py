@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
+from evergram.atomic_files import make_folder, write_text
 from evergram.compatibility.certificate import certify
 from evergram.errors import IntegrityError, LineageError
-from evergram.lineage.disk.atomic import file_mode, make_folder, write_text
 from evergram.lineage.disk.path_check import check_tree
+from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfill_journal import (
     journal_rows,

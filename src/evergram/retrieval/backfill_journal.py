@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evergram.atomic_files import OWNER_ALONE, replacing
 from evergram.errors import IntegrityError
-from evergram.lineage.disk.atomic import OWNER_ALONE, replacing
 from evergram.stores.store import Rows
 
 _HASH = 32

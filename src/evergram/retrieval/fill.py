@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from evergram.atomic_files import make_folder, remove_folder, write_text
 from evergram.errors import DataError, IntegrityError, LineageError
-from evergram.lineage.disk.atomic import file_mode, make_folder, remove, write_text
 from evergram.lineage.disk.path_check import check_tree
+from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.store_check import check_store, take_side
 from evergram.retrieval.version_maps import VersionMaps
@@ -153,7 +154,7 @@ def canary_stores(lineage: Lineage, progress: SideProgress | None = None) -> dic
     folder = lineage.path / "stores" / ".canary"
     check_tree(lineage.path, folder)
     if lineage.newest == lineage.production:
-        remove(folder)
+        remove_folder(folder)
         return {}
     return _snapshots(lineage, folder, lineage.newest, progress)
 

@@ -13,8 +13,10 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+from numpy.lib import format as npy
 from torch import Tensor
 
+from evergram.atomic_files import replacing_path
 from evergram.errors import DataError
 from evergram.vector_files.open_embeddings import (
     ARROW,
@@ -228,11 +230,14 @@ class _Ids:
 
 
 def _npy_header(file: IO[bytes], ids: _Ids, dim: int) -> None:
-    """NumPy's format 1.0, with spaces up to 128 bytes."""
-    fields = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({ids.rows}, {dim}), }}"
-    start = b"\x93NUMPY\x01\x00" + (NPY_HEADER - 10).to_bytes(2, "little")
+    """Write a header of NumPy's format 1.0. NumPy pads it to 128 bytes, so that the room that was
+    left for it fits whatever the number of rows."""
     file.seek(0)
-    file.write(start + fields.ljust(NPY_HEADER - 11).encode() + b"\n")
+    npy.write_array_header_1_0(
+        file, {"descr": "<f4", "fortran_order": False, "shape": (ids.rows, dim)}
+    )
+    if file.tell() != NPY_HEADER:
+        raise DataError(f"NumPy wrote an .npy header of {file.tell()} bytes, not {NPY_HEADER}.")
 
 
 def _safetensors_header(
@@ -262,13 +267,9 @@ def _refuse_none(path: Path, rows: int) -> None:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A file to fill; renamed into its place when all went well, if it is still there."""
-    part = path.with_name(f".{path.name}.part")
+    """Yield a path to write to, as `replacing_path`. Raises: DataError: it cannot be written."""
     try:
-        yield part
-        if part.exists():
-            part.replace(path)
+        with replacing_path(path) as part:
+            yield part
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        part.unlink(missing_ok=True)

@@ -228,7 +228,7 @@ def test_the_limit_fits_the_metric(probe: Probe) -> None:
 
 def test_format_1_is_read_as_it_was_written() -> None:
     """The file and its probe are kept as the first Evergram that had them wrote them."""
-    found = ConsumerRegistry.open(Path(__file__).parents[1] / "golden" / "consumers-1")
+    found = ConsumerRegistry.open(Path(__file__).parents[2] / "golden" / "consumers-1")
     ads, search = found.list()
     assert (ads.name, ads.pinned, ads.allowed) == ("ads", "v0", ("v0", "stable"))
     assert (ads.since, ads.contact) == ("2026-11-21", "ads@example.org")

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evergram.atomic_files import write_bytes
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -59,7 +61,8 @@ def markdown(results: Mapping[str, Any]) -> str:
 def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:
     """`table.md`, and the figures `over-time.png`, `by-task.png` (where a task could be judged)
     and `by-lambda.png` (where there is a sweep)."""
-    replace_file(folder / "table.md", markdown(results).encode())
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / "table.md", markdown(results).encode())
     figures = {
         "over-time": _over_time(results),
         "by-task": _by_task(results),
@@ -72,15 +75,7 @@ def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:
             continue
         target = io.BytesIO()
         figure.savefig(target, format="png", dpi=120, bbox_inches="tight")
-        replace_file(path, target.getvalue())
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write beside the place and rename: a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
+        write_bytes(path, target.getvalue())
 
 
 def _over_time(results: Mapping[str, Any]) -> Figure:

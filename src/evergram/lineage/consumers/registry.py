@@ -13,6 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from evergram.atomic_files import make_folder, new_folder, remove_tree, write_text
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.consumers.record import (
     FORMAT_VERSION,
@@ -23,10 +24,10 @@ from evergram.lineage.consumers.record import (
     parse_consumers,
     said,
 )
-from evergram.lineage.disk.atomic import beside, file_mode, make_folder, remove_tree, write_text
 from evergram.lineage.disk.manifest import check_files, sha256
 from evergram.lineage.disk.names import check_name
 from evergram.lineage.disk.path_check import check_inside, check_parts, check_tree
+from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.remote.addresses import local_folder
 from evergram.lineage.remote.mirror import CONSUMERS, Remote
 
@@ -203,7 +204,7 @@ class ConsumerRegistry:
         for folder in (self.folder / "probes", self.folder / "probes" / name):
             make_folder(folder, mode)
         remove_tree(self.folder / here)
-        with beside(self.folder / here, mode) as part:
+        with new_folder(self.folder / here, mode) as part:
             shutil.copyfile(model, part / f"model{model.suffix.lower()}")
             shutil.copyfile(data, part / "data.parquet")
         if self._remote is not None:

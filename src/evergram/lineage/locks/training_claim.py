@@ -10,8 +10,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from evergram.atomic_files import make_folder, write_text
 from evergram.errors import LineageError
-from evergram.lineage.disk.atomic import file_mode, make_folder, write_text
+from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.remote.lock import said_by, this_process
 
 LOCK, OWNER = "training.lock", "training.json"

@@ -9,10 +9,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
+from evergram.atomic_files import make_folder, remove_tree, write_text
 from evergram.errors import LineageError
-from evergram.lineage.disk.atomic import file_mode, make_folder, remove_tree, write_text
 from evergram.lineage.disk.lineage_record import LineageRecord, read_record
 from evergram.lineage.disk.path_check import check_parts
+from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.remote.mirror import RECORD, Remote
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from evergram.atomic_files import make_folder, mirror_content, replacing_path
 from evergram.errors import EvergramError, IntegrityError, LineageError
-from evergram.lineage.disk.atomic import make_folder, put, sync
 from evergram.lineage.disk.manifest import sha256
 from evergram.lineage.remote.addresses import filesystem, mirror_of
 from evergram.lineage.remote.lock import remote_lock, said_by, this_process
@@ -60,7 +60,7 @@ class Remote:
         with suppress(Timeout), FileLock(self.folder / ".lock", timeout=0), self._said("read"):
             # Where it is held, a publication of this machine is at work on these very files.
             for name in (RECORD, CONSUMERS):
-                put(self.folder / name, top.get(name))
+                mirror_content(self.folder / name, top.get(name))
             self._mirror_embeddings(remove=True)
         return None if self._seen is None else self._seen.decode(errors="replace")
 
@@ -80,10 +80,9 @@ class Remote:
                     f"{self.address} names the file {where!r}, which is outside of its folder; "
                     "restore it from a copy of the lineage."
                 )
-            part = path.with_name(f".{name}.{os.getpid()}.part")
-            try:
-                with self._said("read"):
-                    folder.mkdir(parents=True, exist_ok=True)
+            with self._said("read"):
+                folder.mkdir(parents=True, exist_ok=True)
+                with replacing_path(path, owner=f".{os.getpid()}") as part:
                     if not self._fetch(where, part):
                         self._check_unchanged()
                         raise IntegrityError(
@@ -95,9 +94,6 @@ class Remote:
                             f"{self.address}/{where} is not the file that was published (its "
                             "SHA-256 differs); restore it from a copy of the lineage."
                         )
-                    part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -111,11 +107,11 @@ class Remote:
                 self._seen = self._cat([RECORD]).get(RECORD)
                 self._mirror_embeddings(remove=True)
             # What a killed publication left here was never seen by anybody.
-            put(self.folder / RECORD, self._seen)
+            mirror_content(self.folder / RECORD, self._seen)
             try:
                 yield
             except BaseException:
-                put(self.folder / RECORD, self._seen)
+                mirror_content(self.folder / RECORD, self._seen)
                 raise
 
     def commit(self) -> None:
@@ -136,14 +132,14 @@ class Remote:
         with self._locked():
             with self._said("read"):
                 before = self._cat([CONSUMERS]).get(CONSUMERS)
-            put(self.folder / CONSUMERS, before)
+            mirror_content(self.folder / CONSUMERS, before)
             try:
                 yield
                 after = (self.folder / CONSUMERS).read_bytes()
                 if after != before:
                     self._replace(CONSUMERS, after)
             except BaseException:
-                put(self.folder / CONSUMERS, before)
+                mirror_content(self.folder / CONSUMERS, before)
                 raise
 
     @contextmanager
@@ -218,7 +214,7 @@ class Remote:
         manifests = self._cat(list(folders))
         missing = []
         for name, folder in folders.items():
-            put(self.folder / name, manifests.get(name))
+            mirror_content(self.folder / name, manifests.get(name))
             try:
                 listed = list(json.loads(manifests.get(name, b"{}")).get("files", {}))
             except (ValueError, AttributeError):
@@ -229,7 +225,7 @@ class Remote:
             found = [f"{folder}/{file}" for file in plain if file not in LARGE]
             missing += [file for file in found if not (self.folder / file).is_file()]
         for name, content in self._cat(missing).items():
-            put(self.folder / name, content)
+            mirror_content(self.folder / name, content)
 
     def _mirror_embeddings(self, *, remove: bool) -> None:
         """A folder for every version whose embeddings are kept, empty until they are read; with
@@ -275,12 +271,11 @@ class Remote:
         return {places[k]: v for k, v in found.items() if isinstance(v, bytes)}
 
     def _fetch(self, name: str, to: Path) -> bool:
-        """Whether it is there."""
+        """Download a file; return False if there is none."""
         try:
             self._files.get_file(f"{self._path}/{name}", str(to))
         except FileNotFoundError:
             return False
-        sync(to)
         return True
 
     def _make_folder(self, place: str) -> None:

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evergram.atomic_files import new_folder, write_bytes
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.errors import RecipeError
 from evergram.evaluation.consumer_tasks import ConsumerTask, consumer_tasks
 from evergram.evaluation.reports.comparison import summarise
-from evergram.evaluation.reports.comparison_report import replace_file, write_comparison
+from evergram.evaluation.reports.comparison_report import write_comparison
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.disk.atomic import plain_numbers
+from evergram.lineage.disk.plain_json import plain_numbers
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.comparison.consumer_scores import Judge
 from evergram.releasing.comparison.scope import unmeasurable
@@ -134,7 +135,7 @@ def compare(
         **summarise(found, settings.methods, names),
         "runs": found,
     }
-    replace_file(out / "results.json", json.dumps(plain_numbers(results), indent=2).encode())
+    write_bytes(out / "results.json", json.dumps(plain_numbers(results), indent=2).encode())
     write_comparison(out, results)
     return results
 
@@ -204,11 +205,10 @@ def _lineage(
         new.publish(artefact)
     mine = folder / run.name
     if not (mine / "lineage.json").exists():
-        part = folder / f".{run.name}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(first, part, ignore=shutil.ignore_patterns(".*"))
         shutil.rmtree(mine, ignore_errors=True)
-        part.rename(mine)
+        with new_folder(mine) as part:
+            hidden = shutil.ignore_patterns(".*")
+            shutil.copytree(first, part, ignore=hidden, dirs_exist_ok=True)
     return Lineage.open(mine)
 
 
@@ -276,7 +276,7 @@ def _claim(out: Path, recipe: Recipe, corpus: Corpus, fresh: bool) -> None:
             )
         for left in out.glob("seed-*"):
             shutil.rmtree(left)
-    replace_file(path, json.dumps(mine, indent=2).encode())
+    write_bytes(path, json.dumps(mine, indent=2).encode())
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from evergram.atomic_files import write_bytes
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
 from evergram.evaluation.consumer_classifiers import (
@@ -21,7 +22,6 @@ from evergram.evaluation.consumer_classifiers import (
     fit_consumers,
 )
 from evergram.evaluation.consumer_tasks import ConsumerTask, Examples
-from evergram.evaluation.reports.comparison_report import replace_file
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.past_version_report import known_vectors
 from evergram.training.checkpoint import load_encoder
@@ -88,7 +88,7 @@ class Judge:
                     "error": _distance(read, past, known),
                     "known": float(torch.cat([known[s] for s in SIDES]).float().mean()),
                 }
-                replace_file(self._path(name, k), json.dumps(found).encode())
+                write_bytes(self._path(name, k), json.dumps(found).encode())
         return {name: self._collected(name) for name in lineages}
 
     def _collected(self, name: str) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Judge:
         facts = {"hidden": hidden, "dropout": consumers.dropout, "seeds": consumers.seeds}
         state = {k: v.cpu().contiguous() for k, v in consumers.state_dict().items()}
         metadata = {"facts": json.dumps({**facts, "validation_auc": reached})}
-        replace_file(path, save(state, metadata=metadata))
+        write_bytes(path, save(state, metadata=metadata))
         return consumers
 
     def _path(self, name: str, k: int) -> Path:
