@@ -169,7 +169,7 @@ def permit_folder(folder: Path, mode: int) -> None:
 def remove_folder(folder: Path) -> None:
     """Remove a folder at once: it gets a name that nobody reads, and goes file by file then. What a
     killed process leaves of it is never taken for the whole."""
-    part = part_of(folder)
+    part = part_of(folder, ".removed")
     remove_tree(part)
     with suppress(OSError):
         folder.rename(part)

@@ -352,7 +352,7 @@ def test_too_few_pairs_give_no_map_forward(tmp_path: Path) -> None:
 
 
 def test_of_many_rows_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evergram.lineage.publish_statistics.LEAST_ROWS", 90)
+    monkeypatch.setattr("evergram.lineage.publishing.publish_statistics.LEAST_ROWS", 90)
     lineage = Lineage.create(tmp_path / "lineage")
     one = artefact(0, None)
     draw = torch.Generator().manual_seed(0)

@@ -28,7 +28,7 @@ from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.disk.path_check import PARTS
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.lost_race import keep_lost
+from evergram.lineage.publishing.lost_race import keep_lost
 from evergram.retrieval.backfill import Backfill
 from evergram.retrieval.fill import local_stores
 from evergram.stores.open_store import open_store

@@ -82,7 +82,7 @@ class Side:
         return Side(Vocabulary(keys), {n: f.take(rows) for n, f in self.features.items()})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Corpus:
     """Who met what, when and how much, over two sides of entities.
 
@@ -157,6 +157,12 @@ class Corpus:
 
     def __len__(self) -> int:
         return int(self.interactions.num_rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"Corpus({len(self.queries)} queries, {len(self.candidates)} candidates, {len(self)} "
+            "interactions)"
+        )
 
     def column(self, name: str) -> Tensor:
         """One column of the interactions, [n]. Raises: DataError: there is no such column."""

@@ -17,6 +17,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
 from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product
+from evergram.retrieval.recommend import recommend
 from evergram.retrieval.store_check import check_spaces, check_store
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
@@ -103,8 +104,13 @@ class Reader:
         settled = min(self._settled, lineage.production)
         return Reader(lineage, stores, canaries, settled)
 
+    def __repr__(self) -> str:
+        stores = ", ".join(f"{side} in {store.address}" for side, store in self._stores.items())
+        return f"Reader({self.lineage.name!r} version {self.lineage.production}; {stores})"
+
     @property
     def sides(self) -> tuple[str, ...]:
+        """The sides that it has a store of."""
         return tuple(self._stores)
 
     @property
@@ -199,6 +205,28 @@ class Reader:
         # Of one moment: rows that move to another version while the spaces are searched one after
         # the other are otherwise in none of them.
         return store.read_consistently(search)
+
+    def recommend(
+        self,
+        ids: pa.Array | Sequence[int | str],
+        k: int = 10,
+        *,
+        exclude_seen: bool = True,
+        version: Version = None,
+    ) -> list[Hits]:
+        """Return the k stored candidates with the largest inner product for each stored query.
+
+        Args:
+            ids: of the side "query".
+            exclude_seen: whether to leave out the candidates of the query's training pairs. Of
+                these a lineage keeps 32-bit hashes, so that with N training pairs a candidate is
+                left out by mistake with the chance N / 2³².
+            version: a number, "v0" or a label; production's where it is None.
+        Returns: one a query, in their order; fewer than k candidates where there are no more.
+        Raises: UnknownVersionError. DataError: a query is not stored. LineageError: the versions
+            have no queries and candidates; or what was seen is not recorded.
+        """
+        return recommend(self, ids, k, version, exclude_seen=exclude_seen)
 
     def transform(
         self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
