@@ -279,6 +279,17 @@ def _die_at(call: int, path: Path) -> None:
     os._exit(0)
 
 
+def test_promotion_moves_production_there_and_back(lineage: Lineage) -> None:
+    lineage.label("kept", "newest")
+    newest = lineage.newest
+    assert lineage.publish(artefact(newest + 1, newest), promote=False) == newest + 1
+    assert lineage.production == newest
+    assert lineage.promote() == lineage.production == newest + 1
+    assert lineage.promote("kept") == lineage.production == newest
+    with pytest.raises(UnknownVersionError):
+        lineage.promote(99)
+
+
 def test_death_at_any_moment_of_a_withdrawal_is_before_or_after_it(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

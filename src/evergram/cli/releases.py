@@ -91,11 +91,10 @@ def promote(
 ) -> None:
     """Put a version into production, or put an earlier one back: the label `stable` moves to it."""
     from evergram.lineage.lineage import Lineage
-    from evergram.lineage.record_changes import STABLE
 
-    found = Lineage.open(lineage)
-    found.label(STABLE, version)
-    _say(found, as_json)
+    opened = Lineage.open(lineage)
+    opened.promote(version)
+    _say(opened, as_json)
 
 
 @app.command()

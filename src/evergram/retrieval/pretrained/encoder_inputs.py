@@ -55,10 +55,10 @@ def inputs_of(objects: Any, side: str, schema: Schema) -> Inputs:
     unseen = torch.nonzero(~inputs.told).flatten()
     if len(unseen):
         first = int(unseen[0])
-        told = ", ".join(f"{name} {column[first]}" for name, column in columns.items())
+        keys = ", ".join(f"{name} {column[first]}" for name, column in columns.items())
         raise DataError(
             f"The encoder has no vector for {len(unseen)} of {size} objects: it was trained with "
-            f"none of their keys. The first is number {first} ({told}). Leave these objects out, "
+            f"none of their keys. The first is number {first} ({keys}). Leave these objects out, "
             "or give features that it knows."
         )
     return inputs
@@ -86,12 +86,15 @@ def _table(objects: Any) -> pa.Table | None:
         return objects
     if isinstance(objects, pa.RecordBatch):
         return pa.Table.from_batches([objects])
-    if type(objects).__module__.startswith("pandas.") and hasattr(objects, "columns"):
+    if not hasattr(objects, "columns"):
+        return None
+    if type(objects).__module__.partition(".")[0] == "pandas":
         return pa.Table.from_pandas(objects, preserve_index=False)
-    if hasattr(objects, "columns") and hasattr(objects, "to_arrow"):
-        table = objects.to_arrow()
-        return table if isinstance(table, pa.Table) else None
-    return None
+    if hasattr(objects, "__arrow_c_stream__"):
+        return pa.table(objects)
+    raise DataError(
+        f"A {type(objects).__name__} cannot be read as a table; give a pandas, Polars or Arrow one."
+    )
 
 
 def _array(values: Any, name: str) -> pa.Array:
@@ -123,15 +126,19 @@ def _keys(keys: pa.Array, name: str) -> pa.Array:
     """Return keys as int64 or string. Raises: DataError: they are of another type."""
     if pa.types.is_integer(keys.type):
         return keys.cast(pa.int64())
-    if pa.types.is_null(keys.type) or _is_text(keys.type):
+    if any(is_kind(keys.type) for is_kind in _AS_TEXT):
         return keys.cast(pa.string())
     raise DataError(f"{name!r} holds {keys.type}; keys are integers or texts.")
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+# Kinds of keys that a vocabulary has as text.
+_AS_TEXT = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+)
 
 
 def _bag(
@@ -146,13 +153,8 @@ def _bag(
     else:
         owner, keys = pa.array(np.arange(size)), column
     owner = torch.from_numpy(owner.to_numpy(zero_copy_only=False).astype(np.int64))
-    # Keys are compared as text where the vocabulary is of text, and as integers where of integers.
-    rows = vocabulary.rows(_text_for(_keys(keys, name), vocabulary))
+    rows = vocabulary.rows(_keys(keys, name))
     known = rows >= 0
     counts = torch.bincount(owner[known], minlength=size)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     return rows[known], offsets
-
-
-def _text_for(keys: pa.Array, vocabulary: Vocabulary) -> pa.Array:
-    return keys.cast(pa.string()) if pa.types.is_string(vocabulary.keys.type) else keys
