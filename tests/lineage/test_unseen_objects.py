@@ -119,7 +119,8 @@ def test_what_is_told_of_a_version(lineage: Lineage) -> None:
     add(lineage, {}, {"small": True, "common": 3, "held_out_share": 0.1}, objects=1)
     few, unmeasured = version_warnings(lineage)[1]
     assert few == "It has only 3 objects in common with the version before it."
-    assert unmeasured.startswith(f"Its way back was measured on 1 objects, and {LEAST_OBJECTS} are")
+    measured = f"The error of its transform was measured on 1 objects, and {LEAST_OBJECTS} are"
+    assert unmeasured.startswith(measured)
     add(lineage, {})
     # A version that came since is told of, too.
     assert version_warnings(lineage) == {0: [], 1: version_warnings(lineage)[1], 2: []}

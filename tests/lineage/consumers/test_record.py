@@ -175,7 +175,7 @@ GOOD: dict[str, Any] = {
     [
         ({"format_version": 2}, "format_version 2; this Evergram reads 1"),
         ({"consumers": [GOOD, GOOD]}, "'a' is there twice"),
-        ({"consumers": [GOOD | {"pinned": "v1"}]}, "not among what it may read"),
+        ({"consumers": [GOOD | {"pinned": "v1"}]}, "not among the versions it may read"),
         ({"consumers": [GOOD | {"since": "soon"}]}, "since"),
         ({"consumers": [GOOD | {"name": "a/../b"}]}, "name"),
         ({"consumers": [GOOD | {"more": 1}]}, "more"),

@@ -1,4 +1,4 @@
-"""A model that was trained and could not be published, as another version came first."""
+"""The model of an upgrade that was not published, as another version was published first."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FOLDER = "lost"
 
 
 def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
-    """Keep all of a version but its embeddings, which its model gives again. Returns: where.
+    """Keep a version, without the embeddings, which its model computes again. Returns: its folder.
 
     Args:
         work: `.work` of the lineage.
-        number: of the version as which it was trained.
+        number: the version number that it was trained as.
     """
     folder = work / FOLDER
     make_folder(work)
@@ -30,8 +30,12 @@ def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
 
 
 def read_lost(root: Path, work: Path, lineage: str) -> VersionReader:
-    """The model that `keep_lost` kept in `work`, a folder of the lineage at `root`.
+    """Return the model that `keep_lost` kept.
 
+    Args:
+        root: the lineage's folder.
+        work: `.work` in it.
+        lineage: what to call it in an error.
     Raises: LineageError: there is none. IntegrityError: it is damaged.
     """
     folder = work / FOLDER
