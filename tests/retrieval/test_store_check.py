@@ -83,7 +83,7 @@ def test_an_old_store_is_what_its_rows_are(lineage: Lineage, old: Store) -> None
         lambda: Reader(lineage, {"query": old}),
         lambda: Backfill(lineage, old, "query"),
     ):
-        with pytest.raises(IntegrityError, match="cannot be taken for side 'query': its rows are"):
+        with pytest.raises(IntegrityError, match="cannot be used for side 'query': its rows are"):
             take()
     Reader(lineage, {"candidate": old})
     assert old.side is None, "a reader writes nothing"
@@ -187,7 +187,7 @@ def test_the_lineages_own_snapshots_of_before_are_read(lineage: Lineage) -> None
     (folder / "query").rename(folder / "other")
     (folder / "candidate").rename(folder / "query")
     (folder / "other").rename(folder / "candidate")
-    with pytest.raises(IntegrityError, match="cannot be taken for side"):
+    with pytest.raises(IntegrityError, match="cannot be used for side"):
         Reader.open(lineage)
 
 

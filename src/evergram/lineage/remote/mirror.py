@@ -189,7 +189,7 @@ class Remote:
                 self.remove(f"{folder}/{name}")
 
     def remove(self, folder: str) -> None:
-        """Remove a folder of the storage; if it cannot be removed, it stays, and nothing lists it."""
+        """Remove a folder of the storage; if that fails it stays, and nothing lists it."""
         with suppress(Exception):
             self._files.rm(f"{self._path}/{folder}", recursive=True)
 
