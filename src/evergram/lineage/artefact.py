@@ -171,7 +171,7 @@ def write_version(
         files={path.name: sha256(path) for path in sorted(folder.iterdir())},
         embeddings=embeddings,
     )
-    write_text(folder / "manifest.json", manifest.model_dump_json(indent=2))
+    write_text(folder / "manifest.json", manifest.to_json())
     return manifest
 
 

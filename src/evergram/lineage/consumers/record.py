@@ -122,10 +122,6 @@ class ConsumersRecord(ChecksummedRecord):
             raise ValueError(f"{min(twice)!r} is there twice")
         return value
 
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        return self.checked()
-
 
 def pin_of(what: str, resolve: Resolve) -> str:
     """Return a version as it is written down: "v0" for a number, or the label.

@@ -243,7 +243,7 @@ class ConsumerRegistry:
     def _write(self, consumers: Sequence[Consumer]) -> None:
         ordered = tuple(sorted(consumers, key=lambda c: c.name))
         record = ConsumersRecord(format_version=FORMAT_VERSION, consumers=ordered)
-        write_text(self.folder / CONSUMERS, record.model_dump_json(indent=2), self._mode)
+        write_text(self.folder / CONSUMERS, record.to_json(), self._mode)
         self._record = record
 
     @property

@@ -32,7 +32,7 @@ class ChecksummedRecord(FrozenRecord):
     label. Records of before format 3 have none.
 
     Args:
-        check: SHA-256 of the other fields.
+        check: SHA-256 of the other fields, as it was read; `to_json` computes it anew.
     """
 
     check: str = ""
@@ -53,12 +53,11 @@ class ChecksummedRecord(FrozenRecord):
                 raise ChecksumError("its checksum is not that of its contents")
         return record
 
-    def checked(self) -> Self:
-        """Set the checksum of what will be written. Returns: itself."""
-        object.__setattr__(
-            self, "check", _digest(json.loads(self.model_dump_json(exclude={"check"})))
-        )
-        return self
+    def to_json(self) -> str:
+        """Return the text to write to a file: the record with its checksum."""
+        fields = json.loads(self.model_dump_json(exclude={"check"}))
+        sealed = self.model_copy(update={"check": _digest(fields)})
+        return sealed.model_dump_json(indent=2)
 
 
 def _digest(value: dict[str, Any]) -> str:
@@ -121,7 +120,7 @@ class LineageRecord(ChecksummedRecord):
             raise ValueError("its versions are not numbered one after the other")
         if not set(self.labels.values()) | set(self.retired) <= set(self.versions):
             raise ValueError("it names a version that is not among its versions")
-        return self.checked()
+        return self
 
 
 def read_record(path: Path) -> LineageRecord:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, computed_field, field_validator, model_validator
 
 from evergram.compatibility.transform_kinds import TransformKind
 from evergram.errors import IntegrityError
@@ -56,9 +57,14 @@ class Manifest(ChecksummedRecord):
     files: dict[str, str]
     # Side to SHA-256, of the file of embeddings that is stored while this version is the newest.
     embeddings: dict[str, str]
-    # The identity of its space, see `fingerprint_of`. Always computed from the rest, and compared
-    # with what is written; before format 3 nothing was.
-    fingerprint: str = ""
+    # Before format 3 none was written.
+    written_fingerprint: str = Field(default="", alias="fingerprint", exclude=True)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @cached_property
+    def fingerprint(self) -> str:
+        """The identity of the version's space, see `fingerprint_of`."""
+        return fingerprint_of(self)
 
     @field_validator("transform", mode="before")
     @classmethod
@@ -76,11 +82,9 @@ class Manifest(ChecksummedRecord):
 
     @model_validator(mode="after")
     def _identified(self) -> Self:
-        expected = fingerprint_of(self)
-        if self.fingerprint and self.fingerprint != expected:
+        if self.written_fingerprint not in ("", self.fingerprint):
             raise ValueError("its fingerprint is not that of its contents")
-        object.__setattr__(self, "fingerprint", expected)
-        return self.checked()
+        return self
 
 
 def fingerprint_of(manifest: Manifest) -> str:
@@ -124,7 +128,10 @@ def read_manifest(folder: Path) -> Manifest:
         raise IntegrityError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValidationError, ChecksumError) as error:
         raise IntegrityError(f"{path} is damaged: {first_problem(error, Manifest)}.") from error
-    if "fingerprint" in manifest.model_fields_set and "check" not in manifest.model_fields_set:
+    if (
+        "written_fingerprint" in manifest.model_fields_set
+        and "check" not in manifest.model_fields_set
+    ):
         raise IntegrityError(f"{path} is damaged: it has no checksum.")
     return manifest
 

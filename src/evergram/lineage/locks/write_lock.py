@@ -50,7 +50,7 @@ def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
 
 def write_record(path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
     """Replace `lineage.json` by one rename, and one upload: readers see the old one or the new."""
-    write_text(path / RECORD, record.model_dump_json(indent=2), file_mode(path))
+    write_text(path / RECORD, record.to_json(), file_mode(path))
     if remote is not None:
         remote.commit()
 
