@@ -157,15 +157,15 @@ class Reader:
         target = self.lineage.resolve(version)
         store = self._store(side, target)
         asked = store.as_ids(ids)
-        found = store.fetch(asked)
-        if len(found) == 1 and found[0].ids.equals(asked):
+        fetched = store.fetch(asked)
+        if len(fetched) == 1 and fetched[0].ids.equals(asked):
             # Every id, once and in order: by far the most frequent case.
-            source = found[0].version
+            source = fetched[0].version
             sources = np.full(len(asked), source)
-            return Embedded(target, asked, self._as(found[0], target), sources, source)
+            return Embedded(target, asked, self._as(fetched[0], target), sources, source)
         vectors = np.zeros((len(asked), self.lineage.manifest(target).dim), dtype=np.float32)
         sources = np.full(len(asked), -1, dtype=np.int64)
-        for rows in found:
+        for rows in fetched:
             read = self._as(rows, target)
             places = pc.index_in(asked, value_set=rows.ids)
             mine = places.is_valid().to_numpy(zero_copy_only=False)
@@ -199,7 +199,7 @@ class Reader:
             raise DataError(f"k is {k}; it must be at least 1.")
         target = self.lineage.resolve(version)
         store = self._store(side, target)
-        given = self._queries(queries, target)
+        checked = self._queries(queries, target)
 
         def search(view: StoreView) -> list[Hits]:
             fields = [
@@ -207,8 +207,8 @@ class Reader:
                 for v, space in view.filled().items()
             ]
             if not fields:
-                return [_nothing(view) for _ in given]
-            return _SEARCHES[metric](fields, given, k, ids)
+                return [_nothing(view) for _ in checked]
+            return _SEARCHES[metric](fields, checked, k, ids)
 
         # Spaces are searched one after the other. A row that moves to another version meanwhile
         # would be in none of them, so all are read as of one moment.

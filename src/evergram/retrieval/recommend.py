@@ -70,8 +70,8 @@ def _unseen(
     waiting = list(range(len(ids)))
     width = max(LEAST, WIDER * k)
     while waiting:
-        found = reader.search(vectors[waiting], min(width, stored) or 1, target, CANDIDATE)
-        for place, hits in zip(waiting, found, strict=True):
+        results = reader.search(vectors[waiting], min(width, stored) or 1, target, CANDIDATE)
+        for place, hits in zip(waiting, results, strict=True):
             best[place] = _without_seen(hits, ids[place], history).first(k)
         waiting = [place for place in waiting if len(best[place]) < k]
         if width >= stored:

@@ -42,8 +42,8 @@ def check_store(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = 
     why = f"its rows are of {' and of '.join(repr(name) for name in sorted(proved))}"
     todo = "Fill another store by 'evergram fill', and use that"
     if not proved:
-        why = f"{lineage} published none of its rows, so they do not say"
-        todo += f", or, if you know that they are, say so in Python: store.take_side({side!r})"
+        why = f"none of its rows was published by {lineage}"
+        todo += f", or, if you know that it is of this side, say so: store.take_side({side!r})"
     raise IntegrityError(
         f"{store.address} does not say which side it holds, as it was not filled by this Evergram, "
         f"and cannot be used for side {side!r}: {why}. {todo}."

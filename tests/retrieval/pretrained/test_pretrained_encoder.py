@@ -142,6 +142,7 @@ def test_what_cannot_be_embedded_is_named(
 def test_versions_are_asked_for_as_everywhere(lineage: Lineage, tmp_path: Path) -> None:
     lineage.label("stable", 0)
     assert lineage.encoder("stable").facts == lineage.encoder("v0").facts
+    assert (lineage.encoder().kind, lineage.encoder().dim) == ("two_tower", DIM)
     assert PretrainedEncoder.of_version(lineage, 0).features == {
         "query": ["id"],
         "candidate": ["id", "genre"],

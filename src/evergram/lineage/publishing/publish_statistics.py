@@ -101,7 +101,7 @@ class RowSample:
         rows = torch.arange(-self._rows % self._step, len(ids), self._step)
         self._rows += len(ids)
         self._parts.append(_taken((ids, vectors), rows))
-        while sum(len(found) for found, _ in self._parts) > self.limit:
+        while sum(len(ids) for ids, _ in self._parts) > self.limit:
             whole = self.ids, self.vectors
             self._parts = [_taken(whole, torch.arange(0, len(whole[0]), 2))]
             self._step *= 2
@@ -131,8 +131,8 @@ def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> Fo
             pairs = [SecondMoments(new.shape[1], before.shape[1]) for _ in range(2)]
         for z, past in zip(torch.split(new, CHUNK), torch.split(before, CHUNK), strict=True):
             apart = torch.arange(len(z)) % FOR_RIDGE == 0
-            for found, chosen in zip(pairs, (~apart, apart), strict=True):
-                found.add(z[chosen], past[chosen])
+            for sums, chosen in zip(pairs, (~apart, apart), strict=True):
+                sums.add(z[chosen], past[chosen])
     if not pairs:
         return None
     # The target of this map is the new version: "old" and "new" have changed places.

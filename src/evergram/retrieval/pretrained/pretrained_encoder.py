@@ -104,6 +104,11 @@ class PretrainedEncoder:
         return f"PretrainedEncoder({self.record.kind}, dim {self.dim}, {self.facts.name})"
 
     @property
+    def kind(self) -> str:
+        """The kind of encoder, such as "two_tower"."""
+        return self.record.kind
+
+    @property
     def dim(self) -> int:
         """D, the length of its vectors."""
         return self.module.dim
