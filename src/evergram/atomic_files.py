@@ -131,6 +131,12 @@ def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
         file.write(content)
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all, after making the folders that it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, content)
+
+
 def write_text(path: Path, text: str, mode: int | None = None) -> None:
     """Write a line or more of text, as UTF-8 with a line break at the end, whole or not at all."""
     write_bytes(path, f"{text}\n".encode(), mode)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evergram.atomic_files import write_bytes
+from evergram.atomic_files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,8 +61,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:
     """`table.md`, and the figures `over-time.png`, `by-task.png` (where a task could be judged)
     and `by-lambda.png` (where there is a sweep)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / "table.md", markdown(results).encode())
+    replace_file(folder / "table.md", markdown(results).encode())
     figures = {
         "over-time": _over_time(results),
         "by-task": _by_task(results),
@@ -75,7 +74,7 @@ def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:
             continue
         target = io.BytesIO()
         figure.savefig(target, format="png", dpi=120, bbox_inches="tight")
-        write_bytes(path, target.getvalue())
+        replace_file(path, target.getvalue())
 
 
 def _over_time(results: Mapping[str, Any]) -> Figure:

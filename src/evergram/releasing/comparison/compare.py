@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evergram.atomic_files import new_folder, write_bytes
+from evergram.atomic_files import new_folder, replace_file
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.errors import RecipeError
@@ -135,7 +135,7 @@ def compare(
         **summarise(found, settings.methods, names),
         "runs": found,
     }
-    write_bytes(out / "results.json", json.dumps(plain_numbers(results), indent=2).encode())
+    replace_file(out / "results.json", json.dumps(plain_numbers(results), indent=2).encode())
     write_comparison(out, results)
     return results
 
@@ -276,7 +276,7 @@ def _claim(out: Path, recipe: Recipe, corpus: Corpus, fresh: bool) -> None:
             )
         for left in out.glob("seed-*"):
             shutil.rmtree(left)
-    write_bytes(path, json.dumps(mine, indent=2).encode())
+    replace_file(path, json.dumps(mine, indent=2).encode())
 
 
 def _read(path: Path) -> dict[str, Any]:

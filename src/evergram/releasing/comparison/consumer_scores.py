@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from evergram.atomic_files import write_bytes
+from evergram.atomic_files import replace_file
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
 from evergram.evaluation.consumer_classifiers import (
@@ -88,7 +88,7 @@ class Judge:
                     "error": _distance(read, past, known),
                     "known": float(torch.cat([known[s] for s in SIDES]).float().mean()),
                 }
-                write_bytes(self._path(name, k), json.dumps(found).encode())
+                replace_file(self._path(name, k), json.dumps(found).encode())
         return {name: self._collected(name) for name in lineages}
 
     def _collected(self, name: str) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Judge:
         facts = {"hidden": hidden, "dropout": consumers.dropout, "seeds": consumers.seeds}
         state = {k: v.cpu().contiguous() for k, v in consumers.state_dict().items()}
         metadata = {"facts": json.dumps({**facts, "validation_auc": reached})}
-        write_bytes(path, save(state, metadata=metadata))
+        replace_file(path, save(state, metadata=metadata))
         return consumers
 
     def _path(self, name: str, k: int) -> Path:
