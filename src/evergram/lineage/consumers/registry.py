@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -13,8 +12,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from evergram.atomic_files import make_folder, new_folder, remove_tree, write_text
+from evergram.atomic_files import write_text
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
+from evergram.lineage.consumers.probe_files import (
+    checked_probe_files,
+    keep_probe,
+    remove_former_probes,
+)
 from evergram.lineage.consumers.record import (
     FORMAT_VERSION,
     Consumer,
@@ -24,7 +28,6 @@ from evergram.lineage.consumers.record import (
     parse_consumers,
     pin_of,
 )
-from evergram.lineage.disk.manifest import check_files, sha256
 from evergram.lineage.disk.names import check_name
 from evergram.lineage.disk.path_check import check_inside, check_parts, check_tree
 from evergram.lineage.disk.permissions import file_mode
@@ -189,56 +192,14 @@ class ConsumerRegistry:
 
         Raises: IntegrityError: one is missing or damaged, or its path leads out of `probes/`.
         """
-        paths = []
-        for name, published in ((probe.model, probe.model_sha256), (probe.data, probe.data_sha256)):
-            path = self.folder / name
-            if Path(name).parts[:1] != ("probes",) or ".." in Path(name).parts:
-                raise IntegrityError(
-                    f"{self.folder / CONSUMERS} names the file {name!r} for a probe; they are all "
-                    "in its folder probes/; restore it from a copy of the lineage."
-                )
-            check_inside(self.folder, path)
-            check = check_files if self._remote is None else self._remote.check_files
-            check(path.parent, {path.name: published})
-            paths.append(path)
-        return paths[0], paths[1]
+        return checked_probe_files(self.folder, probe, self._remote)
 
     def _keep(self, name: str, probe: Probe) -> Probe:
-        """Copy the files of a probe into the lineage. Returns: the probe with the paths there."""
-        model, data = Path(probe.model), Path(probe.data)
-        # A folder of its own for each probe, so that one can follow another.
-        here = f"probes/{name}/{sha256(model)[:8]}{sha256(data)[:8]}"
-        mode = self._mode
-        for folder in (self.folder / "probes", self.folder / "probes" / name):
-            make_folder(folder, mode)
-        remove_tree(self.folder / here)
-        with new_folder(self.folder / here, mode) as part:
-            shutil.copyfile(model, part / f"model{model.suffix.lower()}")
-            shutil.copyfile(data, part / "data.parquet")
-        if self._remote is not None:
-            self._remote.upload(here)
-        kept = {
-            "model": f"{here}/model{model.suffix.lower()}",
-            "data": f"{here}/data.parquet",
-        }
-        hashes = {f"{k}_sha256": sha256(self.folder / v) for k, v in kept.items()}
-        for source, what in ((model, "model_sha256"), (data, "data_sha256")):
-            if getattr(probe, what) not in ("", hashes[what]):
-                raise LineageError(
-                    f"{source} was changed after its probe was run; run the same command again."
-                )
-        return probe.model_copy(update={**kept, **hashes})
+        return keep_probe(self.folder, name, probe, self._mode, self._remote)
 
-    def _tidy(self, name: str) -> None:
-        """Remove the files of a consumer's former probes."""
-        folders = {Path(c.probe.model).parent for c in self._record.consumers if c.probe}
-        mine = Path("probes") / name
-        kept = {folder.name for folder in folders if folder.parent == mine}
-        for left in (self.folder / mine).glob("*"):
-            if left.name not in kept:
-                remove_tree(left)
-        if self._remote is not None:
-            self._remote.keep_only(mine.as_posix(), kept)
+    def _remove_former_probes(self, name: str) -> None:
+        probes = [consumer.probe for consumer in self._record.consumers if consumer.probe]
+        remove_former_probes(self.folder, name, probes, self._remote)
 
     def _write(self, consumers: Sequence[Consumer]) -> None:
         ordered = tuple(sorted(consumers, key=lambda c: c.name))
@@ -279,7 +240,7 @@ class ConsumerRegistry:
                 if isinstance(error, OSError):
                     raise _unwritten(where, error) from error
                 raise
-            self._tidy(name)
+            self._remove_former_probes(name)
 
 
 def pinned_to(path: str | Path, resolve: Resolve) -> dict[str, int]:
