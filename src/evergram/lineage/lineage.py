@@ -76,8 +76,11 @@ class Lineage:
         return self.address
 
     def __repr__(self) -> str:
-        numbers = ", ".join(str(n) for n in self.readable) or "none"
-        live = f", production {self.production}" if self.readable else ""
+        known = self.readable
+        numbers = ", ".join(map(str, known)) or "none"
+        if len(known) > 5:
+            numbers = f"{known[0]} to {known[-1]} ({len(known)} of them)"
+        live = f", production {self.production}" if known else ""
         return f"Lineage({self.name!r} at {self.address}, versions {numbers}{live})"
 
     # Which versions there are.
