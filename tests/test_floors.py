@@ -14,6 +14,7 @@ FLOORS = {
     "errors": 1,
     "ids": 1,
     "validation": 1,
+    "atomic_files": 1,
     "data": 2,
     "vector_files": 2,
     "stores": 2,

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from evergram.data.corpus import Corpus
     from evergram.errors import EvergramError
     from evergram.lineage.artefact import Artefact
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from evergram.releasing.comparison.compare import compare
     from evergram.releasing.publish import publish
     from evergram.releasing.upgrade import evaluate, train, upgrade
+    from evergram.retrieval.pretrained.pretrained_encoder import PretrainedEncoder
     from evergram.retrieval.reader import Reader
     from evergram.serving.client import Client
     from evergram.training.corpora import load_corpus
@@ -25,9 +27,11 @@ __all__ = [
     "Corpus",
     "EvergramError",
     "Lineage",
+    "PretrainedEncoder",
     "Reader",
     "Recipe",
     "View",
+    "__version__",
     "compare",
     "evaluate",
     "load_corpus",
@@ -43,6 +47,7 @@ _HOME = {
     "Corpus": "evergram.data.corpus",
     "EvergramError": "evergram.errors",
     "Lineage": "evergram.lineage.lineage",
+    "PretrainedEncoder": "evergram.retrieval.pretrained.pretrained_encoder",
     "Reader": "evergram.retrieval.reader",
     "Recipe": "evergram.training.recipe",
     "View": "evergram.lineage.view",
@@ -56,6 +61,9 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        # Read from the installed package when it is asked for: it takes longer than the import.
+        return import_module("importlib.metadata").version("evergram")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'evergram' has no attribute {name!r}")

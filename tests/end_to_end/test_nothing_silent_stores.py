@@ -132,7 +132,7 @@ def test_3_a_store_of_before_is_what_its_rows_prove(
     before = rows_of(address)
     one_sentence(
         evergram("fill", shop, "--store", f"query={address}"),
-        "cannot be taken for side 'query': its rows are of 'candidate'",
+        "cannot be used for side 'query': its rows are of 'candidate'",
     )
     assert rows_of(address) == before
     assert evergram("fill", shop, "--store", f"candidate={address}")[0] == 0

@@ -66,7 +66,7 @@ def test_an_upgrade_goes_over_a_gap(small: Recipe, tmp_path: Path, steps: str) -
     assert made.metrics["version"] == 3
     assert set(made.metrics["compatibility"]) == set(made.metrics["certificate"]) == {"0", "1"}
     assert found.publish(made) == 3
-    back = WayBack(recipe, found.history, load_encoder(found, 3), corpus, 4, 10)
+    back = WayBack(recipe, found.active_chain, load_encoder(found, 3), corpus, 4, 10)
     assert back.loss.versions == (3 if steps == "multi" else 1)
     for reading in made.metrics["compatibility"].values():
         assert 0 < reading["drift"]["held_out"]["relative"] < 0.7
@@ -145,7 +145,7 @@ def test_as_many_objects_are_held_out_as_a_measure_needs(
     before = load_encoder(found, 0)
     overrides = [f"upgrade.fit={fit}", f"upgrade.held_out={share}"]
     settings = Recipe.of(recipe.model_dump(), overrides)
-    back = WayBack(settings, found.history, before, few, 1, 12)
+    back = WayBack(settings, found.active_chain, before, few, 1, 12)
     overlap = back.overlap
     assert overlap.common == sum(int(back.known[s].sum()) for s in ("query", "candidate"))
     if fit == "none":
@@ -157,7 +157,7 @@ def test_as_many_objects_are_held_out_as_a_measure_needs(
     assert not overlap.small
     # Of too few objects to halve, no more are held out than was asked for.
     fewer = corpus.restrict(torch.arange(9))
-    small = WayBack(settings, found.history, before, fewer, 1, 12).overlap
+    small = WayBack(settings, found.active_chain, before, fewer, 1, 12).overlap
     assert small.small
     assert small.held_out_share == (1.0 if fit == "none" else share)
     with pytest.raises(DataError, match="--allow-small-overlap"):

@@ -51,7 +51,7 @@ def train(
     Args:
         corpus: what `load_corpus(recipe)` gives; loaded where it is absent.
         device: "auto", "cpu" or "cuda".
-        folder: where an interrupted run is gone on with, such as `lineage.work`; None keeps
+        folder: where an interrupted run is gone on with, such as `lineage.work_dir`; None keeps
             nothing.
         callbacks: what looks on while it trains.
         board: a folder for TensorBoard's files.
@@ -126,7 +126,7 @@ def upgrade(
         version before, or too few; or the data cannot be used. RecipeError, TrainingError.
     Source: [BC] Eq. (3), (10), Table 1.
     """
-    past_version, number = lineage.newest, lineage.following
+    past_version, number = lineage.newest, lineage.next_version
     version = number if trained_as is None else trained_as
     corpus = load_corpus(recipe) if corpus is None else corpus
     history = lineage.pair_history
@@ -145,14 +145,14 @@ def upgrade(
         # Fine-tuning cannot change the architecture.
         recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
     new_dim = before.dim if settings.start == "frozen" else recipe.model.dim_of(version)
-    back = WayBack(recipe, lineage.history, before, final.training, version, new_dim)
+    back = WayBack(recipe, lineage.active_chain, before, final.training, version, new_dim)
     back.overlap.refuse_small(version, past_version, allow_small=allow_small_overlap)
     joint = back.joint()
     title = f"version {version}"
     common: dict[str, Any] = {"past": back.past, "folder": folder}
     first, refit = joint, None
     if final is not split:
-        search = WayBack(recipe, lineage.history, before, split.training, version, new_dim)
+        search = WayBack(recipe, lineage.active_chain, before, split.training, version, new_dim)
         common["past"], first = search.past, search.joint()
         refit = Refit(final, joint, back.past)
     if settings.start == "frozen":
@@ -195,7 +195,7 @@ def upgrade(
             report["training"]["alone"] = _training(alone)
     report["overlap"] = back.overlap.as_json()
     longer = lineage.chain.extended(back.transform)
-    errors = {**lineage.errors, number: back.error(new)}
+    errors = {**lineage.step_errors, number: back.error(new)}
     report["compatibility"] = {
         str(j): reading_report(
             recipe, final, new, longer, j, load_encoder(lineage, j), back.held_out

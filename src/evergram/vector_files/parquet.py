@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from evergram.atomic_files import replacing_path
 from evergram.errors import DataError
 
 
@@ -32,30 +33,28 @@ def write_embeddings(
     Returns: rows written.
     Raises: DataError: the folder cannot be written.
     """
-    part = path.with_name(f".{path.name}.part")
     writer: pq.ParquetWriter | None = None
     rows = 0
     try:
-        for ids, vectors in blocks:
-            columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
-            table = pa.table(columns, metadata=provenance or None)
+        with replacing_path(path) as part:
+            try:
+                for ids, vectors in blocks:
+                    columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
+                    table = pa.table(columns, metadata=provenance or None)
+                    if writer is None:
+                        # Floats do not compress; a dictionary of them only costs time.
+                        writer = pq.ParquetWriter(
+                            part, table.schema, compression="zstd", use_dictionary=False
+                        )
+                    writer.write_table(table)
+                    rows += table.num_rows
+            finally:
+                if writer is not None:
+                    writer.close()
             if writer is None:
-                # Floats do not compress; a dictionary of them only costs time.
-                writer = pq.ParquetWriter(
-                    part, table.schema, compression="zstd", use_dictionary=False
-                )
-            writer.write_table(table)
-            rows += table.num_rows
-        if writer is None:
-            raise DataError(f"There are no embeddings to write to {path}.")
-        writer.close()
-        part.replace(path)
+                raise DataError(f"There are no embeddings to write to {path}.")
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        if writer is not None and writer.is_open:
-            writer.close()
-        part.unlink(missing_ok=True)
     return rows
 
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -14,8 +13,10 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+from numpy.lib import format as npy
 from torch import Tensor
 
+from evergram.atomic_files import replacing_path
 from evergram.errors import DataError
 from evergram.vector_files.open_embeddings import (
     ARROW,
@@ -233,13 +234,14 @@ class _Ids:
 
 
 def _npy_header(file: IO[bytes], ids: _Ids, dim: int) -> None:
-    """Write NumPy's header of format 1.0, which it pads to 128 bytes for arrays of two dims."""
-    header = BytesIO()
-    fields = {"descr": "<f4", "fortran_order": False, "shape": (ids.rows, dim)}
-    np.lib.format.write_array_header_1_0(header, fields)
-    assert len(header.getvalue()) == NPY_HEADER
+    """Write a header of NumPy's format 1.0. NumPy pads it to 128 bytes, so that the room that was
+    left for it fits whatever the number of rows."""
     file.seek(0)
-    file.write(header.getvalue())
+    npy.write_array_header_1_0(
+        file, {"descr": "<f4", "fortran_order": False, "shape": (ids.rows, dim)}
+    )
+    if file.tell() != NPY_HEADER:
+        raise DataError(f"NumPy wrote an .npy header of {file.tell()} bytes, not {NPY_HEADER}.")
 
 
 def _safetensors_header(
@@ -269,13 +271,9 @@ def _refuse_none(path: Path, rows: int) -> None:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, which is renamed to `path` at the end unless it was removed."""
-    part = path.with_name(f".{path.name}.part")
+    """Yield a path to write to, as `replacing_path`. Raises: DataError: it cannot be written."""
     try:
-        yield part
-        if part.exists():
-            part.replace(path)
+        with replacing_path(path) as part:
+            yield part
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        part.unlink(missing_ok=True)

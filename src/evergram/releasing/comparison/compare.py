@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evergram.atomic_files import new_folder, replace_file
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.errors import RecipeError
 from evergram.evaluation.consumer_tasks import ConsumerTask, consumer_tasks
 from evergram.evaluation.reports.comparison import summarise
-from evergram.evaluation.reports.comparison_report import replace_file, write_comparison
+from evergram.evaluation.reports.comparison_report import write_comparison
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.disk.atomic import plain_numbers
+from evergram.lineage.disk.plain_json import plain_numbers
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.comparison.consumer_scores import Judge
 from evergram.releasing.comparison.scope import unmeasurable
@@ -204,11 +205,10 @@ def _lineage(
         new.publish(artefact)
     mine = folder / run.name
     if not (mine / "lineage.json").exists():
-        part = folder / f".{run.name}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(first, part, ignore=shutil.ignore_patterns(".*"))
         shutil.rmtree(mine, ignore_errors=True)
-        part.rename(mine)
+        with new_folder(mine) as part:
+            hidden = shutil.ignore_patterns(".*")
+            shutil.copytree(first, part, ignore=hidden, dirs_exist_ok=True)
     return Lineage.open(mine)
 
 
@@ -222,7 +222,7 @@ def _go_on(
     progress: Progress,
 ) -> None:
     """Publish the versions that are missing."""
-    for version in range(lineage.following, len(recipe.split.versions)):
+    for version in range(lineage.next_version, len(recipe.split.versions)):
         encoder = load_encoder(lineages["keep-all"], version) if run.given else None
         lineage.publish(run_version(recipe, lineage, corpus, encoder, device, progress))
 

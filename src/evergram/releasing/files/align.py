@@ -204,9 +204,9 @@ def align(
     if not lineage.versions:
         recipe = {"align": {**said, "has_ids": before.has_ids}}
         lineage.publish(first_version(before, (ids, canaries.old), recipe))
-    number = lineage.following
+    number = lineage.next_version
     chain = lineage.chain.extended(found.fitted.transform)
-    errors = {**lineage.errors, number: found.error}
+    errors = {**lineage.step_errors, number: found.error}
     certificates = {j: certify(chain, errors, number, j) for j in lineage.readable}
     report = found.report()
     report["certificate"] = {str(j): asdict(c) for j, c in certificates.items() if c is not None}
@@ -294,7 +294,7 @@ def _aligned(
 
 def _metric(lineage: Lineage) -> Tensor | None:
     """S of the versions that are there; None where it is I, or a step is not affine."""
-    chain = lineage.history
+    chain = lineage.active_chain
     if not chain.newest or not chain.is_affine(chain.newest, 0):
         return None
     steps = [chain.matrix(n, n - 1) for n in range(1, chain.newest + 1)]

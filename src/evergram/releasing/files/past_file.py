@@ -70,7 +70,7 @@ def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
 
 def _refuse_another(old: EmbeddingFile, lineage: Lineage) -> None:
     """Raises: LineageError: the newest version's vectors are not those of `old`."""
-    lineage.refuse_other(old.fingerprint, lineage.newest, str(old.path))
+    lineage.check_fingerprint(old.fingerprint, lineage.newest, str(old.path))
     stored = _stored(lineage)
     what = f"{old.path} is not what version {lineage.newest} of {lineage} is"
     advice = f"give {lineage.newest} in its place to go on from the stored vectors"

@@ -44,7 +44,7 @@ def transform_file(
     version = lineage.newest if source is None else lineage.resolve(source)
     wanted = lineage.resolve(target)
     chain = lineage.chain
-    lineage.refuse_other(file.fingerprint, version, str(file.path))
+    lineage.check_fingerprint(file.fingerprint, version, str(file.path))
     if chain.dim(version) != file.dim:
         raise ShapeError(
             f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from evergram.atomic_files import write_bytes
 from evergram.errors import EvergramError, FormatError, StoreError
 from evergram.stores.store import Space
 
@@ -85,9 +85,4 @@ def write_meta(folder: Path, name: str, meta: LanceRecord) -> None:
         "side": meta.side,
         "spaces": listed,
     }
-    part = folder / f".{name}.json.part"
-    with part.open("w") as file:
-        json.dump(raw, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(meta_file(folder, name))
+    write_bytes(meta_file(folder, name), json.dumps(raw, indent=2).encode())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from evergram.atomic_files import replacing_path
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.snapshot.brute_force import Best, search_all
 from evergram.stores.snapshot.generation import Part
@@ -140,22 +140,16 @@ def _search(index: Any, queries: Floats, k: int, probes: int, dead: Mask | None)
 
 
 def _write(index: Any, path: Path) -> str:
-    """Beside its place, synced and renamed into it. Returns: its SHA-256."""
-    part = path.with_name(f".{path.name}.part")
-    try:
+    """Write an index, whole or not at all. Returns: its SHA-256."""
+    with replacing_path(path) as part:
         try:
             _library().write_index(index, str(part))
         except RuntimeError as error:
             raise StoreError(
                 f"The index {path} cannot be written: {' '.join(str(error).split())}"
             ) from error
-        with part.open("rb+") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return digest
+        with part.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _damaged(path: Path) -> IntegrityError:

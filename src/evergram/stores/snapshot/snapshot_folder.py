@@ -11,6 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from evergram.atomic_files import sync
 from evergram.errors import IntegrityError, StoreError
 from evergram.stores.snapshot.faiss_index import SegmentIndex, is_installed
 from evergram.stores.snapshot.generation import Generation
@@ -21,7 +22,6 @@ from evergram.stores.snapshot.snapshot_record import (
     OpenRecord,
     SegmentRecord,
     SnapshotRecord,
-    sync_folder,
     write_record,
 )
 from evergram.stores.store import Space
@@ -59,8 +59,8 @@ class SnapshotFolder:
                             f"other files, and no {NAME}; give another folder."
                         )
                     write_record(self.path / NAME, SnapshotRecord(id_type, 0, 0, (), ()))
-                    sync_folder(self.path)
-                    sync_folder(self.path.parent)
+                    sync(self.path)
+                    sync(self.path.parent)
         except OSError as error:
             raise StoreError(f"{self.path} cannot be made a store: {_reason(error)}.") from error
 
@@ -186,13 +186,13 @@ class SnapshotFolder:
         )
         try:
             after = before.advanced(record, self._load_trusted).without_empty()
-            sync_folder(self.segments)
+            sync(self.segments)
             write_record(self.path / NAME, after.record)
         except BaseException:
             self.remove([record for record in added if record.number not in gone])
             raise
         try:
-            sync_folder(self.path)
+            sync(self.path)
         except OSError as error:
             raise StoreError(
                 f"{self.address} was written, and the disk does not confirm it: {_reason(error)}; "

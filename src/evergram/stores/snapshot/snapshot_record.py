@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from evergram.atomic_files import commit, part_of
 from evergram.errors import FormatError, IntegrityError
 from evergram.stores.store import Space
 
@@ -159,7 +160,7 @@ def _segment(fields: dict[str, Any]) -> SegmentRecord:
 
 
 def write_record(path: Path, record: SnapshotRecord) -> None:
-    """Replace `store.json` by one rename, which `sync_folder` makes durable."""
+    """Replace `store.json` by one rename; the caller syncs its folder."""
     body = {"format_version": FORMAT_VERSION, **asdict(record)}
     text = json.dumps({"sha256": _digest(body), "store": body}, indent=1)
     file = HashedFile(path)
@@ -182,7 +183,7 @@ class HashedFile:
     closed = False
 
     def __init__(self, path: Path) -> None:
-        self._path, self._part = path, path.with_name(f".{path.name}.part")
+        self._path, self._part = path, part_of(path)
         self._file = self._part.open("wb")
         self._hash = hashlib.sha256()
         self._size = 0
@@ -204,12 +205,11 @@ class HashedFile:
         """Arrow's writer ends here; the file goes on."""
 
     def finish(self) -> str:
-        """Sync it and put it into its place. Returns: its SHA-256."""
+        """Sync the file and rename it into its place; the caller syncs its folder, once for several
+        files. Returns: the file's SHA-256."""
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
             self._file.close()
-            self._part.replace(self._path)
+            commit(self._part, self._path, sync_parent=False)
         except BaseException:
             self.abandon()
             raise
@@ -222,12 +222,3 @@ class HashedFile:
             self._file.close()
         with suppress(OSError):
             self._part.unlink(missing_ok=True)
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
