@@ -20,6 +20,7 @@ from benchmarks import (
     defaults,
     dumps,
     errors,
+    fast_paths,
     gowalla,
     graphs,
     growth,
@@ -29,6 +30,7 @@ from benchmarks import (
     quality,
     rewriting,
     serving,
+    snapshot_engine,
     steps,
     table3,
     text,
@@ -90,6 +92,10 @@ SECTIONS = {
     ),
     "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
     "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
+    "snapshot-engine": Section(
+        snapshot_engine.measure, snapshot_engine.tiny, snapshot_engine.table
+    ),
+    "fast-paths": Section(fast_paths.measure, fast_paths.tiny, fast_paths.table),
     "pinned": Section(pinned.measure, pinned.tiny, pinned.table, needs_data=True),
     "transform": Section(rewriting.measure, rewriting.tiny, rewriting.table),
     "errors": Section(errors.errors, errors.tiny, errors.table, drawn=True),
@@ -130,6 +136,7 @@ DOCUMENTS = [ROOT / "README.md"] + [
         "upgrading",
         "compare",
         "serving",
+        "snapshot-engine",
         "stores",
         "wikipedia",
     )

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.consumers.record import Probe
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.demo import demo_recipe, rated_above_median
 from evergram.releasing.probes import measured_probe, with_probes
@@ -70,7 +70,7 @@ def _join(lineage: Lineage, files: Path, ids: pa.Array, label: Tensor) -> None:
     probe = measured_probe(lineage, "v0", probe)
     assert probe.baseline is not None
     least = round(probe.baseline.value - ALLOWANCE, 3)
-    consumers = Consumers.open(lineage.path)
+    consumers = ConsumerRegistry.open(lineage.path)
     consumers.add(
         "catalogue-quality", "v0", lineage.resolve, probe=probe.model_copy(update={"min": least})
     )
@@ -129,7 +129,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         lineage = Lineage.create(Path(folder) / "lineage", "films")
         tell(lineage, Path(folder))
-        data = dashboard_data(lineage, Consumers.open(lineage.path).list(), Live())
+        data = dashboard_data(lineage, ConsumerRegistry.open(lineage.path).list(), Live())
     photograph(data, out.resolve())
 
 

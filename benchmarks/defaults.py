@@ -26,7 +26,8 @@ import torch
 
 from benchmarks import gowalla
 from benchmarks.tiny import recipes
-from evergram.data.split import Pairs, Split
+from evergram.data.row_pairs import RowPairs
+from evergram.data.split import Split
 from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.fit import Refit, RunContext, fit_encoder
 from evergram.training.pilots import run_pilots
@@ -183,7 +184,7 @@ class Runs:
         """The metric on the selection pairs; no test pair is looked at."""
         recipe, split = self._prepare(settings, seed)
         none = torch.zeros(0, dtype=torch.int64)
-        found = self._once("select", recipe, replace(split, test=Pairs(none, none)), None)
+        found = self._once("select", recipe, replace(split, test=RowPairs(none, none)), None)
         value: float = found["selection"]
         return value
 
@@ -240,12 +241,12 @@ def _train(recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
     }
 
 
-def _some(pairs: Pairs, queries: int) -> Pairs:
+def _some(pairs: RowPairs, queries: int) -> RowPairs:
     """All pairs of at most so many queries, always the same ones."""
     distinct = torch.unique(pairs.query)
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(0))
     chosen = torch.isin(pairs.query, distinct[order[:queries]])
-    return Pairs(pairs.query[chosen], pairs.candidate[chosen])
+    return RowPairs(pairs.query[chosen], pairs.candidate[chosen])
 
 
 def table(found: Sequence[Found]) -> str:

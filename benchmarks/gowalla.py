@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import sys
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-ROOT = Path(__file__).parents[1]
-DATA = Path(os.environ.get("EVERGRAM_DATA", ROOT.parent / "shared" / "data"))
+from benchmarks import DATA, ROOT
+
+__all__ = ["DATA", "ROOT", "available", "convert"]
 
 
 def available() -> bool:
@@ -42,5 +42,8 @@ def convert(target: Path | None = None, name: str = "gowalla") -> Path:
 
 if __name__ == "__main__":
     if not available():
-        sys.exit(f"Gowalla is not at {DATA}/gowalla; set EVERGRAM_DATA to the folder of the data.")
+        sys.exit(
+            f"Gowalla is not at {DATA}/gowalla; docs/data-sets.md says how it is had, or set "
+            "EVERGRAM_DATA to the folder that has gowalla/."
+        )
     print(convert())

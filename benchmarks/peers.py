@@ -21,7 +21,8 @@ from torch import Tensor
 
 from benchmarks import gowalla
 from benchmarks.peer_models import Result, implicit_als, implicit_bpr, irspack_ials, irspack_rp3beta
-from evergram.data.split import Pairs, Split
+from evergram.data.row_pairs import RowPairs
+from evergram.data.split import Split
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.evaluation.relevance import relevance_of
 from evergram.training.corpora import final_split, load_corpus, split_for
@@ -121,13 +122,13 @@ def load(name: str) -> tuple[Recipe, Split]:
     return recipe, split_for(recipe, load_corpus(recipe), 0)
 
 
-def judge(result: Result, split: Split, pairs: Pairs, rows: int = 256) -> dict[str, float]:
+def judge(result: Result, split: Split, pairs: RowPairs, rows: int = 256) -> dict[str, float]:
     """`METRICS` of a fitted model on held-out pairs; scores of SciPy matrices `rows` at a time."""
     corpus = split.training
     if isinstance(result.query, Tensor):
         relevance = relevance_of(corpus, pairs)
         return rank_metrics(result.query, result.candidate, relevance, METRICS)
-    seen = Pairs(corpus.column("query"), corpus.column("candidate"))
+    seen = RowPairs(corpus.column("query"), corpus.column("candidate"))
     totals, judged = dict.fromkeys(METRICS, 0.0), 0
     for start in range(0, len(corpus.queries), rows):
         # A query of its own dimension in each row: its products are the scores themselves.
@@ -143,10 +144,10 @@ def judge(result: Result, split: Split, pairs: Pairs, rows: int = 256) -> dict[s
     return {name: total / judged for name, total in totals.items()}
 
 
-def _from(pairs: Pairs, start: int, rows: int) -> Pairs:
+def _from(pairs: RowPairs, start: int, rows: int) -> RowPairs:
     """The pairs of the queries `start` to `start + rows`, counted from `start`."""
     inside = (pairs.query >= start) & (pairs.query < start + rows)
-    return Pairs(pairs.query[inside] - start, pairs.candidate[inside])
+    return RowPairs(pairs.query[inside] - start, pairs.candidate[inside])
 
 
 def tune(name: str, split: Split, show: Callable[[str], None] = print) -> Settings:

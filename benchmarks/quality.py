@@ -34,7 +34,7 @@ METHODS = {
     "in-batch softmax, logQ": [*LONG, "task.kind=softmax", "training.batch_size=1024"],
     "BPR, rejected negatives": [*LONG, "task.kind=bpr"],
 }
-# On exactly this split of Gowalla, by their authors; ../shared/data/README.md.
+# On exactly this split of Gowalla, by their authors; docs/data-sets.md.
 PUBLISHED = {
     "gowalla": {
         "NGCF, published": (0.1570, 0.1327),

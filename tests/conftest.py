@@ -1,8 +1,7 @@
-"""What several rooms' tests stand on."""
+"""Fixtures that tests of several rooms use."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,20 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from benchmarks import DATA
 from evergram.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from tests.support.running_service import Running
 
-ROOT = Path(__file__).parents[1]
-DATA = Path(os.environ.get("EVERGRAM_DATA", ROOT.parent / "shared" / "data"))
-
 
 @pytest.fixture
 def real_data() -> Path:
-    """The folder of real data; the test is skipped, and says so, where it is absent."""
+    """The folder of real data that the benchmarks use; the test is skipped where it is absent."""
     if not DATA.is_dir():
-        pytest.skip(f"real data is not at {DATA}; set EVERGRAM_DATA to where it is")
+        pytest.skip(f"real data is not at {DATA}; docs/data-sets.md says how it is had")
     return DATA
 
 

@@ -231,7 +231,8 @@ def test_the_readmes_numbers_are_filled_in() -> None:
     [
         ("align", ("text", "transform")),
         ("serving", ("serving-transform", "serving-fetch")),
-        ("stores", ("serving-search",)),
+        ("stores", ("serving-search", "fast-paths")),
+        ("snapshot-engine", ("snapshot-engine",)),
     ],
 )
 def test_the_numbers_of_a_page_are_filled_in(page: str, names: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ FLOORS = {
     "ids": 1,
     "kinds": 1,
     "validation": 1,
+    "atomic_files": 1,
     "data": 2,
     "vector_files": 2,
     "stores": 2,

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from evergram.data.corpus import Corpus
     from evergram.encoders.encoder_modules import EncoderModules
     from evergram.errors import EvergramError
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from evergram.releasing.comparison.compare import compare
     from evergram.releasing.publish import publish
     from evergram.releasing.upgrade import evaluate, train, upgrade
+    from evergram.retrieval.pretrained.pretrained_encoder import PretrainedEncoder
     from evergram.retrieval.reader import Reader
     from evergram.serving.client import Client
+    from evergram.training.checkpoint import load_encoder
     from evergram.training.corpora import load_corpus, split_for
     from evergram.training.recipe import Recipe
 
@@ -27,12 +30,15 @@ __all__ = [
     "EncoderModules",
     "EvergramError",
     "Lineage",
+    "PretrainedEncoder",
     "Reader",
     "Recipe",
     "View",
+    "__version__",
     "compare",
     "evaluate",
     "load_corpus",
+    "load_encoder",
     "publish",
     "split_for",
     "train",
@@ -47,6 +53,8 @@ _HOME = {
     "EncoderModules": "evergram.encoders.encoder_modules",
     "EvergramError": "evergram.errors",
     "Lineage": "evergram.lineage.lineage",
+    "PretrainedEncoder": "evergram.retrieval.pretrained.pretrained_encoder",
+    "load_encoder": "evergram.training.checkpoint",
     "Reader": "evergram.retrieval.reader",
     "Recipe": "evergram.training.recipe",
     "View": "evergram.lineage.view",
@@ -61,6 +69,9 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        # Read from the installed package when it is asked for: it takes longer than the import.
+        return import_module("importlib.metadata").version("evergram")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'evergram' has no attribute {name!r}")

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evergram.data import json_lines
 from evergram.data.amazon import load_amazon, read_metadata
 from evergram.data.corpus import Corpus
+from evergram.data.files import json_lines
 from evergram.errors import DataError
 
 

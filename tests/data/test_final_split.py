@@ -7,9 +7,9 @@ import random
 import pyarrow as pa
 
 from evergram.data.corpus import Corpus
+from evergram.data.row_pairs import RowPairs
 from evergram.data.split import (
     HeldOut,
-    Pairs,
     Split,
     given_split,
     known_pairs,
@@ -32,7 +32,7 @@ def drawn(count: int = 600) -> list[tuple[str, str]]:
     return [(f"q{draw.randrange(30)}", f"c{draw.randrange(90)}") for _ in range(count)]
 
 
-def named(split: Split, pairs: Pairs) -> Named:
+def named(split: Split, pairs: RowPairs) -> Named:
     """By external ids; what training does not know is left out."""
     queries = split.training.queries.vocabulary.keys.to_pylist()
     candidates = split.training.candidates.vocabulary.keys.to_pylist()
@@ -41,7 +41,7 @@ def named(split: Split, pairs: Pairs) -> Named:
 
 
 def trained(split: Split) -> Named:
-    return named(split, Pairs(*(split.training.column(s) for s in ("query", "candidate"))))
+    return named(split, RowPairs(*(split.training.column(s) for s in ("query", "candidate"))))
 
 
 def last(split: Split) -> Split:

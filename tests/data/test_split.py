@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from evergram.data.corpus import Corpus
 from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.data.rolling_window import RollingWindow
+from evergram.data.row_pairs import RowPairs
 from evergram.data.split import (
     HeldOut,
-    Pairs,
     Split,
     given_split,
     random_split,
@@ -29,7 +29,7 @@ def corpus(pairs: list[tuple[str, str]]) -> Corpus:
     )
 
 
-def named(split: Split, pairs: Pairs) -> set[tuple[str, str | None]]:
+def named(split: Split, pairs: RowPairs) -> set[tuple[str, str | None]]:
     queries = split.training.queries.vocabulary.keys.to_pylist()
     candidates = [*split.training.candidates.vocabulary.keys.to_pylist(), None]
     return {(queries[q], candidates[c]) for q, c in zip(pairs.query, pairs.candidate, strict=True)}

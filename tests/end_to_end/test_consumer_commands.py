@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import save_file
 
 from evergram.cli import main
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.writers import write_vectors
 
@@ -77,7 +77,7 @@ def test_from_a_consumer_to_a_refused_version(evergram: Any, files: Path) -> Non
     assert added.code == 0, added.err
     assert added.json["probe"]["side"] == "object"
     assert added.json["probe"]["baseline"] == {"version": 1, "value": 1.0, "objects": ROWS}
-    known = Consumers.open("l").authenticate(added.json["token"])
+    known = ConsumerRegistry.open("l").authenticate(added.json["token"])
     assert known is not None
     assert known.name == "ads"
 
@@ -126,8 +126,8 @@ def test_a_consumer_moves_and_goes(evergram: Any, files: Path) -> None:
     assert (again["pinned"], again["probe"]["metric"]) == ("v0", "auc")
     token = evergram("consumer-token", "l", "ads", "--json").json["token"]
     newer = evergram("consumer-token", "l", "ads", "--json").json["token"]
-    assert Consumers.open("l").authenticate(newer) is not None
-    assert Consumers.open("l").authenticate(token) is None
+    assert ConsumerRegistry.open("l").authenticate(newer) is not None
+    assert ConsumerRegistry.open("l").authenticate(token) is None
     assert evergram("consumer-remove", "l", "ads", "--json").json == {"removed": "ads"}
     assert evergram("consumers", "l", "--json").json["consumers"] == []
     assert not list((files / "l" / "probes").glob("*/*"))

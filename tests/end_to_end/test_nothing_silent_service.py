@@ -136,9 +136,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, 
     """A service that asks for tokens, and that of a consumer who reads version 0."""
     folder = published(tmp_path_factory.mktemp("guarded") / "shop")
     evergram("consumer-add", str(folder), "ads", "--pin", "v0")
-    from evergram.lineage.consumers.registry import Consumers
+    from evergram.lineage.consumers.registry import ConsumerRegistry
 
-    token = Consumers.open(folder).issue_token("ads")
+    token = ConsumerRegistry.open(folder).issue_token("ads")
     with serving(folder) as found:
         yield found, token
 

@@ -95,7 +95,7 @@ def test_3_the_other_side_of_a_store_is_refused(
     assert evergram("fill", shop, "--store", f"candidate={store}")[0] == 0
     before = rows_of(store)
     assert len(before) == 18
-    words = "is the store of side 'candidate'; side 'query' was given for it"
+    words = "is the store of side 'candidate' and cannot hold side 'query'"
     one_sentence(evergram("fill", shop, "--store", f"query={store}"), words)
     one_sentence(evergram("backfill", "plan", shop, "--store", f"query={store}"), words)
     assert rows_of(store) == before
@@ -115,7 +115,7 @@ def test_3_a_service_does_not_begin_with_the_other_side(
     assert evergram("fill", shop, *stores)[0] == 0
     swapped = ("--store", f"candidate={people}", "--store", f"query={films}")
     with no_address_listened_on():
-        one_sentence(evergram("serve", shop, *swapped), "side 'candidate' was given for it")
+        one_sentence(evergram("serve", shop, *swapped), "cannot hold side 'candidate'")
         one_sentence(
             evergram("serve", shop, "--store", f"candidate={films}", "--store", f"query={films}"),
             "is given for side 'candidate' and for side 'query'",
@@ -132,7 +132,7 @@ def test_3_a_store_of_before_is_what_its_rows_prove(
     before = rows_of(address)
     one_sentence(
         evergram("fill", shop, "--store", f"query={address}"),
-        "cannot be taken for side 'query': its rows are of 'candidate'",
+        "cannot be used for side 'query': its rows are of 'candidate'",
     )
     assert rows_of(address) == before
     assert evergram("fill", shop, "--store", f"candidate={address}")[0] == 0

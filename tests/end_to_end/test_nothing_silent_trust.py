@@ -29,7 +29,7 @@ from tests.support.forging import forge
 
 from evergram.cli import main
 from evergram.evaluation.probes.probe_process import ProbeProcess
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.writers import write_vectors
 
@@ -118,7 +118,7 @@ def test_18_a_probe_that_never_ends_does_not_hang_the_command(
     Path("loop.onnx").write_bytes(onnx_graphs.looping().SerializeToString())
     monkeypatch.setenv("EVERGRAM_PROBE_SECONDS", "5")
     add(evergram, "loop.onnx").refused("loop.onnx cannot be used as a probe: it did not answer")
-    assert Consumers.open(lineage).list() == ()
+    assert ConsumerRegistry.open(lineage).list() == ()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no limit of memory")
@@ -281,7 +281,7 @@ def test_19_nothing_is_cleared_away_outside(evergram: Any, lineage: Path) -> Non
 def test_19_a_forged_probe_is_not_run(evergram: Any, lineage: Path, forged: str) -> None:
     assert add(evergram, "plain.onnx").code == 0
     if forged == "link":
-        probe = Consumers.open(lineage).get("ads").probe
+        probe = ConsumerRegistry.open(lineage).get("ads").probe
         assert probe is not None
         (lineage / probe.data).unlink()
         (lineage / probe.data).symlink_to(Path("data.parquet").absolute())

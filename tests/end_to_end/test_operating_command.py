@@ -144,7 +144,7 @@ def test_files_say_what_they_are_and_others_are_refused(
     assert f"not of version 1 of {lineage}, but of its version 0" in err
     assert evergram("transform", files[1], *back)[0] == 0
     written = open_embeddings(tmp_path / "back.npy")
-    assert (written.fingerprint, written.marks[COMPUTED_FROM]) == (first, second)
+    assert (written.fingerprint, written.provenance[COMPUTED_FROM]) == (first, second)
     assert evergram("transform", tmp_path / "back.npy", *back[:-1], tmp_path / "x.npy")[0] == 2
     # A file that says it is of version 0 cannot follow as version 2, nor stand for version 1.
     code, _, err = evergram("align", 1, files[0], "--lineage", lineage)

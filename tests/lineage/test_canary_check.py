@@ -13,7 +13,7 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, IntegrityError
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.canary_check import Limits, diagnose_lineage, past_limits
+from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
 from evergram.lineage.lineage import Lineage
 
 DIMS = (2, 3, 4)
@@ -90,14 +90,14 @@ def test_the_certificate_is_of_what_was_stored(
 
 def test_limits(lineage: Lineage) -> None:
     readings = diagnose_lineage(lineage)
-    assert past_limits(readings, Limits()) == []
-    assert past_limits(readings, Limits(1e9, 1e9, 1e9)) == []
-    found = past_limits(readings, Limits(error=1e-9, amplification=1e-9))
+    assert past_limits(readings, CompatibilityLimits()) == []
+    assert past_limits(readings, CompatibilityLimits(1e9, 1e9, 1e9)) == []
+    found = past_limits(readings, CompatibilityLimits(error=1e-9, amplification=1e-9))
     assert len(found) == 4
     assert "Version 0: its error is" in found[0]
     assert "past the limit of 1e-09" in found[0]
     with pytest.raises(DataError, match="limit of the bound is nan"):
-        past_limits(readings, Limits(bound=math.nan))
+        past_limits(readings, CompatibilityLimits(bound=math.nan))
 
 
 def test_what_is_not_known_is_past_any_limit(tmp_path: Path) -> None:
@@ -115,7 +115,9 @@ def test_what_is_not_known_is_past_any_limit(tmp_path: Path) -> None:
         )
     readings = diagnose_lineage(found)
     assert (readings[0].measured, readings[0].certificate) == (None, None)
-    assert "nothing is known of its bound" in past_limits(readings, Limits(bound=9.0))[0]
+    assert (
+        "nothing is known of its bound" in past_limits(readings, CompatibilityLimits(bound=9.0))[0]
+    )
 
 
 def test_files_are_checked_first(lineage: Lineage) -> None:

@@ -161,7 +161,7 @@ def test_a_manifest_that_was_changed_contradicts_its_fingerprint(tmp_path: Path)
     path = tmp_path / "versions" / "0" / "manifest.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "recipe": {"seed": 5}}))
-    with pytest.raises(IntegrityError, match="its fingerprint is not that of what it says"):
+    with pytest.raises(IntegrityError, match="its fingerprint is not that of its contents"):
         Lineage.open(tmp_path)
     # One of before format 3 does not have it.
     del values["fingerprint"], values["check"]

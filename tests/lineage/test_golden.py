@@ -52,7 +52,7 @@ def test_every_view_is_what_it_was(path: Path) -> None:
 def test_every_file_is_read(path: Path) -> None:
     lineage = Lineage.open(path)
     lineage.check()
-    errors = lineage.errors
+    errors = lineage.step_errors
     for manifest in lineage.versions:
         n = manifest.version
         assert "metrics" in lineage.metrics(n)
@@ -85,7 +85,7 @@ def test_it_is_gone_on_with_in_the_present_format(path: Path, tmp_path: Path) ->
     copy = tmp_path / "lineage"
     shutil.copytree(path, copy)
     lineage = Lineage.open(copy)
-    number, dim = lineage.following, lineage.manifest(lineage.newest).dim
+    number, dim = lineage.next_version, lineage.manifest(lineage.newest).dim
     sides = lineage.manifest(lineage.newest).embeddings
     before = {side: lineage.embeddings(side) for side in sides}
     lineage.publish(
@@ -111,8 +111,8 @@ def test_it_is_gone_on_with_in_the_present_format(path: Path, tmp_path: Path) ->
 def test_what_operations_left_is_read() -> None:
     lineage = Lineage.open(GOLDEN / "format-3" / "operated")
     assert lineage.labels == {"stable": 1, "canary": 3}
-    assert (lineage.newest, lineage.production, lineage.following) == (3, 1, 4)
-    assert (lineage.held, lineage.retired) == ([1, 3], [0])
+    assert (lineage.newest, lineage.production, lineage.next_version) == (3, 1, 4)
+    assert (lineage.versions_with_embeddings, lineage.retired) == ([1, 3], [0])
     assert lineage.withdrawn[2].reason == "made to be withdrawn"
 
 

@@ -20,7 +20,7 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.canary_check import diagnose_lineage
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 
 SIDE = "object"
@@ -72,7 +72,7 @@ def stored(lineage: Lineage) -> list[int]:
 
 
 def pin(lineage: Lineage, **consumers: str) -> None:
-    kept = Consumers.open(lineage.path)
+    kept = ConsumerRegistry.open(lineage.path)
     for consumer in kept.list():
         kept.remove(consumer.name)
     for name, to in consumers.items():
@@ -91,7 +91,7 @@ def test_a_version_that_is_not_promoted_is_beside_the_one_in_production(lineage:
         assert (found.newest, found.production) == (2, 1)
         assert found.labels == {"stable": 1}
         assert found.resolve(None) == found.resolve("stable") == 1
-        assert found.held == stored(found) == [1, 2]
+        assert found.versions_with_embeddings == stored(found) == [1, 2]
         # Each by its own embeddings, and the older one through the chain too.
         assert torch.equal(found.embeddings(SIDE, 1)[1], vectors(1))
         assert torch.equal(found.embeddings(SIDE)[1], vectors(2))
@@ -107,9 +107,9 @@ def test_a_version_that_is_not_promoted_is_beside_the_one_in_production(lineage:
 def test_promotion_and_roll_back(lineage: Lineage) -> None:
     lineage.publish(artefact(2, 1), promote=False)
     lineage.label("stable", "newest")
-    assert (lineage.production, lineage.held) == (2, [1, 2])
+    assert (lineage.production, lineage.versions_with_embeddings) == (2, [1, 2])
     lineage.label("stable", 1)  # back
-    assert (Lineage.open(lineage.path).production, lineage.held) == (1, [1, 2])
+    assert (Lineage.open(lineage.path).production, lineage.versions_with_embeddings) == (1, [1, 2])
     lineage.publish(artefact(3, 2), promote=False)
     assert (lineage.production, lineage.newest, stored(lineage)) == (1, 3, [1, 3])
     lineage.label("stable", 3)
@@ -125,11 +125,11 @@ def test_a_label_keeps_embeddings_over_publications(lineage: Lineage) -> None:
     lineage.label("team-a", 1)
     lineage.publish(artefact(2, 1))
     lineage.publish(artefact(3, 2))
-    assert lineage.held == stored(lineage) == [1, 3]
+    assert lineage.versions_with_embeddings == stored(lineage) == [1, 3]
     lineage.unlabel("team-a")
-    assert lineage.held == [1, 3]  # until the next is published
+    assert lineage.versions_with_embeddings == [1, 3]  # until the next is published
     lineage.publish(artefact(4, 3))
-    assert lineage.held == stored(lineage) == [4]
+    assert lineage.versions_with_embeddings == stored(lineage) == [4]
 
 
 def test_a_withdrawn_version_leaves_its_number_and_an_identity(lineage: Lineage) -> None:
@@ -138,7 +138,7 @@ def test_a_withdrawn_version_leaves_its_number_and_an_identity(lineage: Lineage)
     lineage.withdraw(2, "  trained on last year's data ")
     again = Lineage.open(lineage.path)
     for found in (lineage, again):
-        assert (found.newest, found.production, found.following) == (1, 1, 3)
+        assert (found.newest, found.production, found.next_version) == (1, 1, 3)
         assert [m.version for m in found.versions] == [0, 1]
         assert found.withdrawn[2].reason == "trained on last year's data"
         assert found.withdrawn[2].fingerprint == fingerprint
@@ -154,8 +154,8 @@ def test_a_withdrawn_version_leaves_its_number_and_an_identity(lineage: Lineage)
     assert again.publish(artefact(3, 1)) == 3
     torch.testing.assert_close(reads(again, 1), vectors(1), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(reads(again, 0), vectors(0), rtol=1e-4, atol=1e-4)
-    assert again.history.newest == 2  # steps: 0 to 1, 1 to 3
-    torch.testing.assert_close(again.history.matrix(2, 0), again.chain.matrix(3, 0))
+    assert again.active_chain.newest == 2  # steps: 0 to 1, 1 to 3
+    torch.testing.assert_close(again.active_chain.matrix(2, 0), again.chain.matrix(3, 0))
     map_forward = again.forward(0, 3)
     assert map_forward is not None
     weight, offset = map_forward
@@ -210,7 +210,7 @@ def test_a_retired_version_is_led_through_and_not_read(lineage: Lineage) -> None
     lineage.unlabel("old")
     lineage.retire("v1")
     again = Lineage.open(lineage.path)
-    assert (again.retired, again.readable, again.held) == ([1], [0, 2], [2])
+    assert (again.retired, again.readable, again.versions_with_embeddings) == ([1], [0, 2], [2])
     assert [m.version for m in again.versions] == [0, 1, 2]
     for refused in (lambda: again.view(1), lambda: again.embeddings(SIDE, 1)):
         with pytest.raises(LineageError, match="retired"):
@@ -257,7 +257,7 @@ def test_a_change_against_an_older_state_is_refused(lineage: Lineage) -> None:
     # A long training is not lost because a label was moved meanwhile; the label is kept.
     assert stale.publish(artefact(2, 1), promote=False) == 2
     assert stale.labels == Lineage.open(lineage.path).labels == {"team-a": 0, "stable": 1}
-    assert stale.held == [1, 2]
+    assert stale.versions_with_embeddings == [1, 2]
 
 
 def _die_at(call: int, path: Path) -> None:
@@ -277,6 +277,17 @@ def _die_at(call: int, path: Path) -> None:
         setattr(os, name, counted(getattr(os, name)))
     Lineage.open(path).withdraw("newest", "a fault")
     os._exit(0)
+
+
+def test_promotion_moves_production_there_and_back(lineage: Lineage) -> None:
+    lineage.label("kept", "newest")
+    newest = lineage.newest
+    assert lineage.publish(artefact(newest + 1, newest), promote=False) == newest + 1
+    assert lineage.production == newest
+    assert lineage.promote() == lineage.production == newest + 1
+    assert lineage.promote("kept") == lineage.production == newest
+    with pytest.raises(UnknownVersionError):
+        lineage.promote(99)
 
 
 @pytest.mark.long
@@ -353,7 +364,7 @@ def test_too_few_pairs_give_no_map_forward(tmp_path: Path) -> None:
 
 
 def test_of_many_rows_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evergram.lineage.publish_statistics.LEAST_ROWS", 90)
+    monkeypatch.setattr("evergram.lineage.publishing.publish_statistics.LEAST_ROWS", 90)
     lineage = Lineage.create(tmp_path / "lineage")
     one = artefact(0, None)
     draw = torch.Generator().manual_seed(0)

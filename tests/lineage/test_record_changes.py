@@ -196,7 +196,7 @@ class Machine(RuleBasedStateMachine):
         assert self.record.versions == live
         assert self.record.labels == self.at
         assert set(self.record.withdrawn) == set(range(len(self.states))) - set(live)
-        assert self.record.following == len(self.states)
+        assert self.record.next_version == len(self.states)
         expected = [n for n in live if self.states[n] == "live"]
         assert record_changes.readable(self.record) == expected
         # It is written and read again as it is.

@@ -25,10 +25,10 @@ from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import DataError, EvergramError, IntegrityError, LineageError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.record import Probe
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.disk.path_check import PARTS
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.lost_race import keep_lost
+from evergram.lineage.publishing.lost_race import keep_lost
 from evergram.retrieval.backfill import Backfill
 from evergram.retrieval.fill import local_stores
 from evergram.stores.open_store import open_store
@@ -59,7 +59,7 @@ def add_probe(lineage: Lineage, folder: Path) -> Probe:
         side="object",
         metric="auc",
     )
-    added = Consumers.open(lineage.path).add("ads", "v0", lineage.resolve, probe=probe).probe
+    added = ConsumerRegistry.open(lineage.path).add("ads", "v0", lineage.resolve, probe=probe).probe
     assert added is not None
     return added
 
@@ -125,7 +125,7 @@ def test_labels_that_differ_in_capitals_alone_are_refused(lineage: Lineage, name
 
 def test_consumers_that_differ_in_capitals_alone_are_refused(lineage: Lineage) -> None:
     """Where a disk does not tell them apart, one would remove the other's probe."""
-    record = Consumers.open(lineage.path)
+    record = ConsumerRegistry.open(lineage.path)
     record.add("Ads", "v0", lineage.resolve)
     with pytest.raises(LineageError, match="There is a consumer 'Ads' already"):
         record.add("ads", "v1", lineage.resolve)
@@ -169,7 +169,7 @@ def test_a_kept_model_with_a_link_out_of_the_folder_is_refused(
     ids = pa.array(range(len(vectors)))
     back = LinearTransform.from_matrix(torch.eye(vectors_of(1).shape[1], vectors.shape[1]))
     kept = keep_lost(
-        lineage.work, 2, Artefact(vectors.shape[1], {"object": (ids, vectors)}, back, {}, {})
+        lineage.work_dir, 2, Artefact(vectors.shape[1], {"object": (ids, vectors)}, back, {}, {})
     )
     assert lineage.lost().manifest.version == 2
     (kept / "more").symlink_to(outside / "own")
@@ -222,7 +222,7 @@ def test_nothing_is_written_through_a_link(lineage: Lineage, outside: Path) -> N
     for name in (".lineage.json.part", ".consumers.json.part"):
         (lineage.path / name).symlink_to(outside / "own")
     lineage.label("kept", 0)
-    Consumers.open(lineage.path).add("ads", "v0", lineage.resolve)
+    ConsumerRegistry.open(lineage.path).add("ads", "v0", lineage.resolve)
     assert (outside / "own").read_bytes() == SECRET
     assert Lineage.open(lineage.path).labels == {"kept": 0}
 
@@ -276,11 +276,11 @@ def test_a_probe_stays_in_the_lineage(
     place.rename(outside / "copy")
     place.symlink_to(outside / "copy")
     with pytest.raises(IntegrityError, match="by a symbolic link"):
-        Consumers.open(lineage.path).probe_files(probe)
+        ConsumerRegistry.open(lineage.path).probe_files(probe)
     if part != "model":
         before = sorted(outside.rglob("*"))
         with pytest.raises(IntegrityError, match="by a symbolic link"):
-            Consumers.open(lineage.path).remove("ads")
+            ConsumerRegistry.open(lineage.path).remove("ads")
         assert sorted(outside.rglob("*")) == before
 
 
@@ -294,10 +294,10 @@ def test_a_forged_path_of_a_probe_is_refused(lineage: Lineage, tmp_path: Path, n
         facts["consumers"][0]["probe"]["model"] = name
 
     forge(lineage.path / "consumers.json", change)
-    forged = Consumers.open(lineage.path).get("ads").probe
+    forged = ConsumerRegistry.open(lineage.path).get("ads").probe
     assert forged is not None
     with pytest.raises(IntegrityError):
-        Consumers.open(lineage.path).probe_files(forged)
+        ConsumerRegistry.open(lineage.path).probe_files(forged)
 
 
 # Who may read what is written.

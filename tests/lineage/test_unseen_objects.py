@@ -13,7 +13,7 @@ from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.canary_check import Limits, diagnose_lineage, past_limits
+from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import id_hash, unseen_share
 from evergram.lineage.version_warnings import version_warnings
@@ -30,7 +30,7 @@ def add(
     transform: Transform | None = None,
 ) -> None:
     """A version whose way back halves: exact on nothing, half as long on all."""
-    number = lineage.following
+    number = lineage.next_version
     back = LinearTransform.from_matrix(0.5 * torch.eye(3)) if transform is None else transform
     error = StepError(torch.eye(3, dtype=torch.float64) / 4, objects, 3.0)
     lineage.publish(
@@ -103,7 +103,7 @@ def test_what_is_not_known_says_why(lineage: Lineage) -> None:
         "amplification": first.unknown["certificate"],
     }
     assert "canaries in common that alignment never saw" in second.unknown["error"]
-    told = past_limits([first], Limits(bound=1.0, amplification=1.0))
+    told = past_limits([first], CompatibilityLimits(bound=1.0, amplification=1.0))
     assert len(told) == 2
     assert told[0].startswith("Version 0: nothing is known of its bound, and the limit is 1: the")
 
@@ -111,15 +111,16 @@ def test_what_is_not_known_says_why(lineage: Lineage) -> None:
 def test_a_limit_needs_something_to_hold_to_it(lineage: Lineage) -> None:
     readings = diagnose_lineage(lineage)
     assert readings == []
-    assert past_limits(readings, Limits()) == []
-    assert "No past version is read" in past_limits(readings, Limits(error=1.0))[0]
+    assert past_limits(readings, CompatibilityLimits()) == []
+    assert "No past version is read" in past_limits(readings, CompatibilityLimits(error=1.0))[0]
 
 
 def test_what_is_told_of_a_version(lineage: Lineage) -> None:
     add(lineage, {}, {"small": True, "common": 3, "held_out_share": 0.1}, objects=1)
     few, unmeasured = version_warnings(lineage)[1]
     assert few == "It has only 3 objects in common with the version before it."
-    assert unmeasured.startswith(f"Its way back was measured on 1 objects, and {LEAST_OBJECTS} are")
+    measured = f"The error of its transform was measured on 1 objects, and {LEAST_OBJECTS} are"
+    assert unmeasured.startswith(measured)
     add(lineage, {})
     # A version that came since is told of, too.
     assert version_warnings(lineage) == {0: [], 1: version_warnings(lineage)[1], 2: []}

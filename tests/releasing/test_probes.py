@@ -25,7 +25,7 @@ from evergram.evaluation.probes.probe_metrics import measure
 from evergram.evaluation.probes.probe_models import load_probe_model
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.record import Probe
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.probes import (
     ProbeReading,
@@ -88,7 +88,7 @@ def add(lineage: Lineage, model: Path, data: Path, **facts: Any) -> None:
         model=str(model), data=str(data), **{"side": "candidate", "metric": "auc", **facts}
     )
     measured = measured_probe(lineage, "v0", probe)
-    Consumers.open(lineage.path).add("ads", "v0", lineage.resolve, probe=measured)
+    ConsumerRegistry.open(lineage.path).add("ads", "v0", lineage.resolve, probe=measured)
 
 
 def next_version(broken: bool = False) -> Artefact:
@@ -245,7 +245,7 @@ def test_one_probe_that_cannot_be_run_does_not_hide_the_others(
     data = evaluation(tmp_path / "d.parquet", LABEL)
     add(lineage, model, data)
     probe = Probe(model=str(model), data=str(data), side="candidate", metric="auc")
-    kept = Consumers.open(lineage.path).add("web", "v0", lineage.resolve, probe=probe).probe
+    kept = ConsumerRegistry.open(lineage.path).add("web", "v0", lineage.resolve, probe=probe).probe
     assert kept is not None
     (lineage.path / kept.model).write_bytes(b"")
     ads, web = run_probes(lineage)
@@ -263,7 +263,7 @@ def test_a_consumer_of_the_newest_reads_the_new_version_itself(
     model, _ = classifier(tmp_path / "m.onnx")
     data = evaluation(tmp_path / "d.parquet", LABEL)
     probe = Probe(model=str(model), data=str(data), side="candidate", metric="auc", min=0.7)
-    Consumers.open(lineage.path).add("ads", "newest", lineage.resolve, probe=probe)
+    ConsumerRegistry.open(lineage.path).add("ads", "newest", lineage.resolve, probe=probe)
     assert not run_probes(lineage)[0].broken
     found = with_probes(next_version(), lineage)[1][0]
     assert (found.version, found.source) == (1, 1)
@@ -322,7 +322,7 @@ def test_what_cannot_be_a_probe_is_a_sentence(
 ) -> None:
     with pytest.raises(DataError, match=message):
         add(lineage, **bad_probe(tmp_path, what))
-    assert Consumers.open(lineage.path).list() == ()
+    assert ConsumerRegistry.open(lineage.path).list() == ()
 
 
 def test_a_version_that_is_not_there(tmp_path: Path, lineage: Lineage) -> None:

@@ -17,7 +17,7 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DegradationError, LineageError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.record import Probe
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import LEAST_QUERIES
 from evergram.releasing.probes import with_probes
@@ -49,7 +49,7 @@ def lineage(tmp_path: Path) -> Lineage:
     found = Lineage.create(tmp_path / "l")
     found.publish(artefact(first=True))
     found.label("prod", 0)
-    Consumers.open(found.path).add("ads", "prod", found.resolve, probe=probe(tmp_path, 0))
+    ConsumerRegistry.open(found.path).add("ads", "prod", found.resolve, probe=probe(tmp_path, 0))
     return found
 
 
@@ -70,7 +70,7 @@ def test_a_version_that_no_probe_was_run_on_is_refused(lineage: Lineage) -> None
 
 def test_a_probe_that_came_since_is_run_too(lineage: Lineage, tmp_path: Path) -> None:
     tried, _ = with_probes(artefact(), lineage)
-    consumers = Consumers.open(lineage.path)
+    consumers = ConsumerRegistry.open(lineage.path)
     consumers.repin("ads", "prod", lineage.resolve, probe=probe(tmp_path, 1))
     with pytest.raises(LineageError, match="the probe of ads"):
         lineage.publish(tried)

@@ -69,7 +69,7 @@ def test_an_upgrade_goes_over_a_gap(small: Recipe, tmp_path: Path, steps: str) -
     assert set(made.metrics["compatibility"]) == set(made.metrics["certificate"]) == {"0", "1"}
     assert found.publish(made) == 3
     back = BackwardTransformFit(
-        recipe.upgrade, recipe.seed + 4, found.history, load_encoder(found, 3), corpus, 10
+        recipe.upgrade, recipe.seed + 4, found.active_chain, load_encoder(found, 3), corpus, 10
     )
     assert back.loss.versions == (3 if steps == "multi" else 1)
     for reading in made.metrics["compatibility"].values():
@@ -151,7 +151,9 @@ def test_as_many_objects_are_held_out_as_a_measure_needs(
     before = load_encoder(found, 0)
     overrides = [f"upgrade.fit={fit}", f"upgrade.held_out={share}"]
     settings = Recipe.of(recipe.model_dump(), overrides)
-    back = BackwardTransformFit(settings.upgrade, settings.seed + 1, found.history, before, few, 12)
+    back = BackwardTransformFit(
+        settings.upgrade, settings.seed + 1, found.active_chain, before, few, 12
+    )
     overlap = back.overlap
     assert overlap.common == sum(int(back.known[s].sum()) for s in ("query", "candidate"))
     if fit == "none":
@@ -164,7 +166,7 @@ def test_as_many_objects_are_held_out_as_a_measure_needs(
     # Of too few objects to halve, no more are held out than was asked for.
     fewer = corpus.restrict(torch.arange(9))
     small = BackwardTransformFit(
-        settings.upgrade, settings.seed + 1, found.history, before, fewer, 12
+        settings.upgrade, settings.seed + 1, found.active_chain, before, fewer, 12
     ).overlap
     assert small.small
     assert small.held_out_share == (1.0 if fit == "none" else share)

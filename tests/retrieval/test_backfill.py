@@ -24,7 +24,7 @@ from evergram.retrieval.backfill import Backfill
 from evergram.retrieval.backfill_journal import write_table
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import Reader
-from evergram.retrieval.version_maps import Ways
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
 from evergram.stores.store import Rows, Space, Store
 
@@ -41,7 +41,7 @@ def older(lineage: Lineage, rows: int = 300) -> DictionaryStore:
     store.add_space(space)
     ids = pa.array([*range(rows), *range(1000, 1020)])
     vectors = np.concatenate([vectors_of(1).numpy()[:rows], np.ones((20, 8), np.float32)])
-    store.upsert(stored_rows(lineage, Ways(lineage), space, ids, vectors))
+    store.upsert(stored_rows(lineage, VersionMaps(lineage), space, ids, vectors))
     return store
 
 
@@ -99,7 +99,7 @@ def test_rows_are_put_back_but_those_written_anew(lineage: Lineage) -> None:
     own = space_of(lineage, 2)
     fresh = np.full((1, 10), 7, np.float32)
     added = next(i for rows in store.scan(2) for i in rows.ids.to_pylist())
-    store.upsert(stored_rows(lineage, Ways(lineage), own, pa.array([added]), fresh))
+    store.upsert(stored_rows(lineage, VersionMaps(lineage), own, pa.array([added]), fresh))
     back = work.rollback()
     assert back.state == "rolled back"
     assert back.held == {1: 319, 2: 1}
@@ -315,7 +315,7 @@ def test_a_vector_that_is_too_long_for_its_norm_is_named(lineage: Lineage) -> No
     vectors = np.ones((2, 8), np.float32)
     vectors[1] = 1e30
     with pytest.raises(DataError, match=r"id 8 of version 1 is too long.*scaled down"):
-        stored_rows(lineage, Ways(lineage), space, pa.array([7, 8]), vectors)
+        stored_rows(lineage, VersionMaps(lineage), space, pa.array([7, 8]), vectors)
 
 
 @pytest.mark.parametrize("form", ["vec", "lance:vec#emb", "qdrant:vec#emb"])
@@ -353,7 +353,9 @@ def test_what_is_written_by_hand_after_a_kill_is_put_back(
         with pytest.raises(KeyboardInterrupt):
             work.apply()
     space = space_of(lineage, 1)
-    mine = stored_rows(lineage, Ways(lineage), space, pa.array([5]), np.full((1, 8), 3, np.float32))
+    mine = stored_rows(
+        lineage, VersionMaps(lineage), space, pa.array([5]), np.full((1, 8), 3, np.float32)
+    )
     store.upsert(mine)
     before = {i: z for rows in store.scan() for i, z in _pairs(rows)}
     for _ in range(2):

@@ -22,7 +22,7 @@ from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval import metric_search
 from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product
-from evergram.retrieval.version_maps import Ways
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Hits, Rows, Space
 
 SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
@@ -30,7 +30,7 @@ SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}
 
 @dataclass
 class Line:
-    """What ways need of a lineage."""
+    """What maps need of a lineage."""
 
     chain: Chain
     maps: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
@@ -112,7 +112,7 @@ def test_every_metric_finds_what_a_loop_finds(
     rng = np.random.default_rng(seed)
     dims = [4, 5, 6]
     line = line_of(dims, torch.Generator().manual_seed(seed))
-    ways = Ways(cast(Lineage, line))
+    maps = VersionMaps(cast(Lineage, line))
     store = DictionaryStore()
     expected: dict[int, npt.NDArray[np.float64]] = {}
     first = 0
@@ -127,13 +127,13 @@ def test_every_metric_finds_what_a_loop_finds(
         store.add_space(Space(version, width, "f"))
         stored = vectors
         if norms and count:
-            stored = np.concatenate([vectors, ways.norms(vectors, version)], axis=1)
+            stored = np.concatenate([vectors, maps.norms(vectors, version)], axis=1)
         if count:
             store.upsert(Rows(version, pa.array(range(first, first + count)), stored))
         read = read_as(line, vectors.astype(np.float64), version, target)
         expected |= {first + i: row for i, row in enumerate(read)}
         first += count
-    fields = [Field(store, ways, v, target, dims[v], s.dim) for v, s in store.filled().items()]
+    fields = [Field(store, maps, v, target, dims[v], s.dim) for v, s in store.filled().items()]
     if not fields:
         return
     queries = rng.standard_normal((2, dims[target])).astype(np.float32)
@@ -168,10 +168,10 @@ def test_cosine_is_proved_where_products_mislead() -> None:
     wanted[:, 1:] = rng.standard_normal((10_000, 7)) * 33
     wanted[-3:] = [[0.01, 0, 0, 0, 0, 0, 0, 1e-4 * i] for i in range(3)]
     vectors = (wanted @ np.linalg.inv(weight).T).astype(np.float32)
-    ways = Ways(cast(Lineage, line))
-    store = _Matrix(np.concatenate([vectors, ways.norms(vectors, 1)], axis=1))
+    maps = VersionMaps(cast(Lineage, line))
+    store = _Matrix(np.concatenate([vectors, maps.norms(vectors, 1)], axis=1))
     query = np.eye(8, dtype=np.float32)[:1]
-    hits = by_cosine([Field(cast(Any, store), ways, 1, 0, 8, 10)], query, 3, None)[0]
+    hits = by_cosine([Field(cast(Any, store), maps, 1, 0, 8, 10)], query, 3, None)[0]
     assert set(hits.ids.to_pylist()) == {9_997, 9_998, 9_999}
 
 
@@ -179,12 +179,12 @@ def test_cosine_looks_at_few_rows_where_lengths_are_alike() -> None:
     rng = np.random.default_rng(0)
     line = line_of([32, 32], torch.Generator().manual_seed(0), kind="linear")
     vectors = rng.standard_normal((10_000, 32)).astype(np.float32)
-    ways = Ways(cast(Lineage, line))
-    store = _Matrix(np.concatenate([vectors, ways.norms(vectors, 1)], axis=1))
-    read = ways.rows(vectors, 1, 0).astype(np.float64)
+    maps = VersionMaps(cast(Lineage, line))
+    store = _Matrix(np.concatenate([vectors, maps.norms(vectors, 1)], axis=1))
+    read = maps.rows(vectors, 1, 0).astype(np.float64)
     query = rng.standard_normal((1, 32)).astype(np.float32)
     cosines = read @ query[0] / np.linalg.norm(read, axis=1)
-    hits = by_cosine([Field(cast(Any, store), ways, 1, 0, 32, 34)], query, 10, None)[0]
+    hits = by_cosine([Field(cast(Any, store), maps, 1, 0, 32, 34)], query, 10, None)[0]
     assert set(hits.ids.to_pylist()) == set(np.argsort(-cosines)[:10].tolist())
     assert store.rows_fetched < 2_000
 
@@ -219,10 +219,10 @@ def test_as_many_are_found_as_are_asked_for(
     """Also more than are ever looked at for few."""
     monkeypatch.setattr(metric_search, "MOST", 100)
     line = line_of([3, 4], torch.Generator().manual_seed(0))
-    ways = Ways(cast(Lineage, line))
+    maps = VersionMaps(cast(Lineage, line))
     vectors = np.random.default_rng(0).normal(size=(150, 4)).astype(np.float32)
-    stored = np.concatenate([vectors, ways.norms(vectors, 1)], axis=1) if norms else vectors
-    field = Field(cast(Any, _Matrix(stored)), ways, 1, 0, 4, stored.shape[1])
+    stored = np.concatenate([vectors, maps.norms(vectors, 1)], axis=1) if norms else vectors
+    field = Field(cast(Any, _Matrix(stored)), maps, 1, 0, 4, stored.shape[1])
     queries = np.ones((1, 3), np.float32)
     assert len(SEARCHES[metric]([field], queries, 140, None)[0]) == 140
 
@@ -238,7 +238,7 @@ def test_a_row_that_is_gone_when_it_is_read_is_no_hit(metric: str) -> None:
         def fetch(self, ids: pa.Array) -> list[Rows]:
             return super().fetch(ids.filter(pc.not_equal(ids, 7)))
 
-    field = Field(cast(Any, Moving(vectors)), Ways(cast(Lineage, line)), 1, 1, 4, 4)
+    field = Field(cast(Any, Moving(vectors)), VersionMaps(cast(Lineage, line)), 1, 1, 4, 4)
     queries = np.full((1, 4), -1, np.float32)
     found = SEARCHES[metric]([field], queries, 20, None)[0]
     assert sorted(found.ids.to_pylist()) == [i for i in range(20) if i != 7]
@@ -246,17 +246,17 @@ def test_a_row_that_is_gone_when_it_is_read_is_no_hit(metric: str) -> None:
 
 def test_a_way_that_is_not_affine_is_refused_for_search_and_read_for_fetch() -> None:
     line = line_of([3, 4], torch.Generator().manual_seed(0), kind="residual_mlp")
-    ways = Ways(cast(Lineage, line))
+    maps = VersionMaps(cast(Lineage, line))
     store = DictionaryStore()
     store.add_space(Space(1, 4, "f"))
     rows = np.ones((2, 4), dtype=np.float32)
     store.upsert(Rows(1, pa.array([1, 2]), rows))
-    field = Field(store, ways, 1, 0, 4, 4)
+    field = Field(store, maps, 1, 0, 4, 4)
     for search in SEARCHES.values():
         with pytest.raises(LineageError, match="not affine"):
             search([field], np.ones((1, 3), np.float32), 1, None)
     torch.testing.assert_close(
-        torch.from_numpy(ways.rows(rows, 1, 0)), line.chain.apply(torch.from_numpy(rows), 1, 0)
+        torch.from_numpy(maps.rows(rows, 1, 0)), line.chain.apply(torch.from_numpy(rows), 1, 0)
     )
 
 
@@ -264,11 +264,11 @@ def test_a_row_of_an_older_version_needs_a_forward_map() -> None:
     line = line_of([3, 4], torch.Generator().manual_seed(0))
     line.maps.clear()
     with pytest.raises(LineageError, match="no forward map"):
-        Ways(cast(Lineage, line)).rows(np.ones((1, 3), np.float32), 0, 1)
+        VersionMaps(cast(Lineage, line)).rows(np.ones((1, 3), np.float32), 0, 1)
 
 
 def test_a_query_of_length_zero_has_no_cosine() -> None:
     line = line_of([3], torch.Generator().manual_seed(0))
-    field = Field(DictionaryStore(), Ways(cast(Lineage, line)), 0, 0, 3, 3)
+    field = Field(DictionaryStore(), VersionMaps(cast(Lineage, line)), 0, 0, 3, 3)
     with pytest.raises(DataError, match="length 0"):
         by_cosine([field], np.zeros((1, 3), np.float32), 1, None)

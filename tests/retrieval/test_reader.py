@@ -22,7 +22,7 @@ from evergram.errors import (
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill, space_of, stored_rows
 from evergram.retrieval.reader import Reader
-from evergram.retrieval.version_maps import Ways
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Rows, Space
 
 
@@ -173,7 +173,9 @@ def test_while_stores_are_brought_to_another_version_every_version_is_exact(
             space = space_of(lineage, lineage.production)
             store.add_space(space)
             some = vectors_of(lineage.production).numpy()[:150]
-            store.upsert(stored_rows(lineage, Ways(lineage), space, pa.array(range(150)), some))
+            store.upsert(
+                stored_rows(lineage, VersionMaps(lineage), space, pa.array(range(150)), some)
+            )
             for version in (0, 1, 2):
                 found = between.embed(range(300), version)
                 for source in set(found.sources.tolist()):

@@ -15,14 +15,14 @@ from tests.support.lineages import lineage_of
 
 from evergram.errors import DataError, IntegrityError
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.version_reader import Contents
+from evergram.lineage.version_reader import VersionReader
 from evergram.retrieval.backfill import Backfill
 from evergram.retrieval.fill import fill, open_stores, space_of, stored_rows, stores_to_fill
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.store_check import check_store
-from evergram.retrieval.version_maps import Ways
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
-from evergram.stores.snapshot.snapshot_record import Opened, write_record
+from evergram.stores.snapshot.snapshot_record import OpenRecord, write_record
 from evergram.stores.store import Rows, Store
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -58,7 +58,7 @@ def without_a_side(lineage: Lineage, *sides: str) -> DictionaryStore:
 def fill_unasked(lineage: Lineage, store: Store, side: str) -> None:
     space = space_of(lineage, lineage.newest)
     ids, vectors = lineage.embeddings(side)
-    store.load(space, [stored_rows(lineage, Ways(lineage), space, ids, vectors.numpy())])
+    store.load(space, [stored_rows(lineage, VersionMaps(lineage), space, ids, vectors.numpy())])
 
 
 def test_the_other_side_is_refused_by_all_who_take_a_store(lineage: Lineage) -> None:
@@ -71,7 +71,9 @@ def test_the_other_side_is_refused_by_all_who_take_a_store(lineage: Lineage) -> 
         lambda: Reader(lineage, {"query": store}),
         lambda: Backfill(lineage, store, "query"),
     ):
-        with pytest.raises(IntegrityError, match="store of side 'candidate'; side 'query' was"):
+        with pytest.raises(
+            IntegrityError, match="store of side 'candidate' and cannot hold side 'query'"
+        ):
             take()
     assert {rows.version: rows.ids for rows in store.scan()} == before
     Reader(lineage, {"candidate": store})
@@ -83,7 +85,7 @@ def test_an_old_store_is_what_its_rows_are(lineage: Lineage, old: Store) -> None
         lambda: Reader(lineage, {"query": old}),
         lambda: Backfill(lineage, old, "query"),
     ):
-        with pytest.raises(IntegrityError, match="cannot be taken for side 'query': its rows are"):
+        with pytest.raises(IntegrityError, match="cannot be used for side 'query': its rows are"):
             take()
     Reader(lineage, {"candidate": old})
     assert old.side is None, "a reader writes nothing"
@@ -93,7 +95,7 @@ def test_an_old_store_is_what_its_rows_are(lineage: Lineage, old: Store) -> None
     with open_store(old.address) as again:
         assert again.side == "candidate"
         assert again.count() == {2: 18}
-        with pytest.raises(IntegrityError, match="side 'candidate'; side 'query'"):
+        with pytest.raises(IntegrityError, match="side 'candidate' and cannot hold side 'query'"):
             fill(lineage, again, "query")
 
 
@@ -124,7 +126,7 @@ def test_rows_of_both_sides_are_taken_for_neither(lineage: Lineage) -> None:
 def test_without_canaries_the_published_file_tells(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Contents, "canaries", lambda self: {})
+    monkeypatch.setattr(VersionReader, "canaries", lambda self: {})
     store = without_a_side(lineage, "candidate")
     check_store(lineage, store, "candidate")
     with pytest.raises(IntegrityError, match="its rows are of 'candidate'"):
@@ -137,7 +139,7 @@ def test_canaries_tell_where_the_file_is_gone(lineage: Lineage) -> None:
     store = DictionaryStore()
     store.add_space(space)
     ids, vectors = lineage.canaries(1)["query"]
-    rows = stored_rows(lineage, Ways(lineage), space, ids.cast(pa.int64()), vectors.numpy())
+    rows = stored_rows(lineage, VersionMaps(lineage), space, ids.cast(pa.int64()), vectors.numpy())
     store.upsert(rows)
     check_store(lineage, store, "query")
     with pytest.raises(IntegrityError, match="its rows are of 'query'"):
@@ -179,7 +181,7 @@ def test_the_lineages_own_snapshots_of_before_are_read(lineage: Lineage) -> None
     Reader.open(lineage).close()
     for side in ("query", "candidate"):
         path = lineage.path / "stores" / side / "store.json"
-        write_record(path, replace(Opened(path).record, side=None))
+        write_record(path, replace(OpenRecord(path).record, side=None))
     reader = Reader.open(lineage)
     assert {reader.store(side).side for side in reader.sides} == {None}
     reader.close()
@@ -187,7 +189,7 @@ def test_the_lineages_own_snapshots_of_before_are_read(lineage: Lineage) -> None
     (folder / "query").rename(folder / "other")
     (folder / "candidate").rename(folder / "query")
     (folder / "other").rename(folder / "candidate")
-    with pytest.raises(IntegrityError, match="cannot be taken for side"):
+    with pytest.raises(IntegrityError, match="cannot be used for side"):
         Reader.open(lineage)
 
 

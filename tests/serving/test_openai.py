@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from tests.support.lineages import lineage_of, read_as, vectors_of
 from tests.support.running_service import server, service_of
 
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.serving.app import create_app
 
 
@@ -21,7 +21,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
     folder: Path = tmp_path_factory.mktemp("openai") / "line"
     lineage = lineage_of(folder)
     lineage.label("stable", 2)
-    consumers = Consumers.open(folder)
+    consumers = ConsumerRegistry.open(folder)
     consumers.add("classifier", "v0", lineage.resolve, allowed=["stable"])
     token = consumers.issue_token("classifier")
     with server(create_app(service_of(folder))) as url:

@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 from tests.support.lineages import lineage_of, publish, read_as
 from tests.support.running_service import Running, running, server
 
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
@@ -114,7 +114,7 @@ def test_a_version_that_is_taken_back_leaves_no_rows_behind(tmp_path: Path) -> N
 def test_a_change_of_consumers_does_not_open_the_lineage_again(served: Running) -> None:
     reader = served.service.opened.reader
     lineage = Lineage.open(served.folder)
-    consumers = Consumers.open(served.folder)
+    consumers = ConsumerRegistry.open(served.folder)
     consumers.add("ads", "v0", lineage.resolve)
     token = consumers.issue_token("ads")
     until(lambda: served.post("/v1/embeddings", {"input": 1}).status_code == 401)
@@ -126,7 +126,7 @@ def test_a_change_of_consumers_does_not_open_the_lineage_again(served: Running) 
 def test_a_token_is_taken_back_while_stores_are_filled(
     served: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    consumers = Consumers.open(served.folder)
+    consumers = ConsumerRegistry.open(served.folder)
     consumers.add("ads", "v0", Lineage.open(served.folder).resolve)
     token = consumers.issue_token("ads")
     until(lambda: served.post("/v1/embeddings", {"input": 1}).status_code == 401)

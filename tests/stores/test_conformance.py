@@ -152,7 +152,9 @@ def test_a_store_is_of_one_side_for_good(pair: Pair) -> None:
     for _ in range(2):
         pair.store.take_side("candidate")
         assert pair.store.side == "candidate"
-    with pytest.raises(IntegrityError, match="store of side 'candidate'; side 'query' was given"):
+    with pytest.raises(
+        IntegrityError, match="store of side 'candidate' and cannot hold side 'query'"
+    ):
         pair.store.take_side("query")
     same_rows(pair.store, pair.oracle)
     pair.upsert(pair.rows(OLD.version, pair.names(range(50, 60))))

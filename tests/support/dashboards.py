@@ -33,7 +33,7 @@ def publish(
     promote: bool = True,
 ) -> None:
     """One more version of twenty objects; with `known`, with canaries and a certificate."""
-    number = lineage.following
+    number = lineage.next_version
     ids = pa.array([f"object {i}" for i in range(20)])
     vectors = torch.randn(20, dim, generator=torch.Generator().manual_seed(number))
     transform, error = None, None

@@ -21,7 +21,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfill import Backfill
 from evergram.retrieval.backfill_journal import read_table
 from evergram.retrieval.fill import space_of, stored_rows
-from evergram.retrieval.version_maps import Ways
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
 
 ROWS, BATCH = 300, 10
@@ -57,7 +57,7 @@ def main(folder: Path, kills: int) -> None:
     with open_store(address, create="int64") as store:
         space = space_of(lineage, 1)
         rows = stored_rows(
-            lineage, Ways(lineage), space, pa.array(range(ROWS)), vectors_of(1, ROWS).numpy()
+            lineage, VersionMaps(lineage), space, pa.array(range(ROWS)), vectors_of(1, ROWS).numpy()
         )
         store.load(space, [rows])
         Backfill(lineage, store, "object").plan(BATCH)

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.lineages import lineage_of
 
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill, id_type
 from evergram.retrieval.reader import Reader
@@ -55,7 +55,7 @@ def read_from_dictionaries(folder: Path) -> Reader:
 def service_of(folder: Path) -> Service:
     return Service(
         lambda: read_from_dictionaries(folder),
-        lambda: Consumers.open(folder),
+        lambda: ConsumerRegistry.open(folder),
         Watch(folder).look,
     )
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from evergram.data.split import Pairs, Split
+from evergram.data.row_pairs import RowPairs
+from evergram.data.split import Split
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.pilots import MOST_MOVES, Pilots, run_pilots
@@ -53,7 +54,7 @@ def test_the_best_by_the_selection_pairs_is_chosen() -> None:
 def test_no_test_pair_is_looked_at() -> None:
     recipe = recipe_of()
     split = split_of(recipe)
-    empty = replace(split, test=Pairs.none())
+    empty = replace(split, test=RowPairs.none())
     assert run_pilots(recipe, split, 0, CONTEXT) == run_pilots(recipe, empty, 0, CONTEXT)
 
 

@@ -148,16 +148,16 @@ def test_upgrade_goes_on_bit_for_bit(
     with monkeypatch.context() as patch:
         kill_in_epoch(patch, 2)
         with pytest.raises(KilledError):
-            upgrade(small, lineage, corpus, folder=lineage.work)
-    assert list(lineage.work.iterdir())
-    again = upgrade(small, lineage, corpus, folder=lineage.work)
+            upgrade(small, lineage, corpus, folder=lineage.work_dir)
+    assert list(lineage.work_dir.iterdir())
+    again = upgrade(small, lineage, corpus, folder=lineage.work_dir)
     assert whole.transform is not None
     assert again.transform is not None
     for name, value in whole.transform.state_dict().items():
         assert torch.equal(value, again.transform.state_dict()[name])
     assert torch.equal(whole.block("query")[1], again.block("query")[1])
     lineage.publish(again)
-    assert not lineage.work.exists()
+    assert not lineage.work_dir.exists()
 
 
 def test_another_recipe_starts_anew(

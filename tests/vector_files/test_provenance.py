@@ -11,11 +11,11 @@ import torch
 
 from evergram.errors import DataError
 from evergram.vector_files.open_embeddings import open_embeddings
-from evergram.vector_files.provenance import COMPUTED_FROM, FINGERPRINT, marks
+from evergram.vector_files.provenance import COMPUTED_FROM, FINGERPRINT, provenance_of
 from evergram.vector_files.writers import write_vectors
 
 FORMATS = ("parquet", "pq", "arrow", "arrows", "npy", "safetensors")
-SAID = marks("sha256:" + "a" * 64, "sha256:" + "b" * 64)
+SAID = provenance_of("sha256:" + "a" * 64, "sha256:" + "b" * 64)
 VECTORS = torch.arange(8.0).reshape(4, 2)
 
 
@@ -27,20 +27,23 @@ def test_what_is_written_is_read(tmp_path: Path, suffix: str, ids: list[int | st
     write_vectors(path, blocks, SAID)
     found = open_embeddings(path)
     assert found.fingerprint == "sha256:" + "a" * 64
-    assert found.marks == {FINGERPRINT: "sha256:" + "a" * 64, COMPUTED_FROM: "sha256:" + "b" * 64}
+    assert found.provenance == {
+        FINGERPRINT: "sha256:" + "a" * 64,
+        COMPUTED_FROM: "sha256:" + "b" * 64,
+    }
     assert [str(i) for i in found.ids().to_pylist()] == [str(i) for i in ids]
     assert torch.equal(torch.cat([v for _, v in found.blocks()]), VECTORS)
     # Without any, the file says nothing, also where one that did was in its place.
     write_vectors(path, blocks)
     again = open_embeddings(path)
-    assert (again.fingerprint, again.marks) == (None, {})
+    assert (again.fingerprint, again.provenance) == (None, {})
     assert {p.name for p in tmp_path.iterdir()} <= {path.name, "x.ids.txt", "x.npy.json"}
 
 
 def test_other_metadata_is_not_ours(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     write_vectors(path, [(pa.array([1]), VECTORS[:1])], {"author": "somebody", "pandas": "{}"})
-    assert open_embeddings(path).marks == {}
+    assert open_embeddings(path).provenance == {}
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "null"])
@@ -56,6 +59,6 @@ def test_a_file_that_could_not_be_written_says_what_it_said(tmp_path: Path) -> N
     path = tmp_path / "x.npy"
     write_vectors(path, [(pa.array([0, 1, 2, 3]), VECTORS)], SAID)
     with pytest.raises(DataError, match="no embeddings"):
-        write_vectors(path, [], marks("sha256:" + "c" * 64, "sha256:" + "c" * 64))
+        write_vectors(path, [], provenance_of("sha256:" + "c" * 64, "sha256:" + "c" * 64))
     found = open_embeddings(path)
-    assert (found.marks, found.rows) == (SAID, 4)
+    assert (found.provenance, found.rows) == (SAID, 4)

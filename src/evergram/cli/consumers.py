@@ -41,14 +41,14 @@ def consumers(
     as_json: Json = False,
 ) -> None:
     """List who reads a lineage, at which version, and what their probes last said."""
-    from evergram.lineage.consumers.registry import Consumers
+    from evergram.lineage.consumers.registry import ConsumerRegistry
     from evergram.lineage.lineage import Lineage
 
     found = Lineage.open(lineage)
     last = {}
     if found.versions:
         last = {p["consumer"]: p for p in found.metrics(found.newest).get("probes", [])}
-    rows = [{**_facts(c), "last": last.get(c.name)} for c in Consumers.open(lineage).list()]
+    rows = [{**_facts(c), "last": last.get(c.name)} for c in ConsumerRegistry.open(lineage).list()]
     if as_json:
         dump({"lineage": str(lineage), "consumers": rows})
         return
@@ -89,12 +89,12 @@ def consumer_add(
     as_json: Json = False,
 ) -> None:
     """Write down who reads a lineage, and with what model every new version is to be tried."""
-    from evergram.lineage.consumers.registry import Consumers
+    from evergram.lineage.consumers.registry import ConsumerRegistry
     from evergram.lineage.lineage import Lineage
 
     found = Lineage.open(lineage)
     measured = _probe(found, pin, probe, data, side, metric, least, most)
-    record = Consumers.open(lineage)
+    record = ConsumerRegistry.open(lineage)
     added = record.add(
         name,
         pin,
@@ -123,14 +123,14 @@ def consumer_pin(
     as_json: Json = False,
 ) -> None:
     """Move a consumer to another version, with the probe of that version."""
-    from evergram.lineage.consumers.registry import Consumers
+    from evergram.lineage.consumers.registry import ConsumerRegistry
     from evergram.lineage.lineage import Lineage
 
     found = Lineage.open(lineage)
     if drop_probe and (probe is not None or data is not None):
         raise DataError("--drop-probe leaves it without a probe; leave --probe and --data out.")
     measured = _probe(found, version, probe, data, side, metric, least, most)
-    moved = Consumers.open(lineage).repin(
+    moved = ConsumerRegistry.open(lineage).repin(
         name,
         version,
         lambda what: Lineage.open(lineage).resolve(what),
@@ -147,9 +147,9 @@ def consumer_token(
     as_json: Json = False,
 ) -> None:
     """Issue a consumer's token for the service; the one before is no longer known."""
-    from evergram.lineage.consumers.registry import Consumers
+    from evergram.lineage.consumers.registry import ConsumerRegistry
 
-    record = Consumers.open(lineage)
+    record = ConsumerRegistry.open(lineage)
     token = record.issue_token(name)
     _tell(record.get(name), as_json, token)
 
@@ -161,9 +161,9 @@ def consumer_remove(
     as_json: Json = False,
 ) -> None:
     """Remove a consumer, its probe and its token."""
-    from evergram.lineage.consumers.registry import Consumers
+    from evergram.lineage.consumers.registry import ConsumerRegistry
 
-    Consumers.open(lineage).remove(name)
+    ConsumerRegistry.open(lineage).remove(name)
     if as_json:
         dump({"removed": name})
         return

@@ -38,7 +38,7 @@ def versions(
             "labels": sorted(k for k, n in found.labels.items() if n == m.version),
             "production": m.version == found.production,
             "retired": m.version in found.retired,
-            "held": m.version in found.held,
+            "held": m.version in found.versions_with_embeddings,
             "metrics": found.metrics(m.version).get("metrics", {}),
             "warnings": warnings[m.version],
         }
@@ -112,7 +112,7 @@ def check(
     Every published file is compared with its hash first.
     """
     from evergram.lineage.canary_check import (
-        Limits,
+        CompatibilityLimits,
         diagnose_lineage,
         past_limits,
     )
@@ -123,7 +123,7 @@ def check(
     found = Lineage.open(lineage)
     readings = diagnose_lineage(found)
     checked = found.checked_files
-    sentences = past_limits(readings, Limits(max_error, max_bound, max_amplification))
+    sentences = past_limits(readings, CompatibilityLimits(max_error, max_bound, max_amplification))
     if as_json:
         rows = [reading_json(r) for r in readings]
         facts = {"lineage": str(lineage), "version": found.newest}
@@ -214,7 +214,10 @@ def _print_readings(lineage: Lineage, readings: list[Reading]) -> None:
 def _which(lineage: Lineage, checked: list[str]) -> str:
     """The files that were compared, in words."""
     own = ["lineage.json"] if "lineage.json" in checked else []
-    parts = {"versions": [m.version for m in lineage.versions], "embeddings": lineage.held}
+    parts = {
+        "versions": [m.version for m in lineage.versions],
+        "embeddings": lineage.versions_with_embeddings,
+    }
     for folder, numbers in parts.items():
         count = sum(name.startswith(f"{folder}/") for name in checked)
         own.append(f"{count} in {folder}/ (of {', '.join(map(str, numbers))})")

@@ -125,7 +125,7 @@ def upgrade(
             existing,
             device=device,
             progress=new_progress(),
-            folder=existing.work,
+            folder=existing.work_dir,
             board=tensorboard,
             allow_small_overlap=allow_small_overlap,
         )

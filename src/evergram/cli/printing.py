@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 
 def dump(value: dict[str, Any]) -> None:
-    from evergram.lineage.disk.atomic import plain_numbers
+    from evergram.lineage.disk.plain_json import plain_numbers
 
     sys.stdout.write(json.dumps(plain_numbers(value), indent=2) + "\n")
 

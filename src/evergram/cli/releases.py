@@ -91,11 +91,10 @@ def promote(
 ) -> None:
     """Put a version into production, or put an earlier one back: the label `stable` moves to it."""
     from evergram.lineage.lineage import Lineage
-    from evergram.lineage.record_changes import STABLE
 
-    found = Lineage.open(lineage)
-    found.label(STABLE, version)
-    _say(found, as_json)
+    opened = Lineage.open(lineage)
+    opened.promote(version)
+    _say(opened, as_json)
 
 
 @app.command()
@@ -139,7 +138,7 @@ def _say(lineage: Lineage, as_json: bool) -> None:
                 "production": lineage.production,
                 "labels": lineage.labels,
                 "readable": lineage.readable,
-                "held": lineage.held,
+                "held": lineage.versions_with_embeddings,
                 "retired": lineage.retired,
                 "withdrawn": {str(n): w.model_dump() for n, w in lineage.withdrawn.items()},
             }

@@ -81,7 +81,7 @@ def serve(
         raise ServiceError(
             f"'evergram serve' needs {error.name}: pip install 'evergram[serve]'."
         ) from None
-    from evergram.lineage.consumers.registry import Consumers
+    from evergram.lineage.consumers.registry import ConsumerRegistry
     from evergram.serving.service import Service, checked_sentence, has_tokens
     from evergram.serving.settings import Settings, admin_token
 
@@ -106,7 +106,7 @@ def serve(
     logging.getLogger("evergram").setLevel(logging.INFO)
     stores = stores_by_side(store or ()) or None
     # Both before the stores are filled, which may take long.
-    settings.check(has_tokens(Consumers.open(lineage)))
+    settings.check(has_tokens(ConsumerRegistry.open(lineage)))
     listening = _bound(host, port)
     service = Service.open(lineage, stores)
     application = create_app(service, settings)

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from evergram.atomic_files import replacing_path
 from evergram.errors import DataError, ShapeError
 
 # Columns multiplied at once; blocks below the diagonal are never computed.
@@ -171,15 +172,12 @@ class SecondMoments:
         return moments
 
     def save(self, path: Path) -> None:
-        """Write them as safetensors, beside and renamed."""
-        part = path.with_name(f".{path.name}.part")
+        """Write the moments as safetensors. Raises: DataError: the folder cannot be written."""
         try:
-            save_file(self.state_dict(), part)
-            part.replace(path)
+            with replacing_path(path) as part:
+                save_file(self.state_dict(), part)
         except OSError as error:
             raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
-        finally:
-            part.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path) -> SecondMoments:

@@ -1,4 +1,5 @@
-"""Amazon reviews, as McAuley's group ships them: JSON lines, or Beauty in columns."""
+"""The loader of Amazon reviews in the layouts of McAuley's group: JSON lines, or Beauty in
+columns."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.data.corpus import Corpus
-from evergram.data.json_lines import read_lines, read_objects, short
+from evergram.data.files.json_lines import read_lines, read_objects, short
 from evergram.data.tables import read_csv
 from evergram.errors import DataError
 
@@ -48,7 +49,7 @@ MARKUP = re.compile(r"<[a-zA-Z/!]")
 
 
 def load_amazon(path: Path, metadata: Path | None = None) -> Corpus:
-    """Reviewers as queries, products (their asin) as candidates, ratings as values.
+    """Return reviewers as queries, products (their asin) as candidates, and ratings as values.
 
     With metadata, the candidate features are `brand` and `category`, both bags.
 
@@ -56,7 +57,7 @@ def load_amazon(path: Path, metadata: Path | None = None) -> Corpus:
         path: a file of reviews, one object a line, in the layout of 2014 or of 2018, gzipped or
             not; or a folder with one, and perhaps its metadata in a file named `meta…`; or the
             folder of Beauty in columns (`events.tsv.gz`), which has no ratings.
-        metadata: a file of products in either layout, in place of any that the folder has.
+        metadata: a file of products in either layout; None reads the one in the folder, if any.
     Raises: DataError: there are no reviews, or a file is damaged; the row is named.
     Source: R. He, J. McAuley, "Ups and downs", WWW 2016 (2014 layout); J. Ni et al., "Justifying
         recommendations using distantly-labeled reviews", EMNLP 2019 (2018 layout).
@@ -86,7 +87,7 @@ def load_amazon(path: Path, metadata: Path | None = None) -> Corpus:
 
 
 def read_metadata(path: Path, ids: pa.Array) -> tuple[pa.Table, int]:
-    """The products of a file that are among `ids`, and how many rows repeat one of them.
+    """Return the products of a file that are among `ids`, and how many rows repeat one of them.
 
     Each line is strict JSON or, as in 2014, a Python dictionary; `category` (2018) is a list,
     `categories` (2014) a list of lists, laid end to end. A product's first row counts. Keys lose
@@ -101,7 +102,7 @@ def read_metadata(path: Path, ids: pa.Array) -> tuple[pa.Table, int]:
     wanted: set[str] = set(ids.to_pylist())
     seen: set[str] = set()
     repeated = 0
-    found = [FEATURES.empty_table()]
+    tables = [FEATURES.empty_table()]
     for table in read_objects(path, PRODUCT, _product):
         table = table.filter(pa.array([a in wanted for a in table["asin"].to_pylist()], pa.bool_()))
         rows = []
@@ -114,14 +115,15 @@ def read_metadata(path: Path, ids: pa.Array) -> tuple[pa.Table, int]:
             category = [product["category"], product["categories"]]
             brand = _keys(product["brand"])
             rows.append({"id": asin, "brand": brand, "category": _keys(category)})
-        found.append(pa.Table.from_pylist(rows, FEATURES))
+        tables.append(pa.Table.from_pylist(rows, FEATURES))
     if wanted and not seen:
         raise DataError(f"{path} has none of the products reviewed; give the metadata of the same.")
-    return pa.concat_tables(found), repeated
+    return pa.concat_tables(tables), repeated
 
 
 def _find(folder: Path, metadata: Path | None) -> tuple[Path, Path | None]:
-    """The one file of reviews in a folder and, unless one is given, the one of metadata."""
+    """Return the one file of reviews in a folder and the one of metadata; `metadata` replaces
+    it."""
     files = sorted(f for f in folder.iterdir() if f.name.endswith(SUFFIXES) and f.is_file())
     reviews = [f for f in files if not f.name.startswith("meta")]
     products = [f for f in files if f.name.startswith("meta")]
@@ -138,7 +140,7 @@ def _find(folder: Path, metadata: Path | None) -> tuple[Path, Path | None]:
 
 
 def _features_in_columns(folder: Path) -> pa.Table | None:
-    """Beauty's features: line n of `brand_p_b` lists lines of `brand` for line n of `product`."""
+    """Return Beauty's features: line n of `brand_p_b` lists lines of `brand` for product n."""
     source = folder / "product.txt.gz"
     if not source.is_file():
         return None
@@ -164,7 +166,7 @@ def _features_in_columns(folder: Path) -> pa.Table | None:
 
 
 def _keys(value: Any) -> list[str]:
-    """The keys in a string or in nested lists, cleaned, each once."""
+    """Return the keys in a string or in nested lists, cleaned, each once."""
     keys = (" ".join(html.unescape(text).split()) for text in _strings(value))
     return list(dict.fromkeys(key for key in keys if key and not MARKUP.search(key)))
 
@@ -189,7 +191,7 @@ def _review(review: dict[str, Any]) -> dict[str, Any]:
 
 
 def _product(product: dict[str, Any]) -> dict[str, Any]:
-    """What a block of metadata in Arrow's way would have, whatever the types were."""
+    """Return a product with the types that a block read by Arrow has."""
     _check_id(product, "asin")
     return {
         "asin": product["asin"],

@@ -1,4 +1,4 @@
-"""MovieLens, as GroupLens ships it: a folder or a zip, in the csv or the `::` layout."""
+"""The loader of MovieLens in GroupLens' layouts: a folder or a zip, of csv or of `::`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.data.corpus import Corpus
-from evergram.data.decompression import DAMAGED, read_member
+from evergram.data.files.decompression import DAMAGED, read_member
 from evergram.data.tables import read_csv
 from evergram.errors import DataError
 
@@ -23,7 +23,7 @@ MOVIES = {"movieId": pa.int64(), "title": pa.string(), "genres": pa.string()}
 
 
 def load_movielens(path: Path) -> Corpus:
-    """Users as queries, movies as candidates, ratings as values.
+    """Return users as queries, movies as candidates, and ratings as values.
 
     Candidate features: `year`, from the title's end, and `genres`. The file of movies may be
     missing; then there are no features.
@@ -57,7 +57,7 @@ def _features(movies: pa.Table) -> pa.Table:
 
 
 def _find(path: Path, stem: str, types: dict[str, pa.DataType]) -> tuple[pa.Table, str] | None:
-    """The table of `stem` at `path` and where it was, or None where there is none."""
+    """Return the table of `stem` at `path` and its file, or None where there is none."""
     for suffix in (".csv", ".dat"):
         name = stem + suffix
         if path.is_dir():

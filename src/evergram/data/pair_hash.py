@@ -1,5 +1,5 @@
-"""A hash of (query id, candidate id) pairs: it decides what is held out, and remembers what was
-trained on."""
+"""A hash of (query id, candidate id) pairs, which decides what is held out, and a set of the pairs
+that were trained on, by their hash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from evergram.data.corpus import Corpus, Vocabulary, plain, to_tensor
+from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
+from evergram.data.corpus import Corpus
 
 Hashes = NDArray[np.uint64]
 # Odd constants of splitmix64's finaliser (Steele, Lea & Flood 2014).
@@ -34,7 +35,7 @@ class PairHash:
     salt: str
 
     def of_ids(self, ids: pa.Array | pa.ChunkedArray, side: str) -> Hashes:
-        """One number an id, uint64 [n]; query "a" and candidate "a" have different ones."""
+        """Return one number an id, uint64 [n]; query "a" and candidate "a" have different ones."""
         key = hashlib.blake2b(f"{side}\0{self.salt}".encode()).digest()
         text = plain(ids).cast(pa.string()).to_pylist()
         digests = b"".join(
@@ -45,7 +46,7 @@ class PairHash:
     def of_pairs(
         self, queries: pa.Array | pa.ChunkedArray, candidates: pa.Array | pa.ChunkedArray
     ) -> Hashes:
-        """One number a pair of external ids, uint64 [n]."""
+        """Return one number a pair of external ids, uint64 [n]."""
         parts = []
         for side, ids in (("query", queries), ("candidate", candidates)):
             distinct = Vocabulary.by_first_appearance(ids)
@@ -53,7 +54,7 @@ class PairHash:
         return _combined(*parts)
 
     def of_corpus(self, corpus: Corpus) -> Hashes:
-        """One number an interaction, uint64 [n]."""
+        """Return one number an interaction, uint64 [n]."""
         query, candidate = (
             self.of_ids(entities.vocabulary.keys, side)[
                 to_tensor(corpus.interactions[side]).numpy()
@@ -64,7 +65,7 @@ class PairHash:
 
 
 def below(hashes: Hashes, share: float) -> NDArray[np.bool_]:
-    """Mark a `share` of all numbers, always the same ones, bool [n]."""
+    """Return whether each number is in the lowest `share` of all numbers, bool [n]."""
     return hashes.astype(np.float64) < share * 2.0**64
 
 
@@ -72,8 +73,8 @@ def below(hashes: Hashes, share: float) -> NDArray[np.bool_]:
 class TrainedPairs:
     """Pairs that versions were trained on, as 32 bits of their hash.
 
-    It never forgets a pair. A pair that nobody trained on is taken for one with the chance
-    len(self) / 2³², which leaves out that share of a test at random.
+    It never forgets a pair, and takes a pair that nobody trained on for one with the chance
+    len(self) / 2³²: that share of a test is left out, at random.
 
     Args:
         marks: uint32, ascending, each once.
@@ -89,25 +90,26 @@ class TrainedPairs:
         return len(self.marks)
 
     def has(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """Which of these pairs were trained on, bool [n]."""
+        """Return which of these pairs were trained on, bool [n]."""
         if not len(self.marks):
             return np.zeros(len(hashes), dtype=np.bool_)
         marks = _mark(hashes)
         place = np.minimum(np.searchsorted(self.marks, marks), len(self.marks) - 1)
-        found: NDArray[np.bool_] = self.marks[place] == marks
-        return found
+        trained: NDArray[np.bool_] = self.marks[place] == marks
+        return trained
 
     def union(self, others: Iterable[TrainedPairs]) -> TrainedPairs:
-        """All pairs of this and of `others`."""
+        """Return all pairs of this set and of `others`."""
         return TrainedPairs(np.unique(np.concatenate([self.marks, *(o.marks for o in others)])))
 
     def without(self, other: TrainedPairs) -> TrainedPairs:
-        """The pairs that `other` does not have."""
+        """Return the pairs that `other` does not have."""
         return TrainedPairs(np.setdiff1d(self.marks, other.marks, assume_unique=True))
 
 
 def _mark(hashes: Hashes) -> NDArray[np.uint32]:
-    """The low bits: `below` looks at the high ones, so what is trained on is uniform in these."""
+    """Return the low bits: `below` compares the high ones, so trained pairs are uniform in
+    these."""
     return (hashes & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 

@@ -1,4 +1,4 @@
-"""The end of a growing corpus: its last 5 %, or its last 7 days."""
+"""A window at the end of a growing corpus, such as its last 5 % or its last 7 days."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class RollingWindow:
 
     @classmethod
     def parse(cls, text: str) -> RollingWindow:
-        """Raises: ValueError: it is neither a percentage nor a length of time."""
+        """Parse such a text. Raises: ValueError: it is neither a percentage nor a length of
+        time."""
         read = _WINDOW.fullmatch(text.strip())
         number = float(read[1]) if read else 0.0
         if read is None or number <= 0 or (read[2] == "%" and number >= 100):
@@ -46,7 +47,7 @@ class RollingWindow:
         return cls(text, seconds=number * _SECONDS[read[2]])
 
     def begins(self, time: Tensor) -> int:
-        """How many of the interactions, at ascending times [n], come before the window.
+        """Return how many of the interactions, at ascending times [n], come before the window.
 
         A length of time counts back from the last interaction; one just as old is in the window.
 
@@ -60,7 +61,7 @@ class RollingWindow:
 
 
 def _per_second(time: float, text: str) -> int:
-    """Units of time a second, by what makes `time` a date."""
+    """Return units of time a second: the unit in which `time` is a date between 1980 and 2100."""
     for units in _UNITS.values():
         if _FIRST * units <= time < _LAST * units:
             return units

@@ -1,4 +1,4 @@
-"""Batches of pairs and of entities, with the weights that make them stand for a measure."""
+"""Samplers of pairs and of entities, with weights that make a batch an estimate of a measure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from evergram.data.corpus import Corpus
 from evergram.errors import DataError
 
-# Rounds in which a rejected negative is drawn again; who has met nearly all keeps what it got.
+# Rounds in which a rejected negative is drawn again; a query that has met nearly all keeps one.
 REJECTIONS = 32
 # r ∝ count^power of the samplers of [G2] §4.1.
 POWERS = {"uniform": 0.0, "sqrt": 0.5, "linear": 1.0}
@@ -24,7 +24,7 @@ class Batch:
 
     Args:
         query, candidate: int64 [B], rows of the corpus.
-        target: float32 [B], what the score should be.
+        target: float32 [B], the wanted score.
         query_weight, candidate_weight: float32 [B, R], μ = p/r and ν = q/r for each of R measures:
             with them mean(μ u⊗u) has the measure's Gramian as its expectation.
         negative: int64 [B], a candidate that the query has not met; or None.
@@ -59,25 +59,25 @@ class Draw:
 
 
 def measure(counts: Tensor, power: float) -> Tensor:
-    """The measure p_a ∝ count_a^power over entities that have been seen, float64 [N], sum 1.
+    """Return the measure p_a ∝ count_a^power over entities with interactions, float64 [N], sum 1.
 
     Args:
         counts: int64 [N], interactions of each entity.
         power: 0 is `uniform` ([G2], implicit ALS), 1 is `example` ([G1]).
-    Source: ../shared/method.md §1, "measures".
+    Source: docs/method.md §1, "measures".
     """
     weight = torch.where(counts > 0, counts.double().clamp(min=1) ** power, 0.0)
     return weight / weight.sum()
 
 
 def weights(measures: Tensor, rate: Tensor) -> Tensor:
-    """μ = p/r, float32 [N, R], of R measures [N, R] for entities drawn with probability r [N]."""
+    """Return μ = p/r, float32 [N, R], for measures p [N, R] of entities drawn with rate r [N]."""
     drawn = (rate > 0)[:, None]
     return torch.where(drawn, measures / rate.clamp(min=1e-300)[:, None], 0.0).float()
 
 
 class ExampleSampler:
-    """Epochs over the observed pairs; what is drawn is a function of (seed, epoch).
+    """Draws epochs of the observed pairs; each is a function of (seed, epoch).
 
     Args:
         query_measures, candidate_measures: float64 [N, R], R measures of each side; None is the
@@ -122,9 +122,9 @@ class ExampleSampler:
             torch.cumsum(counts["query"], 0, out=self.offsets[1:])
         self.rates: dict[str, Tensor] = {}
         self.measures: dict[str, Tensor] = {}
-        given = {"query": query_measures, "candidate": candidate_measures}
+        chosen = {"query": query_measures, "candidate": candidate_measures}
         for side, count in counts.items():
-            wanted = given[side]
+            wanted = chosen[side]
             self.measures[side] = measure(count, 0.0)[:, None] if wanted is None else wanted
             rate = torch.zeros(len(count), dtype=torch.float64)
             self.rates[side] = rate.index_add_(0, getattr(self, side), chance)
@@ -140,10 +140,11 @@ class ExampleSampler:
             self.known = torch.unique(self.query * self.candidates + self.candidate)
 
     def __len__(self) -> int:
-        """Batches in an epoch; the last, smaller one is dropped so that all weigh the same."""
+        """The number of batches in an epoch, without the last, smaller one: all weigh the same."""
         return len(self.query) // self.batch_size
 
     def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         order = self._order(generator)
         for start in range(len(self)):
@@ -170,19 +171,19 @@ class ExampleSampler:
         return self.order[self.offsets[query] + nth]
 
     def _negative(self, query: Tensor, generator: torch.Generator) -> Tensor:
-        found = torch.randint(self.candidates, query.shape, generator=generator)
+        drawn = torch.randint(self.candidates, query.shape, generator=generator)
         for _ in range(REJECTIONS):
-            key = query * self.candidates + found
+            key = query * self.candidates + drawn
             place = torch.searchsorted(self.known, key).clamp(max=len(self.known) - 1)
             met = torch.nonzero(self.known[place] == key).flatten()
             if not len(met):
                 break
-            found[met] = torch.randint(self.candidates, met.shape, generator=generator)
-        return found
+            drawn[met] = torch.randint(self.candidates, met.shape, generator=generator)
+        return drawn
 
 
 class EntitySampler:
-    """Entities of one side, drawn apart from the pairs, with replacement.
+    """Draws entities of one side, independently of the pairs, with replacement.
 
     Args:
         counts: int64 [N], interactions.
@@ -201,6 +202,7 @@ class EntitySampler:
         self.seed = seed
 
     def epoch(self, number: int, batches: int) -> Iterator[Draw]:
+        """Yield so many draws for an epoch."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         for _ in range(batches):
             chance = torch.rand(self.batch_size, generator=generator, dtype=torch.float64)
@@ -211,5 +213,5 @@ class EntitySampler:
 
 
 def measures(counts: Tensor, powers: Sequence[float]) -> Tensor:
-    """R power measures of one side, float64 [N, R]."""
+    """Return the power measures of one side, one a power, float64 [N, R]."""
     return torch.stack([measure(counts, power) for power in powers], dim=1)

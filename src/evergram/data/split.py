@@ -1,4 +1,4 @@
-"""What a version may learn from, and what it is judged on.
+"""Splits of a corpus into what a version learns from and what it is judged on.
 
 What is held out depends on ids, times and the lineage's salt, never on a seed or on how many rows
 there are, and a pair that an earlier version was trained on is not tested: alignment carries what
@@ -16,44 +16,20 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import Corpus, Vocabulary, plain
+from evergram.data.columnar.vocabulary import Vocabulary, plain
+from evergram.data.corpus import Corpus
 from evergram.data.pair_hash import PairHash, TrainedPairs, below
 from evergram.data.rolling_window import RollingWindow
+from evergram.data.row_pairs import RowPairs, among, pairs_outside
 from evergram.errors import DataError
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Held-out (query, candidate) pairs, as rows of the training corpus.
-
-    Args:
-        query: int64 [m].
-        candidate: int64 [m]; -1 where training never saw the candidate: no list can hold it, so
-            it counts as a miss.
-    """
-
-    query: Tensor
-    candidate: Tensor
-
-    def __len__(self) -> int:
-        return len(self.query)
-
-    @classmethod
-    def none(cls) -> Pairs:
-        empty = torch.zeros(0, dtype=torch.int64)
-        return cls(empty, empty)
-
-    def where(self, kept: Tensor) -> Pairs:
-        """The pairs that `kept`, bool [m], marks."""
-        return Pairs(self.query[kept], self.candidate[kept])
-
-
-@dataclass(frozen=True)
 class Split:
-    """One version's data.
+    """The training, selection and test pairs of one version.
 
     Args:
-        training: the corpus to learn from; it holds only entities that it has interactions of.
+        training: the corpus to learn from, with only the entities that it has interactions of.
         selection: pairs that choose the best epoch.
         test: pairs that are reported.
         unknown_queries: held-out pairs left out because training never saw their query.
@@ -65,8 +41,8 @@ class Split:
     """
 
     training: Corpus
-    selection: Pairs
-    test: Pairs
+    selection: RowPairs
+    test: RowPairs
     unknown_queries: int
     trained_before: int = 0
     untested: str | None = None
@@ -74,11 +50,11 @@ class Split:
     in_training: int = 0
 
     def without_test(self, why: str) -> Split:
-        """The same where nothing can be tested, with the reason in one sentence."""
+        """Return the split without test pairs; `why` says in one sentence why none can be had."""
         final = self.final
         return replace(
             self,
-            test=Pairs.none(),
+            test=RowPairs.none(),
             untested=why,
             final=None if final is None else lambda: final().without_test(why),
         )
@@ -108,13 +84,13 @@ def random_split(corpus: Corpus, *, share: float, held_out: HeldOut) -> Split:
     """Hold out the pairs whose hash is below `share`: about that share of the interactions, and of
     a pair that comes twice both."""
     if not 0 < share < 1:
-        raise DataError(f"A random split was asked to hold out {share}; give a share in (0, 1).")
+        raise DataError(f"A random split cannot hold out the share {share}; give one in (0, 1).")
     held = torch.from_numpy(below(held_out.hash.of_corpus(corpus), share))
     return _split(corpus, ~held, held, held_out)
 
 
 def time_split(corpus: Corpus, *, share: float, until: float, held_out: HeldOut) -> Split:
-    """The growing corpus: a version that has seen a `share` of all interactions in time order.
+    """Return the split of a version that has seen the first `share` of all interactions in time.
 
     Of the interactions after `share` and up to `until`, a new query's only one, or all but its
     last, join training and the last is held out; an existing query's are all held out.
@@ -131,7 +107,7 @@ def time_split(corpus: Corpus, *, share: float, until: float, held_out: HeldOut)
 
 
 def _split_at(corpus: Corpus, past: int, future: int, held_out: HeldOut) -> Split:
-    """`time_split` with both ends as numbers of interactions."""
+    """Return the `time_split` whose ends are numbers of interactions."""
     query = corpus.column("query")
     known = torch.zeros(len(corpus.queries), dtype=torch.bool)
     known[query[:past]] = True
@@ -149,9 +125,9 @@ def _split_at(corpus: Corpus, past: int, future: int, held_out: HeldOut) -> Spli
 
 
 def window_split(corpus: Corpus, *, last: RollingWindow, held_out: HeldOut) -> Split:
-    """The growing corpus without a list that must grow: all but the last `last` is seen.
+    """Return the split of a version that has seen all interactions before the window `last`.
 
-    What is in the window joins training or is held out as in `time_split`.
+    An interaction in the window joins training or is held out as in `time_split`.
 
     Raises: DataError: no times; or a window of time over times that are no dates; or a window that
         holds nothing, or everything.
@@ -170,12 +146,16 @@ def window_split(corpus: Corpus, *, last: RollingWindow, held_out: HeldOut) -> S
 
 
 def given_split(corpus: Corpus, test: pa.Table, *, share: float, held_out: HeldOut) -> Split:
-    """A published split: `corpus` is its training part and `test` (columns `query`, `candidate` of
-    external ids) its test part; a `share` of the training pairs, by their hash, selects epochs."""
+    """Return a published split; a `share` of its training pairs, by their hash, selects epochs.
+
+    Args:
+        corpus: the published training part.
+        test: the published test part, columns `query` and `candidate` of external ids.
+    """
     held = torch.from_numpy(below(held_out.hash.of_corpus(corpus), share))
     training = corpus.restrict(torch.nonzero(~held).flatten())
     selection = _pairs(training, *_ids(corpus, held))
-    ids = _outside(corpus, plain(test["query"]), plain(test["candidate"]))
+    ids = pairs_outside(corpus, plain(test["query"]), plain(test["candidate"]))
     repeated = len(test) - len(ids[0])
     chosen = _pairs(training, *ids, held_out)
     everything = torch.ones(len(corpus), dtype=torch.bool)
@@ -218,13 +198,13 @@ def _split(corpus: Corpus, training: Tensor, held: Tensor, held_out: HeldOut) ->
 
 
 def _selecting(corpus: Corpus, held_out: HeldOut) -> Tensor:
-    """Which queries select an epoch, bool [N]; the others are tested."""
+    """Return which queries select an epoch, bool [N]; the others are tested."""
     hashes = held_out.hash.of_ids(corpus.queries.vocabulary.keys, "query")
     return torch.from_numpy(below(hashes, 0.5))
 
 
 def _ids(corpus: Corpus, held: Tensor) -> tuple[pa.Array, pa.Array]:
-    """External ids of the interactions that `held` (bool [n]) marks."""
+    """Return the external ids of the interactions that `held` (bool [n]) marks."""
     rows = corpus.interactions.filter(pa.array(held.numpy()))
     return (
         corpus.queries.vocabulary.keys.take(rows["query"].combine_chunks()),
@@ -233,11 +213,16 @@ def _ids(corpus: Corpus, held: Tensor) -> tuple[pa.Array, pa.Array]:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """Pairs that may be tested, and how many may not: their query is unknown, an earlier version
-    was trained on them, or this one is."""
+class _Testable:
+    """Pairs that may be tested, and how many may not.
 
-    pairs: Pairs
+    Args:
+        unknown: pairs left out because training never saw their query.
+        trained: pairs left out because an earlier version was trained on them.
+        in_training: pairs left out because this one is.
+    """
+
+    pairs: RowPairs
     unknown: int
     trained: int
     in_training: int
@@ -248,12 +233,13 @@ def _pairs(
     query_ids: pa.Array,
     candidate_ids: pa.Array,
     tested: HeldOut | None = None,
-) -> _Found:
-    """Held-out pairs of external ids in the training corpus's rows, each pair once. A pair that
-    training saw tests nothing and is left out.
+) -> _Testable:
+    """Return held-out pairs of external ids as rows of the training corpus, each once, without
+    those that training saw.
 
     Args:
-        tested: for pairs that are reported; what an earlier version was trained on is left out.
+        tested: given for pairs that are reported, to leave out what an earlier version was trained
+            on; None for pairs that select.
     """
     before = np.zeros(len(query_ids), dtype=bool)
     if tested is not None and len(tested.trained):
@@ -269,8 +255,8 @@ def _pairs(
     width = len(training.candidates)
     trained = training.column("query") * width + training.column("candidate")
     seen = torch.isin(query * width + candidate, trained) & (candidate >= 0)
-    return _Found(
-        Pairs(query[~seen], candidate[~seen]),
+    return _Testable(
+        RowPairs(query[~seen], candidate[~seen]),
         int((~known).sum()),
         int(before.sum()),
         int(seen.sum()),
@@ -284,8 +270,8 @@ def _final(
     held_out: HeldOut,
     repeated: int = 0,
 ) -> Split:
-    """The split of a last training: training's and selection's pairs are trained on, the test
-    pairs are the same, and nothing is left to select by.
+    """Return the split of a last training, on the pairs of training and of selection: the test
+    pairs stay, and none select.
 
     Args:
         used: bool [n], the interactions of training and of selection.
@@ -294,46 +280,25 @@ def _final(
     """
     rows = torch.nonzero(used).flatten()
     training = corpus if len(rows) == len(corpus) else corpus.restrict(rows)
-    found = _pairs(training, *test, held_out)
+    testable = _pairs(training, *test, held_out)
     return Split(
         training,
-        Pairs.none(),
-        found.pairs,
-        found.unknown,
-        found.trained,
-        in_training=repeated + found.in_training,
+        RowPairs.none(),
+        testable.pairs,
+        testable.unknown,
+        testable.trained,
+        in_training=repeated + testable.in_training,
     )
 
 
-def _outside(
-    corpus: Corpus, query_ids: pa.Array, candidate_ids: pa.Array
-) -> tuple[pa.Array, pa.Array]:
-    """The pairs of external ids that the corpus does not have: what it has is trained on, or has
-    chosen the epoch."""
-    query = corpus.queries.vocabulary.rows(query_ids)
-    candidate = corpus.candidates.vocabulary.rows(candidate_ids)
-    width = len(corpus.candidates)
-    known = corpus.column("query") * width + corpus.column("candidate")
-    inside = torch.isin(query * width + candidate, known) & (query >= 0) & (candidate >= 0)
-    kept = pa.array((~inside).numpy())
-    return query_ids.filter(kept), candidate_ids.filter(kept)
+def known_pairs(split: Split) -> RowPairs:
+    """Return the pairs that no test list may hold: those of training and those that select.
 
-
-def known_pairs(split: Split) -> Pairs:
-    """The pairs that no test list may hold: those of training, and those that chose the epoch.
-
-    Where the same pairs choose and are reported, as in [BC], they can be masked for neither.
+    Pairs that both select and are reported, as in [BC], are not among them.
     """
-    chose = split.selection
-    masked = ~_among(chose, split.test) & (chose.candidate >= 0)
-    return Pairs(
-        torch.cat([split.training.column("query"), chose.query[masked]]),
-        torch.cat([split.training.column("candidate"), chose.candidate[masked]]),
+    selects = split.selection
+    masked = ~among(selects, split.test) & (selects.candidate >= 0)
+    return RowPairs(
+        torch.cat([split.training.column("query"), selects.query[masked]]),
+        torch.cat([split.training.column("candidate"), selects.candidate[masked]]),
     )
-
-
-def _among(pairs: Pairs, others: Pairs) -> Tensor:
-    """Which pairs are among the others, bool [m]."""
-    width = 2 + max(int(p.candidate.max()) if len(p) else 0 for p in (pairs, others))
-    first, second = (p.query * width + p.candidate + 1 for p in (pairs, others))
-    return torch.isin(first, second)

@@ -1,4 +1,4 @@
-"""A corpus whose answer is known: planted tastes, popularity, arrivals, drift and ratings."""
+"""The loader of a planted corpus, whose tastes, popularity, arrivals and ratings are known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Planted:
     """A corpus and the truth behind it, in the corpus's row order.
 
     Args:
-        corpus: what a model sees.
+        corpus: the data for a model.
         query_factors: [Q, F], at the end of time. candidate_factors: [C, F].
         log_popularity: [C]. quality: [C], what lifts a candidate's ratings.
     """
@@ -32,7 +32,7 @@ class Planted:
     quality: Tensor
 
     def scores(self, rows: Tensor) -> Tensor:
-        """The planted log-odds of every candidate for the queries `rows`, [b, C]."""
+        """Return the planted log-odds of every candidate for the queries `rows`, [b, C]."""
         affinity = self.query_factors[rows] @ self.candidate_factors.T
         scores: Tensor = SHARPNESS * affinity + self.log_popularity
         return scores
@@ -112,21 +112,21 @@ def _unit(vectors: Tensor) -> Tensor:
 def _around(
     centres: Tensor, size: int, spread: float, draw: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Unit vectors around centres, and the centre of each."""
+    """Return unit vectors around centres, and the centre of each."""
     group = torch.randint(len(centres), (size,), generator=draw)
     noise = torch.randn(size, centres.shape[1], generator=draw) / centres.shape[1] ** 0.5
     return _unit(centres[group] + spread * noise), group
 
 
 def _arrivals(size: int, draw: torch.Generator) -> Tensor:
-    """When each entity arrives: two fifths at 0, the rest evenly until 0.95."""
+    """Return the arrival of each entity: two fifths at 0, the rest evenly until 0.95."""
     early = torch.rand(size, generator=draw) < 0.4
     early[0] = True  # somebody is there from the start, however small the corpus
     return torch.where(early, 0.0, 0.95 * torch.rand(size, generator=draw))
 
 
 def _tags(group: Tensor, draw: torch.Generator) -> list[list[str]]:
-    """One to three tags each, mostly of the entity's group."""
+    """Return one to three tags for each entity, mostly of its group."""
     count = torch.randint(1, 4, (len(group),), generator=draw)
     stray = torch.rand(len(group), 3, generator=draw) < 0.2
     other = torch.randint(GROUPS, (len(group), 3), generator=draw)

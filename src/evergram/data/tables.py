@@ -1,4 +1,4 @@
-"""Interactions and features from any Parquet, Arrow, CSV or TSV file."""
+"""The loader of tables: interactions and features from Parquet, Arrow, CSV or TSV."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ import pyarrow.csv as csv
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
-from evergram.data.columns import guess, has_no_header, lacking
-from evergram.data.corpus import Corpus, check_ids, plain, refuse_missing
-from evergram.data.decompression import DAMAGED, GzipReader
+from evergram.data.columnar.interactions import check_ids, refuse_missing
+from evergram.data.columnar.vocabulary import plain
+from evergram.data.corpus import Corpus
+from evergram.data.files.column_names import guess, has_no_header, lacking
+from evergram.data.files.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
 from evergram.ids import ids_of_text
 
 COLUMNS = ("query", "candidate", "value", "time", "weight")
 SUFFIXES = ".parquet, .pq, .arrow, .feather, .csv, .tsv, .csv.gz, .tsv.gz"
-# What may divide cells where the first line does not have what the suffix says.
+# Separators of cells to try where the first line lacks the one that the suffix implies.
 DELIMITERS = (",", ";", "\t", "|")
-# Bytes of a file that its first line must be within.
+# The first line must end within these bytes of the file.
 HEADER = 1 << 16
 TEXT = re.compile(r"\.([ct])sv(\.gz)?$", re.IGNORECASE)
 
-# What a cell of a column of numbers may say; a time may also be a date, which Arrow reads.
+# Patterns of cells in a column of numbers; a time may also be a date, which Arrow reads.
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:nan|inf|infinity)$"
 WANTED = {
     "value": (NUMBER, "a number"),
@@ -46,14 +48,14 @@ def load_table(
     columns: Mapping[str, str] | None = None,
     list_separator: str = "|",
 ) -> Corpus:
-    """A corpus from a file of interactions and, for each side, a file of features.
+    """Return the corpus of a file of interactions and, for each side, a file of features.
 
     Args:
         path: columns `query` and `candidate`, optionally `value` and `time`.
         query_features, candidate_features: column `id`, and one column a feature.
         shared_ids: query and candidate ids name the same things.
         columns: the file's own names of these columns, {"query": "user_id"}.
-        list_separator: in a CSV, what divides the keys of a bag; "" for no bags.
+        list_separator: separates the keys of a bag in a CSV; "" for no bags.
     Raises: DataError: a file cannot be read or used; the row is named where one is at fault.
     """
     return Corpus.from_tables(
@@ -66,7 +68,7 @@ def load_table(
 
 
 def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> pa.Table:
-    """The columns `query`, `candidate`, `value`, `time`, `weight` of a file, those that it has.
+    """Return those of the columns `query`, `candidate`, `value`, `time`, `weight` that a file has.
 
     Raises: DataError: the file cannot be read, lacks `query` or `candidate` or a column that
         `columns` names, or has a cell that is no id, value or time; the row is named.
@@ -98,13 +100,14 @@ def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> p
             cells = chosen[name]
             row = pc.index(pc.match_substring_regex(cells, pattern), False).as_py()
             if row >= 0:
-                given = cells[row].as_py()
-                raise DataError(f"{path} row {row + 1}: {name} is {given!r}; it must be {wanted}.")
+                cell = cells[row].as_py()
+                raise DataError(f"{path} row {row + 1}: {name} is {cell!r}; it must be {wanted}.")
     return pa.table(chosen)
 
 
 def read_keyed(path: Path, name: str) -> tuple[pa.Array, pa.ChunkedArray]:
-    """The columns `id` and `name` of a file: distinct ids, int64 or string, and what each has.
+    """Return the columns `id` and `name` of a file: distinct ids, int64 or string, and their
+    values.
 
     Raises: DataError: as `read_table`; or a column is not there; an id is missing, or there twice.
     """
@@ -123,11 +126,11 @@ def read_keyed(path: Path, name: str) -> tuple[pa.Array, pa.ChunkedArray]:
 
 
 def read_table(path: Path, *, ids: Collection[str] = (), exact: Collection[str] = ()) -> pa.Table:
-    """Any of the formats, by the file's name; a folder is one of Parquet files.
+    """Return the table in a file, whose name says its format; a folder holds Parquet files.
 
     Args:
-        ids: columns of ids, which in a file of text are not to be taken for other numbers.
-        exact: columns that in a file of text are left texts.
+        ids: columns of ids, which in a file of text are integers only as they are printed.
+        exact: columns that stay texts in a file of text.
     Raises: DataError: it is missing, empty, of another format, or damaged; or in a file of text, a
         cell of `ids` is empty or a word for nothing.
     """
@@ -165,15 +168,15 @@ def read_csv(
     kinds: Mapping[str, pa.DataType] | None = None,
     header: bool = True,
 ) -> pa.Table:
-    """A table from text in cells.
+    """Return the table of a text in cells.
 
     Args:
-        content: a file, or what is in it.
-        source: what to call it in an error.
-        types: the columns to keep and their types; all of them, and what Arrow infers, if None.
+        content: a file, or its bytes.
+        source: what an error calls it.
+        types: the columns to keep and their types; None keeps all, of the types that Arrow infers.
         kinds: types of some columns, where all are kept.
-        header: whether the first line names the columns; else they are those of `types`, and a
-            quotation mark is a letter like any other.
+        header: whether the first line names the columns; if not, `types` does, and a quotation
+            mark is a letter like any other.
     Raises: DataError: a column is missing, or a line cannot be read; the row is named.
     """
 
@@ -209,7 +212,7 @@ def read_csv(
 
 
 def _opened(content: Path | bytes) -> Any:
-    """What Arrow reads text from; by itself it would unpack a gzip, and without a limit."""
+    """Open text for Arrow, which by itself would unpack a gzip without a limit."""
     if isinstance(content, bytes):
         return pa.BufferReader(content)
     return GzipReader(content) if content.suffix.lower() == ".gz" else pa.OSFile(str(content))
@@ -218,8 +221,8 @@ def _opened(content: Path | bytes) -> Any:
 def _read_text(
     path: Path, delimiter: str, ids: Collection[str], exact: Collection[str]
 ) -> pa.Table:
-    """A CSV or TSV, with what divides its cells: what the suffix says, or what the first line has
-    in its place. Of such a file nothing else would be a table at all."""
+    """Return the table of a CSV or TSV whose cells are separated as the suffix says, or, where the
+    first line has no such separator, by the first of the others that it has."""
     first = _first_line(path)
     if delimiter not in first:
         delimiter = next((other for other in DELIMITERS if other in first), delimiter)

@@ -1,4 +1,4 @@
-"""Wikispeedia, as SNAP ships it: the links between the articles of Wikipedia for Schools, 2007."""
+"""The loader of Wikispeedia, SNAP's links between the articles of Wikipedia for Schools, 2007."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.data.corpus import Corpus, Vocabulary
-from evergram.data.decompression import DAMAGED, GzipReader
+from evergram.data.columnar.vocabulary import Vocabulary
+from evergram.data.corpus import Corpus
+from evergram.data.files.decompression import DAMAGED, GzipReader
 from evergram.data.tables import read_csv
 from evergram.data.wikipedia.page_features import page_features
 from evergram.errors import DataError
 
 
 def load_wikispeedia(folder: Path) -> Corpus:
-    """Articles as queries and as candidates, under one vocabulary of their names; links as pairs.
+    """Return articles as queries and candidates, under one vocabulary of names, and links as pairs.
 
     Names are percent-decoded, with their underscores. Features, the same on both sides: `title`
     (the n-grams of `title_ngrams`) and `category` (the whole path, as in
@@ -52,7 +53,7 @@ def load_wikispeedia(folder: Path) -> Corpus:
 
 
 def _read(folder: Path, stem: str, columns: list[str]) -> tuple[dict[str, pa.Array], str]:
-    """The columns of one file, decoded, and where it was; rows are counted without comments."""
+    """Return the columns of one file, decoded, and its path; comments are no rows."""
     paths = [folder / f"{stem}.tsv", folder / f"{stem}.tsv.gz"]
     path = next((p for p in paths if p.is_file()), None)
     if path is None:

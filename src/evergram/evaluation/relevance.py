@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from evergram.data.corpus import Corpus
-from evergram.data.split import Pairs, Split, known_pairs
+from evergram.data.row_pairs import RowPairs
+from evergram.data.split import Split, known_pairs
 from evergram.evaluation.ranking import Relevance
 
 
-def relevance_of(corpus: Corpus, pairs: Pairs) -> Relevance:
+def relevance_of(corpus: Corpus, pairs: RowPairs) -> Relevance:
     """Return held-out pairs as targets, with the training pairs masked."""
     return Relevance.of(
         pairs.query, pairs.candidate, corpus.column("query"), corpus.column("candidate")

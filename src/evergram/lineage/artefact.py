@@ -1,4 +1,4 @@
-"""Everything that one version is, and how it is written."""
+"""The contents of one version before it is published, and how they are written."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from evergram.atomic_files import write_text
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
-from evergram.lineage.disk.atomic import plain_numbers, save_tensors, write_text
 from evergram.lineage.disk.manifest import EncoderRecord, Manifest, TransformRecord, sha256
+from evergram.lineage.disk.plain_json import plain_numbers
+from evergram.lineage.disk.tensor_files import save_tensors
 from evergram.lineage.pair_history import FILE as PAIRS
 from evergram.lineage.pair_history import write_trained_pairs
-from evergram.lineage.publish_statistics import ForwardMap, Moments
+from evergram.lineage.publishing.publish_statistics import ForwardMap, Moments
 from evergram.vector_files.parquet import vectors_to_arrow
 
 Block = tuple[pa.Array, Tensor]
@@ -46,22 +48,22 @@ class EncoderParts:
     vocabularies: Mapping[str, Vocabulary]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Artefact:
-    """Everything that one version is.
+    """A version that is ready to be published.
 
     Args:
         dim: D.
-        embeddings: for each side, ids [N] and vectors [N, D]; or what gives them block by block,
-            for more than memory holds. A model has the sides "query" and "candidate".
+        embeddings: for each side, ids [N] and vectors [N, D]; or a function that returns them block
+            by block, for more than memory holds. A model has the sides "query" and "candidate".
         transform: B_k; None for version 0 alone.
-        metrics: JSON of what was measured.
-        recipe: JSON of the recipe.
-        encoder: None where the embeddings came from a file.
-        canaries: for each side, ids and vectors [n, D] that are kept for ever.
-        error: what B_k leaves, for the certificate.
-        trained: the pairs that the model was trained on, and the salt of their hashes; None where
-            no model was trained.
+        metrics: what was measured, as JSON.
+        recipe: the recipe, as JSON.
+        encoder: None if the embeddings came from a file.
+        canaries: for each side, ids and vectors [n, D] of a few objects that are kept for ever.
+        error: the error of B_k, for the certificate.
+        trained: the salt of the hashes of the model's training pairs, and these; None if no model
+            was trained.
     """
 
     dim: int
@@ -74,25 +76,30 @@ class Artefact:
     error: StepError | None = None
     trained: tuple[str, TrainedPairs] | None = None
 
+    def __repr__(self) -> str:
+        model = "no encoder" if self.encoder is None else self.encoder.kind
+        back = "no transform" if self.transform is None else f"{self.transform.kind} transform"
+        return f"Artefact(dim {self.dim}, {model}, {back}, sides {', '.join(self.embeddings)})"
+
     def block(self, side: str) -> Block:
-        """All ids [N] and vectors [N, D] of a side at once."""
-        found = self.embeddings[side]
-        if not callable(found):
-            return found
-        blocks = list(found())
+        """Return all ids [N] and vectors [N, D] of a side at once."""
+        source = self.embeddings[side]
+        if not callable(source):
+            return source
+        blocks = list(source())
         return pa.concat_arrays([ids for ids, _ in blocks]), torch.cat([v for _, v in blocks])
 
 
-def are_metrics(found: Any) -> bool:
-    """Whether readers of metrics can count on these: where there is `metrics.model`, it has a
-    number or null by name, and where there are `probes`, each is of a consumer."""
-    if not isinstance(found, Mapping):
+def are_metrics(value: Any) -> bool:
+    """Say whether a value has the form of a version's metrics: `metrics.model`, if there is one, is
+    a number or null by name, and each of `probes`, if there are any, names a consumer."""
+    if not isinstance(value, Mapping):
         return False
-    tables, probes = found.get("metrics", {}), found.get("probes", [])
+    tables, probes = value.get("metrics", {}), value.get("probes", [])
     model = tables.get("model", {}) if isinstance(tables, Mapping) else None
     if not isinstance(model, Mapping) or not isinstance(probes, list):
         return False
-    numbers = all(value is None or isinstance(value, int | float) for value in model.values())
+    numbers = all(x is None or isinstance(x, int | float) for x in model.values())
     named = all(isinstance(p, Mapping) and isinstance(p.get("consumer"), str) for p in probes)
     return numbers and named
 
@@ -107,12 +114,15 @@ def write_version(
     forward: ForwardMap | None,
     trained: TrainedPairs | None,
 ) -> Manifest:
-    """Fill the folder of a version with all but its embeddings, the manifest last.
+    """Write all files of a version but its embeddings, the manifest last.
 
     Args:
-        embeddings: side to SHA-256.
-        moments, forward: what was learnt of them.
-        trained: pairs of its training that no earlier version was trained on.
+        folder: empty.
+        name: such as "shop@v3".
+        embeddings: SHA-256 of the file of each side.
+        moments: of the vectors of each side.
+        forward: the map from the version before; None if there is none.
+        trained: its training pairs that no earlier version was trained on; None if not known.
     """
     encoder, transform, error = artefact.encoder, artefact.transform, artefact.error
     if encoder is not None:
@@ -161,7 +171,7 @@ def write_version(
         files={path.name: sha256(path) for path in sorted(folder.iterdir())},
         embeddings=embeddings,
     )
-    write_text(folder / "manifest.json", manifest.model_dump_json(indent=2))
+    write_text(folder / "manifest.json", manifest.to_json())
     return manifest
 
 

@@ -1,4 +1,4 @@
-"""What is known of every past version: by the certificate, and by the canaries."""
+"""How well every past version is still read: by its certificate, and measured on its canaries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evergram.lineage.unseen_objects import id_hash, unseen_share
 
 @dataclass(frozen=True)
 class Measured:
-    """The true error on canaries that both versions kept: z_j then, and z_k read as j.
+    """The true error on the canaries of both versions: of z_k read as j, to z_j as published.
 
     Args:
         objects: how many.
@@ -31,7 +31,7 @@ class Measured:
         relative: that over the root of the mean of ‖z_j‖².
         cosine: mean cosine of z̃_j and z_j.
         terms: for each step i, root of the mean of ‖W_{i-1}^j δ_i‖² on the canaries that all the
-            versions on the way kept; empty where the way is not affine. Source: [BC] Eq. (9).
+            versions between kept; empty if a transform is not affine. Source: [BC] Eq. (9).
     """
 
     objects: int
@@ -43,15 +43,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Reading:
-    """Version j, as the newest one reads it. None is what nothing is known of.
+    """How well version j is read from the newest, k; None for what is not known.
 
     Args:
-        measured: on all canaries, of which alignment saw most.
-        history: their relative error at every version since j, by version.
-        unseen: on those that no alignment on the way saw; None where they are fewer than
+        measured: on all canaries, most of which alignment saw.
+        history: the relative error on them at every version since j, by version.
+        unseen: on the canaries that no alignment between saw; None if they are fewer than
             `LEAST_OBJECTS`.
-        amplification: the largest singular value of W_k^j; None where the way is not affine.
-        unknown: why there is no "error" (on unseen canaries), "certificate" or "amplification".
+        amplification: the largest singular value of W_k^j; None if a transform is not affine.
+        unknown: by name, why there is no "error" (on unseen canaries), "certificate" or
+            "amplification".
     """
 
     version: int
@@ -64,13 +65,13 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a reading may be at most; None is no limit.
+class CompatibilityLimits:
+    """The largest values that a reading may have; None is no limit.
 
     Args:
-        error: relative error, on canaries that alignment never saw, or by the certificate's
-            estimate where they are too few.
-        bound: of the certificate, over √E‖z_j‖².
+        error: relative error, on canaries that alignment never saw, or if they are too few by the
+            certificate's estimate.
+        bound: the certificate's, over √E‖z_j‖².
         amplification: the largest singular value of W_k^j.
     """
 
@@ -80,16 +81,15 @@ class Limits:
 
 
 def diagnose_lineage(lineage: Lineage) -> list[Reading]:
-    """A reading for each past version that is read, oldest first. All published files are checked
-    on the way.
+    """Return a reading of each past version that is read, oldest first, and check all files.
 
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
     """
-    newest, chain, errors = lineage.newest, lineage.chain, lineage.errors
+    newest, chain, errors = lineage.newest, lineage.chain, lineage.step_errors
     lineage.check()
     canaries = {m.version: lineage.canaries(m.version) for m in lineage.versions}
     shares = {n: unseen_share(lineage, n) for n in range(1, newest + 1)}
-    found = []
+    readings = []
     for j in lineage.readable[:-1]:
         history = {}
         for k in (n for n in canaries if n >= j):
@@ -105,7 +105,7 @@ def diagnose_lineage(lineage: Lineage) -> list[Reading]:
             unknown["certificate"] = "; ".join(reasons)
         if not affine:
             unknown["amplification"] = unknown["certificate"]
-        found.append(
+        readings.append(
             Reading(
                 j,
                 certificate,
@@ -116,7 +116,7 @@ def diagnose_lineage(lineage: Lineage) -> list[Reading]:
                 unknown,
             )
         )
-    return found
+    return readings
 
 
 def _measure_unseen(
@@ -126,8 +126,8 @@ def _measure_unseen(
     source: int,
     target: int,
 ) -> tuple[Measured | None, str | None]:
-    """The error on the canaries that no alignment from `target` to `source` saw; or why it is not
-    known.
+    """Return the error on the canaries that no alignment from `target` to `source` saw; or None and
+    why it is not known.
 
     Args:
         shares: of each version, see `unseen_share`.
@@ -142,24 +142,24 @@ def _measure_unseen(
     for side, (ids, vectors) in canaries[target].items():
         apart = id_hash(Vocabulary(ids)) < share * 2**32
         kept[side] = ids.filter(pa.array(apart.numpy())), vectors[apart]
-    found = measure_canaries(chain, {**canaries, target: kept}, source, target)
-    objects = 0 if found is None else found.objects
+    measured = measure_canaries(chain, {**canaries, target: kept}, source, target)
+    objects = 0 if measured is None else measured.objects
     if objects < LEAST_OBJECTS:
         return None, (
             f"the two versions have {objects} canaries in common that alignment never saw, and "
             f"{LEAST_OBJECTS} are needed"
         )
-    return found, None
+    return measured, None
 
 
 def measure_canaries(
     chain: Chain, canaries: Mapping[int, Mapping[str, Block]], source: int, target: int
 ) -> Measured | None:
-    """The error of version `source` read as `target`, on canaries; None where none are common.
+    """Return the error of version `source` read as `target`, on canaries of both; None if there are
+    none.
 
     Args:
-        canaries: by version and side, ids and vectors at publication; of withdrawn versions there
-            are none.
+        canaries: by version and side, ids and vectors at publication; without withdrawn versions.
     """
     rows = _common(canaries, [source, target])
     past, now = rows[target], rows[source]
@@ -195,21 +195,22 @@ def _terms(
 
 
 def _common(canaries: Mapping[int, Mapping[str, Block]], versions: list[int]) -> dict[int, Tensor]:
-    """Of the canaries that all `versions` kept, the vectors of each, float64, in one order."""
-    found: dict[int, list[Tensor]] = {n: [] for n in versions}
+    """Return the vectors, float64, that each version has of the canaries of all `versions`, in one
+    order."""
+    vectors: dict[int, list[Tensor]] = {n: [] for n in versions}
     sides = set.intersection(*(set(canaries[n]) for n in versions))
     for side in sorted(sides):
         ids = canaries[versions[0]][side][0]
         rows = {n: Vocabulary(canaries[n][side][0]).rows(ids) for n in versions}
         kept = torch.stack(list(rows.values())).min(0).values >= 0
         for n in versions:
-            found[n].append(canaries[n][side][1][rows[n][kept]].double())
-    return {n: torch.cat(parts) if parts else torch.zeros(0, 1) for n, parts in found.items()}
+            vectors[n].append(canaries[n][side][1][rows[n][kept]].double())
+    return {n: torch.cat(parts) if parts else torch.zeros(0, 1) for n, parts in vectors.items()}
 
 
-def past_limits(readings: list[Reading], limits: Limits) -> list[str]:
-    """A sentence for each reading that is past a limit, or that nothing is known of; and one where
-    there is no reading to hold to a limit that was asked for.
+def past_limits(readings: list[Reading], limits: CompatibilityLimits) -> list[str]:
+    """Return a sentence for each reading that is past a limit or is not known; and one if there are
+    limits and no reading.
 
     Raises: DataError: a limit is no number.
     """
@@ -253,5 +254,5 @@ def _error(reading: Reading) -> float | None:
 
 
 def as_json(reading: Reading) -> dict[str, Any]:
-    """A reading as plain JSON."""
+    """Return a reading as plain JSON."""
     return asdict(reading)

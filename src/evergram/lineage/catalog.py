@@ -1,4 +1,4 @@
-"""The versions of a lineage by number and by label, and every change of labels."""
+"""The versions of a lineage by number and by label, and every change of them."""
 
 from __future__ import annotations
 
@@ -23,35 +23,43 @@ from evergram.lineage.disk.path_check import check_inside, check_parts
 from evergram.lineage.locks.write_lock import unchanged, write_record, writing
 from evergram.lineage.remote.addresses import local_folder
 from evergram.lineage.remote.mirror import RECORD, Remote
+from evergram.lineage.version_reader import VersionReader
 
 
-class Register:
-    """What `lineage.json` and the manifests say, opened once.
+class Catalog:
+    """The versions of a lineage by number and by label, as they were when it was opened. What it
+    shares with `Lineage` is documented there.
 
     Every change is one rename of `lineage.json`, under the lock; a change against an older state
     than that on disk is refused.
+
+    Args:
+        path: the folder; of a lineage that lives elsewhere, its mirror.
+        record: `lineage.json`.
+        remote: where the lineage lives, if that is elsewhere.
+    Attributes:
+        manifests: by version number, of all versions but the withdrawn.
+    Raises: IntegrityError: a manifest is damaged or is another version's.
     """
 
     def __init__(self, path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
         self.path = path
-        self._remote = remote
-        self._record = record
+        self.remote = remote
+        self.record = record
+        # Files that were compared with their hashes since.
         self._checked: set[str] = set()
-        check_inside(path, *(self._folder(n) / "manifest.json" for n in record.versions))
-        self._manifests = {n: read_manifest(self._folder(n)) for n in record.versions}
-        for n, manifest in self._manifests.items():
+        check_inside(path, *(self.folder(n) / "manifest.json" for n in record.versions))
+        self.manifests = {n: read_manifest(self.folder(n)) for n in record.versions}
+        for n, manifest in self.manifests.items():
             if manifest.version != n or (manifest.transform is None) != (n == 0):
                 raise IntegrityError(
-                    f"{self._folder(n)} holds the manifest of another version; "
+                    f"{self.folder(n)} holds the manifest of another version; "
                     "restore it from a copy of the lineage."
                 )
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Of a folder, or of an fsspec address such as `s3://bucket/shop`.
-
-        Raises: LineageError: there is none, it is damaged, of a later format or out of reach.
-        """
+        """Open the lineage in a folder or at an address."""
         folder = local_folder(path)
         if folder is not None:
             check_parts(folder)
@@ -61,7 +69,7 @@ class Register:
 
     @staticmethod
     def exists(path: str | Path) -> bool:
-        """Whether there is a lineage, damaged or not. Raises: LineageError: it is out of reach."""
+        """Say whether there is a lineage, damaged or not."""
         folder = local_folder(path)
         if folder is None:
             return Remote(str(path)).pull() is not None
@@ -69,12 +77,7 @@ class Register:
 
     @classmethod
     def create(cls, path: str | Path, name: str = "embeddings") -> Self:
-        """A lineage without versions; nothing is written before the first is published.
-
-        Args:
-            name: see `names.RULE`.
-        Raises: LineageError: one is there already, or it cannot have that name.
-        """
+        """Return a new lineage without versions; nothing is written."""
         check_name(name, "a lineage")
         folder = local_folder(path)
         if cls.exists(path):
@@ -93,120 +96,127 @@ class Register:
 
     @property
     def address(self) -> str:
-        """Where it is opened: the folder, or the address that `path` is a mirror of."""
-        return str(self.path) if self._remote is None else self._remote.address
-
-    def __str__(self) -> str:
-        return self.address
+        """The folder, or the address that `path` is a mirror of."""
+        return str(self.path) if self.remote is None else self.remote.address
 
     @property
     def name(self) -> str:
-        return self._record.name
+        return self.record.name
+
+    @property
+    def work_dir(self) -> Path:
+        """The folder in which a run keeps its checkpoints; it is removed by publication."""
+        return self.path / ".work"
 
     @property
     def versions(self) -> list[Manifest]:
         """The manifests of all versions but the withdrawn, oldest first; see `retired`."""
-        return list(self._manifests.values())
+        return list(self.manifests.values())
 
     @property
     def readable(self) -> list[int]:
         """The versions that are neither withdrawn nor retired, ascending."""
-        return record_changes.readable(self._record)
+        return record_changes.readable(self.record)
 
     @property
     def retired(self) -> list[int]:
-        """Versions that are no longer read, but that the chain leads through."""
-        return list(self._record.retired)
+        """Versions that are no longer read, though the chain still leads through them."""
+        return list(self.record.retired)
 
     @property
     def withdrawn(self) -> dict[int, Withdrawal]:
-        """What stays of the versions that were taken back; in the chain each is an identity."""
-        return dict(self._record.withdrawn)
+        """The versions that were taken back, and why; each is an identity step in the chain."""
+        return dict(self.record.withdrawn)
 
     @property
-    def following(self) -> int:
+    def next_version(self) -> int:
         """The number that the next version gets."""
-        return self._record.following
+        return self.record.next_version
 
     @property
     def newest(self) -> int:
-        """Raises: UnknownVersionError: nothing is published yet."""
-        return record_changes.newest(self._record)
+        """The latest version. Raises: UnknownVersionError: nothing is published yet."""
+        return record_changes.newest(self.record)
 
     @property
     def production(self) -> int:
         """The version labelled `stable`, else the newest. Raises: UnknownVersionError."""
-        return record_changes.production(self._record)
+        return record_changes.production(self.record)
 
     @property
     def labels(self) -> dict[str, int]:
-        return dict(self._record.labels)
+        return dict(self.record.labels)
 
     @property
-    def held(self) -> list[int]:
-        """Versions whose own embeddings are stored, ascending: the newest's, and what was labelled
-        when the newest was published or since."""
-        at = self.path / "embeddings"
-        last = self._record.versions[-1:]
-        return [n for n in self.readable if n in last or (at / str(n)).is_dir()]
+    def versions_with_embeddings(self) -> list[int]:
+        """The versions whose own embeddings are stored, ascending."""
+        newest = self.record.versions[-1:]
+        return [n for n in self.readable if n in newest or self.embeddings_folder(n).is_dir()]
 
     def resolve(self, what: int | str | None) -> int:
-        """The version that a number, its text ("0", "v0"), a label, "newest" or None means; None
-        is production.
-
-        Raises: UnknownVersionError: there is none, or it was withdrawn. LineageError: retired.
-        """
-        return record_changes.resolve(self._record, what)
+        """Return the number of a version, of its text, or of a label."""
+        return record_changes.resolve(self.record, what)
 
     def version_of(self, fingerprint: str) -> int | None:
-        """The latest version with this fingerprint, a withdrawn one as well; None where no one."""
-        known = {n: m.fingerprint for n, m in self._manifests.items()}
-        known |= {n: w.fingerprint for n, w in self._record.withdrawn.items()}
-        return max((n for n, found in known.items() if found == fingerprint), default=None)
+        """Return the latest version with a fingerprint; None if none has it."""
+        known = {n: m.fingerprint for n, m in self.manifests.items()}
+        known |= {n: w.fingerprint for n, w in self.record.withdrawn.items()}
+        return max((n for n, mark in known.items() if mark == fingerprint), default=None)
 
-    def refuse_other(self, fingerprint: str | None, version: int, what: str) -> None:
-        """Raises: LineageError: `what`, said to be of `version`, carries another fingerprint."""
+    def check_fingerprint(self, fingerprint: str | None, version: int, what: str) -> None:
+        """Refuse vectors of another version than they are said to be of.
+
+        Args:
+            fingerprint: which the vectors carry; None if they carry none, and are believed.
+            version: which they are said to be of.
+            what: to call them in the error, such as the path of their file.
+        Raises: LineageError: the fingerprint is another version's.
+        """
         if fingerprint is None or fingerprint == self.manifest(version).fingerprint:
             return
         number = self.version_of(fingerprint)
         whose = "of no version of it" if number is None else f"of its version {number}"
         raise LineageError(
-            f"{what} is not of version {version} of {self}, but {whose}: its fingerprint is "
-            f"{fingerprint}; give vectors of version {version}, or name the right version."
+            f"{what} is not of version {version} of {self.address}, but {whose}: its fingerprint "
+            f"is {fingerprint}; give vectors of version {version}, or name the right version."
         )
 
     def files(self, version: int) -> dict[str, bool]:
-        """Return the published files of a version, by their path in the lineage: whether each was
-        compared with its hash since the lineage was opened. A file is when it is read.
-
-        Raises: UnknownVersionError.
-        """
+        """Return whether each published file of a version was compared with its hash."""
         manifest = self.manifest(version)
         names = [f"versions/{version}/{name}" for name in manifest.files]
-        if version in self.held:
+        if version in self.versions_with_embeddings:
             names += [f"embeddings/{version}/{side}.parquet" for side in manifest.embeddings]
         return {name: name in self._checked for name in sorted(names)}
 
     def manifest(self, version: int) -> Manifest:
-        """Raises: UnknownVersionError."""
-        if version not in self._manifests:
-            raise record_changes.unknown(self._record, version)
-        return self._manifests[version]
+        """Return the manifest of a version. Raises: UnknownVersionError: there is none."""
+        if version not in self.manifests:
+            raise record_changes.unknown(self.record, version)
+        return self.manifests[version]
+
+    @property
+    def opened_files(self) -> list[str]:
+        """The JSON files whose checksums were compared when the lineage was opened."""
+        records = {"lineage.json": self.record} | {
+            f"versions/{n}/manifest.json": m for n, m in self.manifests.items()
+        }
+        return [name for name, record in records.items() if "check" in record.model_fields_set]
 
     # Changes.
 
     def label(self, name: str, version: int | str) -> None:
-        """Set a label, or move it. `stable` is production: only a held version can have it.
-
-        Raises: UnknownVersionError. LineageError: no such name; or another process has changed the
-            lineage since it was opened, or is changing it, as for all of these.
-        """
-        self._change(lambda record: record_changes.with_label(record, name, version, self.held))
+        """Put a label on a version, or move it there."""
+        self._change(
+            lambda record: record_changes.with_label(
+                record, name, version, self.versions_with_embeddings
+            )
+        )
 
     def unlabel(self, name: str) -> None:
-        """Remove a label. Raises: LineageError: there is none, or a consumer is pinned to it."""
+        """Remove a label."""
 
-        def removed(record: LineageRecord) -> LineageRecord:
+        def without(record: LineageRecord) -> LineageRecord:
             after = record_changes.without_label(record, name)
             left = sorted(self._pins(record).keys() - self._pins(after).keys())
             if left:
@@ -217,14 +227,10 @@ class Register:
                 )
             return after
 
-        self._change(removed)
+        self._change(without)
 
     def withdraw(self, version: int | str, reason: str) -> None:
-        """Take the newest version back; its number is never used again.
-
-        Raises: LineageError: it is not the newest, a label or a consumer is on it, or the
-            embeddings of the version before are not stored any more.
-        """
+        """Take the newest version back."""
         number = self.resolve(version)
         if number != self.newest:
             raise LineageError(
@@ -239,37 +245,59 @@ class Register:
             when=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         self._change(
-            lambda r: record_changes.without_newest(r, withdrawal, self._pins(r), self.held)
+            lambda r: record_changes.without_newest(
+                r, withdrawal, self._pins(r), self.versions_with_embeddings
+            )
         )
-        del self._manifests[number]
-        shutil.rmtree(self.path / "embeddings" / str(number), ignore_errors=True)
-        shutil.rmtree(self._folder(number), ignore_errors=True)
-        if self._remote is not None:
-            self._remote.remove(f"embeddings/{number}")
-            self._remote.remove(f"versions/{number}")
+        del self.manifests[number]
+        shutil.rmtree(self.embeddings_folder(number), ignore_errors=True)
+        shutil.rmtree(self.folder(number), ignore_errors=True)
+        if self.remote is not None:
+            self.remote.remove(f"embeddings/{number}")
+            self.remote.remove(f"versions/{number}")
 
     def retire(self, version: int | str) -> None:
-        """End the reading of a version. Raises: LineageError: it is in use, or the newest."""
+        """End the reading of a version."""
         self._change(
             lambda record: record_changes.with_retired(record, version, self._pins(record))
         )
 
     def _change(self, change: Callable[[LineageRecord], LineageRecord]) -> None:
-        with writing(self.path, self._remote):
-            record = change(unchanged(self.path, self._record, str(self), labels=True))
-            write_record(self.path, record, self._remote)
-        self._record = record
+        with writing(self.path, self.remote):
+            record = change(unchanged(self.path, self.record, self.address, labels=True))
+            write_record(self.path, record, self.remote)
+        self.record = record
 
     def _pins(self, record: LineageRecord) -> dict[str, int]:
         from evergram.lineage.consumers.registry import pinned_to
 
         return pinned_to(self.address, lambda what: record_changes.resolve(record, what))
 
-    def _folder(self, version: int) -> Path:
+    # For the rest of this room.
+
+    def folder(self, version: int) -> Path:
+        """The folder of a version's files."""
         return self.path / "versions" / str(version)
 
-    def _check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
-        """As `check_files`; of a lineage that is elsewhere, what is not here yet is brought."""
+    def embeddings_folder(self, version: int) -> Path:
+        """The folder of a version's stored embeddings; not there for most versions."""
+        return self.path / "embeddings" / str(version)
+
+    def reader(self, version: int) -> VersionReader:
+        """Return what reads a version's files. Raises: UnknownVersionError: there is none."""
+        return VersionReader(self.folder(version), self.manifest(version), self.check_files)
+
+    def add(self, record: LineageRecord, manifest: Manifest) -> None:
+        """Take up a version that has just been published."""
+        self.record = record
+        self.manifests[manifest.version] = manifest
+
+    def refuse_changed(self) -> None:
+        """Raises: LineageError: another process has changed the lineage since it was opened."""
+        unchanged(self.path, self.record, self.address, labels=True)
+
+    def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
+        """The versions whose own embeddings are stored, ascending."""
         check_inside(self.path, *(folder / name for name in hashes))
-        (check_files if self._remote is None else self._remote.check_files)(folder, hashes)
+        (check_files if self.remote is None else self.remote.check_files)(folder, hashes)
         self._checked.update((folder / name).relative_to(self.path).as_posix() for name in hashes)

@@ -2,150 +2,273 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
 from torch import Tensor
 
+import evergram
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.transforms import LinearTransform, Transform
 from evergram.data.corpus import Vocabulary
-from evergram.data.pair_hash import TrainedPairs
-from evergram.errors import (
-    DataError,
-    IntegrityError,
-    LineageError,
-    ShapeError,
-)
-from evergram.lineage import record_changes
-from evergram.lineage.artefact import Artefact, Block, are_metrics, write_version
-from evergram.lineage.catalog import Register
-from evergram.lineage.consumers.probe_check import refuse_unprobed
-from evergram.lineage.disk.atomic import beside, file_mode, remove
-from evergram.lineage.disk.lineage_record import LineageRecord
-from evergram.lineage.disk.manifest import EncoderRecord, Manifest, sha256
-from evergram.lineage.disk.names import check_name
-from evergram.lineage.id_types import blocks_with_id_type, with_id_type
-from evergram.lineage.locks.training_claim import clear_work, training_claim
-from evergram.lineage.locks.write_lock import clear_left, unchanged, write_record, writing
-from evergram.lineage.lost_race import keep_lost, read_lost
-from evergram.lineage.pair_history import PairHistory, unrecorded
-from evergram.lineage.publish_statistics import Moments, Sample, forward_map
-from evergram.lineage.version_reader import Contents
+from evergram.errors import LineageError
+from evergram.lineage.artefact import Artefact, Block
+from evergram.lineage.catalog import Catalog
+from evergram.lineage.disk.lineage_record import Withdrawal
+from evergram.lineage.disk.manifest import EncoderRecord, Manifest
+from evergram.lineage.locks.training_claim import training_claim
+from evergram.lineage.pair_history import PairHistory, join_histories
+from evergram.lineage.publishing.lost_race import read_lost
+from evergram.lineage.publishing.publication import check_id_types, publish_version
+from evergram.lineage.publishing.publish_statistics import Moments
+from evergram.lineage.record_changes import NEWEST, STABLE
+from evergram.lineage.stored_embeddings import stored_file, stored_vectors
+from evergram.lineage.version_chain import VersionChain
+from evergram.lineage.version_reader import VersionReader
 from evergram.lineage.view import View
-from evergram.vector_files.parquet import read_embeddings, write_embeddings
 
 if TYPE_CHECKING:
-    from evergram.encoders.encoder import Encoder
     from evergram.encoders.encoder_modules import EncoderModules
     from evergram.encoders.module_encoder import ModuleEncoder
+    from evergram.retrieval.pretrained.pretrained_encoder import PretrainedEncoder
 
 
-class Lineage(Register):
+class Lineage:
     """A folder of versions. The embeddings of the newest are stored, and of what has a label.
 
     A version becomes visible by one rename of `lineage.json`, and so does every change of labels;
     whatever a killed process left before that is not part of the lineage, and the next publication
     clears it away.
+
+    Args:
+        catalog: its versions, opened; see `open` and `create`.
     """
 
-    # Numbers of the versions, and the chain that was read of them.
-    _chain: tuple[tuple[int, ...], Chain] | None = None
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._chain = VersionChain(catalog)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open the lineage in a folder, or at an fsspec address such as `s3://bucket/shop`.
+
+        Raises: LineageError: there is none, it is damaged, of a later format or out of reach.
+        """
+        return cls(Catalog.open(path))
+
+    @classmethod
+    def create(cls, path: str | Path, name: str = "embeddings") -> Self:
+        """Return a new lineage without versions; nothing is written before one is published.
+
+        Args:
+            name: letters, digits, '.', '_' and '-', beginning with a letter or a digit.
+        Raises: LineageError: a lineage is there already, or the name cannot be used.
+        """
+        return cls(Catalog.create(path, name))
+
+    @staticmethod
+    def exists(path: str | Path) -> bool:
+        """Say whether there is a lineage, damaged or not. Raises: LineageError: out of reach."""
+        return Catalog.exists(path)
+
+    def __str__(self) -> str:
+        return self.address
+
+    def __repr__(self) -> str:
+        known = self.readable
+        numbers = ", ".join(map(str, known)) or "none"
+        if len(known) > 5:
+            numbers = f"{known[0]} to {known[-1]} ({len(known)} of them)"
+        live = f", production {self.production}" if known else ""
+        return f"Lineage({self.name!r} at {self.address}, versions {numbers}{live})"
+
+    # Which versions there are.
+
+    @property
+    def path(self) -> Path:
+        """The folder; of a lineage that lives elsewhere, its mirror on this machine."""
+        return self._catalog.path
+
+    @property
+    def address(self) -> str:
+        """The folder, or the address that `path` is a mirror of."""
+        return self._catalog.address
+
+    @property
+    def name(self) -> str:
+        """The name in its versions' names: version 3 of "shop" is "shop@v3"."""
+        return self._catalog.name
+
+    @property
+    def versions(self) -> list[Manifest]:
+        """The manifests of all versions but the withdrawn, oldest first; see `retired`."""
+        return self._catalog.versions
+
+    @property
+    def readable(self) -> list[int]:
+        """The versions that are neither withdrawn nor retired, ascending."""
+        return self._catalog.readable
+
+    @property
+    def retired(self) -> list[int]:
+        """Versions that are no longer read, though the chain still leads through them."""
+        return self._catalog.retired
+
+    @property
+    def withdrawn(self) -> dict[int, Withdrawal]:
+        """The versions that were taken back, and why; each is an identity step in the chain."""
+        return self._catalog.withdrawn
+
+    @property
+    def newest(self) -> int:
+        """The latest version. Raises: UnknownVersionError: nothing is published yet."""
+        return self._catalog.newest
+
+    @property
+    def next_version(self) -> int:
+        """The number that the next version gets."""
+        return self._catalog.next_version
+
+    @property
+    def production(self) -> int:
+        """The version labelled `stable`, else the newest. Raises: UnknownVersionError."""
+        return self._catalog.production
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """The version that each label is on."""
+        return self._catalog.labels
+
+    @property
+    def versions_with_embeddings(self) -> list[int]:
+        """The versions whose own embeddings are stored, ascending: the newest, and those that had a
+        label when the newest was published, or since."""
+        return self._catalog.versions_with_embeddings
+
+    def resolve(self, what: int | str | None) -> int:
+        """Return the number of a version.
+
+        Args:
+            what: a number, its text ("0", "v0"), a label, "newest", or None for production.
+        Raises: UnknownVersionError: there is none, or it was withdrawn. LineageError: retired.
+        """
+        return self._catalog.resolve(what)
+
+    def manifest(self, version: int) -> Manifest:
+        """Return the manifest of a version. Raises: UnknownVersionError: there is none."""
+        return self._catalog.manifest(version)
+
+    def version_of(self, fingerprint: str) -> int | None:
+        """Return the latest version, withdrawn or not, with this fingerprint; None if none has."""
+        return self._catalog.version_of(fingerprint)
+
+    def check_fingerprint(self, fingerprint: str | None, version: int, what: str) -> None:
+        """Refuse vectors of another version than they are said to be of; see `Catalog`.
+
+        Raises: LineageError: the fingerprint is another version's.
+        """
+        self._catalog.check_fingerprint(fingerprint, version, what)
+
+    # Changes of labels and versions.
+
+    def label(self, name: str, version: int | str) -> None:
+        """Put a label on a version, or move it there; `stable` is the label of production.
+
+        Raises: UnknownVersionError: no such version. LineageError: the name cannot be a label; the
+            label is `stable` and the version's embeddings are not stored; or, as for all changes,
+            another process has changed the lineage since it was opened, or is changing it.
+        """
+        self._catalog.label(name, version)
+
+    def unlabel(self, name: str) -> None:
+        """Remove a label. Raises: LineageError: there is none, or a consumer is pinned to it."""
+        self._catalog.unlabel(name)
+
+    def promote(self, version: int | str = NEWEST) -> int:
+        """Put a version into production: the label `stable` moves to it. An earlier version can be
+        put back the same way.
+
+        Returns: its number.
+        Raises: as `label`.
+        """
+        number = self.resolve(version)
+        self.label(STABLE, number)
+        return number
+
+    def withdraw(self, version: int | str, reason: str) -> None:
+        """Take the newest version back; its number is never used again.
+
+        Raises: LineageError: it is not the newest, a label or a consumer is on it, or the
+            embeddings of the version before are not stored any more.
+        """
+        self._catalog.withdraw(version, reason)
+
+    def retire(self, version: int | str) -> None:
+        """End the reading of a version; the chain still leads through it.
+
+        Raises: LineageError: it is the newest, or a label or a consumer is on it.
+        """
+        self._catalog.retire(version)
+
+    def publish(self, artefact: Artefact, *, promote: bool = True) -> int:
+        """Add a version. Returns: its number.
+
+        Where consumers have probes, `evergram.publish` runs them first, and is the only way.
+
+        Args:
+            promote: whether production moves to it. If not, `stable` stays on, or is put on, the
+                version in production now, whose embeddings are then kept.
+        Raises: ShapeError: the transform does not lead from it to the newest. DataError: a vector
+            is not finite. LineageError: a consumer's probe was not run on it; another process is
+            publishing or has published meanwhile; or the folder cannot be written; the lineage is
+            then as it was.
+        """
+        return publish_version(self._catalog, artefact, self.pair_history, promote=promote)
 
     # What is kept of a version.
 
-    @property
-    def work(self) -> Path:
-        """Where runs keep what they need to go on; no part of the lineage, gone once published."""
-        return self.path / ".work"
-
-    @contextmanager
-    def training(self) -> Iterator[Path]:
-        """Yield `work` for one run, and keep other processes from training the lineage's next
-        version meanwhile. What an interrupted run needs stays there; nothing empty does.
-
-        Raises: LineageError: another one trains it; who, and since when, is said. Of a lineage that
-            is elsewhere this is known of the processes of this machine, and said on stderr of
-            others.
-        """
-        elsewhere = nullcontext() if self._remote is None else self._remote.training()
-        with training_claim(self.work, str(self)), elsewhere:
-            try:
-                yield self.work
-            finally:
-                # What a cache holds is kept with the rest of a run's state.
-                for cache in self.work.glob("cache-*.bin"):
-                    cache.unlink(missing_ok=True)
-
-    def lost(self) -> Contents:
-        """The model of an upgrade that another one came before. Raises: LineageError: no such."""
-        return read_lost(self.path, self.work, str(self))
-
     def recipe(self, version: int) -> dict[str, Any]:
-        """The whole recipe as it was run.
+        """Return the whole recipe of a version as it was run.
 
-        Raises: LineageError: the version came from a file, no model was trained for it.
+        Raises: LineageError: the version came from a file, and has no model.
         """
         manifest = self.manifest(version)
         if manifest.encoder is None:
             raise LineageError(
                 f"Version {version} of {self} came from a file of embeddings and has no "
-                "model; only a version that was trained can be gone on from by training, or "
-                "judged on its data ('evergram check' needs neither)."
+                "model. Only a version that was trained can be trained further, or judged on its "
+                "data; 'evergram check' needs neither."
             )
         return manifest.recipe
 
     def metrics(self, version: int) -> dict[str, Any]:
-        """What was measured when the version was published."""
-        return self._contents(version).metrics()
+        """Return what was measured when a version was published."""
+        return self._catalog.reader(version).metrics()
 
     def canaries(self, version: int) -> dict[str, Block]:
-        """For each side, ids (as strings) and vectors [n, D] as they were at publication."""
-        return self._contents(version).canaries()
+        """Return, for each side, ids (as strings) and vectors [n, D] as they were published."""
+        return self._catalog.reader(version).canaries()
 
     def moments(self, version: int) -> dict[str, Moments]:
-        """By side: of how many published vectors, their mean [D] and E[z zᵀ] [D, D], float64.
-        Empty for a version of before format 3."""
-        return self._contents(version).moments()
-
-    @property
-    def pair_history(self) -> PairHistory:
-        """What its versions were trained on, so that a later one is not tested on it. A withdrawn
-        version does not count: nothing leads through it."""
-        trained, without = [], []
-        for n, manifest in self._manifests.items():
-            pairs = self._contents(n).trained_pairs()
-            if pairs is not None:
-                trained.append(pairs)
-            elif manifest.encoder is not None:
-                without.append(n)
-        salt = self._record.salt
-        if without or (salt is None and self._manifests):
-            missing = without or list(self._manifests)
-            return PairHistory(salt, untested=unrecorded(missing, str(self)))
-        return PairHistory(salt, TrainedPairs().union(trained))
+        """Return, for each side, of how many published vectors, their mean [D] and E[z zᵀ] [D, D],
+        float64. Empty for a version of before format 3."""
+        return self._catalog.reader(version).moments()
 
     def encoder_parts(
         self, version: int
     ) -> tuple[EncoderRecord, dict[str, Tensor], dict[str, Vocabulary]]:
-        """How to build a version's encoder, its tensors, and its vocabularies.
+        """Return how to build a version's encoder, its tensors, and its vocabularies.
 
         Raises: LineageError: the version came from a file and has none.
         """
         self.recipe(version)
-        return self._contents(version).encoder()
+        return self._catalog.reader(version).encoder()
 
     @overload
-    def encoder(self, version: int | str | None = None) -> Encoder: ...
+    def encoder(self, version: int | str | None = None) -> PretrainedEncoder: ...
 
     @overload
     def encoder(
@@ -154,115 +277,69 @@ class Lineage(Register):
 
     def encoder(
         self, version: int | str | None = None, *, module: EncoderModules | None = None
-    ) -> Encoder:
-        """Return a version's encoder, in evaluation mode on the CPU; the newest by default.
+    ) -> PretrainedEncoder | ModuleEncoder:
+        """Return a version's encoder, ready for `encode`; by default production's.
 
         Args:
             module: the modules that the version was trained with, if they were your own; copies of
                 them are filled.
-        Raises: UnknownVersionError. LineageError: the version came from a file; or modules are
-            needed and none were given, or the other way round. ShapeError, DataError: they are
-            other modules than those that it was trained with.
+        Raises: UnknownVersionError. LineageError: the version came from a file and has none; or
+            modules are needed and none were given, or the other way round. ShapeError, DataError:
+            they are other modules than those that it was trained with.
         """
-        number = self.newest if version is None else self.resolve(version)
-        # Encoders stand beside the lineage on its floor: the reader of both is above, and is
-        # looked up when it is called.
-        reader = import_module("evergram.training.checkpoint")
-        encoder: Encoder = reader.load_encoder(self, number, module)
+        # A lineage stores encoders and knows none; the rooms above that run them are reached
+        # through the package's public names.
+        if module is not None:
+            number = self.production if version is None else self.resolve(version)
+            own = evergram.load_encoder(self, number, module)
+            return cast("ModuleEncoder", own)
+        encoder: PretrainedEncoder = evergram.PretrainedEncoder.of_version(self, version)
         return encoder
 
-    def check(self) -> None:
-        """Compare every published file with its hash. Raises: IntegrityError: one differs."""
-        for n in self._manifests:
-            self._contents(n).check()
-        for n in self.held:
-            for side in self.manifest(n).embeddings:
-                self.stored(side, n)
-
     @property
-    def checked_files(self) -> list[str]:
-        """The names, in the lineage's folder, of what `check` has compared when it returns."""
-        found = self.opened_files
-        for n, manifest in self._manifests.items():
-            found += [f"versions/{n}/{name}" for name in sorted(manifest.files)]
-        for n in self.held:
-            found += [f"embeddings/{n}/{side}.parquet" for side in self.manifest(n).embeddings]
-        return found
-
-    @property
-    def opened_files(self) -> list[str]:
-        """The names of what was read when it was opened and agreed with the checksum in it; what
-        was written before format 3 has none."""
-        records = {"lineage.json": self._record} | {
-            f"versions/{n}/manifest.json": m for n, m in self._manifests.items()
-        }
-        return [name for name, record in records.items() if "check" in record.model_fields_set]
+    def pair_history(self) -> PairHistory:
+        """The pairs that its versions were trained on, so that a later one is not tested on them. A
+        withdrawn version does not count: nothing leads through it."""
+        pairs = {}
+        for n, manifest in self._catalog.manifests.items():
+            recorded = self._catalog.reader(n).trained_pairs()
+            if recorded is not None or manifest.encoder is not None:
+                pairs[n] = recorded
+        record = self._catalog.record
+        return join_histories(record.salt, record.versions, pairs, str(self))
 
     # From one version to another.
 
     @property
     def chain(self) -> Chain:
-        """The backward transforms by number, read and checked once; a withdrawn version's is the
-        identity."""
-        numbers = self.following, *self._manifests
-        if self._chain is None or self._chain[0] != numbers:
-            dim = self.manifest(0).dim
-            transforms: list[Transform] = []
-            for n in range(1, self.following):
-                if n in self._manifests:
-                    transforms.append(self._contents(n).transform(dim))
-                    dim = self.manifest(n).dim
-                else:
-                    transforms.append(LinearTransform.from_matrix(torch.eye(dim)))
-            self._chain = numbers, Chain(transforms, self.manifest(0).dim)
-        return self._chain[1]
+        """The backward transforms by version; that of a withdrawn version is the identity."""
+        return self._chain.whole
 
     @property
-    def history(self) -> Chain:
-        """The same without withdrawn versions, which a new one need not be aligned to."""
-        kept = [t for n, t in enumerate(self.chain.transforms, start=1) if n in self._manifests]
-        return Chain(kept, self.manifest(0).dim)
+    def active_chain(self) -> Chain:
+        """The backward transforms without those of withdrawn versions, which a new version need not
+        be aligned to; its steps are not numbered as the versions are."""
+        return self._chain.active
 
     @property
-    def errors(self) -> dict[int, StepError]:
-        """Σ_i of every version that was published with one; 0 of a withdrawn one."""
-        found = {}
-        for n in range(1, self.following):
-            if n in self._manifests:
-                error = self._contents(n).error(self.chain.dim(n - 1))
-            else:
-                dim = self.chain.dim(n)
-                error = StepError(torch.zeros(dim, dim, dtype=torch.float64), 0, math.nan)
-            if error is not None:
-                found[n] = error
-        return found
+    def step_errors(self) -> dict[int, StepError]:
+        """Σ_i of every version that was published with one; zero for a withdrawn version."""
+        return self._chain.step_errors
 
     def forward(self, source: int, target: int) -> tuple[Tensor, Tensor] | None:
-        """From an earlier version to a later one: W [D_target, D_source] and the offset [D_target],
-        float64; None where a version on the way has no such map.
+        """Return the affine map from an earlier version to a later one.
 
-        Raises: UnknownVersionError. LineageError: target is the earlier one.
+        Returns: W [D_target, D_source] and the offset [D_target], float64; None if a version on the
+            way was published without a forward map.
+        Raises: UnknownVersionError. LineageError: `target` is the earlier one.
         """
-        dim = self.manifest(source).dim
-        self.manifest(target)
-        if target < source:
-            raise LineageError(
-                f"Version {target} is before version {source}; the chain leads back to it."
-            )
-        weight = torch.eye(dim, dtype=torch.float64)
-        offset = torch.zeros(dim, dtype=torch.float64)
-        for n in range(source + 1, target + 1):
-            if n in self._manifests:
-                step = self._contents(n).forward(self.chain.dim(n - 1))
-                if step is None:
-                    return None
-                weight, offset = step[0] @ weight, step[0] @ offset + step[1]
-        return weight, offset
+        return self._chain.forward(source, target)
 
     def view(self, version: int | str | None = None, source: int | None = None) -> View:
-        """Stored embeddings as `version` (the newest by default) reads them.
+        """Return the stored embeddings of one version as another reads them.
 
         Args:
+            version: who reads; `source` by default.
             source: whose stored embeddings; the newest's by default.
         Raises: UnknownVersionError. LineageError: the version is retired, or later than source.
             IntegrityError: a file is not what was published.
@@ -280,173 +357,87 @@ class Lineage(Register):
             lambda side: self.embeddings(side, of),
         )
 
-    # Embeddings.
-
     def stored(self, side: str, version: int | None = None) -> Path:
-        """The file of a held version's vectors of a side, compared with its hash.
+        """Return the file of a version's vectors of a side, by default the newest's, compared with
+        its hash.
 
-        Args:
-            version: the newest by default.
         Raises: LineageError: there is no such side, or the version's vectors are not stored.
-            IntegrityError: it is not what was published.
+            IntegrityError: the file is not what was published.
         """
-        manifest = self.manifest(self.newest if version is None else self.resolve(version))
-        if side not in manifest.embeddings:
-            sides = " and ".join(manifest.embeddings)
-            raise LineageError(f"There is no side {side!r} in {self}; it has {sides}.")
-        folder = self.path / "embeddings" / str(manifest.version)
-        name = f"{side}.parquet"
-        if not folder.is_dir():
-            unchanged(self.path, self._record, str(self), labels=True)
-            if manifest.version != self.newest:
-                has = ", ".join(map(str, self.held))
-                raise LineageError(
-                    f"The embeddings of version {manifest.version} of {self} are not stored, "
-                    f"those of {has} are; read them as that version, through the chain."
-                )
-        self._check_files(folder, {name: manifest.embeddings[side]})
-        return folder / name
+        return stored_file(self._catalog, side, version)
 
     def embeddings(self, side: str, version: int | None = None) -> tuple[pa.Array, Tensor]:
-        """Ids [N] and vectors [N, D_k] of a held version; the newest by default."""
-        number = self.newest if version is None else self.resolve(version)
-        path, dim = self.stored(side, number), self.manifest(number).dim
-        ids, vectors = read_embeddings(path)
-        if vectors.shape[1] != dim:
-            raise IntegrityError(f"{path} has dim {vectors.shape[1]}, its manifest {dim}.")
-        if len(ids) != len(vectors) or ids.null_count:
-            raise IntegrityError(f"{path} has a row without an id or without a vector.")
-        return ids, vectors
+        """Return the ids [N] and vectors [N, D_k] of a side of a version, by default the newest.
 
-    # A new version.
-
-    def publish(self, artefact: Artefact, *, promote: bool = True) -> int:
-        """Add a version. Returns: its number.
-
-        Where consumers have probes, `evergram.publish` runs them first, and is the only way.
-
-        Args:
-            promote: whether production moves to it. If not, `stable` stays on, or is put on, the
-                version in production now, whose embeddings are then kept.
-        Raises: ShapeError: the transform does not lead from it to the newest. DataError: a vector
-            is not finite. LineageError: a consumer's probe was not run on it; another process is
-            publishing or has published meanwhile; or the folder cannot be written; the lineage is
-            then as it was.
+        Raises: as `stored`.
         """
-        number = self.following
-        self._check_fits(number, artefact)
-        with writing(self.path, self._remote):
-            present = self._present(number, artefact)
-            if number:
-                known = partial(record_changes.resolve, present)
-                refuse_unprobed(self.address, artefact.metrics, number, known)
-            clear_left(self.path, present)
-            manifest = self._write(number, artefact)
-            salt = None if artefact.trained is None else artefact.trained[0]
-            record = record_changes.with_version(present, promote=promote, salt=salt)
-            write_record(self.path, record, self._remote)
-            self._record = record
-            self._manifests[number] = manifest
-            kept = {number, *record.labels.values()}
-            for stale in (self.path / "embeddings").iterdir():
-                if stale.name not in map(str, kept):
-                    remove(stale)
-        if self._remote is not None:
-            self._remote.keep_only("embeddings", map(str, kept))
-            self._remote.keep_only("versions", map(str, record.versions))
-        clear_work(self.work)
-        return number
-
-    def _present(self, number: int, artefact: Artefact) -> LineageRecord:
-        """`lineage.json` as it is on disk.
-
-        Raises: LineageError: another process has published meanwhile; a model is then kept.
-        """
-        try:
-            return unchanged(self.path, self._record, str(self), labels=False)
-        except LineageError as error:
-            if artefact.encoder is None or not number:
-                raise
-            kept = keep_lost(self.work, number, artefact)
-            raise LineageError(
-                f"{error} This version was trained after version {self.newest} and is not "
-                f"published; its model is kept in {kept}. 'evergram upgrade' with --kept publishes "
-                "it as the next version, with a transform fitted to the newest one and nothing "
-                "trained again; without --kept, a new model is trained."
-            ) from error
-
-    def _write(self, number: int, artefact: Artefact) -> Manifest:
-        """Both folders of a version, each written beside its place and renamed into it."""
-        old, samples = self._before(), {}
-        dims = [artefact.dim, *([self.manifest(self.newest).dim] if old else [])]
-        mode = file_mode(self.path)
-        with beside(self.path / "embeddings" / str(number), mode) as folder:
-            embeddings = {}
-            for side, found in artefact.embeddings.items():
-                samples[side] = Sample(side, *dims)
-                blocks = blocks_with_id_type(
-                    found() if callable(found) else [found],
-                    pq.read_schema(old[side]).field("id").type if side in old else None,
-                    side,
-                    str(self),
-                )
-                blocks = samples[side].through(blocks)
-                write_embeddings(folder / f"{side}.parquet", blocks)
-                embeddings[side] = sha256(folder / f"{side}.parquet")
-        moments = {side: sample.moments() for side, sample in samples.items()}
-        with beside(self._folder(number), mode) as folder:
-            name = f"{self.name}@v{number}"
-            forward = forward_map(samples, old)
-            return write_version(
-                folder,
-                name,
-                number,
-                artefact,
-                embeddings,
-                moments,
-                forward,
-                self.pair_history.new(artefact.trained),
-            )
+        return stored_vectors(self._catalog, side, version)
 
     def check_ids(self, ids: Mapping[str, pa.Array]) -> None:
         """Refuse ids, by side, that are text where those of the newest version are integers.
 
         Raises: DataError: an id of a side is no integer.
         """
-        before = self._before()
-        for side in before.keys() & ids.keys():
-            expected = pq.read_schema(before[side]).field("id").type
-            with_id_type(ids[side], expected, side, str(self))
+        check_id_types(self._catalog, ids)
 
-    def _before(self) -> dict[str, Path]:
-        """Files of the version before; without those there is no map forward, but a new version
-        can be published all the same, which mends what is damaged."""
-        found = {}
-        for side in self.versions[-1].embeddings if self._manifests else ():
+    # Files.
+
+    def files(self, version: int) -> dict[str, bool]:
+        """Return, for each published file of a version by its path in the lineage, whether it was
+        compared with its hash since the lineage was opened, as every file is when it is read.
+
+        Raises: UnknownVersionError.
+        """
+        return self._catalog.files(version)
+
+    def check(self) -> None:
+        """Compare every published file with its hash. Raises: IntegrityError: one differs."""
+        for n in self._catalog.manifests:
+            self._catalog.reader(n).check()
+        for n in self.versions_with_embeddings:
+            for side in self.manifest(n).embeddings:
+                self.stored(side, n)
+
+    @property
+    def opened_files(self) -> list[str]:
+        """The JSON files whose checksums were compared when the lineage was opened, by their paths
+        in it; those that were written before format 3 have none."""
+        return self._catalog.opened_files
+
+    @property
+    def checked_files(self) -> list[str]:
+        """The paths in the lineage of all files that `check` compares with a hash or checksum."""
+        return [*self.opened_files, *(f for n in self._catalog.manifests for f in self.files(n))]
+
+    # A training run.
+
+    @property
+    def work_dir(self) -> Path:
+        """The folder in which a run keeps its checkpoints; it is removed by publication."""
+        return self._catalog.work_dir
+
+    @contextmanager
+    def training(self) -> Iterator[Path]:
+        """Yield `work_dir` for one run, and keep other processes from training the lineage's next
+        version meanwhile. An interrupted run's checkpoints stay in it; nothing empty does.
+
+        Raises: LineageError: another process trains it; the error says who, and since when. Of a
+            lineage that lives elsewhere only processes of this machine are seen for certain; others
+            are named in a warning.
+        """
+        remote = self._catalog.remote
+        elsewhere = nullcontext() if remote is None else remote.training()
+        with training_claim(self.work_dir, str(self)), elsewhere:
             try:
-                found[side] = self.stored(side)
-            except (DataError, IntegrityError):
-                return {}
-        return found
+                yield self.work_dir
+            finally:
+                # The contents of a cache are part of a checkpoint.
+                for cache in self.work_dir.glob("cache-*.bin"):
+                    cache.unlink(missing_ok=True)
 
-    def _check_fits(self, number: int, artefact: Artefact) -> None:
-        for side in artefact.embeddings:
-            check_name(side, "a side")
-        if not are_metrics(artefact.metrics):
-            raise DataError(
-                "The metrics of a version must have numbers by name in metrics.model, and in "
-                "probes a list of what each consumer's says; nothing was published."
-            )
-        if number == 0 and artefact.transform is not None:
-            raise ShapeError("Version 0 has no version before it and takes no transform.")
-        if number:
-            expected = (self.manifest(self.newest).dim, artefact.dim)
-            found = artefact.transform
-            given = None if found is None else (found.old_dim, found.new_dim)
-            if given != expected:
-                raise ShapeError(
-                    f"Version {number} needs a transform of shape {expected}; {given} was given."
-                )
+    def lost(self) -> VersionReader:
+        """Return the model of an upgrade that was not published, as another version came first.
 
-    def _contents(self, version: int) -> Contents:
-        return Contents(self._folder(version), self.manifest(version), self._check_files)
+        Raises: LineageError: none is kept.
+        """
+        return read_lost(self.path, self.work_dir, str(self))

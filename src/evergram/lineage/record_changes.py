@@ -1,6 +1,6 @@
-"""What may be done with the versions of a lineage: each a function from a record to the next.
+"""Every change of a lineage's versions and labels, as a function from one record to the next.
 
-Nothing is read or written here. Numbers never move; labels do.
+Nothing is read or written here. A version keeps its number for ever; labels move.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NUMBER = re.compile(r"v?([0-9]+)")
 
 
 def newest(record: LineageRecord) -> int:
-    """The latest version that is not withdrawn. Raises: UnknownVersionError: there is none."""
+    """Return the latest version that is not withdrawn. Raises: UnknownVersionError."""
     if not record.versions:
         raise UnknownVersionError(
             f"The lineage {record.name!r} has no version yet; publish one first."
@@ -28,20 +28,20 @@ def newest(record: LineageRecord) -> int:
 
 
 def production(record: LineageRecord) -> int:
-    """What is read by who asks for no version: the one labelled `stable`, else the newest.
+    """Return the version that is read by default: the one labelled `stable`, else the newest.
 
-    Raises: UnknownVersionError: there is none.
+    Raises: UnknownVersionError: nothing is published yet.
     """
     return record.labels[STABLE] if STABLE in record.labels else newest(record)
 
 
 def readable(record: LineageRecord) -> list[int]:
-    """The versions that are neither withdrawn nor retired, ascending."""
+    """Return the versions that are neither withdrawn nor retired, ascending."""
     return [n for n in record.versions if n not in record.retired]
 
 
 def resolve(record: LineageRecord, what: int | str | None) -> int:
-    """The number of a version that can be read.
+    """Return the number of a version that can be read.
 
     Args:
         what: a number or its text ("0", "v0"), a label, "newest", or None for production.
@@ -69,7 +69,7 @@ def resolve(record: LineageRecord, what: int | str | None) -> int:
 
 
 def unknown(record: LineageRecord, number: int) -> UnknownVersionError:
-    """What to say of a number that is no version's, or no longer one's."""
+    """Return the error for a number that no version has, or no longer has."""
     if number in record.withdrawn:
         reason = record.withdrawn[number].reason
         return UnknownVersionError(
@@ -87,12 +87,13 @@ def _known(record: LineageRecord) -> str:
 
 
 def with_version(record: LineageRecord, *, promote: bool, salt: str | None = None) -> LineageRecord:
-    """One more version. Where it is not promoted, production stays what it was.
+    """Return the record with one more version.
 
     Args:
-        salt: what the version held pairs out by; version 0's is the lineage's for ever.
+        promote: whether production moves to it; if not, production stays where it is.
+        salt: of the hash that chose the version's held-out pairs; that of version 0 is kept.
     """
-    number, labels = record.following, dict(record.labels)
+    number, labels = record.next_version, dict(record.labels)
     if promote and STABLE in labels:
         labels[STABLE] = number
     elif not promote and record.versions:
@@ -102,18 +103,21 @@ def with_version(record: LineageRecord, *, promote: bool, salt: str | None = Non
 
 
 def with_label(
-    record: LineageRecord, name: str, what: int | str, held: Collection[int]
+    record: LineageRecord, name: str, what: int | str, with_embeddings: Collection[int]
 ) -> LineageRecord:
-    """A label set, or moved from where it was.
+    """Return the record with a label on a version, wherever the label was before.
 
     Args:
-        held: versions whose own embeddings are stored; only such a one can go into production.
-    Raises: UnknownVersionError. LineageError: no such name, or no embeddings for production.
+        what: the version, as for `resolve`.
+        with_embeddings: versions whose own embeddings are stored; only one of them can go into
+            production.
+    Raises: UnknownVersionError. LineageError: the name cannot be a label; or the version cannot be
+        `stable`, as its embeddings are not stored.
     """
     _refuse_label(record, name)
     number = resolve(record, what)
-    if name == STABLE and number not in held:
-        stored = ", ".join(map(str, held))
+    if name == STABLE and number not in with_embeddings:
+        stored = ", ".join(map(str, with_embeddings))
         raise LineageError(
             f"Version {number} of {record.name} cannot be {STABLE}: its own embeddings are no "
             f"longer stored (those of {stored} are); label a version before the next is published "
@@ -123,7 +127,7 @@ def with_label(
 
 
 def _refuse_label(record: LineageRecord, name: str) -> None:
-    """Raises: LineageError: a label cannot be called so."""
+    """Raises: LineageError: this cannot be the name of a label."""
     lower = name.lower()
     if not is_name(name) or NUMBER.fullmatch(lower) or lower == NEWEST:
         raise LineageError(f"{name!r} cannot be a label: {RULE}, and is not 'newest' or like 'v0'.")
@@ -136,7 +140,7 @@ def _refuse_label(record: LineageRecord, name: str) -> None:
 
 
 def without_label(record: LineageRecord, name: str) -> LineageRecord:
-    """Raises: UnknownVersionError: there is no such label."""
+    """Return the record without a label. Raises: UnknownVersionError: there is no such label."""
     if name not in record.labels:
         raise UnknownVersionError(
             f"The lineage {record.name!r} has no label {name!r}; {_known(record)}."
@@ -148,14 +152,16 @@ def without_newest(
     record: LineageRecord,
     withdrawal: Withdrawal,
     pins: Mapping[str, int],
-    held: Collection[int],
+    with_embeddings: Collection[int],
 ) -> LineageRecord:
-    """The newest version taken back; its number is not used again.
+    """Return the record with the newest version withdrawn; its number is not used again.
 
     Args:
         pins: consumer to the version that it reads.
-        held: as for `with_label`; the version before must be among them, to be the newest.
-    Raises: LineageError: somebody is on it, or nothing would be left to read.
+        with_embeddings: as for `with_label`; the version before must be among them, as it becomes
+            the newest.
+    Raises: LineageError: a label or a consumer is on the version; or the version before cannot take
+        its place.
     """
     number = newest(record)
     _refuse_used(record, number, pins, "withdrawn")
@@ -169,7 +175,7 @@ def without_newest(
             f"Version {number} of {record.name} cannot be withdrawn: version {before}, "
             "which would be the newest, is retired; publish a better version instead."
         )
-    if before not in held:
+    if before not in with_embeddings:
         raise LineageError(
             f"Version {number} of {record.name} cannot be withdrawn: the embeddings of version "
             f"{before} are no longer stored. Label a version before the next is published, or "
@@ -183,9 +189,12 @@ def without_newest(
 
 
 def with_retired(record: LineageRecord, what: int | str, pins: Mapping[str, int]) -> LineageRecord:
-    """A version that is no longer read; the chain goes on leading through it.
+    """Return the record with a version that is no longer read; the chain still leads through it.
 
-    Raises: UnknownVersionError. LineageError: it is in use, or is retired already.
+    Args:
+        pins: consumer to the version that it reads.
+    Raises: UnknownVersionError. LineageError: it is the newest, a label or a consumer is on it, or
+        it is retired already.
     """
     number = resolve(record, what)
     if number == newest(record):
@@ -214,6 +223,6 @@ def _refuse_used(record: LineageRecord, number: int, pins: Mapping[str, int], wh
 
 
 def _changed(record: LineageRecord, **fields: object) -> LineageRecord:
-    """Checked again as a whole, and of the present format."""
+    """Return the record with these fields, validated as a whole and in the present format."""
     values = {name: getattr(record, name) for name in LineageRecord.model_fields if name != "check"}
     return LineageRecord.model_validate({**values, **fields, "format_version": FORMAT_VERSION})

@@ -1,7 +1,7 @@
-"""What is read from the folder of one version, each file compared with its hash first.
+"""The published files of one version, each compared with its hash before it is read.
 
-Hashes say that a file is what somebody published, not that it was Evergram who did: what does not
-fit together is an error, too.
+A hash says that a file is the one that was published, and not that Evergram wrote it: contents that
+do not fit together are an error, too.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import EvergramError, IntegrityError, ShapeError
 from evergram.lineage.artefact import Block, are_metrics
-from evergram.lineage.disk.atomic import load_tensors
 from evergram.lineage.disk.manifest import EncoderRecord, Manifest, check_files
+from evergram.lineage.disk.tensor_files import load_tensors
 from evergram.lineage.pair_history import FILE as PAIRS
 from evergram.lineage.pair_history import read_trained_pairs
-from evergram.lineage.publish_statistics import Moments
+from evergram.lineage.publishing.publish_statistics import Moments
 from evergram.vector_files.parquet import to_block
 
 
-class Contents:
-    """One published version.
+class VersionReader:
+    """Reads the files of one published version.
 
     Args:
         folder: `versions/<n>`.
-        manifest: what it holds.
-        check_files: for files that may have to be brought from elsewhere first.
+        manifest: of the version.
+        check_files: compares files with their hashes; that of a remote lineage downloads them.
     """
 
     def __init__(
@@ -52,19 +52,20 @@ class Contents:
         self._check_files = check_files
 
     def check(self) -> None:
-        """Raises: IntegrityError: a file is missing or is not what was published."""
+        """Compare all files with their hashes. Raises: IntegrityError: one differs, or is gone."""
         self._check_files(self.folder, self.manifest.files)
 
     def metrics(self) -> dict[str, Any]:
+        """Return what was measured at publication."""
         path = self._checked("metrics.json")
         with _understood(path):
-            found = json.loads(path.read_text())
-            if not are_metrics(found):
+            metrics = json.loads(path.read_text())
+            if not are_metrics(metrics):
                 raise TypeError("its metrics or its probes are of another form")
-        return dict(found)
+        return dict(metrics)
 
     def transform(self, old_dim: int) -> Transform:
-        """B_k, into a space of `old_dim`."""
+        """Return B_k, frozen, which leads into a space of `old_dim` dims."""
         record, dim = self.manifest.transform, self.manifest.dim
         assert record is not None
         path = self._checked("transform.safetensors")
@@ -82,7 +83,7 @@ class Contents:
         return transform.requires_grad_(False).eval()
 
     def error(self, old_dim: int) -> StepError | None:
-        """Σ_k, where it was published, of what B_k leaves in a space of `old_dim`."""
+        """Return the error of B_k in a space of `old_dim` dims; None if none was published."""
         if "error.safetensors" not in self.manifest.files:
             return None
         shapes = {"sigma": (old_dim, old_dim), "objects": (), "power": ()}
@@ -91,7 +92,7 @@ class Contents:
             return StepError(tensors["sigma"], int(tensors["objects"]), float(tensors["power"]))
 
     def forward(self, old_dim: int) -> tuple[Tensor, Tensor] | None:
-        """F_k: the matrix [D_k, D_{k-1}] and the offset [D_k], float64, where it was published."""
+        """Return F_k: a matrix [D_k, D_{k-1}] and an offset [D_k], float64; None if unpublished."""
         if "forward.safetensors" not in self.manifest.files:
             return None
         dim = self.manifest.dim
@@ -100,7 +101,7 @@ class Contents:
         return tensors["weight"], tensors["offset"]
 
     def trained_pairs(self) -> TrainedPairs | None:
-        """The training pairs that no earlier version had; None where they were not recorded."""
+        """Return the training pairs that no earlier version had; None if they are not recorded."""
         if PAIRS not in self.manifest.files:
             return None
         path = self._checked(PAIRS)
@@ -108,7 +109,7 @@ class Contents:
             return read_trained_pairs(path)
 
     def moments(self) -> dict[str, Moments]:
-        """By side: how many vectors, their mean [D] and second moments [D, D], float64."""
+        """Return, by side, how many vectors, their mean [D] and second moments [D, D], float64."""
         if "moments.safetensors" not in self.manifest.files:
             return {}
         dim = self.manifest.dim
@@ -116,29 +117,29 @@ class Contents:
         for side in self.manifest.embeddings:
             shapes |= {f"{side}.count": (), f"{side}.mean": (dim,), f"{side}.second": (dim, dim)}
         tensors = self._tensors("moments.safetensors", shapes)
-        found = {}
+        moments = {}
         with _understood(self.folder / "moments.safetensors"):
             for side in sorted(self.manifest.embeddings):
                 count, mean, second = (tensors[f"{side}.{x}"] for x in ("count", "mean", "second"))
-                found[side] = int(count), mean, second
-        return found
+                moments[side] = int(count), mean, second
+        return moments
 
     def canaries(self) -> dict[str, Block]:
-        """For each side, ids (as strings) and vectors [n, D] as they were at publication."""
+        """Return, by side, the ids (as strings) and vectors [n, D] that were kept for ever."""
         path = self._checked("canary.parquet")
         with _understood(path):
             table = pq.read_table(path)
             sides = table["side"].combine_chunks()
-            found = {}
+            canaries = {}
             for side in pc.unique(sides).to_pylist():
                 ids, vectors = to_block(table.filter(pc.equal(sides, side)), path)
-                found[str(side)] = ids.cast(pa.string()), vectors
+                canaries[str(side)] = ids.cast(pa.string()), vectors
                 if vectors.shape != (len(ids), self.manifest.dim):
                     raise ValueError(f"its vectors are {list(vectors.shape)}")
-        return found
+        return canaries
 
     def encoder(self) -> tuple[EncoderRecord, dict[str, Tensor], dict[str, Vocabulary]]:
-        """How to build the encoder, its tensors, and its vocabularies."""
+        """Return how to build the encoder, its tensors, and its vocabularies."""
         record = self.manifest.encoder
         assert record is not None
         state = load_tensors(self._checked("encoder.safetensors"))
@@ -153,9 +154,11 @@ class Contents:
         return record, state, vocabularies
 
     def _tensors(self, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """The tensors of a file as float64, those of `shapes` among them.
+        """Return the tensors of a file as float64.
 
-        Raises: IntegrityError: one is not there, or is not of its shape.
+        Args:
+            shapes: of the tensors that it must have.
+        Raises: IntegrityError: one is missing, or is of another shape.
         """
         path = self._checked(name)
         tensors = {key: tensor.double() for key, tensor in load_tensors(path).items()}
@@ -180,8 +183,8 @@ class Contents:
 
 @contextmanager
 def _understood(path: Path) -> Iterator[None]:
-    """Raises: IntegrityError: what is done with the file fails, as it does not hold what it should;
-    whoever made it knew how to hash it."""
+    """Turn a failure to read a file into an IntegrityError: the file has the right hash and other
+    contents than it should."""
     try:
         yield
     except EvergramError:
@@ -196,6 +199,6 @@ def _understood(path: Path) -> Iterator[None]:
     ) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
         raise IntegrityError(
-            f"{path} does not hold what a version of a lineage does ({why}); restore it from a "
-            "copy of the lineage."
+            f"{path} has the right hash and cannot be read as a file of a version ({why}); restore "
+            "it from a copy of the lineage."
         ) from error

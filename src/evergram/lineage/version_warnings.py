@@ -1,4 +1,4 @@
-"""What whoever reads a version should know of how it was published."""
+"""Warnings of a version, which its readers should see."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from evergram.lineage.lineage import Lineage
 # lost is three percent of what can be reached.
 LEAST_QUERIES = 30
 
-# A published version never changes: what is to be said of it is read once for each opened lineage.
-_said: WeakKeyDictionary[Lineage, dict[int, list[str]]] = WeakKeyDictionary()
+# A published version never changes, so its warnings are read once for each opened lineage.
+_cache: WeakKeyDictionary[Lineage, dict[int, list[str]]] = WeakKeyDictionary()
 
 
 def version_warnings(lineage: Lineage) -> dict[int, list[str]]:
@@ -22,11 +22,11 @@ def version_warnings(lineage: Lineage) -> dict[int, list[str]]:
     few objects in common with the version before, that its way back has no certificate, or that
     nothing was left to test it on."""
     numbers = [m.version for m in lineage.versions]
-    known = _said.get(lineage, {})
+    known = _cache.get(lineage, {})
     if list(known) != numbers:
-        errors = lineage.errors
+        errors = lineage.step_errors
         known = {n: known.get(n) or _sentences(lineage, n, errors.get(n)) for n in numbers}
-        _said[lineage] = known
+        _cache[lineage] = known
     return known
 
 
@@ -64,23 +64,25 @@ def _of_the_test(metrics: Mapping[str, Any]) -> list[str]:
 
 def _sentences(lineage: Lineage, version: int, error: StepError | None) -> list[str]:
     metrics = lineage.metrics(version)
-    found = _of_the_test(metrics)
+    sentences = _of_the_test(metrics)
     if version == 0:
-        return found
+        return sentences
     overlap = metrics.get("overlap", {})
     if overlap.get("small"):
-        found.append(
+        sentences.append(
             f"It has only {overlap['common']} objects in common with the version before it."
         )
     if not metrics.get("alignment", {}).get("chance", {}).get("beaten", True):
-        found.append(
-            "Its way back is no better than chance: it errs as much with the objects mixed up."
+        sentences.append(
+            "Its transform is no better than chance: it errs as much with the objects mixed up."
         )
     if error is None:
-        found.append("Its way back was published without a measured error, and has no certificate.")
-    elif not error.is_known:
-        found.append(
-            f"Its way back was measured on {error.objects} objects, and {LEAST_OBJECTS} are needed "
-            "for a certificate."
+        sentences.append(
+            "Its transform was published without a measured error, and has no certificate."
         )
-    return found
+    elif not error.is_known:
+        sentences.append(
+            f"The error of its transform was measured on {error.objects} objects, and "
+            f"{LEAST_OBJECTS} are needed for a certificate."
+        )
+    return sentences

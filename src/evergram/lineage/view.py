@@ -16,19 +16,19 @@ from torch import Tensor
 from evergram.compatibility.chain import Chain
 from evergram.errors import DataError, ShapeError
 from evergram.lineage.artefact import Block
-from evergram.vector_files.provenance import marks
+from evergram.vector_files.provenance import provenance_of
 from evergram.vector_files.writers import check_writable, write_vectors
 
 # Of any width.
 Floats = npt.NDArray[np.floating[Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class View:
-    """Stored embeddings, read as a past version: z̃_j = W_k^j z_k.
+    """The stored embeddings of one version, read as another: z̃_j = W_k^j z_k.
 
     Args:
-        version: j.
+        version: j, the version that they are read as.
         source: k, the version whose embeddings are stored.
         dim: D_j.
         fingerprint: of version j.
@@ -43,6 +43,9 @@ class View:
     _chain: Chain
     _read: Callable[[str], Block]
 
+    def __repr__(self) -> str:
+        return f"View(version {self.source} read as {self.version}, dim {self.dim})"
+
     @overload
     def transform(self, embeddings: Tensor) -> Tensor: ...
 
@@ -50,10 +53,10 @@ class View:
     def transform(self, embeddings: Floats) -> Floats: ...
 
     def transform(self, embeddings: Tensor | Floats) -> Tensor | Floats:
-        """Embeddings of version k, [..., D_k], into the space of version j, [..., D_j].
+        """Return embeddings of version k, [..., D_k], in the space of version j, [..., D_j].
 
         Args:
-            embeddings: floats in a tensor or a NumPy array; a tensor or an array is returned.
+            embeddings: floats in a tensor or a NumPy array; the same kind is returned.
         Raises: ShapeError: they are neither, hold no floats, or are of another dim. DataError: a
             number is not finite.
         """
@@ -63,8 +66,8 @@ class View:
             # Torch reads neither a reversed view, nor another byte order, nor what is wider.
             width = np.float64 if embeddings.dtype.itemsize >= 8 else np.float32
             array = np.array(embeddings, dtype=width, order="C")
-            found: Floats = self.transform(torch.from_numpy(array)).numpy()
-            return found
+            transformed: Floats = self.transform(torch.from_numpy(array)).numpy()
+            return transformed
         if not isinstance(embeddings, Tensor):
             raise _no_vectors(f"a {type(embeddings).__name__}")
         if not embeddings.is_floating_point():
@@ -79,19 +82,25 @@ class View:
         return self._chain.apply(embeddings, self.source, self.version)
 
     def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
-        """Ids [N] and vectors [N, D_j] of every stored object of "query" or "candidate"; where the
-        versions came from files, of "object"."""
+        """Return the ids [N] and the vectors [N, D_j] of all stored objects of a side.
+
+        Args:
+            side: "query" or "candidate"; "object" in a lineage of files.
+        Raises: LineageError: there is no such side, or the vectors are not stored.
+        """
         ids, vectors = self._read(side)
         return ids, self.transform(vectors)
 
     def export(
         self, path: str | Path, side: str, batch: int = 65_536, *, overwrite: bool = False
     ) -> int:
-        """Write `embeddings`, marked with both fingerprints, in the format that the suffix says.
+        """Write the ids and the vectors of a side to a file, marked with both fingerprints.
 
         Args:
-            path: ends in .parquet, .arrow, .npy, .safetensors, .csv or one of their like; see
-                `stores.embedding_writers.write_vectors`.
+            path: its suffix chooses the format: .parquet, .arrow, .npy, .safetensors or .csv; see
+                `vector_files.writers.write_vectors`.
+            side: as for `embeddings`.
+            batch: rows that are transformed at once.
             overwrite: whether to write over a file that is there.
         Returns: rows written.
         Raises: DataError: no such format, a file that is there, or a folder that cannot be written.
@@ -107,11 +116,11 @@ class View:
                     self.transform(vectors[start : start + batch]),
                 )
 
-        said = marks(self.fingerprint, self.computed_from)
-        return write_vectors(path, blocks(), said, overwrite=overwrite)
+        fingerprints = provenance_of(self.fingerprint, self.computed_from)
+        return write_vectors(path, blocks(), fingerprints, overwrite=overwrite)
 
 
-def _no_vectors(given: str) -> ShapeError:
+def _no_vectors(what: str) -> ShapeError:
     return ShapeError(
-        f"Vectors are floats in a tensor or a NumPy array, [N, D] or [D], and {given} was given."
+        f"Vectors are floats in a tensor or a NumPy array, [N, D] or [D], and {what} was given."
     )

@@ -19,7 +19,7 @@ from evergram.errors import DataError, DegradationError, EvergramError, LineageE
 from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
 from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.consumers.record import Baseline, Consumer, Probe
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.disk.manifest import sha256
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.open_embeddings import open_embeddings
@@ -115,7 +115,7 @@ def run_probes(
         a limit is no number.
     """
     limits = ProbeLimits.of_environment()
-    consumers = Consumers.open(lineage.address)
+    consumers = ConsumerRegistry.open(lineage.address)
     chosen = consumers.list() if names is None else [consumers.get(name) for name in names]
     probed = [c for c in chosen if c.probe is not None]
     if not probed:
@@ -189,7 +189,7 @@ def _hashed(model: Path, data: Path) -> ProbeFiles:
 
 
 def _reading(
-    consumers: Consumers, consumer: Consumer, source: _Source, limits: ProbeLimits
+    consumers: ConsumerRegistry, consumer: Consumer, source: _Source, limits: ProbeLimits
 ) -> ProbeReading:
     probe = consumer.probe
     assert probe is not None

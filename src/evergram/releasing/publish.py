@@ -10,7 +10,7 @@ from typing import Any
 
 from evergram.errors import DegradationError
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import LEAST_QUERIES, version_warnings
 from evergram.releasing.probes import ProbeReading, refuse_broken, with_probes
@@ -98,7 +98,7 @@ def refuse_unmeasurable(
 
 def refuse_untried(lineage: Lineage) -> None:
     """Raises: DegradationError: no consumer has a probe, so a version can be tried on none."""
-    if all(consumer.probe is None for consumer in Consumers.open(lineage.address).list()):
+    if all(consumer.probe is None for consumer in ConsumerRegistry.open(lineage.address).list()):
         raise DegradationError(
             f"{REFUSED}no consumer has a probe, so there is nothing that --strict-probes could try "
             "it on; add one by 'evergram consumer-add' with --probe, or leave the option out."

@@ -65,8 +65,8 @@ def train(
             they are measured and packaged, not trained.
         device: "auto", "cpu" or "cuda".
         progress: whether steps and evaluations are shown on stderr.
-        folder: checkpoint folder, such as `lineage.work`; an interrupted run resumes from it. None
-            saves nothing.
+        folder: checkpoint folder, such as `lineage.work_dir`; an interrupted run resumes from it.
+            None saves nothing.
         callbacks: watch the training.
         board: a folder for TensorBoard's files.
     Raises: DataError, RecipeError, TrainingError. ShapeError: a module does not return [B, D].

@@ -81,7 +81,7 @@ class UpgradePlan:
         return BackwardTransformFit(
             self.recipe.upgrade,
             self.recipe.seed + self.version,
-            self.lineage.history,
+            self.lineage.active_chain,
             self.before,
             corpus,
             self.backward.transform.new_dim,
@@ -131,7 +131,7 @@ def plan_upgrade(
     Raises: UnknownVersionError, DataError, RecipeError: as `upgrade`.
     """
     recipe = with_modules(recipe, options.encoder or options.trained)
-    past_version, number = lineage.newest, lineage.following
+    past_version, number = lineage.newest, lineage.next_version
     version = number if options.trained_as is None else options.trained_as
     keys = {"query": corpus.queries.vocabulary.keys, "candidate": corpus.candidates.vocabulary.keys}
     lineage.check_ids(keys)
@@ -158,7 +158,7 @@ def plan_upgrade(
     else:
         new_dim = recipe.model.dim_of(version)
     backward = BackwardTransformFit(
-        settings, recipe.seed + version, lineage.history, before, final.training, new_dim
+        settings, recipe.seed + version, lineage.active_chain, before, final.training, new_dim
     )
     backward.overlap.refuse_small(version, past_version, allow_small=options.allow_small_overlap)
     return UpgradePlan(

@@ -127,7 +127,7 @@ def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
             report["training"]["alone"] = training_report(fitted.alone)
     report["overlap"] = plan.backward.overlap.as_json()
     longer = lineage.chain.extended(plan.backward.transform)
-    errors = {**lineage.errors, plan.number: fitted.error}
+    errors = {**lineage.step_errors, plan.number: fitted.error}
     readings: dict[str, Any] = {}
     unread = []
     for j in lineage.readable if plan.options.readings else ():

@@ -1,4 +1,4 @@
-"""Refreshing a store's older rows to a newer version: worst first, in batches, resumable."""
+"""A store's older rows are refreshed to a newer version: worst first, in batches, resumable."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
+from evergram.atomic_files import make_folder, write_text
 from evergram.compatibility.certificate import certify
 from evergram.errors import IntegrityError, LineageError
-from evergram.lineage.disk.atomic import file_mode, make_folder, write_text
 from evergram.lineage.disk.path_check import check_tree
+from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.backfill_journal import (
     journal_rows,
@@ -31,7 +32,7 @@ from evergram.retrieval.backfill_journal import (
 )
 from evergram.retrieval.fill import Progress, fill, space_of
 from evergram.retrieval.store_check import check_store
-from evergram.retrieval.version_maps import Ways
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
 from evergram.stores.store import ID_TYPES, Floats, Rows, Store
 
@@ -42,15 +43,16 @@ UNREADABLE = 1e9
 
 @dataclass(frozen=True)
 class Status:
-    """Where a backfill stands.
+    """The progress of a backfill.
 
     Args:
         state: "planned", "under way", "applied" or "rolled back".
         target: the version that rows are refreshed to.
-        rows: rows to refresh; refreshed: of these, how many are.
+        rows: how many are to be refreshed.
+        refreshed: how many of these are.
         without: older rows for which the version has no embedding; they stay as they are.
         remaining: mean predicted error of rows that wait, over that of all rows to refresh.
-        held: rows of the store by version, as it is now.
+        held: rows of the store by version, now.
     """
 
     state: str
@@ -68,11 +70,11 @@ class Status:
 
 
 class Backfill:
-    """One store of a side, on its way to production's version.
+    """Refreshes the store of a side to production's version.
 
-    Killed at any moment, `apply` goes on where it was: a batch's old rows are kept in a file before
-    the new ones are written, and writing a batch again changes nothing. Until `rollback` or
-    the next plan these files are kept, so that every row can be put back.
+    If `apply` is killed at any moment, the next one resumes: a batch's old rows are kept in a file
+    before the new ones are written, and writing a batch twice changes nothing. These files are kept
+    until `rollback` or the next plan, so that every row can be put back.
 
     Raises: IntegrityError: the store was filled from another lineage, or with another side.
     """
@@ -86,7 +88,7 @@ class Backfill:
         self._mode = file_mode(lineage.path)
 
     def plan(self, batch: int = BATCH) -> Status:
-        """Look at all rows and write down which to refresh, the largest predicted error first.
+        """Write the order in which rows will be refreshed, the largest predicted error first.
 
         Raises: LineageError: another backfill of this store is under way.
         """
@@ -125,7 +127,7 @@ class Backfill:
 
         Args:
             rows: stop after so many more (whole batches); all by default.
-            progress: is told rows done and rows in all.
+            progress: called with rows done and rows in all.
         Raises: LineageError: nothing is planned, it was rolled back, or its version was withdrawn.
         """
         with self._locked():
@@ -154,7 +156,10 @@ class Backfill:
         return self.status()
 
     def rollback(self, progress: Progress | None = None) -> Status:
-        """Put back every row that was refreshed, but those that were written anew since.
+        """Put back every row that was refreshed, unless it was written again since.
+
+        Args:
+            progress: called with batches done and batches in all.
 
         Raises: LineageError: nothing is planned.
         """
@@ -175,7 +180,7 @@ class Backfill:
         return self.status()
 
     def status(self) -> Status:
-        """Raises: LineageError: nothing is planned."""
+        """Return the progress. Raises: LineageError: nothing is planned."""
         plan, at = self._planned(), self._progress()
         errors = read_order(self.folder / "order.sealed")["error"].to_numpy()
         total = float(errors.sum())
@@ -193,8 +198,9 @@ class Backfill:
         )
 
     def _look(self, source: Store, target: int) -> tuple[pa.Array, npt.NDArray[np.float64], int]:
-        """Ids to refresh, their predicted errors, and how many older rows have no new embedding."""
-        ways = Ways(self.lineage)
+        """Return the ids to refresh, their predicted errors, and how many older rows have no new
+        embedding."""
+        maps = VersionMaps(self.lineage)
         ids: list[pa.Array] = []
         errors: list[npt.NDArray[np.float64]] = []
         without = 0
@@ -202,8 +208,8 @@ class Backfill:
             if version == target:
                 continue
             for rows in self.store.scan(version):
-                found = [r.ids for r in source.fetch(rows.ids)]
-                there = pc.is_in(rows.ids, value_set=_joined(found, self.store.id_type))
+                new_ids = [r.ids for r in source.fetch(rows.ids)]
+                there = pc.is_in(rows.ids, value_set=_joined(new_ids, self.store.id_type))
                 mask = there.to_numpy(zero_copy_only=False)
                 without += int((~mask).sum())
                 ids.append(rows.ids.filter(there))
@@ -212,7 +218,7 @@ class Backfill:
                     continue
                 dim = self.lineage.manifest(version).dim
                 vectors = np.ascontiguousarray(rows.vectors[mask, :dim])
-                errors.append(self._predicted(ways, vectors, version, target))
+                errors.append(self._predicted(maps, vectors, version, target))
         return (
             _joined(ids, self.store.id_type),
             np.concatenate(errors) if errors else np.zeros(0),
@@ -220,31 +226,31 @@ class Backfill:
         )
 
     def _predicted(
-        self, ways: Ways, vectors: Floats, version: int, target: int
+        self, maps: VersionMaps, vectors: Floats, version: int, target: int
     ) -> npt.NDArray[np.float64]:
-        """What reading rows [n, D_v] as another version is expected to err by, [n].
+        """Return the predicted error [n] of reading rows [n, D_v] as another version.
 
-        With a forward map F: ‖z − W F z‖, what there and back loses of the row, and beside it the
-        chain's own error by its certificate. Without one a row cannot be read forward at all, and
-        by how much it differs is not known: the certificate alone, so the oldest come first.
+        With a forward map F it is ‖z − W F z‖, which is lost by the way forward and back, together
+        with the chain's own error by its certificate. Without a forward map a row cannot be read
+        forward, and its own error is not known: it is the certificate's, so the oldest come first.
         """
         known = None
         if version < target:
-            known = certify(self.lineage.chain, self.lineage.errors, target, version)
+            known = certify(self.lineage.chain, self.lineage.step_errors, target, version)
         floor = known.estimate if known is not None else float(abs(target - version))
         if version > target or self.lineage.forward(version, target) is None:
             return np.full(len(vectors), floor)
-        there = ways.rows(vectors, version, target)
-        back = ways.rows(np.ascontiguousarray(there), target, version)
+        there = maps.rows(vectors, version, target)
+        back = maps.rows(np.ascontiguousarray(there), target, version)
         lost = ((back.astype(np.float64) - vectors) ** 2).sum(axis=1)
         return np.asarray(np.sqrt(lost + floor**2))
 
     def _refresh(self, source: Store, target: int, ids: pa.Array, journal: Path) -> None:
-        """One batch: the old rows into the journal, then the new ones into the store."""
+        """Write the old rows of a batch to the journal, and then the new ones to the store."""
         old = [rows for rows in self.store.fetch(ids) if rows.version != target]
         if not old:
             return
-        # After a kill: what was written by hand since is kept too, in a file that comes after.
+        # After a kill, rows that were written by others since are kept too, in one more file.
         kept = sorted(journal.parent.glob(f"{journal.name}*"))
         fresh = not_in_journals(old, kept)
         if fresh:
@@ -259,8 +265,8 @@ class Backfill:
                 )
 
     def _ours(self, source: Store, target: int, ids: pa.Array) -> pa.Array:
-        """Those of ids whose row is the one that `apply` wrote."""
-        found = pa.array([], self.store.id_type)
+        """Return the ids whose row is the one that `apply` wrote."""
+        ours = pa.array([], self.store.id_type)
         written = {rows.version: rows for rows in source.fetch(ids)}.get(target)
         for rows in self.store.fetch(ids):
             if rows.version != target or written is None:
@@ -272,8 +278,8 @@ class Backfill:
             same[known] = (
                 rows.vectors[known] == written.vectors[places.drop_null().to_numpy(), :width]
             ).all(axis=1)
-            found = pa.concat_arrays([found, rows.ids.filter(pa.array(same))])
-        return found
+            ours = pa.concat_arrays([ours, rows.ids.filter(pa.array(same))])
+        return ours
 
     @property
     def _plan_path(self) -> Path:
@@ -299,7 +305,7 @@ class Backfill:
             self._plan_path, target=int, fingerprint=str, batch=int, rows=int, without=int
         )
         target = int(plan["target"])
-        # What was refreshed to a version that was withdrawn since can still be put back.
+        # Rows that were refreshed to a version that was withdrawn since can still be put back.
         gone = self.lineage.withdrawn.get(target)
         known = self.lineage.manifest(target) if gone is None else gone
         if plan["fingerprint"] != known.fingerprint:
@@ -334,15 +340,20 @@ def _joined(parts: list[pa.Array], kind: pa.DataType) -> pa.Array:
 
 
 def _read_json(path: Path, **kinds: type) -> dict[str, Any]:
-    """The facts in a file, those of these kinds among them; no number is negative."""
+    """Return the facts in a file.
+
+    Args:
+        kinds: the type of each fact that must be there; numbers must not be negative.
+    Raises: IntegrityError: the file cannot be read, or a fact is missing.
+    """
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        facts: dict[str, Any] = json.loads(path.read_text())
         for name, kind in kinds.items():
-            if type(found[name]) is not kind or (kind is int and found[name] < 0):
-                raise ValueError(f"{name} is {found[name]!r}")
+            if type(facts[name]) is not kind or (kind is int and facts[name] < 0):
+                raise ValueError(f"{name} is {facts[name]!r}")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise IntegrityError(
             f"{path} cannot be read: {error}. Remove {path.parent} and plan again; rows that were "
             "refreshed stay so."
         ) from error
-    return found
+    return facts

@@ -1,4 +1,4 @@
-"""Files of a backfill: which rows come next, and what rows were before they were refreshed."""
+"""The files of a backfill: the order of its rows, and the old rows, to be put back."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from evergram.atomic_files import OWNER_ALONE, replacing
 from evergram.errors import IntegrityError
-from evergram.lineage.disk.atomic import OWNER_ALONE, replacing
 from evergram.stores.store import Rows
 
 _HASH = 32
 
 
 def write_table(path: Path, table: pa.Table, mode: int = OWNER_ALONE) -> None:
-    """The SHA-256 of an Arrow file and then the file: beside its place, synced, renamed into it."""
+    """Write a table, whole or not at all, as its SHA-256 followed by an Arrow file."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
@@ -29,7 +29,8 @@ def write_table(path: Path, table: pa.Table, mode: int = OWNER_ALONE) -> None:
 
 
 def read_table(path: Path) -> pa.Table:
-    """Nothing is parsed before its hash was compared: damaged Arrow can end the process.
+    """Return the table that `write_table` wrote. Its hash is compared before anything is parsed, as
+    damaged Arrow can end the process.
 
     Raises: IntegrityError: it is missing or damaged.
     """
@@ -53,7 +54,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def read_order(path: Path) -> pa.Table:
-    """The ids to refresh, worst first, and the error that each is predicted to have.
+    """Return the ids to refresh, worst first, and the predicted error of each.
 
     Raises: IntegrityError: it is missing or damaged.
     """
@@ -61,7 +62,7 @@ def read_order(path: Path) -> pa.Table:
 
 
 def write_journal(path: Path, parts: list[Rows], mode: int = OWNER_ALONE) -> None:
-    """Rows of several versions, whose vectors differ in length."""
+    """Write rows of several versions, whose vectors may differ in length."""
     tables = [
         pa.table(
             {
@@ -76,7 +77,7 @@ def write_journal(path: Path, parts: list[Rows], mode: int = OWNER_ALONE) -> Non
 
 
 def journal_rows(path: Path) -> Iterator[Rows]:
-    """What `write_journal` wrote, by version. Raises: IntegrityError: it is not that."""
+    """Yield what `write_journal` wrote, by version. Raises: IntegrityError: missing or damaged."""
     table = _columns(read_table(path), path, "id", "version", "vector")
     versions = table["version"].to_numpy()
     for version in sorted(set(versions.tolist())):
@@ -92,7 +93,7 @@ def _columns(table: pa.Table, path: Path, *names: str) -> pa.Table:
 
 
 def not_in_journals(parts: list[Rows], paths: list[Path]) -> list[Rows]:
-    """Those of the rows that no journal has as they are. Raises: IntegrityError."""
+    """Return the rows that no journal has with the same vector. Raises: IntegrityError."""
     for known in (rows for path in paths for rows in journal_rows(path)):
         parts = [_without(rows, known) for rows in parts]
     return [rows for rows in parts if len(rows)]

@@ -1,4 +1,4 @@
-"""How far the backfills of a lineage's stores are, from the files that they keep alone."""
+"""The progress of a lineage's backfills, read from their files without opening a store."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ UNREADABLE = "cannot be read; plan again"
 
 @dataclass(frozen=True)
 class BackfillProgress:
-    """How far one backfill is; see `Backfill` for what it does.
+    """The progress of one backfill; see `Backfill`.
 
     Args:
-        version: that rows are refreshed to.
+        version: the one that rows are refreshed to.
         done, total: rows.
         state: "planned", "under way", "applied" or "rolled back".
     """
@@ -30,8 +30,7 @@ class BackfillProgress:
 def backfill_progress(lineage: Path) -> list[BackfillProgress]:
     """Return every backfill that is planned, under way or done; of a store, the last one.
 
-    No store is opened. A plan that is only being made is not there yet; one whose files are damaged
-    says so in its state.
+    A plan that is still being made is left out; one whose files are damaged says so in its state.
 
     Args:
         lineage: its folder.

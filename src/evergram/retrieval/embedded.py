@@ -1,4 +1,4 @@
-"""Embeddings as a reader, or a client of the service, gives them."""
+"""Embeddings as a reader, or a client of the service, returns them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from evergram.stores.store import Floats
 
 @dataclass(frozen=True)
 class Embedded:
-    """Embeddings in the order they were asked for.
+    """Embeddings in the order of the ids that were asked for.
 
     Args:
         version: j, the version they are read as.
         ids: [n], as asked.
         vectors: float32 [n, D_j]; zeros where an id is not stored.
-        sources: [n], the version that each was computed from; -1 where the id is not stored.
-        alone: what all of `sources` are, where that is known without a look at them.
+        sources: [n], the version that each was computed from; -1 if the id is not stored.
+        only_source: the one version in `sources`, if that is known without a look at them.
     """
 
     version: int
     ids: pa.Array
     vectors: Floats
     sources: npt.NDArray[np.int64]
-    alone: int | None = None
+    only_source: int | None = None
 
     @property
     def counts(self) -> dict[int, int]:
-        """How many were computed from each version."""
-        if self.alone is not None:
-            return {self.alone: len(self.sources)}
+        """Return how many were computed from each version."""
+        if self.only_source is not None:
+            return {self.only_source: len(self.sources)}
         return dict(Counter(self.sources.tolist()))
 
     @property

@@ -1,4 +1,4 @@
-"""From a published version to a store: its rows, and the folder of stores that a lineage has."""
+"""Stores filled with a published version, and the stores in a lineage's own folder."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from evergram.atomic_files import make_folder, remove_folder, write_text
 from evergram.errors import DataError, IntegrityError, LineageError
-from evergram.lineage.disk.atomic import file_mode, make_folder, remove, write_text
 from evergram.lineage.disk.path_check import check_tree
+from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.store_check import check_store, take_side
-from evergram.retrieval.version_maps import Ways
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Rows, Space, Store
 from evergram.vector_files.open_embeddings import open_embeddings
 
 Progress = Callable[[int, int], None]
-# Also told the side and the version that it is filled with.
+# Called with the side, the version, rows written and rows in all.
 SideProgress = Callable[[str, int, int, int], None]
 log = logging.getLogger(__name__)
 
 
 def space_of(lineage: Lineage, version: int, *, norms: bool = True) -> Space:
-    """Where a store keeps a version's rows: [z], or with `norms` [z, n_0 … n_v], see `Ways`."""
+    """Return the space in which a store keeps a version: [z], or with `norms` [z, n_0 … n_v]."""
     manifest = lineage.manifest(version)
     width = manifest.dim + (version + 1 if norms else 0)
     return Space(version, width, manifest.fingerprint)
 
 
 def stored_rows(
-    lineage: Lineage, ways: Ways, space: Space, ids: pa.Array, vectors: np.ndarray
+    lineage: Lineage, maps: VersionMaps, space: Space, ids: pa.Array, vectors: np.ndarray
 ) -> Rows:
-    """Vectors [n, D] of a version as its space holds them.
+    """Return vectors [n, D] of a version as rows of its space.
 
-    Raises: DataError: one is too long for its squared length to be stored beside it.
+    Raises: DataError: the squared length of a vector is past float32.
     """
     dim = lineage.manifest(space.version).dim
     vectors = np.ascontiguousarray(vectors, dtype=np.float32)
     if space.dim > dim:
-        norms = ways.norms(vectors, space.version)
+        norms = maps.norms(vectors, space.version)
         long = np.flatnonzero(~np.isfinite(norms).all(axis=1) & np.isfinite(vectors).all(axis=1))
         if len(long):
             raise DataError(
@@ -63,30 +64,31 @@ def fill(
     version: int | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Write all embeddings of a version whose file the lineage holds; production's by default.
+    """Write all embeddings of a version to a store.
 
-    Rows of other versions stay where this version has none of their id, but those of withdrawn
-    versions, which nobody can read. The store is of this side from then on.
+    Rows of other versions stay if this version has none of their id, unless their version was
+    withdrawn, as nobody can read them then. The store is of this side from then on.
 
     Args:
-        progress: is told rows written and rows in all.
+        version: one whose embeddings the lineage stores; production by default.
+        progress: called with rows written and rows in all.
     Returns: rows written.
-    Raises: IntegrityError: the store has vectors, or room for that version, of another lineage, or
-        is of another side.
+    Raises: IntegrityError: the store has vectors, or a space for that version, of another lineage;
+        or it is of another side.
     """
     version = lineage.production if version is None else version
     file = open_embeddings(lineage.stored(side, version))
     take_side(lineage, store, side, withdrawn=True)
-    ways = Ways(lineage)
+    maps = VersionMaps(lineage)
     there = store.spaces().get(version)
-    # A space that is empty may be another lineage's all the same; its fingerprint is compared.
+    # An empty space may be another lineage's, too, so its fingerprint is compared.
     plain = there is not None and there.dim == lineage.manifest(version).dim
     space = space_of(lineage, version, norms=not plain)
 
     def blocks() -> Iterator[Rows]:
         done = 0
         for ids, vectors in file.blocks():
-            yield stored_rows(lineage, ways, space, ids, vectors.numpy())
+            yield stored_rows(lineage, maps, space, ids, vectors.numpy())
             done += len(ids)
             if progress is not None:
                 progress(done, file.rows)
@@ -98,13 +100,14 @@ def fill(
 
 @contextmanager
 def stores_to_fill(lineage: Lineage, addresses: Mapping[str, str]) -> Iterator[dict[str, Store]]:
-    """Open a store for each side, and make it where it is not there, for `fill`.
+    """Yield a store for each side, made if it is not there yet, to be filled.
 
     All are checked before the first row is written to any.
 
     Args:
-        addresses: by side.
-    Raises: LineageError: no such side. DataError: one store is given for two sides. As `fill`.
+        addresses: of the stores, by side.
+    Raises: LineageError: no such side. DataError: one store is given for two sides. Others as
+        `fill`.
     """
     from evergram.stores.open_store import open_store
 
@@ -122,7 +125,7 @@ def stores_to_fill(lineage: Lineage, addresses: Mapping[str, str]) -> Iterator[d
 
 
 def _refuse_shared(stores: Mapping[str, Store]) -> None:
-    """Raises: DataError: one store is given for two sides."""
+    """Refuse one store for two sides. Raises: DataError."""
     places: dict[str, str] = {}
     for side, store in stores.items():
         first = places.setdefault(store.place, side)
@@ -134,26 +137,33 @@ def _refuse_shared(stores: Mapping[str, Store]) -> None:
 
 
 def remove_withdrawn(lineage: Lineage, store: Store) -> None:
-    """Remove the rows of withdrawn versions: nothing leads from them to any other."""
+    """Remove the rows of withdrawn versions, which no map leads from to any other."""
     for version in store.filled().keys() & lineage.withdrawn.keys():
         for ids in [rows.ids for rows in store.scan(version)]:
             store.delete(ids)
 
 
 def local_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict[str, Store]:
-    """The lineage's own snapshots, DIR/stores/<side>, brought to production's version.
+    """Return the lineage's own snapshots, DIR/stores/<side>, filled with production's version.
 
+    Args:
+        progress: called with the side, the version, rows written and rows in all.
     Raises: StoreError: another process is filling them.
     """
     return _snapshots(lineage, lineage.path / "stores", lineage.production, progress)
 
 
 def canary_stores(lineage: Lineage, progress: SideProgress | None = None) -> dict[str, Store]:
-    """Snapshots of the newest version, DIR/stores/.canary/<side>; none where it is production."""
+    """Return snapshots of the newest version, DIR/stores/.canary/<side>; none if it is production.
+
+    Args:
+        progress: as for `local_stores`.
+    Raises: StoreError: another process is filling them.
+    """
     folder = lineage.path / "stores" / ".canary"
     check_tree(lineage.path, folder)
     if lineage.newest == lineage.production:
-        remove(folder)
+        remove_folder(folder)
         return {}
     return _snapshots(lineage, folder, lineage.newest, progress)
 
@@ -175,7 +185,7 @@ def _snapshots(
         try:
             store = open_store(str(folder), create=id_type(lineage, side, version))
         except IntegrityError as error:
-            # It is made from the published file, but may hold rows that were added since.
+            # It was filled from the published file, but rows may have been added since.
             raise IntegrityError(
                 f"{error} Rows that were not added by hand can be made again: remove {folder}."
             ) from error
@@ -190,7 +200,7 @@ def _snapshots(
 
 
 def open_stores(lineage: Lineage, addresses: Mapping[str, str]) -> dict[str, Store]:
-    """Open the stores at addresses, by side.
+    """Return the stores at these addresses, by side.
 
     Raises: LineageError: no such side. DataError: one store is given for two sides.
     """
@@ -212,15 +222,16 @@ def open_stores(lineage: Lineage, addresses: Mapping[str, str]) -> dict[str, Sto
 
 
 def id_type(lineage: Lineage, side: str, version: int) -> str:
-    """ "int64" or "string", of the published ids."""
+    """Return the type of the published ids, "int64" or "string"."""
     first = next(iter(open_embeddings(lineage.stored(side, version)).blocks(1)), None)
     kind = pa.int64() if first is None else first[0].type
     return "int64" if pa.types.is_integer(kind) else "string"
 
 
 def _loaded(marker: Path) -> str | None:
+    """Return the fingerprint of the version that a snapshot was filled with; None if not known."""
     try:
-        found = json.loads(marker.read_text())
+        facts = json.loads(marker.read_text())
     except (OSError, ValueError):
         return None
-    return str(found.get("fingerprint")) if isinstance(found, dict) else None
+    return str(facts.get("fingerprint")) if isinstance(facts, dict) else None

@@ -1,7 +1,8 @@
-"""Search by inner product, distance and cosine on an index that knows inner products alone.
+"""Search by inner product, distance and cosine on an index of inner products.
 
 A row of version v is stored as [z, n_0 … n_v] with n_j = ‖z̃_j‖² (scaled), so that every score at
-version j is linear in what is stored, or is bounded by what is. Source: ../shared/method.md §2.
+version j is linear in the stored coordinates, or is bounded by linear ones. Derived in
+docs/method.md, "One index for all versions".
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError
-from evergram.retrieval.version_maps import NORM_SCALE, Ways
+from evergram.retrieval.version_maps import NORM_SCALE, VersionMaps
 from evergram.stores.store import Floats, Hits, StoreView, merge_hits
 
 Ids: TypeAlias = pa.Array | Sequence[int | str] | None
-# Candidates of a re-rank: at first for each one asked for, at least, and at most.
+# Candidates of a re-rank: at first for each result asked for; at least; and at most.
 WIDER, LEAST, MOST = 4, 64, 16_384
 
 
@@ -29,12 +30,12 @@ class Field:
     """Rows of one version in a store, searched as version `target`.
 
     Args:
-        dim: D_v, the coordinates of a row that are its vector.
-        width: all that are stored: norms may follow the vector.
+        dim: D_v, the number of a row's coordinates that are its vector.
+        width: the number of all its coordinates: norms may follow the vector.
     """
 
     store: StoreView
-    ways: Ways
+    maps: VersionMaps
     version: int
     target: int
     dim: int
@@ -42,50 +43,48 @@ class Field:
 
     @property
     def norm(self) -> int | None:
-        """Which coordinate holds ‖z̃_j‖², scaled."""
+        """The coordinate that holds ‖z̃_j‖², scaled; None if it is not stored."""
         stored = self.width > self.dim and self.target <= self.version
         return self.dim + self.target if stored else None
 
     def linear(self, queries: Floats, by_norm: float | Floats = 0.0) -> tuple[Floats, Floats]:
-        """Queries [Q, width] and offsets [Q] that score ⟨q, z̃⟩ + by_norm · ‖z̃‖².
-
-        `by_norm` is 0 where norms are not stored.
-        """
-        turned, offset = self.ways.affine(self.version, self.target).queries(queries)
-        found = np.zeros((len(queries), self.width), dtype=np.float32)
-        found[:, : self.dim] = turned
+        """Return queries [Q, width] and offsets [Q] that score ⟨q, z̃⟩ + by_norm · ‖z̃‖²; without the
+        second term if norms are not stored."""
+        turned, offset = self.maps.affine(self.version, self.target).queries(queries)
+        widened = np.zeros((len(queries), self.width), dtype=np.float32)
+        widened[:, : self.dim] = turned
         if self.norm is not None:
-            found[:, self.norm] = by_norm / NORM_SCALE
-        return found, np.zeros(len(queries), np.float32) if offset is None else offset
+            widened[:, self.norm] = by_norm / NORM_SCALE
+        return widened, np.zeros(len(queries), np.float32) if offset is None else offset
 
     def search(self, queries: Floats, offsets: Floats, k: int, ids: Ids) -> list[Hits]:
         at = self.version
         return self.store.search({at: queries}, k, offsets={at: offsets}, ids=ids)
 
     def read(self, hits: Hits) -> tuple[Hits, npt.NDArray[np.float64]]:
-        """Those of the hits that are still here, in their order, and z̃ [n, D_j] of each: a row may
-        have been deleted, or refreshed to another version, since it was found."""
-        found = np.zeros((len(hits), self.dim), dtype=np.float32)
+        """Return the hits that are still stored, in their order, and z̃ [n, D_j] of each: a row may
+        have been deleted, or refreshed to another version, since the search."""
+        vectors = np.zeros((len(hits), self.dim), dtype=np.float32)
         there = np.zeros(len(hits), dtype=bool)
         for rows in self.store.fetch(hits.ids):
             if rows.version == self.version:
                 places = pc.index_in(hits.ids, value_set=rows.ids)
                 mine = places.is_valid().to_numpy(zero_copy_only=False)
-                found[mine] = rows.vectors[places.drop_null().to_numpy(), : self.dim]
+                vectors[mine] = rows.vectors[places.drop_null().to_numpy(), : self.dim]
                 there |= mine
         if not there.all():
             ids = hits.ids.filter(pa.array(there))
-            hits, found = Hits(ids, hits.scores[there], hits.versions[there]), found[there]
-        return hits, self.ways.rows(found, self.version, self.target).astype(np.float64)
+            hits, vectors = Hits(ids, hits.scores[there], hits.versions[there]), vectors[there]
+        return hits, self.maps.rows(vectors, self.version, self.target).astype(np.float64)
 
 
 def by_inner_product(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:
-    """⟨q, z̃⟩, in one search."""
+    """Return the k largest ⟨q, z̃⟩, by one search."""
     return _at_once(fields, [field.linear(queries) for field in fields], k, ids)
 
 
 def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:
-    """−‖q − z̃‖² = 2⟨q, z̃⟩ − ‖z̃‖² − ‖q‖²; where norms are not stored, by a re-rank."""
+    """Return the k largest −‖q − z̃‖² = 2⟨q, z̃⟩ − ‖z̃‖² − ‖q‖²; without stored norms by a re-rank."""
     power = (queries.astype(np.float64) ** 2).sum(axis=1)
     if all(field.norm is not None for field in fields):
         # Beyond float32 a score is infinite; the service refuses to answer with one.
@@ -95,10 +94,10 @@ def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> l
         return _at_once(fields, [(q, c - power) for q, c in asked], k, ids)
 
     def score(query: npt.NDArray[np.float64], read: npt.NDArray[np.float64]) -> Floats:
-        found: Floats = -((read - query) ** 2).sum(axis=1).astype(np.float32)
-        return found
+        scores: Floats = -((read - query) ** 2).sum(axis=1).astype(np.float32)
+        return scores
 
-    found = []
+    merged = []
     for i in range(len(queries)):
         parts = []
         for field in fields:
@@ -106,14 +105,14 @@ def by_distance(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> l
             hits = field.search(query, offset, _candidates(16, k), ids)[0]
             hits, read = field.read(hits)
             parts.append(_ranked(hits, score(queries[i].astype(np.float64), read)))
-        found.append(merge_hits(parts, k))
-    return found
+        merged.append(merge_hits(parts, k))
+    return merged
 
 
 def by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> list[Hits]:
-    """⟨q, z̃⟩ / ‖q‖‖z̃‖; that of a row of zeros is 0.
+    """Return the k largest ⟨q, z̃⟩ / ‖q‖‖z̃‖; that of a row of zeros is 0.
 
-    The candidates of an inner product are re-ranked. Where norms are stored the result is proved:
+    The candidates of an inner product are re-ranked. If norms are stored the result is proved:
     with t the k-th cosine so far, and √n ≥ a + b n between the smallest and the largest ‖z̃‖² (the
     chord of a concave function), each row that is better has ⟨q, z̃⟩ − t‖q‖b‖z̃‖² ≥ t‖q‖a. That is
     one more inner product, and when the candidates by it reach below t‖q‖a, nothing is left out.
@@ -122,15 +121,15 @@ def by_cosine(fields: Sequence[Field], queries: Floats, k: int, ids: Ids) -> lis
     if (lengths == 0).any():
         raise DataError("A query has length 0, so it has no cosine; give another.")
     unit = (queries / lengths[:, None]).astype(np.float32)
-    found: list[list[Hits]] = [[] for _ in queries]
+    parts_of_query: list[list[Hits]] = [[] for _ in queries]
     for field in fields:
-        for part, hits in zip(found, _cosines(field, unit, k, ids), strict=True):
+        for part, hits in zip(parts_of_query, _cosines(field, unit, k, ids), strict=True):
             part.append(hits)
-    return [merge_hits(parts, k) for parts in found]
+    return [merge_hits(parts, k) for parts in parts_of_query]
 
 
 def _cosines(field: Field, unit: Floats, k: int, ids: Ids) -> list[Hits]:
-    """Of one version; queries have length 1."""
+    """Return the k best cosines in rows of one version, for queries of length 1."""
     start = _candidates(WIDER, k)
     asked, offsets = field.linear(unit)
     if field.norm is not None:
@@ -154,7 +153,7 @@ def _cosines(field: Field, unit: Floats, k: int, ids: Ids) -> list[Hits]:
 def _proved(
     field: Field, query: Floats, best: Hits, norms: tuple[float, float], k: int, ids: Ids
 ) -> Hits:
-    """The k best cosines of one query of length 1, from those of a first round."""
+    """Return the k best cosines of one query of length 1, from those of a first round."""
     low, high = np.sqrt(norms[0]), np.sqrt(norms[1])
     width = _candidates(WIDER, k)
     while len(best) == k and high > 0:

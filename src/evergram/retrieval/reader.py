@@ -1,4 +1,4 @@
-"""Stored embeddings at any version: by id, by search, or as given vectors."""
+"""Stored embeddings at any version: fetched by id, searched, recommended."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
 from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product
+from evergram.retrieval.recommend import recommend
 from evergram.retrieval.store_check import check_spaces, check_store
-from evergram.retrieval.version_maps import Ways
+from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
 
 Metric = Literal["ip", "l2", "cosine"]
@@ -28,15 +29,15 @@ __all__ = ["Embedded", "Metric", "Reader", "Version", "check_spaces"]
 
 
 class Reader:
-    """A lineage and where its embeddings are stored, one store a side.
+    """Reads a lineage's stored embeddings, from one store for each side.
 
-    Several threads may use one. Every row is answered from the version that it was embedded with,
-    so a store that is only partly refreshed gives no wrong vector.
+    Several threads may share one. Every row is read from the version that it was embedded with, so
+    that a store that is only partly refreshed gives no wrong vector.
 
     Args:
         stores: side to the store of production's embeddings.
-        canaries: side to a store of the newest version's, while that is not production: versions
-            after production are read from it, and nobody else sees it.
+        canaries: side to a store of the newest version's embeddings, if that is not production:
+            versions after production are read from it, and all others are not.
         settled: the last version that is read from `stores`; production by default.
     Raises: IntegrityError: a store holds vectors of another lineage, or of another side.
     """
@@ -54,7 +55,7 @@ class Reader:
         self._stores = dict(stores)
         self._canaries = dict(canaries or {})
         self._settled = lineage.production if settled is None else settled
-        self._ways = Ways(lineage)
+        self._maps = VersionMaps(lineage)
         for side, store in (*self._stores.items(), *self._canaries.items()):
             check_store(lineage, store, side)
 
@@ -65,27 +66,33 @@ class Reader:
         stores: Mapping[str, str] | None = None,
         progress: SideProgress | None = None,
     ) -> Reader:
-        """A lineage read from stores, or from its own snapshots, which are then filled first.
+        """Open a reader on stores, or on the lineage's own snapshots, which are then filled first.
 
         Args:
-            stores: side to address, see `stores.opening`.
-            progress: is told, while a snapshot is filled, its side and version, and how many rows
-                are written, of how many.
+            lineage: opened, or its folder or address.
+            stores: side to address, see `stores.open_store`; by default the snapshots.
+            progress: called with the side, the version, rows written and rows in all, while a
+                snapshot is filled.
+        Raises: LineageError, IntegrityError, StoreError.
         """
-        found = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
-        opened = local_stores(found, progress) if stores is None else open_stores(found, stores)
+        opened_lineage = lineage if isinstance(lineage, Lineage) else Lineage.open(lineage)
+        if stores is None:
+            opened = local_stores(opened_lineage, progress)
+        else:
+            opened = open_stores(opened_lineage, stores)
         with ExitStack() as failed:
             for store in opened.values():
                 failed.callback(store.close)
-            reader = cls(found, opened, canary_stores(found, progress))
+            reader = cls(opened_lineage, opened, canary_stores(opened_lineage, progress))
             failed.pop_all()
         return reader
 
     def carried(self, lineage: Lineage) -> Reader:
-        """A reader of the lineage as it has become, on the same stores as they are.
+        """Return a reader of the lineage as it is now, on the same stores.
 
-        While these are then brought to another version, up or back, rows of both are in them. What
-        is later than either production is read from the newest version's own rows until then.
+        While the stores are refreshed to another version, forward or back, they hold rows of both.
+        Versions later than either production are read from the newest version's own rows until
+        that is done.
         """
         from evergram.stores.open_store import open_store
 
@@ -95,7 +102,7 @@ class Reader:
             known = {m.version for m in lineage.versions}
             canaries = {}
             for side, store in self._canaries.items():
-                # Another process on the folder may have removed them: the stores are then full.
+                # Another process may have removed them, once the stores were refreshed.
                 with suppress(DataError, StoreError):
                     if store.spaces().keys() <= known:
                         canaries[side] = open_store(store.address)
@@ -103,17 +110,22 @@ class Reader:
         settled = min(self._settled, lineage.production)
         return Reader(lineage, stores, canaries, settled)
 
+    def __repr__(self) -> str:
+        stores = ", ".join(f"{side} in {store.address}" for side, store in self._stores.items())
+        return f"Reader({self.lineage.name!r} version {self.lineage.production}; {stores})"
+
     @property
     def sides(self) -> tuple[str, ...]:
+        """The sides that it has a store of."""
         return tuple(self._stores)
 
     @property
     def default_side(self) -> str:
-        """What is meant where no side is named."""
+        """The side that is read if none is named: "candidate", if there is one."""
         return "candidate" if "candidate" in self._stores else self.sides[0]
 
     def store(self, side: str | None = None) -> Store:
-        """Raises: LineageError: there is no such side."""
+        """Return the store of a side. Raises: LineageError: there is no such side."""
         side = self.default_side if side is None else side
         if side not in self._stores:
             raise LineageError(
@@ -122,7 +134,7 @@ class Reader:
         return self._stores[side]
 
     def _store(self, side: str | None, target: int) -> Store:
-        """Where rows for version `target` are read from."""
+        """Return the store from which version `target` is read."""
         store = self.store(side)
         if target <= self._settled:
             return store
@@ -134,25 +146,26 @@ class Reader:
         version: Version = None,
         side: str | None = None,
     ) -> Embedded:
-        """The embeddings of ids at a version.
+        """Return the embeddings of ids at a version.
 
         Args:
-            version: a number, "v0" or a label; production's where it is None.
-        Raises: UnknownVersionError, DataError: ids of another type. LineageError: no such side; a
-            row of an older version, and no way forward.
+            version: a number, "v0" or a label; production by default.
+            side: `default_side` by default.
+        Raises: UnknownVersionError. DataError: ids of another type. LineageError: no such side; or
+            a row of an older version cannot be read forward.
         """
         target = self.lineage.resolve(version)
         store = self._store(side, target)
         asked = store.as_ids(ids)
-        found = store.fetch(asked)
-        if len(found) == 1 and found[0].ids.equals(asked):
-            # All of them, once and in order, as it is most often.
-            source = found[0].version
+        fetched = store.fetch(asked)
+        if len(fetched) == 1 and fetched[0].ids.equals(asked):
+            # Every id, once and in order: by far the most frequent case.
+            source = fetched[0].version
             sources = np.full(len(asked), source)
-            return Embedded(target, asked, self._as(found[0], target), sources, source)
+            return Embedded(target, asked, self._as(fetched[0], target), sources, source)
         vectors = np.zeros((len(asked), self.lineage.manifest(target).dim), dtype=np.float32)
         sources = np.full(len(asked), -1, dtype=np.int64)
-        for rows in found:
+        for rows in fetched:
             read = self._as(rows, target)
             places = pc.index_in(asked, value_set=rows.ids)
             mine = places.is_valid().to_numpy(zero_copy_only=False)
@@ -169,15 +182,16 @@ class Reader:
         metric: Metric = "ip",
         ids: pa.Array | Sequence[int | str] | None = None,
     ) -> list[Hits]:
-        """The k nearest stored objects to vectors of a version, on the one index of the newest.
+        """Return the k nearest stored objects to vectors of a version, by the index of the newest.
 
         Args:
             queries: [Q, D_j] or [D_j], in the space of version j.
             metric: "ip", ⟨q, z̃⟩; "l2", −‖q − z̃‖²; "cosine". A larger score is nearer.
-            ids: search among these alone.
-        Returns: one a query.
-        Raises: LineageError: the way to version j is not affine. ShapeError, DataError.
-        Source: ../shared/method.md §2, "One index for all versions".
+            ids: search only among these.
+        Returns: one for each query.
+        Raises: UnknownVersionError. LineageError: a transform on the way to version j is not
+            affine. ShapeError, DataError: the queries are no finite vectors of version j.
+        Source: docs/method.md, "One index for all versions".
         """
         if metric not in get_args(Metric):
             raise DataError(f"There is no metric {metric!r}; there is ip, l2 and cosine.")
@@ -185,58 +199,84 @@ class Reader:
             raise DataError(f"k is {k}; it must be at least 1.")
         target = self.lineage.resolve(version)
         store = self._store(side, target)
-        given = self._queries(queries, target)
+        checked = self._queries(queries, target)
 
         def search(view: StoreView) -> list[Hits]:
             fields = [
-                Field(view, self._ways, v, target, self.lineage.manifest(v).dim, space.dim)
+                Field(view, self._maps, v, target, self.lineage.manifest(v).dim, space.dim)
                 for v, space in view.filled().items()
             ]
             if not fields:
-                return [_nothing(view) for _ in given]
-            return _SEARCHES[metric](fields, given, k, ids)
+                return [_nothing(view) for _ in checked]
+            return _SEARCHES[metric](fields, checked, k, ids)
 
-        # Of one moment: rows that move to another version while the spaces are searched one after
-        # the other are otherwise in none of them.
+        # Spaces are searched one after the other. A row that moves to another version meanwhile
+        # would be in none of them, so all are read as of one moment.
         return store.read_consistently(search)
+
+    def recommend(
+        self,
+        ids: pa.Array | Sequence[int | str],
+        k: int = 10,
+        *,
+        exclude_seen: bool = True,
+        version: Version = None,
+    ) -> list[Hits]:
+        """Return the k stored candidates with the largest inner product for each stored query.
+
+        Args:
+            ids: of the side "query".
+            exclude_seen: whether to leave out the candidates of the query's training pairs. Of
+                these a lineage keeps 32-bit hashes, so that with N training pairs a candidate is
+                left out by mistake with the chance N / 2³².
+            version: a number, "v0" or a label; production's where it is None.
+        Returns: one a query, in their order; fewer than k candidates where there are no more.
+        Raises: UnknownVersionError. DataError: a query is not stored. LineageError: the versions
+            have no queries and candidates; or what was seen is not recorded.
+        """
+        return recommend(self, ids, k, version, exclude_seen=exclude_seen)
 
     def transform(
         self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
     ) -> Floats:
-        """Vectors [n, D_source] of one version as another reads them, [n, D_target].
+        """Return vectors [n, D_source] of one version as another reads them, [n, D_target].
 
-        Raises: LineageError: `target` is later, and no forward map was published between them.
+        Args:
+            target: production by default.
+        Raises: UnknownVersionError. ShapeError, DataError: they are no finite vectors of `source`.
+            LineageError: `target` is later, and no forward map was published between them.
         """
         start, end = self.lineage.resolve(source), self.lineage.resolve(target)
-        return self._ways.rows(self._queries(vectors, start), start, end)
+        return self._maps.rows(self._queries(vectors, start), start, end)
 
     def close(self) -> None:
+        """Close the stores."""
         for store in (*self._stores.values(), *self._canaries.values()):
             store.close()
 
     def _as(self, rows: Rows, target: int) -> Floats:
-        """Stored rows, which may carry norms after their vectors, as a version reads them."""
+        """Return stored rows, which may have norms after their vectors, as a version reads them."""
         dim = self.lineage.manifest(rows.version).dim
-        return self._ways.rows(rows.vectors[:, :dim], rows.version, target)
+        return self._maps.rows(rows.vectors[:, :dim], rows.version, target)
 
-    def _queries(self, given: npt.ArrayLike, version: int) -> Floats:
+    def _queries(self, queries: npt.ArrayLike, version: int) -> Floats:
         try:
-            found = np.ascontiguousarray(given, dtype=np.float32)
+            vectors = np.ascontiguousarray(queries, dtype=np.float32)
         except (ValueError, TypeError):
             raise ShapeError("Vectors must be numbers, all of one length.") from None
-        found = found[None] if found.ndim == 1 else found
+        vectors = vectors[None] if vectors.ndim == 1 else vectors
         dim = self.lineage.manifest(version).dim
-        if found.ndim != 2 or found.shape[1] != dim:
+        if vectors.ndim != 2 or vectors.shape[1] != dim:
             raise ShapeError(
-                f"Vectors are {list(found.shape)}; those of version {version} have dim {dim}."
+                f"Vectors are {list(vectors.shape)}; those of version {version} have dim {dim}."
             )
-        flat = found.reshape(-1)
+        flat = vectors.reshape(-1)
         # The sum of squares is finite only if all are, and costs a quarter of looking at each.
         with np.errstate(over="ignore", invalid="ignore"):
             quick = bool(np.isfinite(np.dot(flat, flat)))
-        if not quick and not np.isfinite(found).all():
-            raise DataError("A given vector is not finite.")
-        return found
+        if not quick and not np.isfinite(vectors).all():
+            raise DataError("A vector is not finite: it has a NaN or an infinity.")
+        return vectors
 
 
 _SEARCHES = {"ip": by_inner_product, "l2": by_distance, "cosine": by_cosine}

@@ -1,4 +1,4 @@
-"""Whether a store is of this lineage, and of the side that it is taken for."""
+"""Checks that a store holds vectors of this lineage, and of the side that it is used for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from evergram.lineage.lineage import Lineage
 from evergram.stores.store import Store, other_side
 from evergram.vector_files.open_embeddings import open_embeddings
 
-# Rows of a published file that are looked up in a store, where canaries tell nothing.
+# Rows of a published file that are looked up in a store, if its canaries decide nothing.
 LOOKED_UP = 1_000
 
 
 def check_store(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = False) -> None:
-    """Nothing is written.
+    """Refuse a store of another lineage or another side. Nothing is written to it.
 
     Args:
         withdrawn: as of `check_spaces`.
@@ -27,10 +27,10 @@ def check_store(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = 
         not say of which side, and its rows do not prove it. LineageError: as `check_spaces`.
     """
     check_spaces(lineage, store, withdrawn=withdrawn)
-    said = store.side
-    if said == side:
+    recorded = store.side
+    if recorded == side:
         return
-    if said is not None:
+    if recorded is not None:
         raise other_side(store, side)
     versions = store.filled().keys()
     sides = {name for manifest in lineage.versions for name in manifest.embeddings}
@@ -39,19 +39,19 @@ def check_store(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = 
     proved = sides_of_rows(lineage, store)
     if proved == {side}:
         return
-    what = f"its rows are of {' and of '.join(repr(name) for name in sorted(proved))}"
+    why = f"its rows are of {' and of '.join(repr(name) for name in sorted(proved))}"
     todo = "Fill another store by 'evergram fill', and use that"
     if not proved:
-        what = f"none of its rows is one that {lineage} published, so they do not tell"
-        todo += f", or, if you know that they are, say so in Python: store.take_side({side!r})"
+        why = f"none of its rows was published by {lineage}"
+        todo += f", or, if you know that it is of this side, say so: store.take_side({side!r})"
     raise IntegrityError(
         f"{store.address} does not say which side it holds, as it was not filled by this Evergram, "
-        f"and cannot be taken for side {side!r}: {what}. {todo}."
+        f"and cannot be used for side {side!r}: {why}. {todo}."
     )
 
 
 def take_side(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = False) -> None:
-    """Check a store, and write down in it that it is of this side, for good.
+    """Check a store, and record in it for good that it is of this side.
 
     Raises: as `check_store`.
     """
@@ -60,16 +60,19 @@ def take_side(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = Fa
 
 
 def sides_of_rows(lineage: Lineage, store: Store) -> set[str]:
-    """The sides of which a store has a vector, under its id, as it was published of that side and
-    of no other: by the canaries of its versions, else by the beginning of the published files."""
+    """Return the sides of which a store has a vector, under its id, that no other side has.
+
+    The canaries of its versions are compared, and if they decide nothing the beginning of the
+    published files.
+    """
     known = {manifest.version for manifest in lineage.versions}
     versions = sorted(store.filled().keys() & known)
     for evidence in (_canaries, _published):
-        found: set[str] = set()
+        sides: set[str] = set()
         for version in versions:
-            found |= _sides(store, version, evidence(lineage, version))
-        if found:
-            return found
+            sides |= _sides(store, version, evidence(lineage, version))
+        if sides:
+            return sides
     return set()
 
 
@@ -78,7 +81,7 @@ def _canaries(lineage: Lineage, version: int) -> dict[str, Block]:
 
 
 def _published(lineage: Lineage, version: int) -> dict[str, Block]:
-    if version not in lineage.held:
+    if version not in lineage.versions_with_embeddings:
         return {}
     files = {side: lineage.stored(side, version) for side in lineage.manifest(version).embeddings}
     # A file of embeddings has a row at least.
@@ -86,7 +89,7 @@ def _published(lineage: Lineage, version: int) -> dict[str, Block]:
 
 
 def _sides(store: Store, version: int, blocks: Mapping[str, Block]) -> set[str]:
-    """Of which of these a store has what is there of no other."""
+    """Return the sides of which a store has a row that no other side has."""
     same = {side: set(_same(store, version, *block)) for side, block in blocks.items()}
     return {
         side
@@ -96,12 +99,12 @@ def _sides(store: Store, version: int, blocks: Mapping[str, Block]) -> set[str]:
 
 
 def _same(store: Store, version: int, ids: pa.Array, vectors: object) -> Iterator[int | str]:
-    """The ids whose vector in a store is this one, bit by bit."""
+    """Yield the ids whose vector in a store is bit by bit the given one."""
     expected = np.asarray(vectors, dtype=np.float32)
     try:
         ids = ids.cast(store.id_type)
     except pa.ArrowInvalid:
-        return  # text, where the store has numbers
+        return  # texts, while the store's ids are numbers
     for rows in store.fetch(ids):
         if rows.version == version and len(rows):
             places = pc.index_in(rows.ids, value_set=ids).to_numpy(zero_copy_only=False)
@@ -111,10 +114,12 @@ def _same(store: Store, version: int, ids: pa.Array, vectors: object) -> Iterato
 
 
 def check_spaces(lineage: Lineage, store: Store, *, withdrawn: bool = False) -> None:
-    """Args:
+    """Refuse a store that holds vectors of another lineage.
+
+    Args:
         withdrawn: whether it may have rows of a withdrawn version, which nobody can read.
-    Raises: IntegrityError: a store holds vectors of another lineage. LineageError: it holds some of
-        a withdrawn version.
+    Raises: IntegrityError: it holds vectors of another lineage. LineageError: it holds vectors of a
+        withdrawn version.
     """
     known = {m.version: m for m in lineage.versions}
     for version, space in store.filled().items():

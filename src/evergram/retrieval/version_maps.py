@@ -1,4 +1,4 @@
-"""From the version a row was made with to the version it is asked for, back or forward."""
+"""Maps from the version of a stored row to the version that is asked for, back or forward."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ NORM_SCALE = 2.0**-10
 
 
 @dataclass(frozen=True)
-class Way:
+class AffineMap:
     """z̃_j = W z_v + b in float32, ready for rows.
 
     Args:
-        transposed: Wᵀ [D_v, D_j]; None where v is j, and nothing is done.
-        offset: b [D_j], None where it is zero.
+        transposed: Wᵀ [D_v, D_j]; None for the identity.
+        offset: b [D_j]; None if it is zero.
     """
 
     transposed: Floats | None
     offset: Floats | None
 
     def rows(self, vectors: Floats) -> Floats:
-        """[n, D_v] to [n, D_j]."""
+        """Return rows [n, D_v] of version v as version j reads them, [n, D_j]."""
         if self.transposed is None:
             return np.ascontiguousarray(vectors)
-        found: Floats = vectors @ self.transposed
-        return found if self.offset is None else found + self.offset
+        mapped: Floats = vectors @ self.transposed
+        return mapped if self.offset is None else mapped + self.offset
 
     def queries(self, queries: Floats) -> tuple[Floats, Floats | None]:
-        """q_j [Q, D_j] to q_v [Q, D_v] and c [Q] with ⟨q_j, z̃_j⟩ = ⟨q_v, z_v⟩ + c.
+        """Return queries q_j [Q, D_j] as q_v [Q, D_v] and c [Q]: ⟨q_j, z̃_j⟩ = ⟨q_v, z_v⟩ + c.
 
-        Source: ../shared/method.md §2, "One index for all versions".
+        Derived in docs/method.md, "One index for all versions".
         """
         if self.transposed is None:
             return queries, None
@@ -47,41 +47,43 @@ class Way:
         return turned, None if self.offset is None else queries @ self.offset
 
 
-class Ways:
-    """All ways between the versions of a lineage, each made once."""
+class VersionMaps:
+    """The maps between the versions of a lineage, each made once, when it is first needed."""
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
-        self._made: dict[tuple[int, int], Way | None] = {}
+        self._made: dict[tuple[int, int], AffineMap | None] = {}
 
     def rows(self, vectors: Floats, source: int, target: int) -> Floats:
-        """Vectors [n, D_source] as `target` reads them, [n, D_target].
+        """Return vectors [n, D_source] of one version as another reads them, [n, D_target].
 
-        Raises: LineageError: there is no way forward.
+        Raises: LineageError: `target` is later, and no forward map was published between them.
         """
-        way = self._way(source, target)
-        if way is not None:
-            return way.rows(vectors)
-        found = self._lineage.chain.apply(torch.from_numpy(vectors), source, target)
-        read: Floats = found.numpy()
+        affine_map = self._map(source, target)
+        if affine_map is not None:
+            return affine_map.rows(vectors)
+        read: Floats = self._lineage.chain.apply(torch.from_numpy(vectors), source, target).numpy()
         return read
 
-    def affine(self, source: int, target: int) -> Way:
-        """Raises: LineageError: there is none, or it is not affine."""
-        way = self._way(source, target)
-        if way is None:
+    def affine(self, source: int, target: int) -> AffineMap:
+        """Return the map from `source` to `target`.
+
+        Raises: LineageError: it is not affine, or leads forward and was not published.
+        """
+        affine_map = self._map(source, target)
+        if affine_map is None:
             raise LineageError(
-                f"Version {source} leads back to version {target} by a transform that is not "
-                "affine, so an index over the one cannot be searched as the other: fetch "
-                "embeddings at that version instead, or search at a version from which on all "
-                "transforms are affine."
+                f"A transform between version {source} and version {target} is not affine, so an "
+                "index over the one cannot be searched as the other: fetch embeddings at that "
+                "version instead, or search at a version after the last such transform."
             )
-        return way
+        return affine_map
 
     def norms(self, vectors: Floats, source: int) -> Floats:
-        """‖z̃_j‖² of rows [n, D_source] at each version j up to `source`, scaled; [n, source + 1].
+        """Return ‖z̃_j‖² of rows [n, D_source] at each version j up to `source`, [n, source + 1].
 
-        They are stored as coordinates after the vector's own. What is past float32 is infinite.
+        They are scaled by `NORM_SCALE`, and stored as coordinates after the vector's own. A value
+        past float32 is infinite.
         """
         columns = []
         for target in range(source + 1):
@@ -90,19 +92,19 @@ class Ways:
         with np.errstate(over="ignore"):
             return np.stack(columns, axis=1).astype(np.float32)
 
-    def _way(self, source: int, target: int) -> Way | None:
-        """None where it is not affine."""
+    def _map(self, source: int, target: int) -> AffineMap | None:
+        """Return the map; None if it is not affine."""
         key = source, target
         if key not in self._made:
             self._made[key] = self._make(source, target)
         return self._made[key]
 
-    def _make(self, source: int, target: int) -> Way | None:
+    def _make(self, source: int, target: int) -> AffineMap | None:
         if source == target:
-            return Way(None, None)
+            return AffineMap(None, None)
         if source < target:
-            found = self._lineage.forward(source, target)
-            if found is None:
+            parts = self._lineage.forward(source, target)
+            if parts is None:
                 raise LineageError(
                     f"Rows of version {source} cannot be read as the later version {target}: no "
                     "forward map was published between them. Refresh them with 'evergram "
@@ -111,9 +113,9 @@ class Ways:
         elif not self._lineage.chain.is_affine(source, target):
             return None
         else:
-            found = self._lineage.chain.affine(source, target)
-        weight, offset = found
-        return Way(
+            parts = self._lineage.chain.affine(source, target)
+        weight, offset = parts
+        return AffineMap(
             np.ascontiguousarray(weight.numpy().T, dtype=np.float32),
             offset.numpy().astype(np.float32) if bool(offset.any()) else None,
         )

@@ -73,6 +73,9 @@ class Client:
             raise ServiceError(f"{url!r} is no address: {error}.") from error
         self._retries = retries
 
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
     def embed(
         self,
         ids: pa.Array | Sequence[int | str],

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from evergram.errors import EvergramError, LineageError
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.change_watch import Mark, Watch
@@ -76,7 +76,7 @@ class State:
     """
 
     opened: Opened
-    roll: Consumers
+    roll: ConsumerRegistry
     tokens: bool
     lineage: Lineage
 
@@ -105,7 +105,7 @@ class Service:
     def __init__(
         self,
         open_reader: Callable[[], Reader],
-        open_roll: Callable[[], Consumers],
+        open_roll: Callable[[], ConsumerRegistry],
         look: Callable[[], tuple[Mark, Mark]],
         *,
         read_on: Callable[[Reader], Reader] | None = None,
@@ -156,7 +156,7 @@ class Service:
 
         return cls(
             open_reader,
-            lambda: Consumers.open(where),
+            lambda: ConsumerRegistry.open(where),
             watch.look,
             read_on=read_on if stores is None else None,
             least_poll=REMOTE_POLL if watch.folder is None else 0.0,
@@ -304,6 +304,6 @@ def checked_sentence(files: Mapping[str, bool]) -> str:
     return f"{said}. The other {len(files) - len(done)} are compared when they are first read."
 
 
-def has_tokens(roll: Consumers) -> bool:
+def has_tokens(roll: ConsumerRegistry) -> bool:
     """Whether a consumer has one."""
     return any(consumer.token_sha256 for consumer in roll.list())

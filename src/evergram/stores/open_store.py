@@ -1,23 +1,56 @@
-"""From an address to a store."""
+"""The table of kinds of store, and the way from an address to a store."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from importlib import import_module
 
 from evergram.errors import DataError
 from evergram.stores.store import ID_TYPES, Store
 
-# Scheme to what follows it.
-SCHEMES = {
-    "snapshot": "snapshot:DIR",
-    "postgresql": "postgresql://USER@HOST/DATABASE#TABLE",
-    "lance": "lance:DIR#TABLE",
-    "qdrant": "qdrant:URL#COLLECTION, or qdrant:DIR#COLLECTION for its local mode",
+
+@dataclass(frozen=True)
+class StoreKind:
+    """A kind of store that an address can name.
+
+    Args:
+        form: how its addresses are written.
+        module, name: of its class, which is imported only when it is opened: its client need not
+            be installed.
+    """
+
+    form: str
+    module: str
+    name: str
+
+    def open(self, address: str, create: str | None) -> Store:
+        store_class = getattr(import_module(self.module), self.name)
+        store: Store = store_class.open(address, create)
+        return store
+
+
+# By the scheme of its addresses. A new kind of store is one line here: docs/extend/store.md.
+KINDS = {
+    "snapshot": StoreKind(
+        "snapshot:DIR", "evergram.stores.snapshot.snapshot_store", "SnapshotStore"
+    ),
+    "postgresql": StoreKind(
+        "postgresql://USER@HOST/DATABASE#TABLE",
+        "evergram.stores.postgres.pgvector_store",
+        "PgvectorStore",
+    ),
+    "lance": StoreKind("lance:DIR#TABLE", "evergram.stores.lance.lance_store", "LanceStore"),
+    "qdrant": StoreKind(
+        "qdrant:URL#COLLECTION, or qdrant:DIR#COLLECTION for its local mode",
+        "evergram.stores.qdrant.qdrant_store",
+        "QdrantStore",
+    ),
 }
 
 
 def open_store(address: str, *, create: str | None = None) -> Store:
-    """The store at an address; one without a scheme is the folder of a snapshot.
+    """Open the store at an address; an address without a scheme is the folder of a snapshot.
 
     Args:
         create: make it where it is not there, for ids of this type, "int64" or "string".
@@ -25,34 +58,21 @@ def open_store(address: str, *, create: str | None = None) -> Store:
         StoreError: it cannot be reached.
     """
     if create is not None and create not in ID_TYPES:
-        raise DataError(f"Ids of type {create!r} were asked for; a store has int64 or string.")
+        raise DataError(f"Ids cannot be of type {create!r}; a store holds int64 or string.")
     scheme, colon, _ = address.partition(":")
-    if scheme not in SCHEMES:
+    if scheme not in KINDS:
+        forms = "; ".join(kind.form for kind in KINDS.values())
         # A letter and a colon are a drive; more is a scheme, and a misspelt one is no folder.
         if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
             raise DataError(
-                f"There is no kind of store for {scheme}:…; there is a folder's path, "
-                f"{'; '.join(SCHEMES.values())}."
+                f"No kind of store has the scheme {scheme!r}; give a folder's path, or {forms}."
             )
-        # USER:PASSWORD@ is of no folder. Nor is it repeated, here or as the name of a new one.
+        # USER:PASSWORD@ is in no folder's path. The password must not become the name of one, and
+        # is not repeated.
         if re.search(r"//[^/]*:[^/]*@", address):
             raise DataError(
                 "The address of a store has a user and a password in it, and no scheme before "
-                f"'://'; there is a folder's path, {'; '.join(SCHEMES.values())}."
+                f"'://'; give a folder's path, or {forms}."
             )
         scheme = "snapshot"
-    if scheme == "postgresql":
-        from evergram.stores.postgres.pgvector_store import PgvectorStore
-
-        return PgvectorStore.open(address, create)
-    if scheme == "lance":
-        from evergram.stores.lance.lance_store import LanceStore
-
-        return LanceStore.open(address, create)
-    if scheme == "qdrant":
-        from evergram.stores.qdrant.qdrant_store import QdrantStore
-
-        return QdrantStore.open(address, create)
-    from evergram.stores.snapshot.snapshot_store import SnapshotStore
-
-    return SnapshotStore.open(address.removeprefix("snapshot:"), create)
+    return KINDS[scheme].open(address, create)

@@ -1,4 +1,4 @@
-"""Rows of embeddings as stores take and give them, their checksums, and what a search finds."""
+"""The values that stores exchange: spaces, rows with their checksums, and hits of a search."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from evergram.errors import DataError, ShapeError
 Floats = npt.NDArray[np.float32]
 Checks = npt.NDArray[np.uint32]
 
-# What ids may be; one store holds one of them.
+# The types of ids; one store holds one of them.
 ID_TYPES = {"int64": pa.int64(), "string": pa.string()}
 
 
 @dataclass(frozen=True)
 class Space:
-    """Where the vectors of one version live.
+    """The space of the vectors of one version.
 
     Args:
         version: its number in the lineage.
         dim: D of its vectors as they are stored.
-        fingerprint: of the version; vectors of another are never put beside these.
+        fingerprint: of the version; a store refuses another one for the same number.
     """
 
     version: int
@@ -53,8 +53,8 @@ class Rows:
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or len(self.ids) != len(self.vectors):
             raise ShapeError(
-                f"{len(self.ids)} ids and vectors of shape {list(self.vectors.shape)} were given; "
-                "vectors must be [n, D], one an id."
+                f"Rows have {len(self.ids)} ids and vectors of shape {list(self.vectors.shape)}; "
+                "vectors must be [n, D], one for each id."
             )
         if self.vectors.dtype != np.float32:
             raise DataError(f"Vectors are {self.vectors.dtype}; a store holds float32.")
@@ -65,12 +65,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Hits:
-    """What one query found, best first.
+    """The results of one query, best first.
 
     Args:
         ids: [n].
         scores: float32 [n], descending.
-        versions: int64 [n], what each row was embedded with.
+        versions: int64 [n], the version that each row was embedded with.
     """
 
     ids: pa.Array
@@ -81,16 +81,17 @@ class Hits:
         return len(self.ids)
 
     def first(self, k: int) -> Hits:
+        """Return the best k."""
         return Hits(self.ids.slice(0, k), self.scores[:k], self.versions[:k])
 
 
 def row_checks(rows: Rows) -> Checks:
-    """A checksum of id, version and vector of each row [n]: it is stored with the row and compared
-    when the row is fetched, so that no damaged vector, and none under another id, is given out.
+    """Return a checksum of id, version and vector of each row, uint32 [n].
 
-    Σ_i m_i w_i modulo 2³², with w the 32-bit words of a row and m odd: whatever happens to one word
-    changes it, and what happens to several goes unseen once in 2³². (A CRC would do the same, row
-    by row; this is all rows at once, which a request for a hundred rows feels.)
+    It is stored with the row and compared when the row is fetched, so that no damaged vector, and
+    none under another id, is returned. It is Σ_i m_i w_i modulo 2³², with w the 32-bit words of a
+    row and m odd: any change to one word changes it, and changes to several go unseen once in 2³².
+    A CRC would do as much, but row by row; this is computed for all rows at once.
     """
     vectors = np.ascontiguousarray(rows.vectors, dtype="<f4").view("<u4")
     odd = _multipliers(vectors.shape[1] + 3)
@@ -100,25 +101,25 @@ def row_checks(rows: Rows) -> Checks:
         texts = (crc32(key.encode()) for key in rows.ids.to_pylist())
         keys = np.zeros((len(rows), 2), dtype=np.uint32)
         keys[:, 0] = np.fromiter(texts, dtype=np.uint32, count=len(rows))
-    found: Checks = np.einsum("nd,d->n", vectors, odd[3:], dtype=np.uint32)
-    found += keys @ odd[1:3]
-    # Beginning at one: a row of zeros under id 0 has no check of zero.
-    found += np.uint32((1 + int(odd[0]) * rows.version) & 0xFFFFFFFF)
-    return found
+    checks: Checks = np.einsum("nd,d->n", vectors, odd[3:], dtype=np.uint32)
+    checks += keys @ odd[1:3]
+    # Plus one, so that a row of zeros under id 0 has another checksum than zero.
+    checks += np.uint32((1 + int(odd[0]) * rows.version) & 0xFFFFFFFF)
+    return checks
 
 
 @lru_cache
 def _multipliers(count: int) -> Checks:
-    """Odd numbers without a pattern: the finaliser of MurmurHash3 on 1, 2, …"""
-    found = np.arange(1, count + 1, dtype=np.uint32)
+    """Return odd numbers without a pattern: the finaliser of MurmurHash3 of 1, 2, …"""
+    mixed = np.arange(1, count + 1, dtype=np.uint32)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-        found ^= found >> np.uint32(shift)
-        found *= np.uint32(factor)
-    return found | np.uint32(1)
+        mixed ^= mixed >> np.uint32(shift)
+        mixed *= np.uint32(factor)
+    return mixed | np.uint32(1)
 
 
 def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
-    """The best k of what several spaces gave, each id once: at the latest version that has it."""
+    """Return the best k hits of several spaces, each id once, at the latest version that has it."""
     parts = [part for part in parts if len(part)] or list(parts[:1])
     if len(parts) == 1:
         return parts[0].first(k)

@@ -1,4 +1,4 @@
-"""What every store of embeddings can do: rows of one side, each at the version it was made with."""
+"""The interface of a store of embeddings: rows of one side, each at the version that made it."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ T = TypeVar("T")
 
 
 class Store(StoreView):
-    """Embeddings of one side. Ids are unique: a row written again replaces the one before, of
-    whatever version that was. Search is by inner product, within the space of each version.
+    """Embeddings of one side, searched by inner product within the space of each version. Ids are
+    unique: a row written again replaces the one before, whatever its version.
 
-    What `upsert`, `add_space`, `take_side` and `delete` did is durable when they return. A store
-    that was killed in between opens again with every row as it was before or after, and may then
-    for a moment hold an id in two spaces; either row is a true one, and the later version's is
-    given.
+    `upsert`, `add_space`, `take_side` and `delete` are durable when they return. A store that was
+    killed meanwhile opens again with every row as it was before or after, and may hold an id in
+    two spaces until the id is written again: both rows are whole, and the later version's is
+    returned.
 
     Raises, anywhere: StoreError: it cannot be reached, written or read. IntegrityError: a row is
         not what was written.
@@ -54,54 +54,59 @@ class Store(StoreView):
 
     kind: ClassVar[str]
 
-    # What a kind of store implements.
+    # A kind of store implements these, those of StoreView, and a classmethod `open`.
 
     @property
     def place(self) -> str:
-        """The address as it is from whatever folder: one store has one, two have two."""
+        """The address independent of the current folder: equal for the same store, and only
+        then."""
         return self.address
 
     @abstractmethod
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
-        """Return what `work` makes of the store as it is at one moment.
+        """Return what `work` returns for a view of the store at one moment.
 
-        Rows that others move from version to version meanwhile are in the one or in the other, and
-        never in none: what `filled` named can be searched.
+        A row that others move between versions meanwhile is in one of them in the view, never in
+        none.
 
         Args:
-            work: reads through the view that it is given, and does nothing else: it may be called
-                more than once, each time with a view of its own.
+            work: reads through its argument and does nothing else: it may be called more than
+                once, each time with a view of its own.
         """
 
     @abstractmethod
     def build_index(self) -> None:
-        """Make search in the larger spaces fast by the store's native index, where there is one;
-        it may then miss some of the best. Rows may be written before and after."""
+        """Build the store's native index, if it has one, for its larger spaces. Search is then
+        faster and may miss some of the best; rows may be written before and after."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of files and connections."""
 
     @abstractmethod
-    def _add_space(self, space: Space) -> None: ...
+    def _add_space(self, space: Space) -> None:
+        """Make room for a version, durably, unless another process has."""
 
     @abstractmethod
     def _set_side(self, side: str) -> None:
-        """Write down the side, durably, unless one is written down already."""
+        """Set the side, durably, unless it is set already."""
 
     @abstractmethod
     def _write(self, rows: Rows, checks: Checks) -> None:
-        """Put rows into their space, and take their ids out of every other one."""
+        """Write rows into their space and remove their ids from every other one."""
 
     @abstractmethod
-    def _delete(self, ids: pa.Array) -> None: ...
+    def _delete(self, ids: pa.Array) -> None:
+        """Remove the rows of ids; some may not be there."""
 
     @abstractmethod
-    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]: ...
+    def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
+        """Yield all rows of a version, in blocks of at most `size`, in any order."""
 
-    # What all have.
+    # All kinds inherit these.
 
     def take_side(self, side: str) -> None:
-        """Be the store of a side from now on, for good; nothing where it is already.
+        """Make this the store of a side, for good; nothing where it is already.
 
         Raises: IntegrityError: it is the store of another one.
         """
@@ -121,8 +126,8 @@ class Store(StoreView):
         elif there != space:
             raise IntegrityError(
                 f"{self.address} holds version {space.version} with fingerprint "
-                f"{there.fingerprint} and dim {there.dim}; {space.fingerprint} and {space.dim} "
-                "were given. It belongs to another lineage; use another store."
+                f"{there.fingerprint} and dim {there.dim}, not {space.fingerprint} and "
+                f"{space.dim}: it belongs to another lineage; use another store."
             )
 
     def upsert(self, rows: Rows) -> None:
@@ -136,7 +141,8 @@ class Store(StoreView):
             self._write(rows, row_checks(rows))
 
     def checked(self, rows: Rows) -> Rows:
-        """Rows as they may be written. Raises: as `upsert`."""
+        """Return rows with ids of this store's type, if they may be written. Raises: as
+        `upsert`."""
         space = self.spaces().get(rows.version)
         if space is None:
             raise DataError(
@@ -157,7 +163,7 @@ class Store(StoreView):
         return rows
 
     def load(self, space: Space, blocks: Iterable[Rows]) -> int:
-        """Write all rows of a version, block after block. Returns: how many.
+        """Write all rows of a version, block after block, and return their number.
 
         Killed in between, some are written; loading again writes the same rows.
         """
@@ -173,7 +179,7 @@ class Store(StoreView):
         self._delete(self.as_ids(ids))
 
     def scan(self, version: int | None = None, size: int = 65_536) -> Iterator[Rows]:
-        """All rows (of a version), in blocks of at most `size`, in any order."""
+        """Yield all rows (of a version), in blocks of at most `size`, in any order."""
         for number in self.spaces() if version is None else [version]:
             for rows, checks in self._scan(number, size):
                 self._verify(rows, checks)
@@ -187,8 +193,8 @@ class Store(StoreView):
 
 
 def other_side(store: StoreView, side: str) -> IntegrityError:
-    """What to say of a store that is taken for one of another side."""
+    """Return the error for a store that is used for another side than its own."""
     return IntegrityError(
-        f"{store.address} is the store of side {store.side!r}; side {side!r} was given for it. A "
-        "store holds one side: use another store."
+        f"{store.address} is the store of side {store.side!r} and cannot hold side {side!r}, as a "
+        "store holds one side; use another store."
     )

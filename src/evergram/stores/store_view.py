@@ -1,4 +1,4 @@
-"""How every store of embeddings is read, also as it is at one moment."""
+"""The reading half of a store's interface, which a view of one moment has too."""
 
 from __future__ import annotations
 
@@ -14,64 +14,65 @@ from evergram.stores.rows import Checks, Floats, Hits, Rows, Space, merge_hits, 
 
 
 class StoreView(ABC):
-    """A store, or what it is at one moment: see `Store.read_consistently`.
+    """A store as it is read, or a view of it at one moment: see `Store.read_consistently`.
 
     Raises, anywhere: StoreError: it cannot be reached or read. IntegrityError: a row is not what
         was written.
     """
 
-    # What a kind of store implements.
+    # A kind of store implements these.
 
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where it is, without a password; `open_store` opens it."""
+        """The address, without a password; `open_store` opens it."""
 
     @property
     @abstractmethod
     def id_type(self) -> pa.DataType:
-        """int64 or string."""
+        """The type of its ids, int64 or string."""
 
     @property
     @abstractmethod
     def side(self) -> str | None:
-        """Which side the rows are of, such as "candidate"; None where nobody has said."""
+        """The side of its rows, such as "candidate"; None until `take_side` sets it."""
 
     @abstractmethod
     def spaces(self) -> dict[int, Space]:
-        """By version, ascending; also of versions without rows."""
+        """Return its spaces by version, ascending, also those without rows."""
 
     @abstractmethod
     def count(self) -> dict[int, int]:
-        """Rows of each version that has any."""
+        """Return the number of rows of each version that has any."""
 
     @abstractmethod
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
-        """What there is of the ids, in any order, grouped by version."""
+        """Return the rows of the ids that are there, grouped by version, in any order."""
 
     @abstractmethod
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[tuple[pa.Array, Floats]]:
-        """For each query [Q, D] the ids [≤k] of a space with the largest inner products, best
-        first; among `ids` alone where they are given."""
+        """Return for each query of [Q, D] the ids [≤k] of a space with the largest inner products,
+        best first, and the products [≤k]; among `ids` alone unless they are None."""
 
-    # What all have.
+    # All kinds inherit these.
 
     def filled(self) -> dict[int, Space]:
-        """The spaces that have a row, by version: every search asks, and not how many there are."""
+        """Return the spaces that have a row, by version. Every search asks; a kind may answer
+        without counting."""
         held = self.count()
         return {version: space for version, space in self.spaces().items() if version in held}
 
     def fetch(self, ids: pa.Array | Sequence[int | str]) -> list[Rows]:
-        """The rows of the ids that are there, grouped by version, in any order."""
+        """Return the rows of the ids that are there, grouped by version, in any order."""
         asked = self.as_ids(ids)
         if len(set(asked.to_pylist())) < len(asked):
             asked = pc.unique(asked)
-        found = self._read(asked)
-        for rows, checks in found:
+        checked = self._read(asked)
+        for rows, checks in checked:
             self._verify(rows, checks)
-        parts = [rows for rows, _ in found]
+        parts = [rows for rows, _ in checked]
         if len(parts) == 1:
             return parts
         keys = _joined([rows.ids for rows in parts], self.id_type)
@@ -85,58 +86,59 @@ class StoreView(ABC):
         offsets: Mapping[int, Floats] | None = None,
         ids: pa.Array | Sequence[int | str] | None = None,
     ) -> list[Hits]:
-        """The k rows with the largest ⟨q_v, z⟩ + c_v, v being the version of the row.
+        """Return for each query the k rows with the largest ⟨q_v, z⟩ + c_v, v a row's version.
 
         Args:
             queries: for each version to search in, float32 [Q, D_v]; every Q is the same.
-            k: at least 1; fewer are found where there are fewer rows.
+            k: at least 1; where there are fewer rows, fewer are returned.
             offsets: for a version, c_v [Q]; 0 where it is left out.
             ids: search among these alone.
-        Returns: one a query.
         """
         if k < 1:
             raise DataError(f"k is {k}; it must be at least 1.")
         spaces = self.spaces()
         sizes = {len(q) for q in queries.values()}
-        for version, given in queries.items():
-            if given.ndim != 2 or version not in spaces or given.shape[1] != spaces[version].dim:
+        for version, block in queries.items():
+            if block.ndim != 2 or version not in spaces or block.shape[1] != spaces[version].dim:
                 has = {v: s.dim for v, s in spaces.items()}
                 raise ShapeError(
-                    f"Queries for version {version} are {list(given.shape)}; they must be [Q, D] "
+                    f"Queries for version {version} are {list(block.shape)}; they must be [Q, D] "
                     f"with D of that version, one of {has} here."
                 )
         if len(sizes) > 1:
-            raise ShapeError(f"There are {sorted(sizes)} queries for different versions.")
+            raise ShapeError(
+                f"Versions have {sorted(sizes)} queries; give each version the same number."
+            )
         among = None if ids is None else pc.unique(self.as_ids(ids))
-        found: list[list[Hits]] = [[] for _ in range(max(sizes, default=0))]
-        for version, given in queries.items():
+        hits: list[list[Hits]] = [[] for _ in range(max(sizes, default=0))]
+        for version, block in queries.items():
             added = None if offsets is None else offsets.get(version)
-            given = np.ascontiguousarray(given, dtype=np.float32)
-            for i, (keys, scores) in enumerate(self._nearest(version, given, k, among)):
+            block = np.ascontiguousarray(block, dtype=np.float32)
+            for i, (keys, scores) in enumerate(self._nearest(version, block, k, among)):
                 shifted = scores if added is None else scores + added[i]
-                found[i].append(Hits(keys, shifted, np.full(len(keys), version, dtype=np.int64)))
-        return [merge_hits(parts, k) for parts in found]
+                hits[i].append(Hits(keys, shifted, np.full(len(keys), version, dtype=np.int64)))
+        return [merge_hits(parts, k) for parts in hits]
 
     def as_ids(self, ids: pa.Array | Sequence[int | str]) -> pa.Array:
-        """Ids as this store's type. Raises: DataError: one cannot be, or is null."""
+        """Return ids as this store's type. Raises: DataError: one is null, or of another type."""
         wanted = self.id_type
         try:
-            given = ids if isinstance(ids, pa.Array) else pa.array(ids)
-            if given.type == wanted and not given.null_count:
-                return given
-            if pa.types.is_null(given.type) and not len(given):
-                given = given.cast(wanted)
-            text = pa.types.is_string(given.type) or pa.types.is_large_string(given.type)
+            array = ids if isinstance(ids, pa.Array) else pa.array(ids)
+            if array.type == wanted and not array.null_count:
+                return array
+            if pa.types.is_null(array.type) and not len(array):
+                array = array.cast(wanted)
+            text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
             if text != pa.types.is_string(wanted):
-                raise DataError(f"Ids are {given.type}; those of {self.address} are {wanted}.")
-            found = given.cast(wanted)
+                raise DataError(f"Ids are {array.type}; those of {self.address} are {wanted}.")
+            converted = array.cast(wanted)
         except (pa.ArrowException, OverflowError, TypeError) as error:
             raise DataError(
                 f"Ids must all be {wanted}, as those of {self.address} are: {error}."
             ) from None
-        if found.null_count:
+        if converted.null_count:
             raise DataError("An id is null; every row needs one.")
-        return found
+        return converted
 
     def _verify(self, rows: Rows, checks: Checks) -> None:
         differ = row_checks(rows) != checks
@@ -153,7 +155,7 @@ def _joined(parts: list[pa.Array], kind: pa.DataType) -> pa.Array:
 
 
 def _latest(parts: list[Rows], kind: pa.DataType) -> list[Rows]:
-    """Each id once, at the latest version that has it."""
+    """Return each id once, at the latest version that has it."""
     seen = pa.array([], kind)
     kept = []
     for rows in sorted(parts, key=lambda r: -r.version):

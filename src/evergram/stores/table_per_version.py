@@ -12,15 +12,16 @@ import pyarrow.compute as pc
 from evergram.stores.store import Checks, Rows, Store
 
 
-class SeparateStore(Store):
-    """An id is kept in one space by the order of steps: a row is written first and taken out of
-    the other spaces after, and readers look for what they did not find a second time. Killed in
-    between, an id is in two spaces and none is lost; the next write of it makes that good."""
+class TablePerVersionStore(Store):
+    """A store without a transaction over its tables, which keeps an id in one space by the order of
+    its steps: a row is written first and removed from the other spaces after, and readers look a
+    second time for ids that they did not find. Killed in between, it has the id in two spaces and
+    loses none; the next write of the id removes the other."""
 
     @abstractmethod
     def _writing(self) -> AbstractContextManager[object]:
-        """Held while one writes. Two who moved an id at once, each to another space, could
-        otherwise each take out what the other had put in."""
+        """Hold the write lock. Without it two writers that move an id to different spaces could
+        each remove the row that the other has written."""
 
     @abstractmethod
     def _put(self, rows: Rows, checks: Checks) -> None:
@@ -28,11 +29,11 @@ class SeparateStore(Store):
 
     @abstractmethod
     def _remove(self, version: int, ids: pa.Array) -> None:
-        """Take ids out of a space; many are not in it."""
+        """Remove ids from a space; many are not in it."""
 
     @abstractmethod
     def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
-        """What there is of the ids in a space; no empty parts."""
+        """Yield the rows of the ids that are in a space, in parts that are not empty."""
 
     def _write(self, rows: Rows, checks: Checks) -> None:
         with self._writing():
@@ -48,16 +49,16 @@ class SeparateStore(Store):
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         spaces = list(self.spaces())
-        found: list[tuple[Rows, Checks]] = []
+        parts: list[tuple[Rows, Checks]] = []
         missing = ids
         # A row that moves to a later version while we look is met in either; one that moves back
         # may slip from a space not yet read into one that was, and is met the second time.
         for _ in range(2 if len(spaces) > 1 else 1):
             fresh = [part for version in spaces for part in self._get(version, missing)]
-            found += fresh
+            parts += fresh
             if fresh:
                 there = pa.concat_arrays([rows.ids for rows, _ in fresh])
                 missing = missing.filter(pc.invert(pc.is_in(missing, value_set=there)))
             if not len(missing):
                 break
-        return found
+        return parts

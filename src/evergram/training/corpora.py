@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-
 import torch
 
-from evergram.data.amazon import load_amazon
 from evergram.data.corpus import Corpus
-from evergram.data.movielens import load_movielens
+from evergram.data.data_sets import existing
+from evergram.data.loaders import load
 from evergram.data.pair_hash import TrainedPairs
 from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import (
@@ -20,10 +17,7 @@ from evergram.data.split import (
     time_split,
     window_split,
 )
-from evergram.data.synthetic import generate
-from evergram.data.tables import load_table, read_interactions
-from evergram.data.wikipedia.links import load_mediawiki
-from evergram.data.wikispeedia import load_wikispeedia
+from evergram.data.tables import read_interactions
 from evergram.errors import DataError, RecipeError
 from evergram.lineage.pair_history import PairHistory
 from evergram.training.recipe import Recipe
@@ -32,32 +26,7 @@ from evergram.training.recipe import Recipe
 def load_corpus(recipe: Recipe) -> Corpus:
     """Return all interactions that the recipe names. Raises: DataError: a file cannot be used."""
     data = recipe.data
-    if data.kind == "synthetic":
-        corpus = generate(
-            queries=data.queries,
-            candidates=data.candidates,
-            interactions=data.interactions,
-            drift=data.drift,
-            seed=recipe.seed,
-        ).corpus
-    elif data.kind == "movielens":
-        corpus = load_movielens(Path(str(data.path)))
-    elif data.kind == "amazon":
-        corpus = load_amazon(Path(str(data.path)), _path(data.metadata))
-    elif data.kind == "mediawiki":
-        corpus, report = load_mediawiki(Path(str(data.path)), data.prefix)
-        for sentence in report.warnings():
-            logging.getLogger(__name__).warning(sentence)
-    elif data.kind == "wikispeedia":
-        corpus = load_wikispeedia(Path(str(data.path)))
-    else:
-        corpus = load_table(
-            Path(str(data.path)),
-            query_features=_path(data.query_features),
-            candidate_features=_path(data.candidate_features),
-            shared_ids=data.shared_ids,
-            columns={str(k): v for k, v in data.columns.items()},
-        )
+    corpus = load(data.kind, data, recipe.seed)
     if data.minimum_value is not None:
         if not corpus.has_values:
             raise DataError("data.minimum_value needs a column 'value', and there is none.")
@@ -104,7 +73,7 @@ def split_for(
         )
     else:
         columns = {str(k): v for k, v in recipe.data.columns.items()}
-        test = read_interactions(Path(str(recipe.data.test)), columns)
+        test = read_interactions(existing(str(recipe.data.test)), columns)
         chosen = given_split(corpus, test, share=split.share, held_out=held_out)
     if history is not None and history.untested is not None:
         chosen = chosen.without_test(history.untested)
@@ -164,7 +133,3 @@ def salt_of(recipe: Recipe, history: PairHistory | None = None) -> str:
             "salt pairs that were trained on would be tested. Remove split.salt."
         )
     return history.salt
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)

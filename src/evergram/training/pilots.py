@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from evergram.data.split import Pairs, Split
+from evergram.data.row_pairs import RowPairs
+from evergram.data.split import Split
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import rate_of, strengths_of
@@ -51,7 +52,7 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     if not _wants_pilots(recipe, split):
         return Pilots(recipe)
     strengths = strengths_of(recipe, split.training)
-    untested = replace(split, test=Pairs.none(), final=None)
+    untested = replace(split, test=RowPairs.none(), final=None)
     pilots = Pilots(recipe)
 
     def measure(chosen: _Chosen) -> float:

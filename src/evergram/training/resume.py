@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from evergram.atomic_files import make_folder, replacing_path
 from evergram.data.corpus import Corpus
 from evergram.errors import TrainingError
-from evergram.lineage.disk.atomic import make_folder
 from evergram.training.callbacks import Callback
 from evergram.training.recipe import Recipe
 
@@ -55,16 +54,13 @@ class ResumeFile:
         """
         if self.path is None:
             return
-        part = self.path.with_suffix(".part")
         flat = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
         try:
             make_folder(self.path.parent)
             # Tensors and facts in one file: one rename replaces both.
-            save_file(flat, part, metadata={"key": self.key, "facts": json.dumps(facts)})
-            part.replace(self.path)
+            with replacing_path(self.path) as part:
+                save_file(flat, part, metadata={"key": self.key, "facts": json.dumps(facts)})
         except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
             size = sum(t.numel() * t.element_size() for t in flat.values())
             why = getattr(error, "strerror", None) or str(error).rstrip(".")
             raise TrainingError(

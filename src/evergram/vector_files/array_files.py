@@ -1,4 +1,4 @@
-"""Vectors alone, or with integers beside them: .npy and safetensors."""
+"""Files that hold vectors, and at most integers as their ids: .npy and safetensors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ from torch import Tensor
 from evergram.errors import DataError
 from evergram.ids import first_missing, ids_of_text, missing_sentence
 from evergram.vector_files.base import Block, EmbeddingFile, sentence
-from evergram.vector_files.provenance import ID_TYPE, marks_beside, marks_of, read_beside
+from evergram.vector_files.provenance import (
+    ID_TYPE,
+    provenance_file,
+    provenance_in,
+    read_provenance_file,
+)
 
 
 def companion(path: Path) -> Path:
-    """Where the ids of a file without room for them are: `NAME.ids.txt`, one a line."""
+    """Return the path of the ids of a file without room for them: `NAME.ids.txt`, one a line."""
     return path.with_suffix(".ids.txt")
 
 
-class Plain(EmbeddingFile):
-    """What has vectors alone, or integers beside them; text ids are in a file of their own."""
+class PlainVectors(EmbeddingFile):
+    """A file of vectors, perhaps with integer ids; text ids are in a file of their own."""
 
     _own: pa.Array | None = None
     has_ids = False
@@ -33,7 +38,8 @@ class Plain(EmbeddingFile):
     holds_integers = False
 
     def _name(self, ids: Path | None) -> None:
-        """Find the ids: those of a file, else the file's own, else the numbers of the rows."""
+        """Find the ids: those in the file `ids`, else those inside, else the numbers of the
+        rows."""
         beside = companion(self.path) if ids is None else ids
         self.has_ids = ids is not None or self._own is not None or beside.is_file()
         if ids is None and (self._own is not None or not beside.is_file()):
@@ -59,8 +65,8 @@ class Plain(EmbeddingFile):
         self._own = integers if pa.types.is_integer(integers.type) else texts
 
     def _as_written(self, id_type: str) -> None:
-        """Take the lines of ids for what they were written from, integers or text."""
-        beside, said = companion(self.path), marks_beside(self.path)
+        """Read the lines of ids as the type that they were written from, "int64" or "string"."""
+        beside, said = companion(self.path), provenance_file(self.path)
         if self._own is None:
             raise DataError(
                 f"{beside} is missing, though {self.path} was written with its ids there; restore "
@@ -91,10 +97,11 @@ class Plain(EmbeddingFile):
 
     @abstractmethod
     def _slice(self, start: int, stop: int) -> Tensor:
-        """[stop − start, D]. The file is opened for each, so that no more of it stays mapped."""
+        """Return rows [stop − start, D]; the file is opened anew, so that little of it is
+        mapped."""
 
 
-class NpyVectors(Plain):
+class NpyVectors(PlainVectors):
     def __init__(self, path: Path, ids: Path | None) -> None:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.ndim != 2 or array.dtype.kind != "f":
@@ -103,8 +110,8 @@ class NpyVectors(Plain):
                 "needed."
             )
         super().__init__(path, *array.shape)
-        said = read_beside(path)
-        self.marks = marks_of(said)
+        said = read_provenance_file(path)
+        self.provenance = provenance_in(said)
         self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32
         self._name(ids)
         if ids is None and ID_TYPE in said:
@@ -115,7 +122,7 @@ class NpyVectors(Plain):
         return torch.from_numpy(np.array(mapped[start:stop], dtype=self._dtype, order="C"))
 
 
-class SafetensorsVectors(Plain):
+class SafetensorsVectors(PlainVectors):
     holds_integers = True
 
     def __init__(self, path: Path, id_tensor: str, vector_tensor: str, ids: Path | None) -> None:
@@ -137,18 +144,18 @@ class SafetensorsVectors(Plain):
                 raise DataError(f"{path}: tensor {self._tensor!r} holds {kind}; floats are needed.")
             self._dtype = torch.float64 if kind == torch.float64 else torch.float32
             super().__init__(path, *shapes[self._tensor])
-            self.marks = marks_of(file.metadata())
+            self.provenance = provenance_in(file.metadata())
             if id_tensor in shapes:
-                found = file.get_tensor(id_tensor)
-                if found.shape != (self.rows,) or found.is_floating_point():
+                own = file.get_tensor(id_tensor)
+                if own.shape != (self.rows,) or own.is_floating_point():
                     raise DataError(
-                        f"{path}: tensor {id_tensor!r} is {found.dtype} {list(found.shape)}; "
+                        f"{path}: tensor {id_tensor!r} is {own.dtype} {list(own.shape)}; "
                         f"{self.rows} integers are needed."
                     )
-                self._own = pa.array(found.to(torch.int64).numpy())
+                self._own = pa.array(own.to(torch.int64).numpy())
         self._name(ids)
 
     def _slice(self, start: int, stop: int) -> Tensor:
         with safe_open(self.path, framework="pt") as file:
-            found: Tensor = file.get_slice(self._tensor)[start:stop]
-        return found.to(self._dtype)
+            rows: Tensor = file.get_slice(self._tensor)[start:stop]
+        return rows.to(self._dtype)

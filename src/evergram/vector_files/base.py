@@ -1,4 +1,4 @@
-"""What every file of ids and vectors can do, whatever its format."""
+"""The interface of a file of ids and vectors, whatever its format."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Block = tuple[pa.Array, Tensor]
 
 
 class EmbeddingFile(ABC):
-    """A file of N ids and vectors [N, D], which is read from its front as often as is asked.
+    """A file of N ids and vectors [N, D], which can be read from its front any number of times.
 
     Args:
         path: the file.
         rows, dim: N and D.
     Attributes:
-        marks: what the file says of itself, see `stores.marks`.
-        has_ids: whether ids were given; if not, they are the numbers of the rows.
+        provenance: what the file says of the space of its vectors, see `vector_files.provenance`.
+        has_ids: False where the ids are only the numbers of the rows.
     """
 
     has_ids = True
@@ -37,23 +37,24 @@ class EmbeddingFile(ABC):
         self.path = path
         self.rows = rows
         self.dim = dim
-        self.marks: dict[str, str] = {}
+        self.provenance: dict[str, str] = {}
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the version whose space the vectors are in, where the file says so."""
-        return self.marks.get(FINGERPRINT)
+        """The fingerprint of the version whose space the vectors are in; None where it is
+        unknown."""
+        return self.provenance.get(FINGERPRINT)
 
     @abstractmethod
     def ids(self) -> pa.Array:
-        """All N ids at once, int64 or string. Raises: DataError: one is missing."""
+        """Return all N ids, int64 or string. Raises: DataError: one is missing."""
 
     @abstractmethod
     def _read(self, size: int) -> Iterator[Block]:
-        """Blocks of at most `size` rows; their numbers are not looked at yet."""
+        """Yield blocks of at most `size` rows, whose numbers are not checked yet."""
 
     def blocks(self, size: int = BLOCK) -> Iterator[Block]:
-        """Ids [b] and vectors [b, D], b ≤ size: float64 where the file has that, else float32.
+        """Yield ids [b] and vectors [b, D], b ≤ size: float64 where the file has it, else float32.
 
         Raises: DataError: a vector is missing, of another length, or has a NaN, an infinity or
             what would be one as float32; the row and its id are named.
@@ -81,5 +82,5 @@ class EmbeddingFile(ABC):
 
 
 def sentence(error: Exception) -> str:
-    """What another library says of an error, without its line breaks and full stop."""
+    """Return the message of another library's error, without line breaks and full stop."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,4 +1,4 @@
-"""Ids and vectors in columns: Parquet and Arrow."""
+"""Files with a column of ids and a column of vectors: Parquet and Arrow."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch import Tensor
 from evergram.errors import DataError
 from evergram.ids import first_missing, missing_sentence
 from evergram.vector_files.base import Block, EmbeddingFile, sentence
-from evergram.vector_files.provenance import marks_of
+from evergram.vector_files.provenance import provenance_in
 
 FLOATS = {pa.float16(): np.float32, pa.float32(): np.float32, pa.float64(): np.float64}
 
 
-class Table(EmbeddingFile):
-    """What has columns."""
+class ColumnVectors(EmbeddingFile):
+    """A file with a column of ids and a column of vectors."""
 
     def __init__(
         self, path: Path, schema: pa.Schema, rows: int, id_column: str, vector_column: str
@@ -66,15 +66,15 @@ class Table(EmbeddingFile):
                 )
             dim = len(first)
         super().__init__(path, rows, dim)
-        self.marks = marks_of(schema.metadata)
+        self.provenance = provenance_in(schema.metadata)
 
     @abstractmethod
     def _batches(self, size: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Batches of at most `size` rows of these columns."""
+        """Yield batches of at most `size` rows of these columns."""
 
     def ids(self) -> pa.Array:
-        found = [self._ids_of(b[self._id]) for b in self._batches(1 << 20, [self._id])]
-        return pa.concat_arrays(found)
+        parts = [self._ids_of(b[self._id]) for b in self._batches(1 << 20, [self._id])]
+        return pa.concat_arrays(parts)
 
     def _read(self, size: int) -> Iterator[Block]:
         start = 0
@@ -86,8 +86,8 @@ class Table(EmbeddingFile):
     def _ids_of(self, column: pa.Array, start: int = 0) -> pa.Array:
         row = first_missing(column)
         if row >= 0:
-            where, given = f"{self.path} row {start + row + 1}", column[row].as_py()
-            raise DataError(missing_sentence(where, "", given))
+            where, cell = f"{self.path} row {start + row + 1}", column[row].as_py()
+            raise DataError(missing_sentence(where, "", cell))
         try:
             return column.cast(self._id_type)
         except pa.ArrowInvalid as error:
@@ -115,7 +115,7 @@ class Table(EmbeddingFile):
         return torch.from_numpy(flat.reshape(-1, self.dim))
 
 
-class ParquetVectors(Table):
+class ParquetVectors(ColumnVectors):
     def __init__(self, path: Path, id_column: str, vector_column: str) -> None:
         with pq.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
@@ -129,7 +129,7 @@ class ParquetVectors(Table):
             raise DataError(f"{self.path} cannot be read: {sentence(error)}.") from error
 
 
-class ArrowVectors(Table):
+class ArrowVectors(ColumnVectors):
     """An IPC file or an IPC stream, told apart by its first bytes."""
 
     def __init__(self, path: Path, id_column: str, vector_column: str) -> None:

@@ -22,13 +22,13 @@ SUFFIXES = (*PARQUET, *ARROW, ".npy", ".safetensors")
 def open_embeddings(
     path: Path, *, id_column: str = "id", vector_column: str = "vector", ids: Path | None = None
 ) -> EmbeddingFile:
-    """A file by its suffix: .parquet, .arrow (file or stream), .npy or .safetensors.
+    """Open a file by its suffix: .parquet, .arrow (file or stream), .npy or .safetensors.
 
     Args:
         id_column, vector_column: what the columns (safetensors: the tensors) are called there; a
             safetensors file with one 2-D tensor may call it anything.
-        ids: a text file with one id a line. Where it is None, `NAME.ids.txt` beside a .npy or
-            .safetensors file counts, and where there are no ids at all, the number of the row.
+        ids: a text file with one id a line. None reads `NAME.ids.txt` beside a .npy or
+            .safetensors file, and where there is none takes the numbers of the rows.
     Raises: DataError: the file is missing, damaged, empty, of no such format, or lacks a column.
     """
     if not path.is_file():
@@ -54,7 +54,7 @@ def open_embeddings(
 
 
 def unknown_format(path: Path) -> DataError:
-    """What to say of a suffix that is not known."""
+    """Return the error for a file whose suffix no format has."""
     known = ", ".join(SUFFIXES)
     if path.suffix.lower() == ".csv":
         return DataError(

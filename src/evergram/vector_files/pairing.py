@@ -1,4 +1,4 @@
-"""Two files of vectors of the same objects, side by side."""
+"""Pairs of vectors of the same objects from two files."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from evergram.vector_files.open_embeddings import BLOCK, EmbeddingFile
 
 
 class Pairing:
-    """The objects that two files have in common.
+    """The objects that two files have in common, and their two vectors.
 
-    Memory: the ids of both files and eight bytes a common object. The vectors pass in blocks: where
-    the common objects are in the same order, from both files at once; otherwise the smaller file's
-    are first put into a temporary file (where $TMPDIR says), which is mapped, not read.
+    Memory: the ids of both files and eight bytes a common object. Vectors are read in blocks, from
+    both files at once where the common objects are in the same order; otherwise the smaller file's
+    vectors are first copied to a temporary file (in $TMPDIR), which is mapped into memory.
 
     Args:
         old, new: the files.
     Attributes:
         ids: of the common objects, in the order of `blocks`.
-        only_old, only_new: objects that one file has alone.
+        only_old, only_new: how many objects one file has and the other has not.
         in_order: whether no temporary file is needed.
     Raises: DataError: an id is there twice in one file, or none is in both.
     """
@@ -60,7 +60,7 @@ class Pairing:
         return len(self.ids)
 
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
-        """Old [b, D_old] and new [b, D_new] of all common objects, in the order of `ids`.
+        """Yield old [b, D_old] and new [b, D_new] of all common objects, in the order of `ids`.
 
         Raises: DataError: as `EmbeddingFile.blocks`; or there is no room for the temporary file.
         """
@@ -77,7 +77,7 @@ class Pairing:
 
 
 def _kept(file: EmbeddingFile, kept: np.ndarray, size: int) -> Iterator[Tensor]:
-    """The rows of a file that are kept, in blocks of exactly `size` but for the last."""
+    """Yield the rows of a file that `kept` marks, in blocks of exactly `size` but for the last."""
     waiting: list[Tensor] = []
     start = number = 0
     for _, vectors in file.blocks(size):
@@ -94,7 +94,7 @@ def _kept(file: EmbeddingFile, kept: np.ndarray, size: int) -> Iterator[Tensor]:
 
 
 def _in_order_of(file: EmbeddingFile, rows: np.ndarray, size: int) -> Iterator[Tensor]:
-    """The given rows of a file, in any order, in blocks of `size`."""
+    """Yield the rows of a file at `rows`, in that order, in blocks of `size`."""
     try:
         with tempfile.TemporaryFile() as spool:
             kind = np.dtype(np.float32)
@@ -114,7 +114,7 @@ def _in_order_of(file: EmbeddingFile, rows: np.ndarray, size: int) -> Iterator[T
 
 
 def refuse_repeats(file: EmbeddingFile, ids: pa.Array) -> None:
-    """Raises: DataError: an id of a file is there twice."""
+    """Refuse a file that has an id twice. Raises: DataError."""
     if pc.count_distinct(ids).as_py() < len(ids):
         counts = pc.value_counts(ids)
         twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")

@@ -11,11 +11,12 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from evergram.atomic_files import replacing_path
 from evergram.errors import DataError
 
 
 def vectors_to_arrow(vectors: Tensor) -> pa.FixedSizeListArray:
-    """[N, D] as N fixed-size lists of float32."""
+    """Return [N, D] as an Arrow array of N fixed-size lists of float32."""
     flat = np.ascontiguousarray(vectors.float().cpu().numpy()).reshape(-1)
     return pa.FixedSizeListArray.from_arrays(pa.array(flat), vectors.shape[1])
 
@@ -23,44 +24,42 @@ def vectors_to_arrow(vectors: Tensor) -> pa.FixedSizeListArray:
 def write_embeddings(
     path: Path,
     blocks: Iterable[tuple[pa.Array, Tensor]],
-    marks: Mapping[str, str] | None = None,
+    provenance: Mapping[str, str] | None = None,
 ) -> int:
     """Write blocks of ids and vectors [b, D]; the file appears whole or not at all.
 
     Args:
-        marks: metadata of the schema.
+        provenance: metadata of the schema, see `vector_files.provenance`.
     Returns: rows written.
     Raises: DataError: the folder cannot be written.
     """
-    part = path.with_name(f".{path.name}.part")
     writer: pq.ParquetWriter | None = None
     rows = 0
     try:
-        for ids, vectors in blocks:
-            columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
-            table = pa.table(columns, metadata=marks or None)
+        with replacing_path(path) as part:
+            try:
+                for ids, vectors in blocks:
+                    columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
+                    table = pa.table(columns, metadata=provenance or None)
+                    if writer is None:
+                        # Floats do not compress; a dictionary of them only costs time.
+                        writer = pq.ParquetWriter(
+                            part, table.schema, compression="zstd", use_dictionary=False
+                        )
+                    writer.write_table(table)
+                    rows += table.num_rows
+            finally:
+                if writer is not None:
+                    writer.close()
             if writer is None:
-                # Floats do not compress; a dictionary of them only costs time.
-                writer = pq.ParquetWriter(
-                    part, table.schema, compression="zstd", use_dictionary=False
-                )
-            writer.write_table(table)
-            rows += table.num_rows
-        if writer is None:
-            raise DataError(f"There are no embeddings to write to {path}.")
-        writer.close()
-        part.replace(path)
+                raise DataError(f"There are no embeddings to write to {path}.")
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        if writer is not None and writer.is_open:
-            writer.close()
-        part.unlink(missing_ok=True)
     return rows
 
 
 def read_embeddings(path: Path) -> tuple[pa.Array, Tensor]:
-    """Ids [N] and vectors [N, D] of a file that `write_embeddings` made, or of the same layout.
+    """Return ids [N] and vectors [N, D] of a file in the layout of `write_embeddings`.
 
     Raises: DataError: it is not there, or not of that layout.
     """
@@ -72,7 +71,11 @@ def read_embeddings(path: Path) -> tuple[pa.Array, Tensor]:
 
 
 def to_block(table: pa.Table, path: Path) -> tuple[pa.Array, Tensor]:
-    """Ids [N] and vectors [N, D] of a table with columns `id` and `vector` that `path` held."""
+    """Return ids [N] and vectors [N, D] of a table with columns `id` and `vector`.
+
+    Args:
+        path: what the table was read from, for an error.
+    """
     column = table["vector"]
     if not pa.types.is_fixed_size_list(column.type):
         raise DataError(f"{path}: column 'vector' is {column.type}; a fixed-size list is needed.")
@@ -80,7 +83,7 @@ def to_block(table: pa.Table, path: Path) -> tuple[pa.Array, Tensor]:
 
 
 def vectors_from_arrow(column: pa.ChunkedArray) -> Tensor:
-    """A column of fixed-size lists as float32 [N, D]."""
+    """Return a column of fixed-size lists as float32 [N, D]."""
     flat = pa.concat_arrays([c.flatten() for c in column.chunks]) if len(column) else pa.array([])
     values = flat.to_numpy(zero_copy_only=False).astype(np.float32)
     return torch.from_numpy(values.reshape(-1, column.type.list_size))

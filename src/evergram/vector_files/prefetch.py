@@ -1,4 +1,4 @@
-"""Read or compute the next block while the present one is used."""
+"""Prefetching: the next block is read or computed while the present one is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """The same items, each next one made in a thread; one more than without is in memory."""
+    """Yield the same items, each made in a thread ahead of its use; one more is then in memory."""
     source, end = iter(items), object()
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, source, end)

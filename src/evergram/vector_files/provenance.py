@@ -1,4 +1,4 @@
-"""What a file of embeddings says of itself: which space its vectors are in."""
+"""The provenance that a file of embeddings carries: the version whose space its vectors are in."""
 
 from __future__ import annotations
 
@@ -16,39 +16,45 @@ COMPUTED_FROM = "evergram.computed_from"
 ID_TYPE = "evergram.id_type"
 
 
-def marks(fingerprint: str, computed_from: str) -> dict[str, str]:
-    """What is written with vectors: their own version's fingerprint, and that of the embedding
-    model's version that they come from."""
+def provenance_of(fingerprint: str, computed_from: str) -> dict[str, str]:
+    """Return the metadata to write with vectors.
+
+    Args:
+        fingerprint: of the version whose space the vectors are in.
+        computed_from: fingerprint of the version that embedded the objects.
+    """
     return {FINGERPRINT: fingerprint, COMPUTED_FROM: computed_from}
 
 
-def marks_of(metadata: Mapping[Any, Any] | None) -> dict[str, str]:
-    """Ours among a file's metadata, of bytes or text."""
-    found = {}
+def provenance_in(metadata: Mapping[Any, Any] | None) -> dict[str, str]:
+    """Return the provenance among a file's metadata, whose keys and values are bytes or text."""
+    ours = {}
     for key, value in (metadata or {}).items():
         name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
         if name in (FINGERPRINT, COMPUTED_FROM):
-            found[name] = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return found
+            ours[name] = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return ours
 
 
-def marks_beside(path: Path) -> Path:
-    """Where the marks of a file without room for them are: `NAME.npy.json`, `NAME.csv.json`."""
+def provenance_file(path: Path) -> Path:
+    """Return the path of the JSON with a file's provenance, such as `NAME.npy.json`."""
     return path.with_name(f"{path.name}.json")
 
 
-def read_beside(path: Path) -> dict[str, Any]:
-    """What is said beside a file, nothing where there is nothing; `marks_of` it are its marks.
+def read_provenance_file(path: Path) -> dict[str, Any]:
+    """Return the object in the JSON file beside `path`; empty where there is no such file.
 
-    Raises: DataError: it is damaged.
+    Raises: DataError: that file is damaged.
     """
-    beside = marks_beside(path)
+    beside = provenance_file(path)
     if not beside.is_file():
         return {}
     try:
-        found = json.loads(beside.read_text(encoding="utf-8"))
+        content = json.loads(beside.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{beside} cannot be read: {error}.") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{beside} holds no object of marks; remove it, or write {path} again.")
-    return found
+    if not isinstance(content, dict):
+        raise DataError(
+            f"{beside} is no JSON object of provenance; remove it, or write {path} again."
+        )
+    return content

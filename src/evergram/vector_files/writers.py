@@ -1,4 +1,4 @@
-"""Ids and vectors into any of the formats that are read, and into CSV, block by block."""
+"""Writers of ids and vectors: every format that is read, and CSV, block by block."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+from numpy.lib import format as npy
 from torch import Tensor
 
+from evergram.atomic_files import replacing_path
 from evergram.errors import DataError
 from evergram.vector_files.open_embeddings import (
     ARROW,
@@ -24,7 +26,7 @@ from evergram.vector_files.open_embeddings import (
     companion,
 )
 from evergram.vector_files.parquet import vectors_to_arrow, write_embeddings
-from evergram.vector_files.provenance import ID_TYPE, marks_beside
+from evergram.vector_files.provenance import ID_TYPE, provenance_file
 
 NPY_HEADER = 128
 SAFETENSORS_HEADER = 1024
@@ -36,7 +38,7 @@ WRITTEN = (*SUFFIXES, CSV)
 def write_vectors(
     path: Path,
     blocks: Iterable[Block],
-    marks: Mapping[str, str] | None = None,
+    provenance: Mapping[str, str] | None = None,
     *,
     overwrite: bool = True,
     named: bool = True,
@@ -50,9 +52,9 @@ def write_vectors(
 
     Args:
         blocks: ids [b] and vectors [b, D].
-        marks: what the file says of itself, see `stores.marks`: in its metadata, or beside it in
+        provenance: of `provenance_of`; written into the file's metadata, or beside it into
             `NAME.npy.json` or `NAME.csv.json`.
-        overwrite: whether to write over what is there, be it the file or one beside it.
+        overwrite: whether the file, or one beside it, may be replaced.
         named: False where the ids are only the numbers of rows: an .npy file then has no ids beside
             it, as these would be taken for a version's own.
     Returns: rows written.
@@ -62,23 +64,23 @@ def write_vectors(
     check_writable(path, overwrite=overwrite)
     suffix = path.suffix.lower()
     if suffix == CSV:
-        return _write_csv(path, blocks, marks)
+        return _write_csv(path, blocks, provenance)
     if suffix in PARQUET:
-        return write_embeddings(path, blocks, marks)
+        return write_embeddings(path, blocks, provenance)
     if suffix in ARROW:
-        return _write_arrow(path, blocks, marks)
+        return _write_arrow(path, blocks, provenance)
     if suffix == ".npy":
-        return _write_npy(path, blocks, marks, named)
+        return _write_npy(path, blocks, provenance, named)
     blocks = iter(blocks)
     first = next(blocks, None)
     if first is not None and not overwrite and not pa.types.is_integer(first[0].type):
         _refuse_existing([companion(path)])
     every = blocks if first is None else chain([first], blocks)
-    return _write_safetensors(path, every, marks)
+    return _write_safetensors(path, every, provenance)
 
 
 def check_writable(path: Path, *, overwrite: bool = True) -> None:
-    """Before the work begins.
+    """Refuse a path that cannot be written, before any work is done.
 
     Args:
         overwrite: whether a file that is there may be written over.
@@ -94,7 +96,7 @@ def check_writable(path: Path, *, overwrite: bool = True) -> None:
     if not path.parent.is_dir():
         raise DataError(f"{path.parent} is not there; make the folder first.")
     if not overwrite:
-        beside = {".npy": [companion(path), marks_beside(path)], CSV: [marks_beside(path)]}
+        beside = {".npy": [companion(path), provenance_file(path)], CSV: [provenance_file(path)]}
         _refuse_existing([path, *beside.get(suffix, [])])
 
 
@@ -107,7 +109,7 @@ def _refuse_existing(paths: Iterable[Path]) -> None:
         )
 
 
-def _write_arrow(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None) -> int:
+def _write_arrow(path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None) -> int:
     opener = pa.ipc.new_stream if path.suffix.lower() == ".arrows" else pa.ipc.new_file
     writer = None
     rows = 0
@@ -115,7 +117,7 @@ def _write_arrow(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] |
         try:
             for ids, vectors in blocks:
                 columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
-                batch = pa.record_batch(columns, metadata=marks or None)
+                batch = pa.record_batch(columns, metadata=provenance or None)
                 if writer is None:
                     writer = opener(str(part), batch.schema)
                 writer.write_batch(batch)
@@ -127,10 +129,10 @@ def _write_arrow(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] |
     return rows
 
 
-def _write_csv(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None) -> int:
+def _write_csv(path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None) -> int:
     writer: pyarrow.csv.CSVWriter | None = None
     rows = 0
-    with _beside(marks_beside(path)) as said, _beside(path) as part:
+    with _beside(provenance_file(path)) as said, _beside(path) as part:
         try:
             for ids, vectors in blocks:
                 # Each number has as many digits as it takes to read the same float32 again.
@@ -145,26 +147,30 @@ def _write_csv(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | N
             if writer is not None:
                 writer.close()
         _refuse_none(path, rows)
-        _write_marks(path, said, dict(marks or {}))
+        _write_provenance(path, said, dict(provenance or {}))
     return rows
 
 
 def _write_npy(
-    path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None, named: bool
+    path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None, named: bool
 ) -> int:
-    names, said = companion(path), marks_beside(path)
+    names, said = companion(path), provenance_file(path)
     with _beside(said) as said_part, _beside(path) as part, _beside(names) as text:
         ids = _write_plain(path, part, text, blocks, NPY_HEADER, _npy_header)
         kind = "string" if ids.integers is None else "int64"
-        _write_marks(path, said_part, {**(marks or {}), **({ID_TYPE: kind} if named else {})})
+        _write_provenance(
+            path, said_part, {**(provenance or {}), **({ID_TYPE: kind} if named else {})}
+        )
         if not named:
             text.unlink()
             names.unlink(missing_ok=True)
     return ids.rows
 
 
-def _write_safetensors(path: Path, blocks: Iterable[Block], marks: Mapping[str, str] | None) -> int:
-    finish = partial(_safetensors_header, marks=marks)
+def _write_safetensors(
+    path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None
+) -> int:
+    finish = partial(_safetensors_header, provenance=provenance)
     with _beside(path) as part, _beside(companion(path)) as text:
         ids = _write_plain(path, part, text, blocks, SAFETENSORS_HEADER, finish)
         if ids.integers is not None:
@@ -180,7 +186,7 @@ def _write_plain(
     header: int,
     finish: Callable[[IO[bytes], _Ids, int], None],
 ) -> _Ids:
-    """Room for a header, the vectors, and then the header, once it is known what it says."""
+    """Write room for a header and the vectors, then the header, which needs the number of rows."""
     with part.open("wb") as file, text.open("w", encoding="utf-8", newline="\n") as lines:
         ids, dim = _Ids(path, lines), 0
         file.write(bytes(header))
@@ -193,16 +199,16 @@ def _write_plain(
     return ids
 
 
-def _write_marks(path: Path, part: Path, marks: Mapping[str, str]) -> None:
-    """Write what a file says of itself, to be put beside it after it is in its place."""
-    # What is there is said of the vectors that are about to go.
-    marks_beside(path).unlink(missing_ok=True)
-    if marks:
-        part.write_text(json.dumps(marks, indent=2) + "\n", encoding="utf-8")
+def _write_provenance(path: Path, part: Path, provenance: Mapping[str, str]) -> None:
+    """Write the provenance of a file to `part`, which is put in place after the file."""
+    # A file that is there belongs to the vectors that are about to be replaced.
+    provenance_file(path).unlink(missing_ok=True)
+    if provenance:
+        part.write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
 
 
 class _Ids:
-    """What has been seen of the ids, and the lines of them."""
+    """The ids written so far, as lines of text and, where they are that, as integers."""
 
     def __init__(self, path: Path, text: IO[str]) -> None:
         self.rows = 0
@@ -228,18 +234,21 @@ class _Ids:
 
 
 def _npy_header(file: IO[bytes], ids: _Ids, dim: int) -> None:
-    """NumPy's format 1.0, with spaces up to 128 bytes."""
-    fields = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({ids.rows}, {dim}), }}"
-    start = b"\x93NUMPY\x01\x00" + (NPY_HEADER - 10).to_bytes(2, "little")
+    """Write a header of NumPy's format 1.0. NumPy pads it to 128 bytes, so that the room that was
+    left for it fits whatever the number of rows."""
     file.seek(0)
-    file.write(start + fields.ljust(NPY_HEADER - 11).encode() + b"\n")
+    npy.write_array_header_1_0(
+        file, {"descr": "<f4", "fortran_order": False, "shape": (ids.rows, dim)}
+    )
+    if file.tell() != NPY_HEADER:
+        raise DataError(f"NumPy wrote an .npy header of {file.tell()} bytes, not {NPY_HEADER}.")
 
 
 def _safetensors_header(
-    file: IO[bytes], ids: _Ids, dim: int, marks: Mapping[str, str] | None
+    file: IO[bytes], ids: _Ids, dim: int, provenance: Mapping[str, str] | None
 ) -> None:
     end = 4 * ids.rows * dim
-    tensors: dict[str, Any] = {"__metadata__": dict(marks)} if marks else {}
+    tensors: dict[str, Any] = {"__metadata__": dict(provenance)} if provenance else {}
     tensors["vector"] = {"dtype": "F32", "shape": [ids.rows, dim], "data_offsets": [0, end]}
     if ids.integers is not None:
         for values in ids.integers:
@@ -262,13 +271,9 @@ def _refuse_none(path: Path, rows: int) -> None:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A file to fill; renamed into its place when all went well, if it is still there."""
-    part = path.with_name(f".{path.name}.part")
+    """Yield a path to write to, as `replacing_path`. Raises: DataError: it cannot be written."""
     try:
-        yield part
-        if part.exists():
-            part.replace(path)
+        with replacing_path(path) as part:
+            yield part
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        part.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from filelock import FileLock
 from evergram.errors import FormatError, IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.consumers import registry as module
 from evergram.lineage.consumers.record import Baseline, Probe
-from evergram.lineage.consumers.registry import Consumers, pinned_to
+from evergram.lineage.consumers.registry import ConsumerRegistry, pinned_to
 
 LABELS = {"stable": 1, "newest": 2}
 
@@ -44,11 +44,11 @@ def probe(tmp_path: Path) -> Probe:
 
 
 def test_what_is_written_is_read(tmp_path: Path, probe: Probe) -> None:
-    found = Consumers.open(tmp_path / "l")
+    found = ConsumerRegistry.open(tmp_path / "l")
     assert found.list() == ()
     found.add("search", "0", resolve, contact="s@x.org", probe=probe)
     found.add("ads", "stable", resolve, allowed=["v2", "1", "v1"])
-    again = Consumers.open(tmp_path / "l")
+    again = ConsumerRegistry.open(tmp_path / "l")
     ads, search = again.list()
     assert (ads.name, ads.pinned, ads.allowed) == ("ads", "stable", ("stable", "v2", "v1"))
     assert ads.may_read(resolve) == {1, 2}
@@ -62,14 +62,14 @@ def test_what_is_written_is_read(tmp_path: Path, probe: Probe) -> None:
 
 
 def test_a_label_that_is_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Consumers.open(tmp_path).add("ads", "stable", resolve, allowed=["v0"])
+    ConsumerRegistry.open(tmp_path).add("ads", "stable", resolve, allowed=["v0"])
     monkeypatch.delitem(LABELS, "stable")
     assert pinned_to(tmp_path, resolve) == {}
-    assert Consumers.open(tmp_path).get("ads").may_read(resolve) == {0}
+    assert ConsumerRegistry.open(tmp_path).get("ads").may_read(resolve) == {0}
 
 
 def test_a_change_of_another_process_is_not_undone(tmp_path: Path) -> None:
-    first, second = Consumers.open(tmp_path), Consumers.open(tmp_path)
+    first, second = ConsumerRegistry.open(tmp_path), ConsumerRegistry.open(tmp_path)
     first.add("a", "v0", resolve)
     second.add("b", "v1", resolve)
     first.remove("a")
@@ -86,20 +86,20 @@ def test_many_processes_add_at_once(tmp_path: Path) -> None:
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0
-    assert [c.name for c in Consumers.open(tmp_path).list()] == [f"c{i}" for i in range(6)]
+    assert [c.name for c in ConsumerRegistry.open(tmp_path).list()] == [f"c{i}" for i in range(6)]
 
 
 def _add(path: Path, name: str) -> None:
-    Consumers.open(path).add(name, "v0", resolve)
+    ConsumerRegistry.open(path).add(name, "v0", resolve)
 
 
 def test_a_token_is_known_and_not_kept(tmp_path: Path) -> None:
-    found = Consumers.open(tmp_path)
+    found = ConsumerRegistry.open(tmp_path)
     for name in ("a", "b"):
         found.add(name, "v0", resolve)
     old = found.issue_token("a")
     token = found.issue_token("a")
-    again = Consumers.open(tmp_path)
+    again = ConsumerRegistry.open(tmp_path)
     known = again.authenticate(token)
     assert known is not None
     assert known.name == "a"
@@ -110,7 +110,7 @@ def test_a_token_is_known_and_not_kept(tmp_path: Path) -> None:
 
 
 def test_moving_to_another_version(tmp_path: Path, probe: Probe) -> None:
-    found = Consumers.open(tmp_path)
+    found = ConsumerRegistry.open(tmp_path)
     found.add("a", "v0", resolve, allowed=["stable"])
     moved = found.repin("a", "2", resolve)
     assert (moved.pinned, moved.allowed) == ("v2", ("v2", "stable"))
@@ -130,7 +130,7 @@ def test_moving_to_another_version(tmp_path: Path, probe: Probe) -> None:
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path, probe: Probe) -> None:
-    found = Consumers.open(tmp_path)
+    found = ConsumerRegistry.open(tmp_path)
     found.add("a", "v0", resolve)
     before = (tmp_path / "consumers.json").read_bytes()
     for name in ("", "a/b", "..", "a b", "-é", ".a", "a" * 129, "a\n"):
@@ -156,7 +156,7 @@ def test_a_publication_under_way_is_waited_for(
         FileLock(tmp_path / ".lock"),
         pytest.raises(LineageError, match="Another process is publishing"),
     ):
-        Consumers.open(tmp_path).add("a", "v0", resolve)
+        ConsumerRegistry.open(tmp_path).add("a", "v0", resolve)
 
 
 GOOD: dict[str, Any] = {
@@ -175,7 +175,7 @@ GOOD: dict[str, Any] = {
     [
         ({"format_version": 2}, "format_version 2; this Evergram reads 1"),
         ({"consumers": [GOOD, GOOD]}, "'a' is there twice"),
-        ({"consumers": [GOOD | {"pinned": "v1"}]}, "not among what it may read"),
+        ({"consumers": [GOOD | {"pinned": "v1"}]}, "not among the versions it may read"),
         ({"consumers": [GOOD | {"since": "soon"}]}, "since"),
         ({"consumers": [GOOD | {"name": "a/../b"}]}, "name"),
         ({"consumers": [GOOD | {"more": 1}]}, "more"),
@@ -193,32 +193,32 @@ def test_a_damaged_file_is_a_sentence(tmp_path: Path, change: Any, message: str)
     path.write_text(text)
     kind = FormatError if "format_version" in message else IntegrityError
     with pytest.raises(kind, match=message):
-        Consumers.open(tmp_path)
+        ConsumerRegistry.open(tmp_path)
 
 
 def test_a_flipped_bit_moves_nobody(tmp_path: Path) -> None:
     """ "v0" is one bit from "v1"."""
-    Consumers.open(tmp_path).add("a", "v0", resolve)
+    ConsumerRegistry.open(tmp_path).add("a", "v0", resolve)
     path = tmp_path / "consumers.json"
     good = path.read_bytes()
     path.write_bytes(good.replace(b"v0", b"v1"))
     with pytest.raises(IntegrityError, match="checksum"):
-        Consumers.open(tmp_path)
+        ConsumerRegistry.open(tmp_path)
     for place in range(0, len(good) - 1, 7):
         path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         try:
-            found = Consumers.open(tmp_path)
+            found = ConsumerRegistry.open(tmp_path)
         except IntegrityError:
             continue
         assert [(c.name, c.pinned) for c in found.list()] == [("a", "v0")]
 
 
 def test_a_damaged_probe_is_noticed(tmp_path: Path, probe: Probe) -> None:
-    kept = Consumers.open(tmp_path).add("a", "v0", resolve, probe=probe).probe
+    kept = ConsumerRegistry.open(tmp_path).add("a", "v0", resolve, probe=probe).probe
     assert kept is not None
     (tmp_path / kept.data).write_bytes(b"rowz")
     with pytest.raises(IntegrityError, match="SHA-256 differs"):
-        Consumers.open(tmp_path).probe_files(kept)
+        ConsumerRegistry.open(tmp_path).probe_files(kept)
 
 
 def test_the_limit_fits_the_metric(probe: Probe) -> None:
@@ -228,7 +228,7 @@ def test_the_limit_fits_the_metric(probe: Probe) -> None:
 
 def test_format_1_is_read_as_it_was_written() -> None:
     """The file and its probe are kept as the first Evergram that had them wrote them."""
-    found = Consumers.open(Path(__file__).parents[2] / "golden" / "consumers-1")
+    found = ConsumerRegistry.open(Path(__file__).parents[2] / "golden" / "consumers-1")
     ads, search = found.list()
     assert (ads.name, ads.pinned, ads.allowed) == ("ads", "v0", ("v0", "stable"))
     assert (ads.since, ads.contact) == ("2026-11-21", "ads@example.org")

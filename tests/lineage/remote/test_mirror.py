@@ -24,7 +24,7 @@ from tests.support.forging import resealed
 
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.consumers.record import Probe
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.remote.addresses import cache_folder, local_folder, mirror_of
 
@@ -130,7 +130,7 @@ def test_only_what_is_held_is_kept_there(lineage: Lineage) -> None:
     lineage.publish(artefact(4, 3, seed=2), promote=False)
     elsewhere()
     found = Lineage.open(PLACE)
-    assert (found.held, found.production) == ([1, 2], 1)
+    assert (found.versions_with_embeddings, found.production) == ([1, 2], 1)
     assert {k.split("/")[1] for k in there() if k.startswith("embeddings/")} == {"1", "2"}
     assert found.embeddings("query", 1)[1].shape[1] == 3
     found.label("stable", 2)
@@ -316,7 +316,7 @@ def test_the_lock_of_another_is_never_taken(
             lineage.publish(artefact(4, 3))
     assert there()["publishing.lock"] == other
     with pytest.raises(LineageError, match=message):
-        Consumers.open(PLACE).add("a", "v0", lineage.resolve)
+        ConsumerRegistry.open(PLACE).add("a", "v0", lineage.resolve)
     assert there()["publishing.lock"] == other
     fsspec.filesystem("memory").rm(place)
     assert lineage.publish(artefact(4, 3)) == 2
@@ -415,11 +415,11 @@ def test_consumers_are_kept_there(lineage: Lineage, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(name.encode())
         files[name] = str(tmp_path / name)
     probe = Probe(model=files["m.safetensors"], data=files["d.parquet"], side="query", metric="auc")
-    found = Consumers.open(PLACE)
+    found = ConsumerRegistry.open(PLACE)
     found.add("ads", "v0", lineage.resolve, probe=probe)
     token = found.issue_token("ads")
     elsewhere()
-    again = Consumers.open(PLACE)
+    again = ConsumerRegistry.open(PLACE)
     known = again.authenticate(token)
     assert known is not None
     assert known.probe is not None
@@ -432,7 +432,7 @@ def test_consumers_are_kept_there(lineage: Lineage, tmp_path: Path) -> None:
     again.remove("ads")
     assert not any(k.startswith("probes/") for k in there())
     elsewhere()
-    assert Consumers.open(PLACE).list() == ()
+    assert ConsumerRegistry.open(PLACE).list() == ()
     Lineage.open(PLACE).retire(0)
     with pytest.raises(UnknownVersionError):
         Lineage.open(PLACE).resolve("nightly")
@@ -441,16 +441,16 @@ def test_consumers_are_kept_there(lineage: Lineage, tmp_path: Path) -> None:
 def test_consumers_that_cannot_be_uploaded_are_as_they_were(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Consumers.open(PLACE).add("a", "v0", lineage.resolve)
-    found = Consumers.open(PLACE)
+    ConsumerRegistry.open(PLACE).add("a", "v0", lineage.resolve)
+    found = ConsumerRegistry.open(PLACE)
     with monkeypatch.context() as patch:
         Refusing(patch, 1, ConnectionError("the line is dead"))
         with pytest.raises(LineageError, match="the line is dead"):
             found.add("b", "v0", lineage.resolve)
     assert [c.name for c in found.list()] == ["a"]
-    assert [c.name for c in Consumers.open(PLACE).list()] == ["a"]
+    assert [c.name for c in ConsumerRegistry.open(PLACE).list()] == ["a"]
     found.add("b", "v0", lineage.resolve)
-    assert [c.name for c in Consumers.open(PLACE).list()] == ["a", "b"]
+    assert [c.name for c in ConsumerRegistry.open(PLACE).list()] == ["a", "b"]
 
 
 def test_a_file_address_is_a_folder(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.support.lineages import DIMS, lineage_of, publish
 from tests.support.running_service import Running, running
 
 from evergram.errors import ServiceError
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.serving.app import create_app
 from evergram.serving.settings import Settings, admin_token
 
@@ -43,7 +43,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     lineage.label("stable", 1)
     lineage.unlabel("kept")
     lineage.label("canary", 2)
-    consumers = Consumers.open(folder)
+    consumers = ConsumerRegistry.open(folder)
     for name, pinned, allowed in (
         ("old", "v0", ()),
         ("prod", "stable", ()),
@@ -192,7 +192,7 @@ def test_a_refusal_does_not_tell_whether_there_is_such_a_version(
 def test_what_a_consumer_might_read_and_is_gone_is_said(tmp_path: Path) -> None:
     folder = tmp_path / "line"
     lineage = lineage_of(folder, versions=3)
-    consumers = Consumers.open(folder)
+    consumers = ConsumerRegistry.open(folder)
     consumers.add("ads", "v0", lineage.resolve, allowed=("v1",))
     token = consumers.issue_token("ads")
     lineage.retire(1)
@@ -225,13 +225,13 @@ def test_a_label_that_moves_takes_its_readers_along(tmp_path: Path) -> None:
     folder = tmp_path / "line"
     lineage = lineage_of(folder, versions=2)
     lineage.label("stable", 1)
-    consumers = Consumers.open(folder)
+    consumers = ConsumerRegistry.open(folder)
     consumers.add("prod", "stable", lineage.resolve)
     token = consumers.issue_token("prod")
     with running(folder) as served:
         asked = {"input": 1}
         assert served.post("/v1/embeddings", asked, token).json()["evergram"]["version"] == 1
-        Consumers.open(folder).remove("prod")
+        ConsumerRegistry.open(folder).remove("prod")
         served.service.refresh()
         # The last token is gone; the service does not become open by that.
         assert served.post("/v1/embeddings", asked, token).status_code == 401

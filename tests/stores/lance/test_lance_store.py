@@ -122,7 +122,7 @@ def test_old_versions_of_a_table_do_not_pile_up(
 def test_more_rows_than_one_request_takes(
     store: LanceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evergram.stores.lance.lance_store.LOOKED_UP", 7)
+    monkeypatch.setattr("evergram.stores.lance.lance_rows.LOOKED_UP", 7)
     store.add_space(Space(1, 3, "sha256:one"))
     store.upsert(rows(range(40)))
     store.upsert(rows(range(10, 30), 1, 3))
@@ -144,7 +144,7 @@ def test_addresses(tmp_path: Path, store: LanceStore) -> None:
         open_store("lance:emb")
     with pytest.raises(DataError, match="cannot be the name"):
         open_store(f"lance:{tmp_path}#../x", create="int64")
-    with pytest.raises(DataError, match="ids of type int64; string"):
+    with pytest.raises(DataError, match="ids of type int64, not string"):
         open_store(store.address, create="string")
     assert open_store(store.address).spaces() == store.spaces()
 

@@ -177,7 +177,7 @@ def test_a_store_that_is_not_there_or_has_other_ids(
 ) -> None:
     with pytest.raises(DataError, match="no store"):
         open_store(server.address("nowhere"))
-    with pytest.raises(DataError, match="ids of type int64; string"):
+    with pytest.raises(DataError, match="ids of type int64, not string"):
         open_store(store.address, create="string")
     with open_store(store.address, create="int64") as again:
         assert again.spaces() == store.spaces()

@@ -174,7 +174,7 @@ def test_addresses(tmp_path: Path, store: QdrantStore) -> None:
         assert "secret" not in str(caught.value)
     with pytest.raises(DataError, match="cannot be the name"):
         open_store(f"qdrant:{tmp_path}#a/b", create="int64")
-    with pytest.raises(DataError, match="ids of type int64; string"):
+    with pytest.raises(DataError, match="ids of type int64, not string"):
         open_store(store.address, create="string")
 
 

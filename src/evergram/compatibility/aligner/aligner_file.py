@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from evergram.atomic_files import replacing
 from evergram.compatibility.aligner.grouped_moments import GroupedMoments
 from evergram.compatibility.aligner.report import AlignerReport
 from evergram.compatibility.aligner.settings import AlignerSettings
@@ -99,17 +100,11 @@ def write_aligner(path: Path, state: AlignerState) -> None:
     metadata = {KEY: whole.model_dump_json()}
     if not path.parent.is_dir():
         raise DataError(f"{path} cannot be written: {path.parent} is no folder; make it first.")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
+        with replacing(path, owner=f".{os.getpid()}") as file:
             file.write(save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read_aligner(path: Path) -> AlignerState:

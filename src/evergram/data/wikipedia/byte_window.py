@@ -1,4 +1,4 @@
-"""A file's bytes, a window of them at a time."""
+"""A window that moves over a file's bytes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import gzip
 import io
 from pathlib import Path
 
-from evergram.data.decompression import DAMAGED, GzipReader
+from evergram.data.files.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
 
 
 class Window:
-    """A part of a file's text that moves forward; a line's end is put before and after it all.
+    """A part of a file's text that moves forward; the text gets a line's end before and after.
 
     Args:
         path: the file; unpacked where its name ends in `.gz`.
@@ -38,7 +38,7 @@ class Window:
         self.file.close()
 
     def read_on(self, keep: int) -> None:
-        """Forget what stands before `keep` and read another chunk."""
+        """Drop the bytes before `keep` and read another chunk."""
         parts, size = [self.bytes[keep:]], 0
         self.offset += keep
         while size < self.chunk:

@@ -1,4 +1,4 @@
-"""The files of one of Wikipedia's dumps, and the report of what became of them."""
+"""The files of one of Wikipedia's dumps, and the report of what was read and left out."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NULLABLE = ("_interwiki", "_target_id")
 
 @dataclass
 class DumpReport:
-    """What became of a dump.
+    """Counts of what was read of a dump and what was left out.
 
     The counts of links add up to the rows read of pagelinks, those of categories to the rows read
     of categorylinks.
 
     Args:
-        tables: what was read of each file, by the table's name.
+        tables: the report of each file, by the table's name.
         repeated_pages: rows of page with the id or the title of an earlier row, left out.
         pages: articles, pages of the namespace that are no redirects.
         pages_without_links: those without a link, to them or from them, left out.
@@ -64,7 +64,7 @@ class DumpReport:
     categories_unknown: int = 0
 
     def warnings(self) -> list[str]:
-        """A sentence for each thing that is wrong with a file; empty if all were read whole."""
+        """Return a sentence for each fault of a file; empty if all were read whole."""
         said = []
         for table in self.tables.values():
             if table.truncated:
@@ -86,17 +86,19 @@ class DumpFiles:
     def __init__(self, folder: Path, prefix: str | None) -> None:
         if prefix is None:
             names = [re.fullmatch(r"(.+)-page\.sql(\.gz)?", path.name) for path in folder.glob("*")]
-            found = sorted({name[1] for name in names if name})
-            if len(found) != 1:
-                has = "the dumps " + ", ".join(found) if found else "no file *-page.sql or .sql.gz"
-                do = "name one of them as prefix" if found else "put the dump's files there"
+            prefixes = sorted({name[1] for name in names if name})
+            if len(prefixes) != 1:
+                dumps = "the dumps " + ", ".join(prefixes)
+                has = dumps if prefixes else "no file *-page.sql or .sql.gz"
+                do = "name one of them as prefix" if prefixes else "put the dump's files there"
                 raise DataError(f"{folder} has {has}; {do}.")
-            prefix = found[0]
+            prefix = prefixes[0]
         self.start = folder / prefix
         self.report = DumpReport()
 
     def open(self, name: str) -> SqlTable:
-        """Raises: DataError: there is no such file, or it is no dump of that table."""
+        """Open a table. Raises: DataError: there is no such file, or it is no dump of that
+        table."""
         for suffix in (".sql", ".sql.gz"):
             path = self.start.with_name(f"{self.start.name}-{name}{suffix}")
             if path.is_file():
@@ -108,7 +110,7 @@ class DumpFiles:
         )
 
     def blocks(self, table: SqlTable, *columns: str) -> Iterator[dict[str, pa.Array]]:
-        """The columns, BLOCK rows or a few more at a time; titles are strings, the rest int64."""
+        """Yield columns, BLOCK rows or a few more at a time; titles are strings, the rest int64."""
         kinds = {c: pa.string() if c.endswith(TEXT) else pa.int64() for c in columns}
         required = [c for c in columns if not c.endswith(NULLABLE)]
         waiting: list[pa.RecordBatch] = []
@@ -122,11 +124,11 @@ class DumpFiles:
         self.report.tables[table.name] = table.report
 
     def refuse(self, table: SqlTable, why: str) -> DataError:
-        """An error about a table that was read, with what was wrong with the files so far."""
+        """Return an error about a table, with the faults of the files so far."""
         return DataError(" ".join([f"{table.path} {why}", *self.report.warnings()]))
 
 
 def together(batches: list[pa.RecordBatch]) -> dict[str, pa.Array]:
-    """The columns of several batches, each as one array."""
+    """Return the columns of several batches, each as one array."""
     table = pa.Table.from_batches(batches)
     return {name: table[name].combine_chunks() for name in table.column_names}

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from evergram.data.corpus import Corpus, Vocabulary
+from evergram.data.columnar.vocabulary import Vocabulary
+from evergram.data.corpus import Corpus
 from evergram.data.wikipedia.dump_files import DumpFiles, DumpReport, together
 from evergram.data.wikipedia.page_features import distinct, page_features
 from evergram.data.wikipedia.sql_dump import SqlTable
@@ -31,7 +32,7 @@ def load_mediawiki(
     redirects: Literal["resolve", "drop"] = "resolve",
     min_pages: int = 1,
 ) -> tuple[Corpus, DumpReport]:
-    """The corpus of [G1] section 4.1: articles that link to articles.
+    """Return the corpus of [G1] section 4.1, articles that link to articles, and a report.
 
     Articles are queries and candidates under one vocabulary of their page ids (int64). A redirect
     is no article: the paper counts 5.3M pages in English, which are its articles alone. Of links
@@ -94,7 +95,7 @@ class _Keys:
             self.sorted = numbers[self.order]
 
     def places(self, asked: pa.Array) -> Places:
-        """Where each is among the keys; -1 if nowhere."""
+        """Return the place of each among the keys; -1 for one that is no key."""
         if pa.types.is_string(self.keys.type):
             return Vocabulary(self.keys).rows(asked).numpy()
         if not len(self.sorted):
@@ -116,19 +117,19 @@ class _Pages:
     article: Places
 
     def by_title(self, namespaces: pa.Array, titles: pa.Array) -> Places:
-        """The pages of that name: a place, MISSING or OUTSIDE."""
+        """Return the pages of these names: a place, MISSING or OUTSIDE."""
         inside = _numbers(namespaces) == self.namespace
         return np.where(inside, self.titles.places(titles), OUTSIDE)
 
     def articles(self, ids: pa.Array) -> Places:
-        """The articles of these ids; MISSING for a redirect and for what is no page."""
+        """Return the articles of these ids; MISSING for a redirect and an unknown page."""
         places = self.ids.places(ids)
         return np.where((places >= 0) & ~self.is_redirect[places], places, MISSING)
 
 
 @dataclass
 class _Targets:
-    """What linktarget's ids stand for: `pages[k]` for id k of `ids`, and names of categories."""
+    """The targets of linktarget's ids: `pages[k]` for id k of `ids`, and names of categories."""
 
     ids: _Keys
     pages: Places
@@ -169,7 +170,7 @@ def _read_pages(
 
 
 def _follow(dump: DumpFiles, table: SqlTable, pages: _Pages) -> None:
-    """Write into `pages.article` where redirects end."""
+    """Write into `pages.article` the articles that redirects lead to."""
     wiki = ("rd_interwiki",) if "rd_interwiki" in table.columns else ()
     for block in dump.blocks(table, "rd_from", "rd_namespace", "rd_title", *wiki):
         origin = pages.ids.places(block["rd_from"])
@@ -209,7 +210,7 @@ def _read_targets(dump: DumpFiles, table: SqlTable, pages: _Pages) -> _Targets:
 def _read_links(
     dump: DumpFiles, table: SqlTable, pages: _Pages, targets: _Targets | None
 ) -> tuple[Places, Places]:
-    """Places of the articles at both ends of each link, distinct and in order."""
+    """Return the places of the articles at both ends of each link, distinct and in order."""
     report, size = dump.report, len(pages.article)
     kept = []
     titles = "pl_title" in table.columns
@@ -232,17 +233,17 @@ def _read_links(
         report.self_links += int((source == end).sum())
         good = (end >= 0) & (source != end)
         kept.append(source[good] * size + end[good])
-    found = np.concatenate([np.empty(0, np.int64), *kept])
+    codes = np.concatenate([np.empty(0, np.int64), *kept])
     del kept  # links are most of what a dump takes in memory
-    pairs = distinct(found)
-    report.links, report.repeated_links = len(pairs), len(found) - len(pairs)
+    pairs = distinct(codes)
+    report.links, report.repeated_links = len(pairs), len(codes) - len(pairs)
     return pairs // size, pairs % size
 
 
 def _read_categories(
     dump: DumpFiles, table: SqlTable, pages: _Pages, targets: _Targets | None, linked: Places
 ) -> tuple[Places, pa.Array]:
-    """Places in `linked`, which are places of articles, and the names of categories of them."""
+    """Return memberships: places in `linked` (places of articles), and names of categories."""
     number = np.full(len(pages.article), MISSING)
     number[linked] = np.arange(len(linked))
     report = dump.report
@@ -268,19 +269,19 @@ def _read_categories(
 
 
 def _at(values: Places, places: Places, otherwise: int) -> Places:
-    """`values` at those places; `otherwise` at the negative ones, which are none."""
-    found: Places = np.where(places >= 0, values[np.maximum(places, 0)], otherwise)
-    return found
+    """Return the values at those places; `otherwise` for a negative place, which is none."""
+    taken: Places = np.where(places >= 0, values[np.maximum(places, 0)], otherwise)
+    return taken
 
 
 def _first(values: pa.Array) -> NDArray[np.bool_]:
-    """Which values do not stand earlier in the array."""
+    """Return which values do not stand earlier in the array."""
     first = np.zeros(len(values), np.bool_)
     first[np.unique(values.dictionary_encode().indices.to_numpy(), return_index=True)[1]] = True
     return first
 
 
 def _numbers(values: pa.Array) -> Places:
-    """int64; a null is -1, which is no id and no namespace of pages."""
+    """Return int64 numbers; a null is -1, which is no id and no namespace of pages."""
     numbers: Places = pc.fill_null(values, -1).to_numpy(zero_copy_only=False)
     return numbers

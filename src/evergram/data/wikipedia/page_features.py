@@ -1,4 +1,4 @@
-"""What pages are described by: the n-grams of their titles, and their categories."""
+"""Features of pages: the n-grams of their titles, and their categories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def page_features(
     categories: pa.Array,
     min_pages: int = 1,
 ) -> pa.Table:
-    """The features of [G1] section 4.1, for either side of `Corpus.from_tables`.
+    """Return the features of [G1] section 4.1, for either side of `Corpus.from_tables`.
 
     Args:
         ids: the page's ids, [N].
@@ -35,7 +35,7 @@ def page_features(
 
 
 def title_ngrams(titles: pa.Array, min_pages: int = 1) -> pa.ListArray:
-    """The set of words, and of pairs of neighbouring words, of each title.
+    """Return the set of words, and of pairs of neighbouring words, of each title.
 
     The paper says "a bag-of-words representation of the set of n-grams of the page's title" and
     not how long they are; these are n = 1 and 2. A word is a run of letters, marks and digits of
@@ -64,7 +64,7 @@ def title_ngrams(titles: pa.Array, min_pages: int = 1) -> pa.ListArray:
 
 
 def distinct(codes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The distinct ones in order, [at most N]; sorts `codes` [N] in place, as they may be many."""
+    """Return the distinct codes in order; sorts `codes` [N] in place, as they may be many."""
     codes.sort()
     new = np.ones(len(codes), np.bool_)
     new[1:] = codes[1:] != codes[:-1]
@@ -72,7 +72,7 @@ def distinct(codes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _bags(entity: NDArray[np.int64], keys: pa.Array, count: int, min_pages: int) -> pa.ListArray:
-    """Lists [count] of the distinct keys of each entity, in order of the key's first appearance."""
+    """Return lists [count] of each entity's distinct keys, in order of their first appearance."""
     encoded = keys if pa.types.is_dictionary(keys.type) else keys.dictionary_encode()
     names = encoded.dictionary
     size = max(len(names), 1)

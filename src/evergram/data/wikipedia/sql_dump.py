@@ -1,4 +1,4 @@
-"""Rows of one table from a MySQL or MariaDB dump, as Arrow batches in flat memory.
+"""The reader of one table of a MySQL or MariaDB dump, as Arrow batches in flat memory.
 
 A pattern made from the table's CREATE TABLE matches one row and captures only the columns asked
 for. Rows must follow each other without a gap, so that nothing is passed over unseen: what the
@@ -35,7 +35,7 @@ REST = re.compile(rb"\s*\Z")
 
 @dataclass
 class TableReport:
-    """What was read of one file, and what was not.
+    """Counts of the rows that were read of one file, and of those that were not.
 
     Args:
         source: the file.
@@ -81,7 +81,7 @@ class SqlTable:
     def batches(
         self, columns: Mapping[str, pa.DataType], required: Collection[str] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """The rows, about `chunk` bytes of the dump at a time; `report` grows as they come.
+        """Yield the rows, about `chunk` bytes of the dump at a time, and count them in `report`.
 
         Args:
             columns: those to read and what they are: int64 or string.
@@ -128,18 +128,18 @@ class SqlTable:
         columns: Mapping[str, pa.DataType],
         required: Collection[str],
     ) -> Generator[pa.RecordBatch, None, int]:
-        """The rows of one INSERT, from `at`; returns where it ends."""
+        """Yield the rows of one INSERT, from `at`, and return where it ends."""
         kinds = ((n, pa.types.is_integer(t), n in required) for n, t in columns.items())
         row, captured = row_pattern(written, tuple(kinds))
         report = self.report
         while True:
             start, last = at, None
-            found: list[bytes | None] = []  # row after row
+            cells: list[bytes | None] = []  # row after row
             for last in consecutive(row, text.bytes, at):
-                found += last.groups()
+                cells += last.groups()
             if last is not None:
                 at = last.end()
-                fields = {name: found[i :: len(captured)] for i, name in enumerate(captured)}
+                fields = {name: cells[i :: len(captured)] for i, name in enumerate(captured)}
                 yield self._batch(fields, columns, text, start, row)
             if text.bytes.startswith(b";", at):
                 return at + 1
@@ -205,7 +205,7 @@ class SqlTable:
         return batch
 
     def _read_columns(self) -> tuple[str, ...]:
-        """The names in CREATE TABLE, in order."""
+        """Return the column names in CREATE TABLE, in order."""
         name = re.escape(self.name.encode())
         create = re.compile(
             rb"\n\s*CREATE TABLE (?:IF NOT EXISTS )?`?"
@@ -217,14 +217,14 @@ class SqlTable:
         )
         with Window(self.path, self.chunk) as text:
             at = 0
-            while not (found := create.search(text.bytes, at)):
+            while not (statement := create.search(text.bytes, at)):
                 if text.ended:
                     raise DataError(
                         f"{self.path} has no CREATE TABLE `{self.name}`; give the table's own "
                         "dump, as mysqldump writes it."
                     )
                 text.read_on(max(0, len(text.bytes) - LONGEST_ROW))
-            body = re.sub(STRING, b"", found[1], flags=re.DOTALL)
+            body = re.sub(STRING, b"", statement[1], flags=re.DOTALL)
         inner = re.compile(rb"\([^()]*\)")
         while inner.search(body):
             body = inner.sub(b"", body)

@@ -1,4 +1,4 @@
-"""What a row looks like in the INSERT of a dump, and what its strings mean."""
+"""The syntax of a row in the INSERT of a dump, and the escapes of its strings."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ ESCAPED |= {b"%": b"\\%", b"_": b"\\_"}  # these two keep their backslash, says 
 def row_pattern(
     written: tuple[str, ...], columns: tuple[tuple[str, bool, bool], ...]
 ) -> tuple[re.Pattern[bytes], list[str]]:
-    """A pattern for one row and its end, and the names that it captures, in order.
+    """Return a pattern for one row and its end, and the names that it captures, in order.
 
     Args:
         written: all columns of a row.
-        columns: of each that is wanted its name, if it is an integer and if it is never NULL.
+        columns: (name, is it an integer, is it never NULL) of each wanted column.
     """
     wanted = {}
     for name, integer, required in columns:
@@ -49,13 +49,13 @@ def row_pattern(
 
 
 def consecutive(pattern: re.Pattern[bytes], text: bytes, at: int) -> Iterator[re.Match[bytes]]:
-    """Matches from `at` on, each beginning where the one before it ended."""
+    """Yield matches from `at` on, each beginning where the one before it ended."""
     scanner = pattern.scanner(text, at)  # type: ignore[attr-defined]
     return iter(scanner.match, None)
 
 
 def unescape(values: pa.Array) -> pa.Array:
-    """Binary values as they were before the dump; few have anything to undo."""
+    """Return binary values without the dump's escapes; few have any."""
     marked = pc.fill_null(
         pc.or_(pc.match_substring(values, b"\\"), pc.match_substring(values, b"''")), False
     )

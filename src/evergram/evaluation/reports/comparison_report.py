@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evergram.atomic_files import replace_file
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -74,14 +76,6 @@ def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:
         target = io.BytesIO()
         figure.savefig(target, format="png", dpi=120, bbox_inches="tight")
         replace_file(path, target.getvalue())
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write beside the place and rename: a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
 
 
 def _over_time(results: Mapping[str, Any]) -> Figure:

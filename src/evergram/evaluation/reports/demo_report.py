@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from evergram.atomic_files import write_bytes
+
 Version = Mapping[str, Any]
 
 _STYLE = """
@@ -51,9 +53,7 @@ not.</p>
         (path, body.encode()),
         (path.with_suffix(".png"), _draw(versions, metric, "png")),
     ):
-        part = target.with_name(f".{target.name}.part")
-        part.write_bytes(content)
-        part.replace(target)
+        write_bytes(target, content)
     return path
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evergram.atomic_files import replacing
 from evergram.evaluation.gramian_error import Histograms
 
 if TYPE_CHECKING:
@@ -41,9 +42,8 @@ def write_diagnosis(
         axes[place].set(title=title, xlabel="step", yscale="log")
     axes[2].legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, format="png", dpi=120, bbox_inches="tight")
-    part.replace(path)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
     return path
 
 

@@ -1,4 +1,4 @@
-"""That no version is published past its consumers: each probe must have been run on it."""
+"""A version is refused unless the probe of every consumer was run on it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Any
 
 from evergram.errors import LineageError
 from evergram.lineage.consumers.record import Consumer, Resolve
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 
 
 def refuse_unprobed(
     address: str, metrics: Mapping[str, Any], number: int, resolve: Resolve
 ) -> None:
-    """Raises: LineageError: a consumer has a probe that was not run on the version, or has another
-    probe, or reads another version, since it was.
+    """Refuse a version that a consumer's probe was not run on, or for which the consumer has had
+    another probe, or has read another version, since the probe was run.
 
     Args:
-        metrics: of the version; `evergram.publish` adds what each probe said, as "probes".
-        number: the version's.
-        resolve: of the lineage as it is now.
+        metrics: of the version; `evergram.publish` adds the reading of each probe, as "probes".
+        number: of the version.
+        resolve: returns the number of a version or label of the lineage as it is now.
+    Raises: LineageError.
     """
-    said = {reading.get("consumer"): reading for reading in metrics.get("probes", ())}
+    readings = {reading.get("consumer"): reading for reading in metrics.get("probes", ())}
     missing = [
         consumer.name
-        for consumer in Consumers.open(address).list()
+        for consumer in ConsumerRegistry.open(address).list()
         if consumer.probe is not None
-        and not _is_of(said.get(consumer.name), consumer, number, resolve)
+        and not _is_of(readings.get(consumer.name), consumer, number, resolve)
     ]
     if missing:
         who = ", ".join(missing)
@@ -41,16 +42,16 @@ def refuse_unprobed(
 def _is_of(
     reading: Mapping[str, Any] | None, consumer: Consumer, number: int, resolve: Resolve
 ) -> bool:
-    """Whether a reading is of this consumer's probe as it is now, on this version."""
+    """Say whether a reading is of this consumer's probe as it is now, on this version."""
     probe = consumer.probe
     assert probe is not None
     if reading is None:
         return False
     read = number
     if consumer.pinned != "newest":
-        # A label that is gone: the probe could not be run, which its reading says.
+        # If the label is gone, the probe could not be run, and its reading says so.
         with suppress(LineageError):
             read = resolve(consumer.pinned)
     expected = (consumer.pinned, number, probe.model_sha256, probe.data_sha256)
-    found = tuple(reading.get(k) for k in ("pinned", "source", "model_sha256", "data_sha256"))
-    return found == expected and (reading.get("version") == read or reading.get("value") is None)
+    actual = tuple(reading.get(k) for k in ("pinned", "source", "model_sha256", "data_sha256"))
+    return actual == expected and (reading.get("version") == read or reading.get("value") is None)

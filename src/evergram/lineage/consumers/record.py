@@ -1,4 +1,4 @@
-"""`consumers.json`: who reads a lineage, at which version, and with what probe."""
+"""`consumers.json`: the consumers of a lineage, the versions that they read, and their probes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from evergram.errors import FormatError, IntegrityError, LineageError
-from evergram.lineage.disk.lineage_record import Checked, ChecksumError, first_problem
+from evergram.lineage.disk.lineage_record import ChecksumError, ChecksummedRecord, first_problem
 
 FORMAT_VERSION = 1
 # Names as `add` takes them, and some that it took before there was one rule of names.
@@ -21,23 +21,23 @@ READABLE_NAME = r"[A-Za-z0-9._-]*[A-Za-z0-9][A-Za-z0-9._-]*"
 Resolve = Callable[[str], int]
 
 
-class _Frozen(BaseModel):
+class _StrictRecord(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class Baseline(_Frozen):
-    """What a probe said when it was added: of which version, and on how many objects."""
+class Baseline(_StrictRecord):
+    """The value of a probe when it was added, of which version, and on how many objects."""
 
     version: int = Field(ge=0)
     value: float
     objects: int = Field(ge=0)
 
 
-class Probe(_Frozen):
+class Probe(_StrictRecord):
     """A consumer's own model and an evaluation file, both kept in the lineage's folder.
 
-    Before they are there, `model` and `data` are where the files are; their hashes, where they
-    have some, say which contents were tried.
+    Before the files are copied there, `model` and `data` are their paths outside of it, and the
+    hashes, if there are any, are of the contents that were tried.
     """
 
     model: str
@@ -46,7 +46,7 @@ class Probe(_Frozen):
     data_sha256: str = ""
     side: str
     metric: Literal["auc", "accuracy", "rmse"]
-    # The least that is good enough; of rmse, where less is better, the most.
+    # The least value that is good enough; for rmse, of which less is better, the largest.
     min: float | None = None
     max: float | None = None
     baseline: Baseline | None = None
@@ -59,19 +59,19 @@ class Probe(_Frozen):
             raise ValueError(f"{self.metric} takes {right} as its limit, not {wrong}")
         if self.min is not None and not 0 <= self.min <= 1:
             raise ValueError(
-                f"{self.metric} is between 0 and 1, and so is its least, not {self.min}"
+                f"{self.metric} is between 0 and 1, and its limit must be, too; it is {self.min}"
             )
         if self.max is not None and not self.max >= 0:
-            raise ValueError(f"rmse is at least 0; {self.max} is no most of it")
+            raise ValueError(f"rmse is at least 0, and its limit must be, too; it is {self.max}")
         return self
 
 
-class Consumer(_Frozen):
-    """One who reads.
+class Consumer(_StrictRecord):
+    """A reader of the lineage.
 
     Args:
-        pinned: "v0" or a label, which is what is read unless another is asked for.
-        allowed: versions and labels that may be read; the pinned one is among them.
+        pinned: "v0" or a label: the version that it reads by default.
+        allowed: versions and labels that it may read; the pinned one is among them.
     """
 
     name: str = Field(pattern=f"^{READABLE_NAME}$")
@@ -91,20 +91,22 @@ class Consumer(_Frozen):
     @model_validator(mode="after")
     def _reads_what_it_is_pinned_to(self) -> Self:
         if self.pinned not in self.allowed:
-            raise ValueError(f"pinned to {self.pinned}, which is not among what it may read")
+            raise ValueError(
+                f"pinned to {self.pinned}, which is not among the versions it may read"
+            )
         return self
 
     def may_read(self, resolve: Resolve) -> set[int]:
-        """The versions that it may read now. What is no more, such as a label, is left out."""
-        found = set()
+        """Return the versions that it may read now; a label that is gone adds none."""
+        versions = set()
         for what in self.allowed:
             with suppress(LineageError):
-                found.add(resolve(what))
-        return found
+                versions.add(resolve(what))
+        return versions
 
 
-class ConsumersRecord(Checked):
-    """`consumers.json`."""
+class ConsumersRecord(ChecksummedRecord):
+    """The contents of `consumers.json`."""
 
     model_config = ConfigDict(strict=True)
 
@@ -120,13 +122,9 @@ class ConsumersRecord(Checked):
             raise ValueError(f"{min(twice)!r} is there twice")
         return value
 
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        return self.checked()
 
-
-def said(what: str, resolve: Resolve) -> str:
-    """A version as it is written down: "v0" for a number, or the label.
+def pin_of(what: str, resolve: Resolve) -> str:
+    """Return a version as it is written down: "v0" for a number, or the label.
 
     Raises: UnknownVersionError: it is neither.
     """
@@ -135,15 +133,18 @@ def said(what: str, resolve: Resolve) -> str:
 
 
 def parse_consumers(text: str | None, where: str) -> ConsumersRecord:
-    """The record in the text of the file `where`; None where there is no such file.
+    """Return the record in the text of a file.
 
+    Args:
+        text: None if there is no file; the record is then empty.
+        where: the file, for errors.
     Raises: FormatError: of a later format. IntegrityError: damaged.
     """
     if text is None:
         return ConsumersRecord(format_version=FORMAT_VERSION, consumers=())
     try:
-        found: Any = json.loads(text)
-        version = found.get("format_version") if isinstance(found, dict) else None
+        raw: Any = json.loads(text)
+        version = raw.get("format_version") if isinstance(raw, dict) else None
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise FormatError(
                 f"{where} has format_version {version}; this Evergram reads {FORMAT_VERSION}, so "

@@ -1,11 +1,10 @@
-"""The consumers of a lineage: added, moved, removed, and known by their tokens."""
+"""The consumers of a lineage: to add, move and remove them, and to know them by their tokens."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import secrets
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -13,7 +12,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from evergram.atomic_files import write_text
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
+from evergram.lineage.consumers.probe_files import (
+    checked_probe_files,
+    keep_probe,
+    remove_former_probes,
+)
 from evergram.lineage.consumers.record import (
     FORMAT_VERSION,
     Consumer,
@@ -21,23 +26,21 @@ from evergram.lineage.consumers.record import (
     Probe,
     Resolve,
     parse_consumers,
-    said,
+    pin_of,
 )
-from evergram.lineage.disk.atomic import beside, file_mode, make_folder, remove_tree, write_text
-from evergram.lineage.disk.manifest import check_files, sha256
 from evergram.lineage.disk.names import check_name
 from evergram.lineage.disk.path_check import check_inside, check_parts, check_tree
+from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.remote.addresses import local_folder
 from evergram.lineage.remote.mirror import CONSUMERS, Remote
 
-# A publication holds the lock while it writes; a change of consumers waits for it, so long.
+# Seconds that a change of consumers waits for the lock, which a publication holds while it writes.
 PATIENCE = 30.0
 
 
-class Consumers:
-    """The consumers of a lineage. Every change is read, made and written under its lock.
-
-    A changed object of another process is seen by `open` alone.
+class ConsumerRegistry:
+    """The consumers of a lineage. Every change is read, made and written under the lineage's lock;
+    the changes of other processes are seen when it is opened again.
     """
 
     def __init__(self, folder: Path, record: ConsumersRecord, remote: Remote | None) -> None:
@@ -46,8 +49,8 @@ class Consumers:
         self._remote = remote
 
     @classmethod
-    def open(cls, path: str | Path) -> Consumers:
-        """Those of the lineage in a folder or at an address; none where it has no such file.
+    def open(cls, path: str | Path) -> ConsumerRegistry:
+        """Return the consumers of the lineage in a folder or at an address; there may be none.
 
         Raises: LineageError: out of reach. FormatError: of a later format. IntegrityError: damaged.
         """
@@ -60,11 +63,11 @@ class Consumers:
         return cls(remote.folder, parse_consumers(remote.consumers, where), remote)
 
     def list(self) -> tuple[Consumer, ...]:
-        """By name."""
+        """Return all consumers, by name."""
         return self._record.consumers
 
     def get(self, name: str) -> Consumer:
-        """Raises: LineageError: there is none of that name."""
+        """Return a consumer. Raises: LineageError: there is none of that name."""
         for consumer in self._record.consumers:
             if consumer.name == name:
                 return consumer
@@ -87,24 +90,25 @@ class Consumers:
         """Add a consumer; with a probe, its two files are copied into the lineage's folder.
 
         Args:
-            resolve: `Lineage.resolve`, of a lineage opened afresh: it is asked under the lock, so
-                that a version which is retired meanwhile is not pinned to.
-            allowed: what it may read beside `pinned`.
+            pinned: the version or label that it reads.
+            resolve: `Lineage.resolve` of a lineage that has just been opened: it is called under
+                the lock, so that nobody is pinned to a version that was retired meanwhile.
+            allowed: versions and labels that it may read beside `pinned`.
             probe: with the paths of the files as they are now.
         Raises: UnknownVersionError: no such version or label. LineageError: the name is taken or
             cannot be one, or the folder cannot be written; nothing is then changed.
         """
         check_name(name, "a consumer")
         with self._editing(name):
-            # Where a disk does not tell capital letters apart, neither does it tell their folders.
+            # Some disks do not tell capital letters apart, and each consumer has a folder.
             for other in (c.name for c in self._record.consumers):
                 if other.lower() == name.lower():
                     raise LineageError(
                         f"There is a consumer {other!r} already; 'evergram consumer-pin' moves it "
                         "to another version, 'evergram consumer-remove' removes it."
                     )
-            place = said(pinned, resolve)
-            reads = dict.fromkeys([place, *(said(what, resolve) for what in allowed)])
+            place = pin_of(pinned, resolve)
+            reads = dict.fromkeys([place, *(pin_of(what, resolve) for what in allowed)])
             added = Consumer(
                 name=name,
                 pinned=place,
@@ -117,7 +121,7 @@ class Consumers:
         return added
 
     def remove(self, name: str) -> None:
-        """Raises: LineageError: there is none of that name, or the folder cannot be written."""
+        """Remove a consumer. Raises: LineageError: there is none, or it cannot be written."""
         with self._editing(name):
             gone = self.get(name)
             self._write([c for c in self._record.consumers if c is not gone])
@@ -131,17 +135,21 @@ class Consumers:
         probe: Probe | None = None,
         drop_probe: bool = False,
     ) -> Consumer:
-        """Pin a consumer to another version or label; what it might read before, it still may,
-        but for what it was pinned to.
+        """Pin a consumer to another version or label. It may no longer read the one that it was
+        pinned to, and keeps all other permissions.
 
-        A probe's model reads one version's space: with a probe, the new version's is needed, or it
-        is dropped.
+        A probe's model reads one version's space, so a consumer with a probe needs one for the new
+        version, or loses it.
+
+        Args:
+            probe: for the new version.
+            drop_probe: whether to remove the probe that it has.
 
         Raises: as `add`.
         """
         with self._editing(name):
             before = self.get(name)
-            place = said(pinned, resolve)
+            place = pin_of(pinned, resolve)
             if before.probe is not None and place != before.pinned and not (probe or drop_probe):
                 raise LineageError(
                     f"The probe of {name!r} reads {before.pinned}; give the one for {place} with "
@@ -160,8 +168,8 @@ class Consumers:
         return after
 
     def issue_token(self, name: str) -> str:
-        """A new token, in place of the one before. It is told here, and never again: only its hash
-        is kept. Raises: LineageError: as `remove`."""
+        """Return a new token, which replaces the one before. Only its hash is kept, so it cannot be
+        returned again. Raises: LineageError: as `remove`."""
         token = secrets.token_urlsafe(32)
         with self._editing(name):
             before = self.get(name)
@@ -170,82 +178,44 @@ class Consumers:
         return token
 
     def authenticate(self, token: str) -> Consumer | None:
-        """Whose token it is; the time that it takes says nothing of which it nearly is."""
-        given = _digest(token)
-        found = None
+        """Return the consumer with this token; None if none has it. It takes the same time for any
+        token, so that timing does not help to guess one."""
+        digest = _digest(token)
+        owner = None
         for consumer in self._record.consumers:
-            if hmac.compare_digest(given, consumer.token_sha256 or ""):
-                found = consumer
-        return found
+            if hmac.compare_digest(digest, consumer.token_sha256 or ""):
+                owner = consumer
+        return owner
 
     def probe_files(self, probe: Probe) -> tuple[Path, Path]:
-        """The model and the data, compared with their hashes. Raises: IntegrityError."""
-        paths = []
-        for name, published in ((probe.model, probe.model_sha256), (probe.data, probe.data_sha256)):
-            path = self.folder / name
-            if Path(name).parts[:1] != ("probes",) or ".." in Path(name).parts:
-                raise IntegrityError(
-                    f"{self.folder / CONSUMERS} names the file {name!r} for a probe; they are all "
-                    "in its folder probes/; restore it from a copy of the lineage."
-                )
-            check_inside(self.folder, path)
-            check = check_files if self._remote is None else self._remote.check_files
-            check(path.parent, {path.name: published})
-            paths.append(path)
-        return paths[0], paths[1]
+        """Return the paths of the model and the data, compared with their hashes.
+
+        Raises: IntegrityError: one is missing or damaged, or its path leads out of `probes/`.
+        """
+        return checked_probe_files(self.folder, probe, self._remote)
 
     def _keep(self, name: str, probe: Probe) -> Probe:
-        """Copy the files of a probe; what is not yet in `consumers.json` is nobody's."""
-        model, data = Path(probe.model), Path(probe.data)
-        # A folder of its own for each probe, so that one can follow another.
-        here = f"probes/{name}/{sha256(model)[:8]}{sha256(data)[:8]}"
-        mode = self._mode
-        for folder in (self.folder / "probes", self.folder / "probes" / name):
-            make_folder(folder, mode)
-        remove_tree(self.folder / here)
-        with beside(self.folder / here, mode) as part:
-            shutil.copyfile(model, part / f"model{model.suffix.lower()}")
-            shutil.copyfile(data, part / "data.parquet")
-        if self._remote is not None:
-            self._remote.upload(here)
-        kept = {
-            "model": f"{here}/model{model.suffix.lower()}",
-            "data": f"{here}/data.parquet",
-        }
-        hashes = {f"{k}_sha256": sha256(self.folder / v) for k, v in kept.items()}
-        for source, what in ((model, "model_sha256"), (data, "data_sha256")):
-            if getattr(probe, what) not in ("", hashes[what]):
-                raise LineageError(
-                    f"{source} was changed after its probe was run; run the same command again."
-                )
-        return probe.model_copy(update={**kept, **hashes})
+        return keep_probe(self.folder, name, probe, self._mode, self._remote)
 
-    def _tidy(self, name: str) -> None:
-        """Remove the files of a consumer's probes that are no more."""
-        folders = {Path(c.probe.model).parent for c in self._record.consumers if c.probe}
-        mine = Path("probes") / name
-        kept = {folder.name for folder in folders if folder.parent == mine}
-        for left in (self.folder / mine).glob("*"):
-            if left.name not in kept:
-                remove_tree(left)
-        if self._remote is not None:
-            self._remote.keep_only(mine.as_posix(), kept)
+    def _remove_former_probes(self, name: str) -> None:
+        probes = [consumer.probe for consumer in self._record.consumers if consumer.probe]
+        remove_former_probes(self.folder, name, probes, self._remote)
 
     def _write(self, consumers: Sequence[Consumer]) -> None:
         ordered = tuple(sorted(consumers, key=lambda c: c.name))
         record = ConsumersRecord(format_version=FORMAT_VERSION, consumers=ordered)
-        write_text(self.folder / CONSUMERS, record.model_dump_json(indent=2), self._mode)
+        write_text(self.folder / CONSUMERS, record.to_json(), self._mode)
         self._record = record
 
     @property
     def _mode(self) -> int:
-        """Permissions of hashes of tokens, and of consumers' own models and labels: whoever the
-        lineage is shared with, not the whole machine."""
+        """Permissions of `consumers.json` and of probes, which hold hashes of tokens and consumers'
+        own models: those of the lineage, but never for everybody on the machine."""
         return file_mode(self.folder) & 0o660
 
     @contextmanager
     def _editing(self, name: str) -> Iterator[None]:
-        """The record as it is now, to change and to write; on any error it is as it was."""
+        """Hold the lock, with the record as it is on disk now; on any error it is as it was."""
         where = str(self.folder) if self._remote is None else self._remote.address
         before = self._record
         with ExitStack() as stack:
@@ -270,21 +240,21 @@ class Consumers:
                 if isinstance(error, OSError):
                     raise _unwritten(where, error) from error
                 raise
-            self._tidy(name)
+            self._remove_former_probes(name)
 
 
 def pinned_to(path: str | Path, resolve: Resolve) -> dict[str, int]:
-    """Of every consumer, the version that it is pinned to; one whose label is no more has none.
+    """Return the version that each consumer is pinned to, without those whose label is gone.
 
     Args:
         path: of the lineage, or its address.
         resolve: `Lineage.resolve`.
     """
-    found = {}
-    for consumer in Consumers.open(path).list():
+    pins = {}
+    for consumer in ConsumerRegistry.open(path).list():
         with suppress(UnknownVersionError):
-            found[consumer.name] = resolve(consumer.pinned)
-    return found
+            pins[consumer.name] = resolve(consumer.pinned)
+    return pins
 
 
 def _digest(token: str) -> str:

@@ -1,4 +1,4 @@
-"""`lineage.json`: which versions there are, what they are called, and which are no more."""
+"""`lineage.json`: the versions of a lineage, their labels, and those that were withdrawn."""
 
 from __future__ import annotations
 
@@ -17,66 +17,71 @@ FORMAT_VERSION = 4
 READABLE = (1, 2, 3, 4)
 
 
-class Frozen(BaseModel):
-    """What is read from a lineage's JSON: nothing is left out silently, nothing changed later."""
+class FrozenRecord(BaseModel):
+    """A JSON record that never changes once it is made, and that has no field but its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ChecksumError(ValueError):
-    """JSON that is not what was written; its reader says which file that is."""
+    """A record's checksum is not that of its fields; the caller knows which file it is."""
 
 
-class Checked(Frozen):
-    """What holds the SHA-256 of the rest of itself, from format 3 on: a label that a flipped bit
-    has moved would otherwise give out vectors of another version."""
+class ChecksummedRecord(FrozenRecord):
+    """A JSON record with a checksum over its other fields, so that a flipped bit cannot move a
+    label. Records of before format 3 have none.
+
+    Args:
+        check: SHA-256 of the other fields, as it was read; `to_json` computes it anew.
+    """
 
     check: str = ""
 
     @classmethod
     def of_json(cls, text: str | bytes) -> Self:
-        """What was read is compared as it is written there, so that a field of a later Evergram,
-        which the file does not have, changes nothing.
+        """Return the record in a file, after comparing its checksum.
 
-        Raises: ValidationError, ChecksumError: it is not what was written.
+        The checksum is over the fields as they stand in the file, so that a field that a later
+        Evergram added, and that the file does not have, changes nothing.
+
+        Raises: ValidationError: it is no such record. ChecksumError: it was changed.
         """
-        found = cls.model_validate_json(text)
-        if "check" in found.model_fields_set:
+        record = cls.model_validate_json(text)
+        if "check" in record.model_fields_set:
             written = json.loads(text)
             if written.pop("check") != _digest(written):
-                raise ChecksumError("its checksum is not that of what it says")
-        return found
+                raise ChecksumError("its checksum is not that of its contents")
+        return record
 
-    def checked(self) -> Self:
-        """With the checksum of what will be written."""
-        object.__setattr__(
-            self, "check", _digest(json.loads(self.model_dump_json(exclude={"check"})))
-        )
-        return self
+    def to_json(self) -> str:
+        """Return the text to write to a file: the record with its checksum."""
+        fields = json.loads(self.model_dump_json(exclude={"check"}))
+        sealed = self.model_copy(update={"check": _digest(fields)})
+        return sealed.model_dump_json(indent=2)
 
 
 def _digest(value: dict[str, Any]) -> str:
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-class Withdrawal(Frozen):
-    """What stays of a version that was taken back."""
+class Withdrawal(FrozenRecord):
+    """The facts that are kept of a version that was withdrawn: its fingerprint, why, and when."""
 
     fingerprint: str
     reason: str
     when: str
 
 
-class LineageRecord(Checked):
-    """`lineage.json`.
+class LineageRecord(ChecksummedRecord):
+    """The contents of `lineage.json`.
 
     Args:
-        versions: that are published and not withdrawn, ascending; retired ones are among them.
+        versions: published and not withdrawn, ascending; with the retired ones.
         labels: name to version.
-        withdrawn: by number; the number is never used again.
-        retired: versions that are no longer read, but that the chain leads through.
-        salt: what decides which pairs are held out, by the recipe of version 0; None in a lineage
-            of files, and in one that is older than format 4.
+        withdrawn: by number, which is never used again.
+        retired: versions that are no longer read, though the chain still leads through them.
+        salt: of the hash that chooses the held-out pairs, from the recipe of version 0; None in a
+            lineage of files, and in one that is older than format 4.
     """
 
     format_version: int
@@ -88,7 +93,7 @@ class LineageRecord(Checked):
     salt: str | None = None
 
     @property
-    def following(self) -> int:
+    def next_version(self) -> int:
         """The number of the next version."""
         return len(self.versions) + len(self.withdrawn)
 
@@ -114,12 +119,12 @@ class LineageRecord(Checked):
         if self.versions != sorted(self.versions) or sorted(numbers) != list(range(len(numbers))):
             raise ValueError("its versions are not numbered one after the other")
         if not set(self.labels.values()) | set(self.retired) <= set(self.versions):
-            raise ValueError("it names a version that there is not")
-        return self.checked()
+            raise ValueError("it names a version that is not among its versions")
+        return self
 
 
 def read_record(path: Path) -> LineageRecord:
-    """Raises: as `parse_record`."""
+    """Return the record in a file. Raises: as `parse_record`."""
     try:
         text = path.read_bytes() if path.exists() else None
     except OSError as error:
@@ -128,9 +133,13 @@ def read_record(path: Path) -> LineageRecord:
 
 
 def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
-    """The record of the lineage at `where`, from its text; None where there is no file of it.
+    """Return the record of a lineage from the text of its `lineage.json`.
 
-    Raises: LineageError: not a lineage. FormatError: of a later format.
+    Args:
+        text: None if there is no such file.
+        where: the lineage's folder or address.
+    Raises: LineageError: there is no file. FormatError: it is of a later format. IntegrityError: it
+        is damaged.
     """
     path = f"{where}/lineage.json"
     if text is None:
@@ -139,11 +148,11 @@ def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
             "'evergram train RECIPE.toml --lineage DIR' makes one."
         )
     try:
-        # Of a later format nothing but its number can be counted on.
-        found = _Format.model_validate_json(text)
-        if found.format_version not in READABLE:
+        # The rest of a later format's fields may mean anything.
+        header = _Format.model_validate_json(text)
+        if header.format_version not in READABLE:
             raise FormatError(
-                f"{path} has format_version {found.format_version}; this Evergram reads "
+                f"{path} has format_version {header.format_version}; this Evergram reads "
                 f"{READABLE[0]} to {READABLE[-1]}, so upgrade Evergram to read it."
             )
         record = LineageRecord.of_json(text)
@@ -160,7 +169,7 @@ class _Format(BaseModel):
 
 
 def first_problem(error: ValidationError | ChecksumError, model: type[BaseModel]) -> str:
-    """Where JSON is not what it should be, and why, without a full stop."""
+    """Return which field of a record is wrong, and why, without a full stop."""
     if isinstance(error, ChecksumError):
         return str(error)
     return sentence_of(error, model).rstrip(".")

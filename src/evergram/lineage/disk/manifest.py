@@ -1,22 +1,35 @@
-"""One version on disk: what its manifest says, and the checks that a reader makes."""
+"""The manifest of a version, its fingerprint, and the hashes of its files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationError,
+    computed_field,
+    field_validator,
+    model_validator,
+)
 
 from evergram.compatibility.kinds import transform_kind
 from evergram.errors import IntegrityError
-from evergram.lineage.disk.lineage_record import Checked, ChecksumError, Frozen, first_problem
+from evergram.lineage.disk.lineage_record import (
+    ChecksumError,
+    ChecksummedRecord,
+    FrozenRecord,
+    first_problem,
+)
 from evergram.lineage.disk.names import is_name
 
 
-class EncoderRecord(Frozen):
+class EncoderRecord(FrozenRecord):
     """How to build the encoder that `encoder.safetensors` fills.
 
     `kind` is a name in `evergram.encoders.kinds`, which whoever restores the encoder looks up;
@@ -31,15 +44,15 @@ class EncoderRecord(Frozen):
     vocabularies: dict[str, Literal["int64", "string"]]
 
 
-class TransformRecord(Frozen):
+class TransformRecord(FrozenRecord):
     """How to build the transform that `transform.safetensors` fills; a closed `kind`."""
 
     kind: Annotated[str, AfterValidator(transform_kind)]
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class Manifest(Checked):
-    """`versions/<n>/manifest.json`."""
+class Manifest(ChecksummedRecord):
+    """The contents of `versions/<n>/manifest.json`."""
 
     version: int = Field(ge=0)
     name: str
@@ -53,11 +66,16 @@ class Manifest(Checked):
     recipe: dict[str, Any]
     # File name to SHA-256, of every other file of the version.
     files: dict[str, str]
-    # Side to SHA-256, of the embeddings that stand while this version is the newest.
+    # Side to SHA-256, of the file of embeddings that is stored while this version is the newest.
     embeddings: dict[str, str]
-    # Which space this is: of what makes its vectors what they are. Before format 3 it was not
-    # written, and is computed from the rest, as it is when a version is made.
-    fingerprint: str = ""
+    # Before format 3 none was written.
+    written_fingerprint: str = Field(default="", alias="fingerprint", exclude=True)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @cached_property
+    def fingerprint(self) -> str:
+        """The identity of the version's space, see `fingerprint_of`."""
+        return fingerprint_of(self)
 
     @field_validator("transform", mode="before")
     @classmethod
@@ -67,7 +85,7 @@ class Manifest(Checked):
     @field_validator("files", "embeddings")
     @classmethod
     def _stay_in_the_folder(cls, value: dict[str, str]) -> dict[str, str]:
-        # They become paths of files that are read, and of files that are written beside them.
+        # They become paths that are read from and written to.
         for name in value:
             if not is_name(name):
                 raise ValueError(f"{name!r} cannot be the name of a file or a side")
@@ -75,57 +93,67 @@ class Manifest(Checked):
 
     @model_validator(mode="after")
     def _identified(self) -> Self:
-        expected = fingerprint_of(self)
-        if self.fingerprint and self.fingerprint != expected:
-            raise ValueError("its fingerprint is not that of what it says")
-        object.__setattr__(self, "fingerprint", expected)
-        return self.checked()
+        if self.written_fingerprint not in ("", self.fingerprint):
+            raise ValueError("its fingerprint is not that of its contents")
+        return self
 
 
 def fingerprint_of(manifest: Manifest) -> str:
-    """The identity of a version: "sha256:" and 64 hexadecimal digits.
+    """Return the identity of a version's space: "sha256:" and 64 hexadecimal digits.
 
-    Over the hashes of the encoder's tensors and vocabularies, how it is built and normalised, the
-    recipe and D; of a version from files, over the hashes of its vectors and D. Not over its
-    number, its name, the time, or the Evergram that made it: the same training has the same one.
+    It is a hash of the hashes of the encoder's tensors and vocabularies, of how it is built and
+    normalised, of the recipe and of D; for a version from files, of the hashes of its vectors and
+    of D. The number, the name, the time and the Evergram that made it are left out, so that the
+    same training always has the same fingerprint.
     """
-    said = json.loads(manifest.model_dump_json(include={"encoder", "recipe", "dim", "embeddings"}))
-    encoder = said["encoder"]
+    fields = json.loads(
+        manifest.model_dump_json(include={"encoder", "recipe", "dim", "embeddings"})
+    )
+    encoder = fields["encoder"]
     if encoder is None:
-        identity = {"dim": said["dim"], "embeddings": said["embeddings"]}
+        identity = {"dim": fields["dim"], "embeddings": fields["embeddings"]}
     else:
         identity = {
-            "dim": said["dim"],
+            "dim": fields["dim"],
             "encoder": {name: encoder[name] for name in ("kind", "options", "inputs")},
             "weights": manifest.files.get("encoder.safetensors"),
             "vocabularies": manifest.files.get("vocabularies.parquet"),
-            "recipe": said["recipe"],
+            "recipe": fields["recipe"],
         }
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises: IntegrityError: it is missing or damaged."""
+    """Return the manifest in a version's folder. Raises: IntegrityError: missing or damaged."""
     path = folder / "manifest.json"
     try:
-        found = Manifest.of_json(path.read_bytes())
+        manifest = Manifest.of_json(path.read_bytes())
     except OSError as error:
         raise IntegrityError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValidationError, ChecksumError) as error:
         raise IntegrityError(f"{path} is damaged: {first_problem(error, Manifest)}.") from error
-    if "fingerprint" in found.model_fields_set and "check" not in found.model_fields_set:
+    if (
+        "written_fingerprint" in manifest.model_fields_set
+        and "check" not in manifest.model_fields_set
+    ):
         raise IntegrityError(f"{path} is damaged: it has no checksum.")
-    return found
+    return manifest
 
 
 def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
-    """Raises: IntegrityError: a file is missing or is not what was published."""
+    """Compare files with their hashes.
+
+    Args:
+        hashes: file name in the folder to SHA-256.
+    Raises: IntegrityError: a file is missing, or is not the file that was published.
+    """
     for name, published in hashes.items():
         path = folder / name
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""Refuse what leads out of a lineage's folder: symbolic links that somebody has laid in it."""
+"""Symbolic links that lead out of a lineage's folder are refused: they may be of bad intent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evergram.errors import IntegrityError
 
-# What a lineage's own code reads and writes in its folder.
+# The files and folders that this package reads and writes in a lineage's folder.
 PARTS = (
     "lineage.json",
     "consumers.json",
@@ -21,9 +21,9 @@ PARTS = (
 
 
 def check_inside(root: Path, *paths: Path) -> None:
-    """Refuse a path that symbolic links lead out of `root`, whether or not anything is there.
+    """Refuse paths that symbolic links lead out of `root`, whether or not a file is there.
 
-    Raises: IntegrityError: one does.
+    Raises: IntegrityError.
     """
     home = _real(root)
     for path in paths:
@@ -31,30 +31,30 @@ def check_inside(root: Path, *paths: Path) -> None:
         if home is None or real is None or not real.is_relative_to(home):
             where = "in a circle" if real is None else f"to {real}, outside of the lineage's folder"
             raise IntegrityError(
-                f"{path} leads {where}, by a symbolic link; nothing is read or written there: put "
+                f"{path} leads {where}, by a symbolic link; nothing is read or written there. Put "
                 "the files themselves in its place."
             )
 
 
 def check_parts(root: Path) -> None:
-    """Refuse a lineage of which a part is a symbolic link that leads out of its folder.
+    """Refuse a lineage with a file or a folder at its top that is a link out of it.
 
-    Raises: IntegrityError: one is.
+    Raises: IntegrityError.
     """
     check_inside(root, *(path for name in PARTS if (path := root / name).is_symlink()))
 
 
 def check_tree(root: Path, folder: Path) -> None:
-    """Refuse a folder of a lineage that holds, at any depth, a link that leads out of it.
+    """Refuse a folder of a lineage with a link, at any depth, that leads out of the lineage.
 
-    Raises: IntegrityError: it does.
+    Raises: IntegrityError.
     """
     check_inside(root, folder)
     check_inside(root, *(path for path in folder.rglob("*") if path.is_symlink()))
 
 
 def _real(path: Path) -> Path | None:
-    """Where a path leads in the end; None where its links go in a circle."""
+    """Return the path without symbolic links; None if its links go in a circle."""
     try:
         return path.resolve()
     except (OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""One training at a time: two upgrades of one lineage would train for hours, and one would lose."""
+"""One training at a time: of two upgrades at once, one would be refused after hours of training."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from evergram.atomic_files import make_folder, write_text
 from evergram.errors import LineageError
-from evergram.lineage.disk.atomic import file_mode, make_folder, write_text
+from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.remote.lock import said_by, this_process
 
 LOCK, OWNER = "training.lock", "training.json"
@@ -19,13 +20,12 @@ LOCK, OWNER = "training.lock", "training.json"
 
 @contextmanager
 def training_claim(work: Path, lineage: str) -> Iterator[None]:
-    """Hold the folder in which a lineage's next version is trained; a nested claim of the same
-    process is no other.
+    """Claim the training of a lineage's next version; claims within one process may be nested.
 
     Args:
         work: `.work` of the lineage.
         lineage: what to call it in an error.
-    Raises: LineageError: another process is training; who, and since when, is said.
+    Raises: LineageError: another process is training; the error says who, and since when.
     """
     lock, made = _lock(work), not work.parent.exists()
     try:
@@ -38,7 +38,7 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
             "can be published after the present version; wait until it is, or stop one of them."
         ) from None
     except OSError:
-        # Where the lineage cannot be written, nothing is kept and nobody can publish.
+        # A lineage that cannot be written cannot be published to either, so no claim is needed.
         pass
     owner = work / OWNER
     try:
@@ -59,7 +59,7 @@ def training_claim(work: Path, lineage: str) -> Iterator[None]:
 
 
 def clear_work(work: Path) -> None:
-    """Remove what training has kept, once it is published; another process's is left alone."""
+    """Remove the checkpoints of a training that is published, unless another process trains."""
     if not work.is_dir():
         return
     with suppress(OSError), _lock(work).acquire(timeout=0):  # filelock's Timeout is an OSError
@@ -67,7 +67,7 @@ def clear_work(work: Path) -> None:
 
 
 def _lock(work: Path) -> FileLock:
-    # One object a path and process, so that a claim within a claim does not wait for itself.
+    # One object for each path in a process, so that a nested claim does not wait for itself.
     return FileLock(work / LOCK, is_singleton=True, thread_local=False)
 
 

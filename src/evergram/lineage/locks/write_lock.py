@@ -1,4 +1,4 @@
-"""One writer at a time: the lock of a lineage, and its record changed in one step."""
+"""One writer at a time: the lock of a lineage, and the replacement of its record in one step."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
+from evergram.atomic_files import make_folder, remove_tree, write_text
 from evergram.errors import LineageError
-from evergram.lineage.disk.atomic import file_mode, make_folder, remove_tree, write_text
 from evergram.lineage.disk.lineage_record import LineageRecord, read_record
 from evergram.lineage.disk.path_check import check_parts
+from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.remote.mirror import RECORD, Remote
 
 
 @contextmanager
 def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
-    """Hold the lock of the lineage at `path`, and of the one that it is a mirror of.
+    """Hold the lock of a lineage.
+
+    Args:
+        path: its folder, or its mirror.
+        remote: if `path` is a mirror, where the lineage lives; its lock is held, too.
 
     Raises: LineageError: another process holds it, or something cannot be written. IntegrityError:
         a symbolic link leads out of the folder.
@@ -44,37 +49,37 @@ def writing(path: Path, remote: Remote | None = None) -> Iterator[None]:
 
 
 def write_record(path: Path, record: LineageRecord, remote: Remote | None = None) -> None:
-    """One rename, or one upload: a reader sees the record as it was, or as it is now."""
-    write_text(path / RECORD, record.model_dump_json(indent=2), file_mode(path))
+    """Replace `lineage.json` by one rename, and one upload: readers see the old one or the new."""
+    write_text(path / RECORD, record.to_json(), file_mode(path))
     if remote is not None:
         remote.commit()
 
 
 def unchanged(path: Path, opened: LineageRecord, where: str, *, labels: bool) -> LineageRecord:
-    """The record as it is on disk.
+    """Return the record as it is on disk, if it is still what it was.
 
     Args:
-        where: what to call the lineage.
-        opened: as it was when the lineage was opened.
-        labels: whether labels and retired versions must still be the same, too.
+        opened: the record when the lineage was opened.
+        where: what to call the lineage in an error.
+        labels: whether labels and retired versions must be the same, too.
     Raises: LineageError: another process has changed it meanwhile.
     """
     file = path / RECORD
-    found = read_record(file) if file.exists() else opened.model_copy(update={"versions": []})
-    same = found.versions == opened.versions and found.withdrawn == opened.withdrawn
+    current = read_record(file) if file.exists() else opened.model_copy(update={"versions": []})
+    same = current.versions == opened.versions and current.withdrawn == opened.withdrawn
     if labels:
-        same = same and (found.labels, found.retired) == (opened.labels, opened.retired)
+        same = same and (current.labels, current.retired) == (opened.labels, opened.retired)
     if not same:
-        newest = found.versions[-1] if found.versions else "none"
+        newest = current.versions[-1] if current.versions else "none"
         raise LineageError(
             f"{where} has changed since it was opened (its newest version is {newest}); open it "
             "again."
         )
-    return found
+    return current
 
 
 def clear_left(path: Path, record: LineageRecord) -> None:
-    """Remove what is not part of the lineage: of a publication that was killed, or withdrawn."""
+    """Remove folders that are not of a published version: a killed publication left them."""
     for parent in (path / "versions", path / "embeddings"):
         make_folder(parent, file_mode(path))
         for left in parent.iterdir():

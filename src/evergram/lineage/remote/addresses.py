@@ -1,14 +1,15 @@
-"""Addresses of lineages that are not folders of this machine, and where their mirrors are."""
+"""Addresses of lineages on other machines, and the folders in which they are mirrored here."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import platformdirs
 
 from evergram.errors import LineageError
 
@@ -18,9 +19,11 @@ _HERE = ("file", "local")
 
 
 def local_folder(place: str | Path) -> Path | None:
-    """The folder that is meant; None for an address of another machine, such as `s3://…`.
+    """Return the folder that a path or an address names; None for one of another machine.
 
-    `file:///…` is a folder: it needs no mirror.
+    Args:
+        place: a path, `file:///…`, or an fsspec address such as `s3://bucket/shop`.
+    Raises: LineageError: a `file:` address names a host.
     """
     text = str(place)
     if isinstance(place, Path) or not _ADDRESS.match(text):
@@ -37,7 +40,7 @@ def local_folder(place: str | Path) -> Path | None:
 
 
 def filesystem(address: str) -> tuple[Any, str]:
-    """fsspec's filesystem of an address, and the path in it.
+    """Return fsspec's filesystem of an address, and the path in that filesystem.
 
     Raises: LineageError: fsspec, or the driver of this kind of address, is not installed.
     """
@@ -48,24 +51,20 @@ def filesystem(address: str) -> tuple[Any, str]:
             f"The lineage {address} is read through fsspec: pip install 'evergram[remote]'."
         ) from None
     try:
-        found, path = fsspec.core.url_to_fs(address)
+        files, path = fsspec.core.url_to_fs(address)
     except (ImportError, ValueError) as error:
         raise LineageError(f"{address} cannot be opened: {str(error).rstrip('.')}.") from error
-    return found, str(path)
+    return files, str(path)
 
 
 def mirror_of(address: str) -> Path:
-    """The folder in which a lineage of another machine is kept here."""
+    """Return the folder in which a lineage of another machine is mirrored."""
     return cache_folder() / "lineages" / hashlib.sha256(address.encode()).hexdigest()
 
 
 def cache_folder() -> Path:
-    """EVERGRAM_CACHE, or the place of this platform."""
+    """Return the folder of caches: $EVERGRAM_CACHE, else the platform's place for them."""
     chosen = os.environ.get("EVERGRAM_CACHE")
     if chosen:
         return Path(chosen).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "evergram"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "evergram" / "Cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evergram"
+    return platformdirs.user_cache_path("evergram", appauthor=False)

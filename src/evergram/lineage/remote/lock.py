@@ -1,4 +1,4 @@
-"""One publisher at a time on a filesystem that knows no locks: a file that only one can create."""
+"""One publisher at a time on storage without locks: an object that only one can create."""
 
 from __future__ import annotations
 
@@ -22,29 +22,32 @@ NAME = "publishing.lock"
 def remote_lock(files: Any, path: str, address: str) -> Iterator[None]:
     """Hold `publishing.lock` of a lineage.
 
-    Where the storage creates an object only if there is none, and its driver asks for that, two
-    publishers cannot both hold it; elsewhere the lock is looked for, written and read back.
+    Two publishers cannot both hold it if the storage can create an object only where there is none,
+    and its driver asks for that. Elsewhere the object is looked for, written and read back, which
+    leaves a moment in which two may both hold it.
 
     Args:
-        files, path: what `addresses.filesystem` gave.
-    Raises: LineageError: another process holds it; who, and what to do if that is dead, is said.
+        files, path: from `addresses.filesystem`.
+        address: what to call the lineage in an error.
+    Raises: LineageError: another process holds it; the error says who, and what to do if that
+        process is dead.
     """
     place = f"{path}/{NAME}"
     mine = json.dumps({**this_process(), "mark": secrets.token_hex(8)}).encode()
     held = False
     try:
-        # A driver that does not know "create" would overwrite another's.
-        found = _content(files, place)
-        if found is None:
+        # A driver without the mode "create" would overwrite the lock of another process.
+        holder = _content(files, place)
+        if holder is None:
             try:
                 files.pipe_file(place, mine, mode="create")
-                found = _content(files, place)
+                holder = _content(files, place)
             except Exception:
-                # Each driver has an error of its own for a file that is there by now.
-                found = _content(files, place)
-                if found is None:
+                # Each driver has its own error for an object that is there by now.
+                holder = _content(files, place)
+                if holder is None:
                     raise
-        held = found == mine
+        held = holder == mine
         if not held:
             raise LineageError(
                 f"Another process is publishing to {address}: "
@@ -70,7 +73,7 @@ def _release(files: Any, place: str, mine: bytes, address: str) -> None:
         if _content(files, place) == mine:
             files.rm_file(place)
     except Exception as error:
-        # What was done under the lock is done, or has failed with an error of its own.
+        # The work under the lock is done, or has failed with an error of its own.
         warnings.warn(
             f"{address}/{NAME} could not be removed ({error}); delete it before the next "
             "publication.",
@@ -80,7 +83,7 @@ def _release(files: Any, place: str, mine: bytes, address: str) -> None:
 
 
 def this_process() -> dict[str, str | int]:
-    """Who holds what this process holds, as JSON."""
+    """Return who this process is, as JSON: user, machine, process, and the time."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
@@ -90,7 +93,7 @@ def this_process() -> dict[str, str | int]:
 
 
 def said_by(content: bytes | None) -> str:
-    """Who wrote `this_process`, in words."""
+    """Return in words who wrote `this_process`."""
     try:
         read = json.loads(content or b"")
         return (

@@ -1,4 +1,4 @@
-"""A lineage that lives elsewhere: a mirror of it in a folder here, and how both are kept alike."""
+"""A lineage that lives elsewhere, and its mirror in a folder of this machine."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from evergram.atomic_files import make_folder, mirror_content, replacing_path
 from evergram.errors import EvergramError, IntegrityError, LineageError
-from evergram.lineage.disk.atomic import make_folder, put, sync
 from evergram.lineage.disk.manifest import sha256
 from evergram.lineage.remote.addresses import filesystem, mirror_of
 from evergram.lineage.remote.lock import remote_lock, said_by, this_process
 
 RECORD, CONSUMERS, TRAINING = "lineage.json", "consumers.json", "training.json"
-# What is brought when it is first read, and not when the lineage is opened.
+# Files that are downloaded when they are first read, and not when the lineage is opened.
 LARGE = ("encoder.safetensors", "vocabularies.parquet", "trained_pairs.parquet")
 
 
 class Remote:
     """A lineage under an fsspec address such as `s3://bucket/shop`, with its mirror.
 
-    Files that are published never change: each is brought once, and compared with its hash. What is
-    published is written to the mirror first and then uploaded, `lineage.json` last; that one upload
-    is the moment at which others see it.
+    Published files never change: each is downloaded once, and compared with its hash. A new version
+    is written to the mirror first and then uploaded, `lineage.json` last: that one upload is the
+    moment at which others see it.
 
     Args:
-        address: as it was given.
-    Raises: LineageError: its driver is not installed.
+        address: fsspec's.
+    Raises: LineageError: the driver of such an address is not installed.
     """
 
     def __init__(self, address: str) -> None:
@@ -45,30 +45,36 @@ class Remote:
         self.consumers: str | None = None
 
     def pull(self) -> str | None:
-        """Bring all that is small. Returns: the text of `lineage.json`; None where there is none.
+        """Download all small files. Returns: the text of `lineage.json`; None if there is none.
 
         Raises: LineageError: it cannot be reached.
         """
-        with self._said("read"):
+        with self._driver_errors("read"):
             top = self._cat([RECORD, CONSUMERS])
             self._seen = top.get(RECORD)
-            found = top.get(CONSUMERS)
-            self.consumers = None if found is None else found.decode(errors="replace")
+            consumers = top.get(CONSUMERS)
+            self.consumers = None if consumers is None else consumers.decode(errors="replace")
             make_folder(self.folder)
             self._pull_versions()
             self._mirror_embeddings(remove=False)
-        with suppress(Timeout), FileLock(self.folder / ".lock", timeout=0), self._said("read"):
-            # Where it is held, a publication of this machine is at work on these very files.
+        with (
+            suppress(Timeout),
+            FileLock(self.folder / ".lock", timeout=0),
+            self._driver_errors("read"),
+        ):
+            # If the lock is held, a publication of this machine is writing these very files.
             for name in (RECORD, CONSUMERS):
-                put(self.folder / name, top.get(name))
+                mirror_content(self.folder / name, top.get(name))
             self._mirror_embeddings(remove=True)
         return None if self._seen is None else self._seen.decode(errors="replace")
 
     def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
-        """Bring what of a folder of the mirror is missing or is not what was published.
+        """Download the files of a folder of the mirror that are missing here, or have another hash.
 
-        Raises: IntegrityError: what is there is not what was published. LineageError: it cannot be
-            reached, or has been published to meanwhile.
+        Args:
+            hashes: file name to SHA-256.
+        Raises: IntegrityError: a file there is missing or has another hash, too. LineageError: the
+            storage cannot be reached, or the lineage has been changed meanwhile.
         """
         for name, published in hashes.items():
             path = folder / name
@@ -80,10 +86,9 @@ class Remote:
                     f"{self.address} names the file {where!r}, which is outside of its folder; "
                     "restore it from a copy of the lineage."
                 )
-            part = path.with_name(f".{name}.{os.getpid()}.part")
-            try:
-                with self._said("read"):
-                    folder.mkdir(parents=True, exist_ok=True)
+            with self._driver_errors("read"):
+                folder.mkdir(parents=True, exist_ok=True)
+                with replacing_path(path, owner=f".{os.getpid()}") as part:
                     if not self._fetch(where, part):
                         self._check_unchanged()
                         raise IntegrityError(
@@ -95,31 +100,28 @@ class Remote:
                             f"{self.address}/{where} is not the file that was published (its "
                             "SHA-256 differs); restore it from a copy of the lineage."
                         )
-                    part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Hold the lock there, with `lineage.json` here as it is there now; `commit` changes it.
+        """Hold the lock of the storage, with its `lineage.json` in the mirror, until `commit`.
 
-        Raises: LineageError: another process is publishing, or it cannot be reached: the lineage is
-            then as it was, and so is `lineage.json` in the mirror.
+        Raises: LineageError: another process is publishing, or the storage cannot be reached. The
+            lineage is then as it was, and so is `lineage.json` in the mirror.
         """
         with self._locked():
-            with self._said("read"):
+            with self._driver_errors("read"):
                 self._seen = self._cat([RECORD]).get(RECORD)
                 self._mirror_embeddings(remove=True)
-            # What a killed publication left here was never seen by anybody.
-            put(self.folder / RECORD, self._seen)
+            # A killed publication may have left a record here that nobody has seen.
+            mirror_content(self.folder / RECORD, self._seen)
             try:
                 yield
             except BaseException:
-                put(self.folder / RECORD, self._seen)
+                mirror_content(self.folder / RECORD, self._seen)
                 raise
 
     def commit(self) -> None:
-        """Upload the versions that `lineage.json` of the mirror has more, and then itself."""
+        """Upload the versions that only the mirror's `lineage.json` lists, and then that file."""
         record = (self.folder / RECORD).read_bytes()
         for n in sorted(_versions(record) - _versions(self._seen)):
             self.upload(f"embeddings/{n}")
@@ -129,28 +131,28 @@ class Remote:
 
     @contextmanager
     def editing(self) -> Iterator[None]:
-        """`consumers.json` as it is there now, in the mirror; it is uploaded at the end.
+        """Hold the lock, with the storage's `consumers.json` in the mirror; upload it at the end.
 
         Raises: LineageError: as `transaction`.
         """
         with self._locked():
-            with self._said("read"):
+            with self._driver_errors("read"):
                 before = self._cat([CONSUMERS]).get(CONSUMERS)
-            put(self.folder / CONSUMERS, before)
+            mirror_content(self.folder / CONSUMERS, before)
             try:
                 yield
                 after = (self.folder / CONSUMERS).read_bytes()
                 if after != before:
                     self._replace(CONSUMERS, after)
             except BaseException:
-                put(self.folder / CONSUMERS, before)
+                mirror_content(self.folder / CONSUMERS, before)
                 raise
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Say there that a version is being trained, and on stderr if another process said so.
+        """Leave a note in the storage that a version is being trained, and warn of another's note.
 
-        It is a note and no lock, as a process that was killed leaves it behind.
+        It is not a lock, as a process that is killed leaves it behind.
         """
         mine = json.dumps(this_process()).encode()
         with suppress(Exception):
@@ -170,8 +172,8 @@ class Remote:
                     self._files.rm_file(f"{self._path}/{TRAINING}")
 
     def upload(self, folder: str) -> None:
-        """All files of a folder of the mirror, in place of what a killed upload may have left."""
-        with self._said("written"):
+        """Upload all files of a folder of the mirror, and remove what a killed upload left."""
+        with self._driver_errors("written"):
             with suppress(FileNotFoundError):
                 self._files.rm(f"{self._path}/{folder}", recursive=True)
             for path in sorted((self.folder / folder).iterdir()):
@@ -180,23 +182,23 @@ class Remote:
                 self._files.put_file(str(path), there)
 
     def keep_only(self, folder: str, names: Iterable[str]) -> None:
-        """Remove every other folder in `folder`; one that cannot be removed is left."""
+        """Remove all folders in `folder` but these; one that cannot be removed stays."""
         kept = set(names)
         with suppress(Exception):
             for name in self._folders(folder) - kept:
                 self.remove(f"{folder}/{name}")
 
     def remove(self, folder: str) -> None:
-        """Remove a folder there; one that cannot be removed is left, and is no part of anything."""
+        """Remove a folder of the storage; if that fails it stays, and nothing lists it."""
         with suppress(Exception):
             self._files.rm(f"{self._path}/{folder}", recursive=True)
 
     def _replace(self, name: str, content: bytes) -> None:
-        """Upload a file by which others see what has changed.
+        """Upload the file by which others see a change.
 
-        An upload may fail when all of it has arrived: what is there counts.
+        An upload may report an error after all of it has arrived, so the file is read back.
         """
-        with self._said("written"):
+        with self._driver_errors("written"):
             try:
                 self._make_folder(f"{self._path}/{name}")
                 self._files.pipe_file(f"{self._path}/{name}", content)
@@ -213,27 +215,30 @@ class Remote:
                     raise
 
     def _pull_versions(self) -> None:
-        """The manifests as they are now, and what is small and not here of what they list."""
+        """Download the manifests, and those of the small files in them that are not here yet."""
         folders = {f"versions/{n}/manifest.json": f"versions/{n}" for n in _versions(self._seen)}
         manifests = self._cat(list(folders))
         missing = []
         for name, folder in folders.items():
-            put(self.folder / name, manifests.get(name))
+            mirror_content(self.folder / name, manifests.get(name))
             try:
                 listed = list(json.loads(manifests.get(name, b"{}")).get("files", {}))
             except (ValueError, AttributeError):
-                # What is damaged is said by who reads it.
+                # Whoever reads a damaged manifest gets the error.
                 continue
-            # A name with a folder in it would be written outside of the version's.
+            # A name with a folder in it would be written outside of the version's folder.
             plain = [file for file in listed if file == Path(file).name]
-            found = [f"{folder}/{file}" for file in plain if file not in LARGE]
-            missing += [file for file in found if not (self.folder / file).is_file()]
+            small = [f"{folder}/{file}" for file in plain if file not in LARGE]
+            missing += [file for file in small if not (self.folder / file).is_file()]
         for name, content in self._cat(missing).items():
-            put(self.folder / name, content)
+            mirror_content(self.folder / name, content)
 
     def _mirror_embeddings(self, *, remove: bool) -> None:
-        """A folder for every version whose embeddings are kept, empty until they are read; with
-        `remove`, what is no longer kept goes from the mirror too."""
+        """Make a folder for each version with stored embeddings, empty until they are read.
+
+        Args:
+            remove: whether to remove those of other versions.
+        """
         here = self.folder / "embeddings"
         names = {name for name in self._folders("embeddings") if name.isdecimal()}
         for name in names:
@@ -243,13 +248,13 @@ class Remote:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _folders(self, folder: str) -> set[str]:
-        # What another machine has added since is not in the driver's list.
+        # The driver's own list does not have what another machine has added since.
         self._files.invalidate_cache()
         try:
-            found = self._files.ls(f"{self._path}/{folder}", detail=False)
+            places = self._files.ls(f"{self._path}/{folder}", detail=False)
         except FileNotFoundError:
             return set()
-        return {place.rstrip("/").rsplit("/", 1)[-1] for place in found} - {""}
+        return {place.rstrip("/").rsplit("/", 1)[-1] for place in places} - {""}
 
     def _check_unchanged(self) -> None:
         if self._cat([RECORD]).get(RECORD) != self._seen:
@@ -258,39 +263,38 @@ class Remote:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with ExitStack() as stack:
-            with self._said("written"):
+            with self._driver_errors("written"):
                 self._make_folder(f"{self._path}/{RECORD}")
                 stack.enter_context(remote_lock(self._files, self._path, self.address))
             yield
 
     def _cat(self, names: list[str]) -> dict[str, bytes]:
-        """The contents of those that are there."""
+        """Return the contents of files by name, without those that are not there."""
         places = {f"{self._path}/{name}": name for name in names}
         if not places:
             return {}
-        found = self._files.cat(list(places), on_error="return")
-        for content in found.values():
+        contents = self._files.cat(list(places), on_error="return")
+        for content in contents.values():
             if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
                 raise content
-        return {places[k]: v for k, v in found.items() if isinstance(v, bytes)}
+        return {places[k]: v for k, v in contents.items() if isinstance(v, bytes)}
 
     def _fetch(self, name: str, to: Path) -> bool:
-        """Whether it is there."""
+        """Download a file; return False if there is none."""
         try:
             self._files.get_file(f"{self._path}/{name}", str(to))
         except FileNotFoundError:
             return False
-        sync(to)
         return True
 
     def _make_folder(self, place: str) -> None:
-        """Of a file, where the filesystem knows folders; object stores do not."""
+        """Make the folder of a file, if the storage has folders; object stores have none."""
         if not getattr(self._files, "async_impl", False):
             self._files.makedirs(place.rsplit("/", 1)[0], exist_ok=True)
 
     @contextmanager
-    def _said(self, what: str) -> Iterator[None]:
-        """Whatever a driver raises becomes one sentence."""
+    def _driver_errors(self, what: str) -> Iterator[None]:
+        """Turn any error of a driver into one LineageError."""
         try:
             yield
         except EvergramError:
@@ -303,8 +307,8 @@ class Remote:
 
 def _versions(record: bytes | None) -> set[int]:
     try:
-        found: Any = json.loads(record or b"{}").get("versions", [])
-        return {n for n in found if isinstance(n, int)}
+        versions: Any = json.loads(record or b"{}").get("versions", [])
+        return {n for n in versions if isinstance(n, int)}
     except (ValueError, AttributeError, TypeError):
         return set()
 

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from evergram.atomic_files import new_folder, replace_file
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.errors import RecipeError
 from evergram.evaluation.consumer_tasks import ConsumerTask, consumer_tasks
 from evergram.evaluation.reports.comparison import summarise
-from evergram.evaluation.reports.comparison_report import replace_file, write_comparison
+from evergram.evaluation.reports.comparison_report import write_comparison
 from evergram.lineage.artefact import Artefact
-from evergram.lineage.disk.atomic import plain_numbers
+from evergram.lineage.disk.plain_json import plain_numbers
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.comparison.consumer_scores import ConsumerScores
 from evergram.releasing.comparison.results_folder import claim_folder
@@ -155,11 +156,10 @@ class Comparison:
             new.publish(artefact)
         mine = folder / run.name
         if not (mine / "lineage.json").exists():
-            part = folder / f".{run.name}.part"
-            shutil.rmtree(part, ignore_errors=True)
-            shutil.copytree(first, part, ignore=shutil.ignore_patterns(".*"))
             shutil.rmtree(mine, ignore_errors=True)
-            part.rename(mine)
+            with new_folder(mine) as part:
+                hidden = shutil.ignore_patterns(".*")
+                shutil.copytree(first, part, ignore=hidden, dirs_exist_ok=True)
         return Lineage.open(mine)
 
     def _publish_missing(
@@ -176,7 +176,7 @@ class Comparison:
             lineages: of the runs before it, by name.
         """
         recipe = recipe_of(self.recipe, run, seed, self.protocol)
-        for version in range(lineage.following, len(recipe.split.versions)):
+        for version in range(lineage.next_version, len(recipe.split.versions)):
             trained = load_encoder(lineages["keep-all"], version) if run.shares_models else None
             lineage.publish(
                 run_version(recipe, lineage, self.corpus, trained, self.device, progress)

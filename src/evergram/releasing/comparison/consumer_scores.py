@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from evergram.atomic_files import replace_file
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
 from evergram.evaluation.consumer_classifiers import (
@@ -21,7 +22,6 @@ from evergram.evaluation.consumer_classifiers import (
     fit_consumers,
 )
 from evergram.evaluation.consumer_tasks import ConsumerTask, Examples
-from evergram.evaluation.reports.comparison_report import replace_file
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.past_models import known_vectors
 from evergram.training.checkpoint import load_encoder

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from evergram.atomic_files import replace_file
 from evergram.data.corpus import Corpus
 from evergram.errors import RecipeError
-from evergram.evaluation.reports.comparison_report import replace_file
 from evergram.training.recipe import Recipe, flat
 
 # Keys of [compare] that say how much is run; they change nothing of what has been run.

@@ -190,9 +190,9 @@ def _next_version(
     alignment: FileAlignment, lineage: Lineage, recipe: Mapping[str, Any], canaries: Block
 ) -> Artefact:
     """Return the artefact of an aligned file, with its certificates."""
-    number, new = lineage.following, alignment.new
+    number, new = lineage.next_version, alignment.new
     chain = lineage.chain.extended(alignment.fitted.transform)
-    errors = {**lineage.errors, number: alignment.error}
+    errors = {**lineage.step_errors, number: alignment.error}
     certificates = {j: certify(chain, errors, number, j) for j in lineage.readable}
     report = alignment.report()
     report["certificate"] = {str(j): asdict(c) for j, c in certificates.items() if c is not None}
@@ -275,7 +275,7 @@ def _aligned(
 
 def _metric(lineage: Lineage) -> Tensor | None:
     """Return S of the past versions; None if it is I, or if a transform is not affine."""
-    chain = lineage.history
+    chain = lineage.active_chain
     if not chain.newest or not chain.is_affine(chain.newest, 0):
         return None
     steps = [chain.matrix(n, n - 1) for n in range(1, chain.newest + 1)]

@@ -12,7 +12,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.pairing import Pairing
 from evergram.vector_files.prefetch import ahead
-from evergram.vector_files.provenance import marks_beside
+from evergram.vector_files.provenance import provenance_file
 
 # The one side of a lineage that is made of files.
 SIDE = "object"
@@ -63,7 +63,7 @@ def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
     """Raises: LineageError: the new vectors say that they are of a version there is already."""
     known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
     if known is not None:
-        beside = marks_beside(new.path)
+        beside = provenance_file(new.path)
         where = f"in {beside} " if beside.is_file() else ""
         raise LineageError(
             f"{new.path} holds vectors of version {known} of {lineage}, as its fingerprint "
@@ -73,7 +73,7 @@ def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
 
 def _refuse_another(old: EmbeddingFile, lineage: Lineage) -> None:
     """Raises: LineageError: the newest version's vectors are not those of `old`."""
-    lineage.refuse_other(old.fingerprint, lineage.newest, str(old.path))
+    lineage.check_fingerprint(old.fingerprint, lineage.newest, str(old.path))
     stored = _stored(lineage)
     what = f"{old.path} is not what version {lineage.newest} of {lineage} is"
     advice = f"give {lineage.newest} in its place to go on from the stored vectors"

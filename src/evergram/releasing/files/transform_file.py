@@ -11,7 +11,7 @@ from evergram.releasing.files.past_file import refuse_unnamed_rows
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import Block, EmbeddingFile
 from evergram.vector_files.prefetch import ahead
-from evergram.vector_files.provenance import marks
+from evergram.vector_files.provenance import provenance_of
 from evergram.vector_files.writers import check_writable, write_vectors
 
 QUIET = Progress(quiet=True)
@@ -44,7 +44,7 @@ def transform_file(
     version = lineage.newest if source is None else lineage.resolve(source)
     wanted = lineage.resolve(target)
     chain = lineage.chain
-    lineage.refuse_other(file.fingerprint, version, str(file.path))
+    lineage.check_fingerprint(file.fingerprint, version, str(file.path))
     if chain.dim(version) != file.dim:
         raise ShapeError(
             f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "
@@ -67,4 +67,6 @@ def transform_file(
                 bar.advance(len(ids), len(ids))
 
         fingerprints = (lineage.manifest(n).fingerprint for n in (wanted, version))
-        return write_vectors(out, counted(), marks(*fingerprints), overwrite=overwrite, named=named)
+        return write_vectors(
+            out, counted(), provenance_of(*fingerprints), overwrite=overwrite, named=named
+        )

@@ -79,7 +79,7 @@ def dashboard_data(
         production=lineage.production,
         versions=[
             _withdrawn(lineage, n, found) if n in lineage.withdrawn else _version(lineage, n, found)
-            for n in range(lineage.following)
+            for n in range(lineage.next_version)
         ],
         consumers=sorted((_consumer(lineage, c, found) for c in consumers), key=lambda c: c.name),
         live=live,
@@ -140,7 +140,7 @@ def _step(lineage: Lineage, version: int, before: int) -> StepFacts:
     chain = lineage.chain
     canaries = {n: lineage.canaries(n) for n in (before, version)}
     seen = measure_canaries(chain, canaries, version, before)
-    known = certify(chain, lineage.errors, version, before)
+    known = certify(chain, lineage.step_errors, version, before)
     amplification = None
     if chain.is_affine(version, before):
         amplification = float(torch.linalg.matrix_norm(chain.matrix(version, before), 2))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from evergram.errors import LineageError, UnknownVersionError
-from evergram.lineage.consumers.registry import Consumers
+from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.serving.http.errors import RefusedError
 from evergram.serving.settings import Settings
 
@@ -93,7 +93,7 @@ class Access:
 
 
 def authenticate(
-    settings: Settings, roll: Consumers, tokens: bool, headers: Sequence[str]
+    settings: Settings, roll: ConsumerRegistry, tokens: bool, headers: Sequence[str]
 ) -> Access:
     """Return who sent the headers `Authorization`.
 

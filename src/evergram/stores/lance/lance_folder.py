@@ -1,10 +1,8 @@
-"""What a LanceDB store has beside its tables: the file that names its spaces, and the lock of who
-writes."""
+"""The files that a LanceDB store has beside its tables: its record and its write lock."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,18 +10,19 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from evergram.atomic_files import write_bytes
 from evergram.errors import EvergramError, FormatError, StoreError
 from evergram.stores.store import Space
 
-# 2: with the side. One of format 1 has none until somebody fills it.
+# Format 2 adds the side; a store of format 1 has none until it is filled.
 FORMAT = 2
 READABLE = (1, 2)
 WAIT = 60.0  # seconds, for another process that writes
 
 
 @contextmanager
-def told(shown: str) -> Iterator[None]:
-    """Whatever LanceDB raises as StoreError."""
+def errors_as_store_errors(shown: str) -> Iterator[None]:
+    """Raise StoreError for whatever LanceDB raises."""
     try:
         yield
     except (EvergramError, GeneratorExit):
@@ -37,8 +36,8 @@ def told(shown: str) -> Iterator[None]:
 
 
 @contextmanager
-def alone(folder: Path, name: str, shown: str) -> Iterator[None]:
-    """No other process writes this store meanwhile; one that is killed lets go."""
+def write_lock(folder: Path, name: str, shown: str) -> Iterator[None]:
+    """Hold the lock of the one process that writes; a killed process gives it back."""
     try:
         with FileLock(folder / f"{name}.lock", timeout=WAIT):
             yield
@@ -56,10 +55,10 @@ def meta_file(folder: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class LanceRecord:
-    """What the file of a store says.
+    """The record of a store, NAME.json.
 
     Args:
-        side: which side the rows are of; None where nobody has said.
+        side: of the rows; None until it is set.
     """
 
     id_type: str
@@ -86,9 +85,4 @@ def write_meta(folder: Path, name: str, meta: LanceRecord) -> None:
         "side": meta.side,
         "spaces": listed,
     }
-    part = folder / f".{name}.json.part"
-    with part.open("w") as file:
-        json.dump(raw, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(meta_file(folder, name))
+    write_bytes(meta_file(folder, name), json.dumps(raw, indent=2).encode())

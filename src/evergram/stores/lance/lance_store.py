@@ -1,4 +1,4 @@
-"""Embeddings in a folder of LanceDB: a table for each space, and a file that names them."""
+"""A store in a folder of LanceDB: a table for each space, and a file that names them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ import pyarrow as pa
 from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.lance.lance_folder import (
     LanceRecord,
-    alone,
+    errors_as_store_errors,
     meta_file,
     read_meta,
-    told,
+    write_lock,
     write_meta,
 )
+from evergram.stores.lance.lance_rows import best_of, block_of, conditions, vectors_of
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
 from evergram.stores.store_name import checked_name
-from evergram.stores.table_per_version import SeparateStore
+from evergram.stores.table_per_version import TablePerVersionStore
 
 T = TypeVar("T")
 
-# As many ids as stand in one condition.
-LOOKED_UP = 10_000
 
 # Every write adds a version of the table, and files; after so many they are put together, and
 # those that nobody can be reading any more are removed.
@@ -49,7 +48,7 @@ ROWS_A_RESULT = 20
 LOOKS = 50
 
 
-class LanceStore(SeparateStore):
+class LanceStore(TablePerVersionStore):
     kind: ClassVar[str] = "lance"
 
     def __init__(self, folder: Path, name: str, id_type: pa.DataType) -> None:
@@ -58,9 +57,9 @@ class LanceStore(SeparateStore):
         self._id_type = id_type
         self._lock = threading.Lock()
         self._tables: dict[int, Any] = {}
-        # Of each space the latest version of its table that somebody read, and the table at it.
+        # By space, the latest version of its table that was read, and the table at that version.
         self._pinned: dict[int, tuple[int, Any]] = {}
-        # What the file says, for a view of one moment; None where each call reads it.
+        # The record that a view of one moment has; None where each call reads the file.
         self._moment: LanceRecord | None = None
         self._closed = False
         # 0: every read looks whether another process has written.
@@ -71,20 +70,20 @@ class LanceStore(SeparateStore):
         """See `open_store`."""
         place, _, name = address.removeprefix("lance:").rpartition("#")
         if not place:
-            raise DataError(f"{address!r} was given; a LanceDB store is at lance:DIR#NAME.")
+            raise DataError(f"{address!r} is no address of a LanceDB store; give lance:DIR#NAME.")
         folder, shown = Path(place), f"lance:{place}#{checked_name(name)}"
         _lancedb()
-        with told(shown):
+        with errors_as_store_errors(shown):
             if create is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-                with alone(folder, name, shown):
+                with write_lock(folder, name, shown):
                     if not meta_file(folder, name).exists():
                         write_meta(folder, name, LanceRecord(create))
             if not meta_file(folder, name).exists():
                 raise DataError(f"There is no store at {shown}; create it first.")
             kind = read_meta(folder, name, shown).id_type
             if create is not None and kind != create:
-                raise DataError(f"{shown} is there with ids of type {kind}; {create} was given.")
+                raise DataError(f"{shown} has ids of type {kind}, not {create}; use another store.")
             return cls(folder, name, ID_TYPES[kind])
 
     @property
@@ -107,7 +106,7 @@ class LanceStore(SeparateStore):
         return self._meta().spaces
 
     def count(self) -> dict[int, int]:
-        with told(self.address):
+        with errors_as_store_errors(self.address):
             counts = {version: self._table(version).count_rows() for version in self.spaces()}
         return {version: count for version, count in counts.items() if count}
 
@@ -118,7 +117,7 @@ class LanceStore(SeparateStore):
         for version, count in self.count().items():
             if count < INDEXED_FROM:
                 continue
-            with self._writing(), told(self.address):
+            with self._writing(), errors_as_store_errors(self.address):
                 config = IvfFlat(distance_type="dot", num_partitions=isqrt(count))
                 self._table(version).create_index("vector", config=config, replace=True)
                 self._table(version).optimize(cleanup_older_than=KEPT)
@@ -129,7 +128,7 @@ class LanceStore(SeparateStore):
         self._pinned.clear()
 
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
-        with told(self.address):
+        with errors_as_store_errors(self.address):
             for _ in range(LOOKS):
                 meta, versions = self._meta(), self._table_versions()
                 # Each only grows, so what is twice the same was so in between, all at once.
@@ -145,7 +144,7 @@ class LanceStore(SeparateStore):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with self._lock, alone(self._folder, self._name, self.address):
+        with self._lock, write_lock(self._folder, self._name, self.address):
             yield
 
     def _add_space(self, space: Space) -> None:
@@ -153,10 +152,10 @@ class LanceStore(SeparateStore):
 
         fields = {"id": self._id_type, "vector": pa.list_(pa.float32(), space.dim)}
         schema = pa.schema({**fields, "check": pa.uint32()})
-        with self._writing(), told(self.address):
+        with self._writing(), errors_as_store_errors(self.address):
             meta = self._meta()
             if space.version not in meta.spaces:
-                # A table that the file does not name was left by one who was killed here.
+                # A table that the record does not name was left by a writer that was killed here.
                 name = f"{self._name}-v{space.version}"
                 self._database.drop_table(name, ignore_missing=True)
                 self._database.create_table(name, schema=schema).create_index("id", config=BTree())
@@ -167,7 +166,7 @@ class LanceStore(SeparateStore):
             self.add_space(space)
 
     def _set_side(self, side: str) -> None:
-        with self._writing(), told(self.address):
+        with self._writing(), errors_as_store_errors(self.address):
             meta = self._meta()
             if meta.side is None:
                 write_meta(self._folder, self._name, replace(meta, side=side))
@@ -175,44 +174,44 @@ class LanceStore(SeparateStore):
     def _put(self, rows: Rows, checks: Checks) -> None:
         flat = pa.array(rows.vectors.reshape(-1))
         vectors = pa.FixedSizeListArray.from_arrays(flat, rows.vectors.shape[1])
-        given = pa.table({"id": rows.ids, "vector": vectors, "check": pa.array(checks)})
-        with told(self.address):
+        written = pa.table({"id": rows.ids, "vector": vectors, "check": pa.array(checks)})
+        with errors_as_store_errors(self.address):
             table = self._table(rows.version)
             merge = table.merge_insert("id").when_matched_update_all()
-            merge.when_not_matched_insert_all().execute(given)
+            merge.when_not_matched_insert_all().execute(written)
             self._compact(table)
 
     def _remove(self, version: int, ids: pa.Array) -> None:
-        with told(self.address):
+        with errors_as_store_errors(self.address):
             table = self._table(version)
             if not table.count_rows():
                 return
-            for condition in _conditions(ids):
+            for condition in conditions(ids):
                 # A deletion of nothing would still be a version of the table.
                 if table.count_rows(condition):
                     table.delete(condition)
                     self._compact(table)
 
     def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
-        with told(self.address):
+        with errors_as_store_errors(self.address):
             table = self._table(version)
-            for condition in _conditions(ids):
+            for condition in conditions(ids):
                 query = table.search().where(condition).limit(len(ids))
-                found = query.select(["id", "vector", "check"]).to_arrow()
-                if len(found) > len(found["id"].unique()):
+                table_of_rows = query.select(["id", "vector", "check"]).to_arrow()
+                if len(table_of_rows) > len(table_of_rows["id"].unique()):
                     raise IntegrityError(
                         f"{self.address} has an id twice in version {version}: the list of removed "
                         "rows is damaged; restore the store."
                     )
-                if len(found):
-                    yield _block(version, found)
+                if len(table_of_rows):
+                    yield block_of(version, table_of_rows)
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
-        with told(self.address):
+        with errors_as_store_errors(self.address):
             query = self._table(version).search().select(["id", "vector", "check"])
             for batch in query.to_batches(size):
                 for start in range(0, batch.num_rows, size):
-                    yield _block(version, pa.table(batch.slice(start, size)))
+                    yield block_of(version, pa.table(batch.slice(start, size)))
 
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None
@@ -223,20 +222,20 @@ class LanceStore(SeparateStore):
             keys = pa.concat_arrays([pa.array([], self._id_type), *(b.ids for b in blocks)])
             empty = np.zeros((0, queries.shape[1]), dtype=np.float32)
             vectors = np.concatenate([empty, *(b.vectors for b in blocks)])
-            return [_best(keys, vectors, query, k) for query in queries]
-        with told(self.address):
+            return [best_of(keys, vectors, query, k) for query in queries]
+        with errors_as_store_errors(self.address):
             table = self._table(version)
             count = max(table.count_rows(), 1)
             lists = isqrt(count) + 1
             probes = ceil(max(PROBED * lists, lists * min(1.0, k * ROWS_A_RESULT / count)))
-            found = []
+            results = []
             for query in queries:
                 search = table.search(query).distance_type("dot").limit(min(k, count))
                 search = search.minimum_nprobes(probes).maximum_nprobes(0)
                 hits = search.select(["id", "vector", "_distance"]).to_arrow()
                 # Its distance is 1 - score, which loses digits of a small score.
-                found.append(_best(hits["id"].combine_chunks(), _vectors(hits), query, k))
-        return found
+                results.append(best_of(hits["id"].combine_chunks(), vectors_of(hits), query, k))
+        return results
 
     def _table(self, version: int) -> Any:
         if self._closed:
@@ -250,15 +249,15 @@ class LanceStore(SeparateStore):
     def _meta(self) -> LanceRecord:
         if self._moment is not None:
             return self._moment
-        with told(self.address):
+        with errors_as_store_errors(self.address):
             return read_meta(self._folder, self._name, self.address)
 
     def _table_versions(self) -> dict[int, int]:
-        """Of the table of each space: every write adds one."""
+        """Return the version of each space's table, to which every write adds one."""
         return {version: int(self._table(version).version) for version in self.spaces()}
 
     def _at(self, space: int, version: int) -> Any:
-        """The table of a space as it is at a version, opened once."""
+        """Return the table of a space at a version of the table, opened once."""
         known = self._pinned.get(space)
         if known is not None and known[0] == version:
             return known[1]
@@ -282,32 +281,3 @@ def _lancedb() -> Any:
             "A store in LanceDB needs lancedb: pip install 'evergram[lance]'."
         ) from None
     return lancedb
-
-
-def _conditions(ids: pa.Array) -> Iterator[str]:
-    """`id in (…)` in SQL, for so many ids at a time as one condition should have."""
-    for start in range(0, len(ids), LOOKED_UP):
-        yield f"id in ({', '.join(map(_literal, ids.slice(start, LOOKED_UP).to_pylist()))})"
-
-
-def _literal(key: int | str) -> str:
-    if isinstance(key, str):
-        return "'" + key.replace("'", "''") + "'"
-    # The smallest int64 is read as minus a number that is too large.
-    return f"cast('{key}' as bigint)" if key == -(2**63) else str(key)
-
-
-def _vectors(table: pa.Table) -> Floats:
-    column = table["vector"].combine_chunks()
-    flat: Floats = column.flatten().to_numpy(zero_copy_only=False)
-    return flat.reshape(len(column), column.type.list_size)
-
-
-def _block(version: int, table: pa.Table) -> tuple[Rows, Checks]:
-    return Rows(version, table["id"].combine_chunks(), _vectors(table)), table["check"].to_numpy()
-
-
-def _best(keys: pa.Array, vectors: Floats, query: Floats, k: int) -> tuple[pa.Array, Floats]:
-    scores = vectors @ query
-    order = np.argsort(-scores, kind="stable")[:k]
-    return keys.take(pa.array(order)), scores[order]

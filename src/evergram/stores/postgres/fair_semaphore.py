@@ -1,4 +1,4 @@
-"""Turns at a few things that many want."""
+"""A semaphore in order of arrival, whose waiters are patient while others make progress."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections import deque
 
 
-class Turns:
-    """A semaphore whose waiters get on in the order in which they came, and which is patient as
-    long as anybody gets on: only where nothing moves is it given up.
+class FairSemaphore:
+    """A semaphore whose waiters are served in order of arrival. A waiter gives up only where nobody
+    has released it for a while, however long the queue is.
 
     Args:
-        count: how many have a turn at once.
-        patience: seconds to wait without anybody's turn ending.
+        count: how many may hold it at once.
+        patience: seconds that a waiter bears without anybody releasing it.
     """
 
     def __init__(self, count: int, patience: float) -> None:
@@ -23,11 +23,11 @@ class Turns:
         self._lock = threading.Lock()
         self._last_end = 0.0
 
-    def take(self) -> bool:
-        """Return whether there was a turn; then `end` it."""
+    def acquire(self) -> bool:
+        """Wait for the semaphore and return whether it was acquired; then `release` it."""
         since = time.monotonic()
         with self._lock:
-            # Whoever waits has come before.
+            # Those who wait came before.
             if self._free and not self._waiting:
                 self._free -= 1
                 return True
@@ -44,8 +44,8 @@ class Turns:
                     return False
         return True
 
-    def end(self) -> None:
-        """End a turn; the next one's begins."""
+    def release(self) -> None:
+        """Let the next waiter in."""
         with self._lock:
             self._last_end = time.monotonic()
             if self._waiting:

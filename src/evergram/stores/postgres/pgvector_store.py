@@ -1,4 +1,4 @@
-"""Embeddings in PostgreSQL with the extension pgvector.
+"""A store in PostgreSQL with the extension pgvector.
 
 Three tables a store: `NAME_spaces`, `NAME_side`, and `NAME_vectors` with the rows of all versions.
 The primary key of the last is the id, so PostgreSQL itself sees to it that an id is in one space,
@@ -17,14 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError
-from evergram.stores.postgres.binary_format import Raw, integers, layout, vector, vectors
 from evergram.stores.postgres.connection import (
     Connection,
-    Connections,
+    ConnectionPool,
     OneConnection,
     read_address,
     show_address,
 )
+from evergram.stores.postgres.fast_path import Raw, integers, layout, vector, vectors
+from evergram.stores.postgres.hnsw_index import build_hnsw
 from evergram.stores.postgres.tables import (
     create_tables,
     look,
@@ -60,9 +61,9 @@ class PgvectorStore(Store):
     kind: ClassVar[str] = "pgvector"
 
     def __init__(
-        self, connections: Connections, address: str, name: str, id_type: pa.DataType, oid: int
+        self, connections: ConnectionPool, address: str, name: str, id_type: pa.DataType, oid: int
     ) -> None:
-        self._connections: Connections | OneConnection = connections
+        self._connections: ConnectionPool | OneConnection = connections
         self._address = address
         self._name = name
         self._id_type = id_type
@@ -79,13 +80,13 @@ class PgvectorStore(Store):
         """See `open_store`."""
         params, name = read_address(address)
         shown = show_address(params, name)
-        connections = Connections(params, shown, prepare)
+        connections = ConnectionPool(params, shown, prepare)
         try:
             if create is not None:
                 connections.run(lambda c: create_tables(c, name, create))
             kind, oid = connections.run(lambda c: look(c, name, shown))
             if create is not None and kind != create:
-                raise DataError(f"{shown} is there with ids of type {kind}; {create} was given.")
+                raise DataError(f"{shown} has ids of type {kind}, not {create}; use another store.")
         except BaseException:
             connections.close()
             raise
@@ -122,15 +123,15 @@ class PgvectorStore(Store):
         return self._connections.run(at_one_moment)
 
     def spaces(self) -> dict[int, Space]:
-        found = self._facts
-        if found is None:
-            found = self._ask("select version, dim, fingerprint, null from {meta} order by version")
-        return {version: Space(version, dim, mark) for version, dim, mark, _ in found}
+        facts = self._facts
+        if facts is None:
+            facts = self._ask("select version, dim, fingerprint, null from {meta} order by version")
+        return {version: Space(version, dim, mark) for version, dim, mark, _ in facts}
 
     def filled(self) -> dict[int, Space]:
         # To count is to look at every row.
-        found = self._ask(FACTS) if self._facts is None else self._facts
-        return {version: Space(version, dim, mark) for version, dim, mark, any_ in found if any_}
+        facts = self._ask(FACTS) if self._facts is None else self._facts
+        return {version: Space(version, dim, mark) for version, dim, mark, any_ in facts if any_}
 
     def count(self) -> dict[int, int]:
         return dict(
@@ -138,12 +139,12 @@ class PgvectorStore(Store):
         )
 
     def build_index(self) -> None:
-        """HNSW of every space that has at least INDEXED_FROM rows of at most LARGEST_DIM dims;
-        longer vectors stay without one. Writers go on meanwhile."""
+        """Build HNSW for every space of at least INDEXED_FROM rows of at most LARGEST_DIM dims;
+        longer vectors stay without an index. Writers go on meanwhile."""
         counts = self.count()
         for version, space in self.spaces().items():
             if counts.get(version, 0) >= INDEXED_FROM and space.dim <= LARGEST_DIM:
-                self._connections.run(partial(self._index, space))
+                self._connections.run(partial(build_hnsw, name=self._name, space=space))
 
     def close(self) -> None:
         self._connections.close()
@@ -193,13 +194,13 @@ class PgvectorStore(Store):
         )
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
-        found = self._ask(
+        cells = self._ask(
             "select id, version, vector_send(vector), check_ from {table}"
             " where id = any(%s::{ids})",
             [self._ids(ids)],
         )
         groups: dict[int, list[tuple[Any, ...]]] = {}
-        for row in found:
+        for row in cells:
             groups.setdefault(row[1], []).append(row)
         return [self._block(version, rows) for version, rows in groups.items()]
 
@@ -211,12 +212,12 @@ class PgvectorStore(Store):
             query = "select id, version, vector_send(vector), check_ from {table} where "
             after = "version = %s and id > %s" if last is not None else "version = %s"
             values = [version] if last is None else [version, last]
-            found = self._ask(query + after + " order by id limit {size}", values, size=size)
-            if found:
-                yield self._block(version, found)
-            if len(found) < size:
+            cells = self._ask(query + after + " order by id limit {size}", values, size=size)
+            if cells:
+                yield self._block(version, cells)
+            if len(cells) < size:
                 return
-            last = found[-1][0]
+            last = cells[-1][0]
 
     def _nearest(
         self, version: int, queries: Floats, k: int, ids: pa.Array | None
@@ -235,7 +236,7 @@ class PgvectorStore(Store):
             for exact in ("", " + 0")
         ]
         exactly = ids is not None and len(ids) <= LOOKED_UP
-        found = []
+        results = []
         for one in queries:
             query = vector(one)
             values = [query, *filtered, query]
@@ -247,39 +248,11 @@ class PgvectorStore(Store):
             # The index's own order is only nearly right.
             order = np.argsort(-scores, kind="stable")
             keys = pa.array([key for key, _ in best], self._id_type)
-            found.append((keys.take(pa.array(order)), scores[order]))
-        return found
+            results.append((keys.take(pa.array(order)), scores[order]))
+        return results
 
-    def _index(self, space: Space, connection: Connection) -> None:
-        name = Identifier(f"{self._name}_v{space.version}_hnsw")
-        inline = {"name": name, "version": space.version, "dim": space.dim}
-        key = [f"{self._name}_v{space.version}"]
-        mine = connection.execute(SQL("select pg_try_advisory_lock(hashtext(%s))"), key).fetchone()
-        if mine == (False,):
-            return  # another process builds it
-        try:
-            connection.execute(SQL("set statement_timeout = 0"))
-            # One whose making was broken off stands in the way and is never used.
-            broken = SQL(
-                "select 1 from pg_index where indexrelid = to_regclass(%s) and not indisvalid"
-            )
-            if connection.execute(broken, [name.as_string(connection)]).fetchone():
-                connection.execute(self._sql("drop index {name}", **inline))
-            connection.execute(
-                self._sql(
-                    "create index concurrently if not exists {name} on {table} using hnsw"
-                    " ((vector::vector({dim})) vector_ip_ops) where version = {version}",
-                    **inline,
-                )
-            )
-        finally:
-            if not connection.closed:
-                connection.execute(SQL("select pg_advisory_unlock(hashtext(%s))"), key)
-                connection.execute(SQL("reset statement_timeout"))
-                prepare(connection)
-
-    def _block(self, version: int, found: list[tuple[Any, ...]]) -> tuple[Rows, Checks]:
-        keys, _, raw, checks = zip(*found, strict=True)
+    def _block(self, version: int, cells: list[tuple[Any, ...]]) -> tuple[Rows, Checks]:
+        keys, _, raw, checks = zip(*cells, strict=True)
         if len({len(one) for one in raw}) > 1:
             raise IntegrityError(f"Rows of version {version} in {self.address} differ in dim.")
         values = np.frombuffer(b"".join(raw), dtype=layout(len(raw[0]) // 4 - 1))["values"]

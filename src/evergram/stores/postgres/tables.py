@@ -33,12 +33,13 @@ SETTINGS = SQL("""
 
 
 def prepare(connection: Connection) -> None:
-    """What every new connection begins with."""
+    """Apply the settings that every new connection begins with."""
     connection.execute(SETTINGS)
 
 
 def create_tables(connection: Connection, name: str, id_type: str) -> None:
-    """Make what is not there, for ids int64 or string. Raises: StoreError: no extension."""
+    """Make the tables that are missing, for ids int64 or string. Raises: StoreError: no
+    extension."""
     table, meta = Identifier(f"{name}_vectors"), Identifier(f"{name}_spaces")
     with connection.transaction():
         # One at a time: "if not exists" alone is no protection against another who creates it.
@@ -83,7 +84,7 @@ def _side_table(name: str) -> Identifier:
 
 
 def read_side(connection: Connection, name: str) -> str | None:
-    """Which side a store says that it holds; None where it does not say."""
+    """Return the side of a store; None where it is not set."""
     if not _has_side_table(connection, name):
         return None
     query = SQL("select side from {side}").format(side=_side_table(name))
@@ -92,7 +93,7 @@ def read_side(connection: Connection, name: str) -> str | None:
 
 
 def write_side(connection: Connection, name: str, side: str) -> None:
-    """Write down a store's side, unless one is written down already."""
+    """Set the side of a store, unless it is set already."""
     table = _side_table(name)
     with connection.transaction():
         if not _has_side_table(connection, name):
@@ -104,12 +105,12 @@ def write_side(connection: Connection, name: str, side: str) -> None:
 
 def _has_side_table(connection: Connection, name: str) -> bool:
     shown = _side_table(name).as_string(connection)
-    found = connection.execute(SQL("select to_regclass(%s)::text"), [shown]).fetchone()
-    return found is not None and found[0] is not None
+    row = connection.execute(SQL("select to_regclass(%s)::text"), [shown]).fetchone()
+    return row is not None and row[0] is not None
 
 
 def look(connection: Connection, name: str, shown: str) -> tuple[str, int]:
-    """Type of ids of a store that is there, and the oid of the type vector."""
+    """Return the type of ids of an existing store, and the oid of the type vector."""
     extension = connection.execute(
         SQL("select extversion from pg_extension where extname = 'vector'")
     ).fetchone()

@@ -1,4 +1,4 @@
-"""Embeddings in Qdrant: a collection for each space, and a small one that names them.
+"""A store in Qdrant: a collection for each space, and a small one, its record, that names them.
 
 A point's id is derived from the row's, which may be any int64 or text; the row's own id and its
 checksum are in the payload.
@@ -10,28 +10,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
-from uuid import UUID, uuid4, uuid5
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError, FormatError, StoreError
 from evergram.stores.qdrant.qdrant_connection import KEY, QdrantConnection, is_url
+from evergram.stores.qdrant.qdrant_points import QdrantRecord, blocks_of, points_of
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
 from evergram.stores.store_name import checked_name
-from evergram.stores.table_per_version import SeparateStore
+from evergram.stores.table_per_version import TablePerVersionStore
 
 T = TypeVar("T")
 
-# 2: with the side, and with a mark of moves. One of format 1 has none until somebody writes.
+# Format 2 adds the side and a token of moves; a store of format 1 has neither until it is written.
 FORMAT = 2
 READABLE = (1, 2)
-
-# Of the points' ids; another one would not find the rows of today.
-NAMESPACE = UUID("6f0d3a52-6f4e-5c0b-9a3c-0e2f9b1c7d84")
 
 # A request has so many points, and so many floats, at most: 32 MB is what a server takes.
 POINTS = 1_000
@@ -46,25 +43,10 @@ UNFINISHED = {"yellow"}
 LOOKS = 10
 
 
-@dataclass(frozen=True)
-class QdrantRecord:
-    """What the small collection says.
-
-    Args:
-        side: which side the rows are of; None where nobody has said.
-        moved: another text whenever rows are about to leave a space.
-    """
-
-    id_type: str
-    spaces: dict[int, Space]
-    side: str | None
-    moved: str | None
-
-
-class QdrantStore(SeparateStore):
+class QdrantStore(TablePerVersionStore):
     kind: ClassVar[str] = "qdrant"
 
-    # What the small collection said, for a view of one moment; None where each call asks.
+    # The record that a view of one moment has; None where each call asks.
     _moment: QdrantRecord | None = None
 
     def __init__(self, place: str, name: str, create: str | None) -> None:
@@ -112,17 +94,17 @@ class QdrantStore(SeparateStore):
 
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
         for look in range(LOOKS):
-            # In the local mode who reads waits for who writes anyway; a server's other writers are
-            # kept waiting by those alone who have not managed without.
-            alone = not self._remote or look > LOOKS // 2
-            with self._writing() if alone else nullcontext():
+            # The local mode does one thing at a time anyway; a server's writers are made to wait
+            # only by a reader whose first attempts have failed.
+            locked = not self._remote or look > LOOKS // 2
+            with self._writing() if locked else nullcontext():
                 view = copy(self)
                 view._moment = before = self._meta()
-                found = work(view)
-                # A row leaves a space after it is in the other and after the mark was changed. One
-                # that was in neither when they were looked at has changed it in between.
+                result = work(view)
+                # A row leaves a space only after it is in the other one and the token has changed;
+                # so where the token is the same, no row was in neither.
                 if self._meta().moved == before.moved:
-                    return found
+                    return result
         raise StoreError(
             f"Rows of {self.address} were moved to other versions by another process each of the "
             f"{LOOKS} times that it was read; wait until that is done, and try again."
@@ -154,27 +136,29 @@ class QdrantStore(SeparateStore):
         return self._connection.writing
 
     def _begin(self, create: str | None) -> pa.DataType:
-        """Make what is not there; the type of ids."""
+        """Make what is not there and return the type of ids."""
         from qdrant_client import models
 
         if create is not None:
             self._make(self._name, 1)
             if not self._ask("retrieve", self._name, [0]):
-                given = {"format_version": FORMAT, "id_type": create}
-                point = models.PointStruct(id=0, vector=[0.0], payload=given)
+                payload = {"format_version": FORMAT, "id_type": create}
+                point = models.PointStruct(id=0, vector=[0.0], payload=payload)
                 self._ask("upsert", self._name, [point], wait=True)
         if not self._ask("collection_exists", self._name):
             raise DataError(f"There is no store at {self.address}; create it first.")
         kind = self._meta().id_type
         if create is not None and kind != create:
-            raise DataError(f"{self.address} is there with ids of type {kind}; {create} was given.")
+            raise DataError(
+                f"{self.address} has ids of type {kind}, not {create}; use another store."
+            )
         return ID_TYPES[kind]
 
     def _meta(self) -> QdrantRecord:
         if self._moment is not None:
             return self._moment
         points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
-        with self._connection.told():
+        with self._connection.errors_as_store_errors():
             said = {point.id: point.payload for point in points}
             head = said.pop(0)
             if head["format_version"] not in READABLE:
@@ -186,15 +170,15 @@ class QdrantStore(SeparateStore):
             id_type, side, moved = head["id_type"], head.get("side"), head.get("moved")
         return QdrantRecord(id_type, dict(sorted(spaces.items())), side, moved)
 
-    def _say(self, **facts: str) -> None:
-        """Write facts of the whole store down; the others stay."""
+    def _set_fields(self, **facts: str) -> None:
+        """Set some fields of the record; the others stay."""
         payload = {"format_version": FORMAT, **facts}
         self._ask("set_payload", self._name, payload, [0], wait=True)
 
     def _set_side(self, side: str) -> None:
         with self._writing():
             if self.side is None:
-                self._say(side=side)
+                self._set_fields(side=side)
 
     def _make(self, collection: str, dim: int) -> None:
         from qdrant_client import models
@@ -205,7 +189,7 @@ class QdrantStore(SeparateStore):
         try:
             self._ask("create_collection", collection, vectors_config=shape)
         except StoreError:
-            # Another was quicker, or the first of two attempts was.
+            # Another process was quicker, or the first of two attempts had succeeded.
             if not self._ask("collection_exists", collection):
                 raise
 
@@ -215,7 +199,7 @@ class QdrantStore(SeparateStore):
         point = models.PointStruct(id=space.version + 1, vector=[0.0], payload=vars(space))
         with self._writing():
             if space.version not in self.spaces():
-                # One that the store does not name was left by a writer who was killed here.
+                # A collection that the record does not name was left by a writer that was killed.
                 if self._ask("collection_exists", self._at(space.version)):
                     self._ask("delete_collection", self._at(space.version))
                 self._make(self._at(space.version), space.dim)
@@ -236,27 +220,27 @@ class QdrantStore(SeparateStore):
                 for key, check in zip(keys[part], checks[part].tolist(), strict=True)
             ]
             vectors = rows.vectors[part].tolist()
-            batch = models.Batch(ids=_points(keys[part]), vectors=vectors, payloads=payloads)
+            batch = models.Batch(ids=points_of(keys[part]), vectors=vectors, payloads=payloads)
             self._ask("upsert", at, batch, wait=True)
 
     def _remove(self, version: int, ids: pa.Array) -> None:
         from qdrant_client import models
 
-        at, told = self._at(version), False
-        for keys in _blocks(_points(ids.to_pylist()), POINTS):
+        at, announced = self._at(version), False
+        for keys in blocks_of(points_of(ids.to_pylist()), POINTS):
             # The local mode writes to its disk for every id, be it there or not.
             held = self._ask("retrieve", at, keys, with_payload=False, with_vectors=False)
             if held:
-                if not told:
-                    # For those who are reading: see `read_consistently`.
-                    self._say(moved=uuid4().hex)
-                    told = True
+                if not announced:
+                    # Readers compare it: see `read_consistently`.
+                    self._set_fields(moved=uuid4().hex)
+                    announced = True
                 chosen = models.PointIdsList(points=[point.id for point in held])
                 self._ask("delete", at, chosen, wait=True)
 
     def _get(self, version: int, ids: pa.Array) -> Iterator[tuple[Rows, Checks]]:
         at = self._at(version)
-        for keys in _blocks(_points(ids.to_pylist()), POINTS):
+        for keys in blocks_of(points_of(ids.to_pylist()), POINTS):
             points = self._ask("retrieve", at, keys, with_payload=True, with_vectors=True)
             if points:
                 yield self._block(version, points)
@@ -282,7 +266,7 @@ class QdrantStore(SeparateStore):
         at = self._at(version)
         among, exact = None, False
         if ids is not None:
-            points = _points(ids.to_pylist())
+            points = points_of(ids.to_pylist())
             among = models.Filter(must=[models.HasIdCondition(has_id=points)])
             exact = len(points) <= LOOKED_UP
         # The local mode compares all in any case, and warns of parameters.
@@ -295,29 +279,20 @@ class QdrantStore(SeparateStore):
         ]
         # Every request repeats the ids.
         step = max(1, 100_000 // max(1, 0 if ids is None else len(ids)))
-        found = []
-        for some in _blocks(requests, step if ids is not None else len(requests)):
+        results = []
+        for some in blocks_of(requests, step if ids is not None else len(requests)):
             for answer in self._ask("query_batch_points", at, some):
                 keys = pa.array([point.payload["id"] for point in answer.points], self._id_type)
                 scores = np.array([point.score for point in answer.points], dtype=np.float32)
-                found.append((keys, scores))
-        return found
+                results.append((keys, scores))
+        return results
 
     def _at(self, version: int) -> str:
         return f"{self._name}-v{version}"
 
     def _block(self, version: int, points: Sequence[Any]) -> tuple[Rows, Checks]:
-        with self._connection.told():
+        with self._connection.errors_as_store_errors():
             keys = pa.array([point.payload["id"] for point in points], self._id_type)
             vectors = np.array([point.vector for point in points], dtype=np.float32)
             checks = np.array([point.payload["check"] for point in points]).astype(np.uint32)
         return Rows(version, keys, vectors), checks
-
-
-def _points(keys: Sequence[int | str]) -> list[Any]:
-    return [str(uuid5(NAMESPACE, str(key))) for key in keys]
-
-
-def _blocks(items: list[T], size: int) -> Iterator[list[T]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

@@ -1,4 +1,4 @@
-"""The largest inner products of queries with rows: blocks of a matrix product, the best kept."""
+"""Exact search: the largest inner products of queries with rows, by blocks of a matrix product."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from evergram.stores.snapshot.generation import Part
 from evergram.stores.snapshot.segment import Places
 from evergram.stores.store import Floats
 
-# Scores that are made at once: they should stay in the cache until the best are picked.
+# Scores computed at once: few enough to stay in the processor's cache until the best are picked.
 SCORES = 1 << 19
 LEAST_ROWS, MOST_ROWS = 1024, 1 << 16
 
 
 class Best:
-    """The k best rows so far of each of Q queries; a row is a segment and a place in it."""
+    """The k best rows so far of each of Q queries; a row is named by its segment and place."""
 
     def __init__(self, queries: int, k: int) -> None:
         self._k = k
@@ -27,16 +27,22 @@ class Best:
         self._limits = np.full(queries, -np.inf, dtype=np.float32)
 
     def offer(self, scores: Floats, segment: int, rows: Places | int) -> None:
-        """Scores [Q, b] of rows [b] of a segment, or of those that begin with a row."""
+        """Offer rows of a segment to every query.
+
+        Args:
+            scores: [Q, b].
+            rows: places [b] of the rows, or the first of b rows that lie together.
+        """
         for i in np.flatnonzero(scores.max(axis=1, initial=-np.inf) > self._limits):
             places = np.flatnonzero(scores[i] > self._limits[i])
-            found = places + rows if isinstance(rows, int) else rows[places]
-            self.add(int(i), scores[i, places], segment, found)
+            offered = places + rows if isinstance(rows, int) else rows[places]
+            self.add(int(i), scores[i, places], segment, offered)
 
     def add(self, query: int, scores: Floats, segment: int, rows: Places) -> None:
-        found = np.stack([np.full(len(rows), segment, dtype=np.int64), rows], axis=1)
+        """Offer rows [b] with scores [b] to one query."""
+        added = np.stack([np.full(len(rows), segment, dtype=np.int64), rows], axis=1)
         joined = np.concatenate([self._scores[query], scores])
-        places = np.concatenate([self._rows[query], found])
+        places = np.concatenate([self._rows[query], added])
         if len(joined) > self._k:
             kept = np.argpartition(joined, len(joined) - self._k)[-self._k :]
             joined, places = joined[kept], places[kept]
@@ -45,12 +51,12 @@ class Best:
         self._scores[query], self._rows[query] = joined, places
 
     def rows(self, query: int) -> npt.NDArray[np.int64]:
-        """Segment and row [≤k, 2], in any order."""
+        """Return segment and place of the best rows of a query, [≤k, 2], in any order."""
         return self._rows[query]
 
 
-def look_at_all(best: Best, number: int, part: Part, queries: Floats) -> None:
-    """Offer all rows of a segment that count."""
+def search_all(best: Best, number: int, part: Part, queries: Floats) -> None:
+    """Offer all living rows of a segment."""
     start = 0
     for batch in part.segment.batches:
         size = min(MOST_ROWS, max(LEAST_ROWS, SCORES // len(queries)))
@@ -63,7 +69,7 @@ def look_at_all(best: Best, number: int, part: Part, queries: Floats) -> None:
         start += len(batch.ids)
 
 
-def look_at(best: Best, number: int, part: Part, queries: Floats, rows: Places) -> None:
+def search_rows(best: Best, number: int, part: Part, queries: Floats, rows: Places) -> None:
     """Offer some rows of a segment."""
     size = min(MOST_ROWS, max(LEAST_ROWS, SCORES // len(queries)))
     for start in range(0, len(rows), size):
@@ -72,7 +78,7 @@ def look_at(best: Best, number: int, part: Part, queries: Floats, rows: Places) 
 
 
 def _products(queries: Floats, block: Floats) -> Floats:
-    """[Q, b]; what is too large for float32 is infinite, as in every other store."""
+    """Return inner products [Q, b]; one too large for float32 is infinite, as in every store."""
     with np.errstate(over="ignore", invalid="ignore"):
         if len(queries) == 1:
             return np.asarray((block @ queries[0])[None])

@@ -1,4 +1,5 @@
-"""Which segments of a snapshot become one, so that there are few and none is rewritten often."""
+"""Compaction: the choice of segments to merge, so that there are few and none is rewritten
+often."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ FANOUT = 8
 
 
 def next_merge(parts: Sequence[Part]) -> list[Part]:
-    """Segments of one version, or of deleted ids, to write anew as one; none where all is well."""
+    """Return segments of one version, or of deleted ids, to merge into one; empty where none need
+    be."""
     for part in parts:
         # Half of it is dead: rewriting halves what searches look at and what the disk holds.
         if part.record.version is not None and 2 * part.count < len(part.segment):

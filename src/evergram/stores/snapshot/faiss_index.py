@@ -1,17 +1,17 @@
-"""An index of the rows of one segment by faiss: rows in lists, of which a query looks at a few."""
+"""A faiss index (IVF) of one segment: rows in lists, a few of which a query is compared with."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from evergram.atomic_files import replacing_path
 from evergram.errors import DataError, IntegrityError, StoreError
-from evergram.stores.snapshot.brute_force import Best, look_at_all
+from evergram.stores.snapshot.brute_force import Best, search_all
 from evergram.stores.snapshot.generation import Part
 from evergram.stores.snapshot.segment import Mask
 from evergram.stores.snapshot.snapshot_record import IndexRecord
@@ -23,7 +23,7 @@ TRAINING = 40
 
 
 class SegmentIndex:
-    """An index that was built, mapped from its file."""
+    """A built index, mapped from its file."""
 
     def __init__(self, folder: Path, record: IndexRecord) -> None:
         self._folder, self.record = folder, record
@@ -38,23 +38,23 @@ class SegmentIndex:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
 
     def check(self) -> None:
-        """Raises: IntegrityError: the file is not what was written."""
+        """Read the file. Raises: IntegrityError: it is not what was written."""
         _ = self._index
 
     def offer(self, best: Best, number: int, part: Part, queries: Floats, k: int) -> bool:
-        """Offer the rows that it finds, dead ones left out while it looks. Returns: whether it
-        could; for many neighbours it would have to look at most rows anyway."""
+        """Offer the nearest living rows and return True; return False, with nothing offered, where
+        so many are wanted that most rows would be looked at anyway."""
         wanted = min(k, part.count)
         # Lists with four times as many rows as are asked for.
         probes = max(self.record.probes, -(-4 * wanted * self.record.lists // part.count))
         if 2 * probes > self.record.lists:
             return False
-        found = _search(self._index, queries, wanted, probes, part.dead)
-        if (found[1] < 0).any():
+        neighbours = _search(self._index, queries, wanted, probes, part.dead)
+        if (neighbours[1] < 0).any():
             return False
-        if found[1].max(initial=0) >= len(part.segment):
+        if neighbours[1].max(initial=0) >= len(part.segment):
             raise _damaged(self._folder / self.record.name)
-        for i, (scores, rows) in enumerate(zip(*found, strict=True)):
+        for i, (scores, rows) in enumerate(zip(*neighbours, strict=True)):
             best.add(i, scores, number, rows)
         return True
 
@@ -116,13 +116,13 @@ def _enough_probes(index: Any, part: Part, lists: int) -> tuple[int, float, int]
     rows = np.random.default_rng(1).permutation(part.rows())[:SAMPLE]
     queries = part.segment.vectors(rows)
     best = Best(len(queries), NEAREST)
-    look_at_all(best, 0, part, queries)
+    search_all(best, 0, part, queries)
     truth = [set(best.rows(i)[:, 1].tolist()) for i in range(len(queries))]
     wanted = sum(map(len, truth))
     probes = 1
     while 2 * probes < lists:
-        _, found = _search(index, queries, NEAREST, probes, part.dead)
-        hit = sum(len(t & set(f.tolist())) for t, f in zip(truth, found, strict=True))
+        _, nearest = _search(index, queries, NEAREST, probes, part.dead)
+        hit = sum(len(t & set(f.tolist())) for t, f in zip(truth, nearest, strict=True))
         if hit >= RECALL * wanted:
             return probes, hit / wanted, len(rows)
         probes *= 2
@@ -140,22 +140,16 @@ def _search(index: Any, queries: Floats, k: int, probes: int, dead: Mask | None)
 
 
 def _write(index: Any, path: Path) -> str:
-    """Beside its place, synced and renamed into it. Returns: its SHA-256."""
-    part = path.with_name(f".{path.name}.part")
-    try:
+    """Write an index, whole or not at all. Returns: its SHA-256."""
+    with replacing_path(path) as part:
         try:
             _library().write_index(index, str(part))
         except RuntimeError as error:
             raise StoreError(
                 f"The index {path} cannot be written: {' '.join(str(error).split())}"
             ) from error
-        with part.open("rb+") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return digest
+        with part.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _damaged(path: Path) -> IntegrityError:

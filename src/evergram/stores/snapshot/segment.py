@@ -1,4 +1,4 @@
-"""Rows of one version in one immutable file, mapped into memory, and where each id is."""
+"""A segment: rows of one version in an immutable file mapped into memory, found by their ids."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from evergram.stores.snapshot.snapshot_record import FileRecord, SegmentRecord
 from evergram.stores.store import Checks, Floats
 
 Places: TypeAlias = npt.NDArray[np.int64]
-# What ids are sorted and found by: int64 ids are their own keys, of text it is a hash (uint64).
+# Ids are sorted and found by keys: an int64 id is its own key, a text's is a hash (uint64).
 Keys: TypeAlias = npt.NDArray[Any]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def keys_of(ids: pa.Array) -> Keys:
-    """[n]; two ids may have one key where they are text, so ids are compared as well."""
+    """Return the keys [n] of ids; two texts may have one key, so ids are compared as well."""
     if pa.types.is_integer(ids.type):
         return np.asarray(ids.to_numpy(zero_copy_only=False), dtype=np.int64)
-    found = (text_key(key) for key in ids.to_pylist())
-    return np.fromiter(found, dtype=np.uint64, count=len(ids))
+    hashes = (text_key(key) for key in ids.to_pylist())
+    return np.fromiter(hashes, dtype=np.uint64, count=len(ids))
 
 
 def text_key(text: str) -> int:
-    """The same in every process, unlike `hash`."""
+    """Return a hash that is the same in every process, unlike `hash`."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -46,12 +46,12 @@ class Keyed(Protocol):
     def keys(self) -> Keys: ...
 
     def ids_at(self, places: Places) -> pa.Array:
-        """The ids of some of the keys."""
+        """Return the ids at some places among the keys."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Ids from outside."""
+    """Ids that a caller asks for, with their keys."""
 
     ids: pa.Array
     keys: Keys
@@ -65,8 +65,9 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Rows that lie together in a file: ids [b], and where they are rows, vectors and checks."""
+class SegmentBatch:
+    """Rows that lie together in a file: ids [b], vectors [b, D] and checks [b]; D is 0 of deleted
+    ids."""
 
     ids: pa.Array
     vectors: Floats
@@ -77,7 +78,7 @@ class Segment:
     """A file of rows, or of deleted ids, which have no vectors.
 
     Args:
-        trusted: it was written just now by this process; its hash is not compared.
+        trusted: this process has just written it, so its hash is not compared.
     Raises: IntegrityError: a file is not what was written. FileNotFoundError.
     """
 
@@ -85,8 +86,8 @@ class Segment:
         self.record = record
         buffer = mapped(folder, record.data, trusted)
         reader = pa.ipc.open_file(buffer)
-        found = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        self._batches = [_batch(batch) for batch in found]
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        self._batches = [_batch(batch) for batch in batches]
         self._size = len(self._batches[0].ids)
         self._words = np.frombuffer(buffer, "<u4", count=len(buffer) // 4)
         self._windows: dict[int, Checks] = {}
@@ -95,7 +96,7 @@ class Segment:
         # Where a key is in the file; None where the file is in the order of the keys.
         self._rows: npt.NDArray[Any] | None = None
         if record.lookup is None:
-            self.keys: Keys = _plain(found[0]["key" if "key" in reader.schema.names else "id"])
+            self.keys: Keys = _plain(batches[0]["key" if "key" in reader.schema.names else "id"])
         else:
             batch = pa.ipc.open_file(mapped(folder, record.lookup, trusted)).get_batch(0)
             self.keys, rows = _plain(batch["key"]), _plain(batch["row"])
@@ -113,13 +114,13 @@ class Segment:
         return self.record.rows
 
     def recorded(self, record: SegmentRecord) -> Segment:
-        """The same rows, with an index, or with another."""
-        found = copy(self)
-        found.record = record
-        return found
+        """Return the same rows under another record, say one with an index."""
+        segment = copy(self)
+        segment.record = record
+        return segment
 
     @property
-    def batches(self) -> Sequence[Batch]:
+    def batches(self) -> Sequence[SegmentBatch]:
         return self._batches
 
     @property
@@ -127,7 +128,7 @@ class Segment:
         return int(self._batches[0].vectors.shape[1])
 
     def superseded(self) -> Mask | None:
-        """Rows [n] whose id comes again in the same file, so that only the last counts."""
+        """Return the rows, bool [n], whose id comes again in the file: only the last is living."""
         if len(self.keys) == len(self):
             return None
         dead = np.ones(len(self), dtype=bool)
@@ -135,19 +136,19 @@ class Segment:
         return dead
 
     def rows_at(self, places: Places) -> Places:
-        """Rows of the file, for places among the keys."""
+        """Return the rows of the file at some places among the keys."""
         if self._rows is None:
             return places
-        found = self._rows[places].astype(np.int64)
-        if len(found) and found.max() >= len(self):
+        taken = self._rows[places].astype(np.int64)
+        if len(taken) and taken.max() >= len(self):
             raise self._damaged()
-        return found
+        return taken
 
     def ids_at(self, places: Places) -> pa.Array:
         return self.ids(self.rows_at(places))
 
     def find(self, asked: Keyed) -> tuple[Places, Places]:
-        """Which of the asked ids are here, in their order, and at which rows."""
+        """Return which of the asked ids are here, in their order, and at which rows."""
         if self._exact:
             return self._find_exact(asked.keys)
         at = np.searchsorted(self.keys, asked.keys)
@@ -159,18 +160,20 @@ class Segment:
             pending, at = pending[inside], at[inside]
             same = self.keys[at] == asked.keys[pending]
             pending, at = pending[same], at[same]
-            found = self.rows_at(at)
-            equal = pc.equal(self.ids(found), asked.ids_at(pending)).to_numpy(zero_copy_only=False)
+            candidates = self.rows_at(at)
+            equal = pc.equal(self.ids(candidates), asked.ids_at(pending)).to_numpy(
+                zero_copy_only=False
+            )
             which.append(pending[equal])
-            rows.append(found[equal])
+            rows.append(candidates[equal])
             # Another id with this key may follow.
             pending, at = pending[~equal], at[~equal] + 1
-        found, places = np.concatenate([*which, pending]), np.concatenate([*rows, at])
-        order = np.argsort(found)
-        return found[order], places[order]
+        candidates, places = np.concatenate([*which, pending]), np.concatenate([*rows, at])
+        order = np.argsort(candidates)
+        return candidates[order], places[order]
 
     def _find_exact(self, keys: Keys) -> tuple[Places, Places]:
-        """Ids that are their own keys."""
+        """Return the same as `find` where ids are their own keys."""
         if self._first is not None:
             # What is smaller than the first wraps around, and is then past the last.
             steps = (keys - self._first).view(np.uint64)
@@ -181,15 +184,15 @@ class Segment:
             at[at == len(self.keys)] = 0
             which = np.flatnonzero(self.keys[at] == keys) if len(self.keys) else at[:0]
             at = at[which]
-        found = self.rows_at(at)
+        rows = self.rows_at(at)
         if self._rows is not None:
-            names = self.ids(found).to_numpy(zero_copy_only=False)
+            names = self.ids(rows).to_numpy(zero_copy_only=False)
             if not np.array_equal(names, keys[which]):
                 raise self._damaged()
-        return which, found
+        return which, rows
 
     def ids(self, rows: Places) -> pa.Array:
-        """Of rows [n] of the file, in their order."""
+        """Return the ids of rows [n] of the file, in their order."""
         if self._exact:
             words = self._gathered(self._ids_at, rows, 2)
             return pa.array(words.view("<i8").reshape(-1))
@@ -203,27 +206,27 @@ class Segment:
         return pa.concat_arrays(parts).take(pa.array(order))
 
     def vectors(self, rows: Places) -> Floats:
-        """[n, D], copied, in their order."""
+        """Return copies of the vectors of rows [n], [n, D], in their order."""
         return self._gathered(self._vectors_at, rows, self.dim).view("<f4")
 
     def checks(self, rows: Places) -> Checks:
-        """[n], copied, in their order."""
+        """Return copies of the checksums of rows [n], in their order."""
         return self._gathered(self._checks_at, rows, 1).reshape(-1)
 
     def _places(self, arrays: Sequence[npt.NDArray[Any]]) -> Places:
-        """At which word of the file each array begins."""
+        """Return the word of the file at which each array begins."""
         start = self._words.__array_interface__["data"][0]
         return np.array([a.__array_interface__["data"][0] - start for a in arrays]) // 4
 
     def _gathered(self, at: Places, rows: Places, width: int) -> Checks:
-        """Words [n, width] of rows, from all batches at once: a request for a hundred rows would
-        feel a pass over each."""
+        """Return words [n, width] of rows, from all batches at once: a pass over each batch would
+        slow down a request for a hundred rows."""
         batch = rows // self._size
         first = at[batch] + (rows - batch * self._size) * width
         if width not in self._windows:
             self._windows[width] = sliding_window_view(self._words, width)
-        found: Checks = self._windows[width][first]
-        return found
+        gathered: Checks = self._windows[width][first]
+        return gathered
 
     def _by_batch(self, rows: Places) -> list[tuple[int, Places]]:
         batch = rows // self._size
@@ -237,7 +240,8 @@ class Segment:
 
 
 def mapped(folder: Path, record: FileRecord, trusted: bool = False) -> pa.Buffer:
-    """A whole file without reading it into memory, compared with its hash."""
+    """Return a file mapped into memory, after a comparison with its SHA-256 unless it is
+    trusted."""
     path = folder / record.name
     buffer = pa.memory_map(str(path)).read_buffer()
     if not trusted and hashlib.sha256(buffer).hexdigest() != record.sha256:
@@ -248,13 +252,13 @@ def mapped(folder: Path, record: FileRecord, trusted: bool = False) -> pa.Buffer
     return buffer
 
 
-def _batch(found: pa.RecordBatch) -> Batch:
-    if "vector" not in found.schema.names:
-        size = found.num_rows
-        return Batch(found["id"], np.zeros((size, 0), np.float32), np.zeros(size, np.uint32))
-    column = found["vector"]
+def _batch(batch: pa.RecordBatch) -> SegmentBatch:
+    if "vector" not in batch.schema.names:
+        size = batch.num_rows
+        return SegmentBatch(batch["id"], np.zeros((size, 0), np.float32), np.zeros(size, np.uint32))
+    column = batch["vector"]
     vectors = _plain(column.values).reshape(-1, column.type.list_size)
-    return Batch(found["id"], vectors, _plain(found["check"]))
+    return SegmentBatch(batch["id"], vectors, _plain(batch["check"]))
 
 
 def _plain(column: pa.Array) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Rows into a new segment, block after block, in flat memory."""
+"""The writer of a segment: rows block after block, in flat memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MAX_ROWS = 1 << 22
 
 
 class SegmentWriter:
-    """One file of rows of one version. An id that is given again takes the place of the one before.
+    """Writes one file of rows of one version; a later row of an id replaces the one before.
 
-    What fits into a batch is sorted by its keys; more is left as it comes, with a second file that
-    says where each id is.
+    Rows that fit into one batch are sorted by key. More rows stay in their order, with a second
+    file, the lookup, that says where each id is.
     """
 
     def __init__(self, folder: Path, number: int, version: int | None, batch_rows: int) -> None:
@@ -47,14 +47,16 @@ class SegmentWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave nothing where it was not finished."""
+        """Remove the file where it was not finished."""
         if error is not None:
             self.abandon()
 
     def abandon(self) -> None:
+        """Remove what was written."""
         self._file.abandon()
 
     def add(self, rows: Rows, checks: Checks) -> None:
+        """Add rows [n] with their checksums [n]."""
         self._buffer.append((rows.ids, rows.vectors, checks))
         self._buffered += len(rows)
         self.rows += len(rows)
@@ -70,7 +72,7 @@ class SegmentWriter:
             self._buffered = len(ids) - whole
 
     def finish(self) -> SegmentRecord:
-        """Put the file, which has a row at least, into its place, synced."""
+        """Sync the file, which must have a row, rename it into its place, and return its record."""
         ids, vectors, checks = self._joined()
         last = keys_of(ids)
         if not self._keys:
@@ -131,10 +133,10 @@ class SegmentWriter:
 
 
 def sorted_places(keys: Keys, ids: Any) -> Places:
-    """Places in the order of their keys, without those whose id comes again later.
+    """Return places in the order of their keys, without those whose id comes again later.
 
     Args:
-        ids: [n], or what gives them; they are asked for only where keys repeat.
+        ids: [n], or a function that returns them, called only where keys repeat.
     """
     order: npt.NDArray[np.int64] = np.argsort(keys, kind="stable").astype(np.int64)
     ranked = keys[order]
@@ -146,10 +148,10 @@ def sorted_places(keys: Keys, ids: Any) -> Places:
         keep[again] = False
         return order[keep]
     suspects = np.union1d(again, again + 1)[::-1]
-    found = ids() if callable(ids) else ids
+    names = ids() if callable(ids) else ids
     seen = set()
     for place, name in zip(
-        suspects, found.take(pa.array(order[suspects])).to_pylist(), strict=True
+        suspects, names.take(pa.array(order[suspects])).to_pylist(), strict=True
     ):
         keep[place] = name not in seen
         seen.add(name)

@@ -1,4 +1,4 @@
-"""The folder of a snapshot: which generation is in it, who may write, and how the next is made."""
+"""The folder of a snapshot: its current generation, its write lock, and commits of the next one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from evergram.atomic_files import sync
 from evergram.errors import IntegrityError, StoreError
 from evergram.stores.snapshot.faiss_index import SegmentIndex, is_installed
 from evergram.stores.snapshot.generation import Generation
@@ -18,17 +19,16 @@ from evergram.stores.snapshot.segment import Segment
 from evergram.stores.snapshot.segment_writer import BATCH_BYTES, SegmentWriter
 from evergram.stores.snapshot.snapshot_record import (
     NAME,
-    Opened,
+    OpenRecord,
     SegmentRecord,
     SnapshotRecord,
-    sync_folder,
     write_record,
 )
 from evergram.stores.store import Space
 
 
 class SnapshotFolder:
-    """`store.json` and `segments/`.
+    """A folder with `store.json` and `segments/`.
 
     Args:
         wait: seconds to wait for another process that is writing.
@@ -39,7 +39,7 @@ class SnapshotFolder:
         self.address = f"snapshot:{path}"
         self.wait = wait
         self.indexes: dict[str, SegmentIndex] = {}
-        self._opened: Opened | None = None
+        self._open_record: OpenRecord | None = None
         self._generation: Generation | None = None
         self._loading = False
         self._refreshing, self._one_writer = threading.RLock(), threading.RLock()
@@ -47,7 +47,7 @@ class SnapshotFolder:
         self._file_lock = FileLock(path / ".lock", thread_local=False)
 
     def create(self, id_type: str) -> None:
-        """Raises: StoreError: it cannot be written."""
+        """Make an empty store unless there is one. Raises: StoreError: it cannot be written."""
         try:
             self.segments.mkdir(parents=True, exist_ok=True)
             with self._file_lock.acquire(timeout=self.wait):
@@ -59,19 +59,20 @@ class SnapshotFolder:
                             f"other files, and no {NAME}; give another folder."
                         )
                     write_record(self.path / NAME, SnapshotRecord(id_type, 0, 0, (), ()))
-                    sync_folder(self.path)
-                    sync_folder(self.path.parent)
+                    sync(self.path)
+                    sync(self.path.parent)
         except OSError as error:
             raise StoreError(f"{self.path} cannot be made a store: {_reason(error)}.") from error
 
     def current(self) -> Generation:
-        """The newest generation; a look at `store.json` tells whether there is another.
+        """Return the newest generation; a look at the inode of `store.json` tells whether it
+        changed.
 
         Raises: IntegrityError: a file is not what was written. StoreError: it cannot be read.
         """
-        generation, opened = self._generation, self._opened
+        generation, open_record = self._generation, self._open_record
         try:
-            if generation is not None and opened is not None and opened.is_current():
+            if generation is not None and open_record is not None and open_record.is_current():
                 return generation
             return self._refresh()
         except OSError as error:
@@ -79,25 +80,25 @@ class SnapshotFolder:
 
     def close(self) -> None:
         with self._refreshing:
-            self._opened, self._generation, self.indexes = None, None, {}
+            self._open_record, self._generation, self.indexes = None, None, {}
 
     def _refresh(self) -> Generation:
         path = self.path / NAME
         with self._refreshing:
             while True:
-                opened = Opened(path)
+                open_record = OpenRecord(path)
                 try:
-                    before = self._generation or Generation(opened.record, [])
-                    found = before.advanced(opened.record, self._load)
-                    self._take(opened, found)
-                    return found
+                    before = self._generation or Generation(open_record.record, [])
+                    after = before.advanced(open_record.record, self._load)
+                    self._take(open_record, after)
+                    return after
                 except FileNotFoundError as error:
-                    if opened.is_current():
+                    if open_record.is_current():
                         raise IntegrityError(
                             f"A file that {path} lists is not there ({error.filename or error}); "
                             "restore the store from a copy, or fill it again."
                         ) from None
-                    # A writer has put another generation in its place meanwhile.
+                    # Another process has committed a later generation meanwhile.
 
     def _load(self, record: SegmentRecord) -> Segment:
         return Segment(self.segments, record)
@@ -105,7 +106,7 @@ class SnapshotFolder:
     def _load_trusted(self, record: SegmentRecord) -> Segment:
         return Segment(self.segments, record, trusted=True)
 
-    def _take(self, opened: Opened, generation: Generation) -> None:
+    def _take(self, open_record: OpenRecord, generation: Generation) -> None:
         """Make a generation the current one, with the indexes of its segments; without faiss
         everything is searched exactly."""
         indexes = {}
@@ -117,14 +118,14 @@ class SnapshotFolder:
                     index = SegmentIndex(self.segments, record)
                     index.check()
                 indexes[key] = index
-        self._generation, self._opened, self.indexes = generation, opened, indexes
+        self._generation, self._open_record, self.indexes = generation, open_record, indexes
 
     # Writing.
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """As the one writer. Raises: StoreError: another process writes, there is no room, or no
-        permission."""
+        """Hold the write lock. Raises: StoreError: another process holds it, there is no room, or
+        no permission."""
         try:
             with self._one_writer, self._file_lock.acquire(timeout=self.wait):
                 if self._loading:
@@ -145,7 +146,7 @@ class SnapshotFolder:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """While segments are written that are not listed yet: nothing else may be."""
+        """Refuse other writes while segments are written that `store.json` does not list yet."""
         self._loading = True
         try:
             yield
@@ -153,7 +154,11 @@ class SnapshotFolder:
             self._loading = False
 
     def writer(self, version: int | None, ahead: int = 0) -> SegmentWriter:
-        """Of a new segment; `ahead`: how many were begun since the last commit."""
+        """Return the writer of a new segment.
+
+        Args:
+            ahead: how many segments were begun since the last commit.
+        """
         record = self.current().record
         dim = next((s.dim for s in record.spaces if s.version == version), 1)
         rows = max(1024, BATCH_BYTES // (4 * dim))
@@ -166,7 +171,8 @@ class SnapshotFolder:
         spaces: tuple[Space, ...] | None = None,
         side: str | None = None,
     ) -> None:
-        """Acknowledge: swap `store.json`, then remove the files that it no longer lists."""
+        """Commit a generation: replace `store.json`, then remove the files that it no longer
+        lists."""
         before, added = self.current(), list(added)
         gone = {record.number for record in removed}
         kept = [s for s in before.record.segments if s.number not in gone]
@@ -180,31 +186,31 @@ class SnapshotFolder:
         )
         try:
             after = before.advanced(record, self._load_trusted).without_empty()
-            sync_folder(self.segments)
+            sync(self.segments)
             write_record(self.path / NAME, after.record)
         except BaseException:
             self.remove([record for record in added if record.number not in gone])
             raise
         try:
-            sync_folder(self.path)
+            sync(self.path)
         except OSError as error:
             raise StoreError(
                 f"{self.address} was written, and the disk does not confirm it: {_reason(error)}; "
                 "write the same again."
             ) from error
         with self._refreshing:
-            self._take(Opened(self.path / NAME), after)
+            self._take(OpenRecord(self.path / NAME), after)
         self._clear()
 
     def remove(self, records: Iterable[SegmentRecord]) -> None:
-        """Files that are not listed."""
+        """Delete the files of segments that are not listed."""
         with suppress(OSError):
             for name in (name for record in records for name in record.files):
                 (self.segments / name).unlink(missing_ok=True)
 
     def _clear(self) -> None:
-        """Remove all files that are not listed: what was replaced, and what a killed writer left.
-        Who has one mapped keeps it. Where one cannot be removed a later write does it."""
+        """Delete all files that are not listed, replaced ones and those of a killed writer. A
+        reader that has one mapped keeps it; one that cannot be deleted is left to a later write."""
         listed = {name for part in self.current().parts for name in part.record.files}
         with suppress(OSError):
             for path in self.segments.iterdir():

@@ -1,4 +1,4 @@
-"""What `store.json` says, and files that appear whole or not at all."""
+"""The record in `store.json`, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from evergram.atomic_files import commit, part_of
 from evergram.errors import FormatError, IntegrityError
 from evergram.stores.store import Space
 
-# 2: with the side. One of format 1 has none until somebody fills it.
+# Format 2 adds the side; a store of format 1 has none until it is filled.
 FORMAT_VERSION = 2
 READABLE = (1, 2)
 NAME = "store.json"
@@ -81,9 +82,9 @@ class SnapshotRecord:
     side: str | None = None
 
 
-class Opened:
-    """A `store.json` that stays open: its inode is then given to no later one, so a look at the
-    file's inode tells whether there is another generation.
+class OpenRecord:
+    """A `store.json` that stays open, so that no later one can get its inode: a look at the inode
+    then tells whether there is another generation.
 
     Raises: OSError. IntegrityError: it is damaged. FormatError: a later Evergram wrote it.
     """
@@ -93,27 +94,27 @@ class Opened:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with os.fdopen(self._descriptor, "rb", closefd=False) as file:
             self.record = _parsed(file.read(), path)
-            self._mark = _mark(os.fstat(self._descriptor))
+            self._identity = _identity(os.fstat(self._descriptor))
 
     def is_current(self) -> bool:
-        """Whether the file in this place is still this one."""
-        return self._mark == _mark(os.stat(self._path))  # noqa: PTH116 - asked at every call
+        """Return whether the file at the path is still this one."""
+        return self._identity == _identity(os.stat(self._path))  # noqa: PTH116 - asked at every call
 
     def __del__(self) -> None:
-        # Not before: a thread may be comparing.
+        # Not earlier: a thread may be comparing inodes.
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
 
 
-def _mark(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns
 
 
 def _parsed(text: bytes, path: Path) -> SnapshotRecord:
     try:
-        found = json.loads(text)
-        body = found["store"]
-        whole = found["sha256"] == _digest(body)
+        content = json.loads(text)
+        body = content["store"]
+        whole = content["sha256"] == _digest(body)
     except (ValueError, KeyError, TypeError):
         whole = False
     if not whole:
@@ -149,17 +150,17 @@ def _names_stay(record: SnapshotRecord, path: Path) -> SnapshotRecord:
     return record
 
 
-def _segment(found: dict[str, Any]) -> SegmentRecord:
-    lookup, index = found.pop("lookup"), found.pop("index")
+def _segment(fields: dict[str, Any]) -> SegmentRecord:
+    lookup, index = fields.pop("lookup"), fields.pop("index")
     return SegmentRecord(
-        **{**found, "data": FileRecord(**found["data"])},
+        **{**fields, "data": FileRecord(**fields["data"])},
         lookup=None if lookup is None else FileRecord(**lookup),
         index=None if index is None else IndexRecord(**index),
     )
 
 
 def write_record(path: Path, record: SnapshotRecord) -> None:
-    """One rename; `sync_folder` makes it durable."""
+    """Replace `store.json` by one rename; the caller syncs its folder."""
     body = {"format_version": FORMAT_VERSION, **asdict(record)}
     text = json.dumps({"sha256": _digest(body), "store": body}, indent=1)
     file = HashedFile(path)
@@ -176,13 +177,13 @@ def _digest(body: Any) -> str:
 
 
 class HashedFile:
-    """A file to write to, for Arrow as well, beside the place that it is renamed into in the end.
-    It knows the hash of what it was given."""
+    """A file to write to, also by Arrow, that is renamed into its place at the end and knows the
+    SHA-256 of its bytes."""
 
     closed = False
 
     def __init__(self, path: Path) -> None:
-        self._path, self._part = path, path.with_name(f".{path.name}.part")
+        self._path, self._part = path, part_of(path)
         self._file = self._part.open("wb")
         self._hash = hashlib.sha256()
         self._size = 0
@@ -204,12 +205,11 @@ class HashedFile:
         """Arrow's writer ends here; the file goes on."""
 
     def finish(self) -> str:
-        """Sync it and put it into its place. Returns: its SHA-256."""
+        """Sync the file and rename it into its place; the caller syncs its folder, once for several
+        files. Returns: the file's SHA-256."""
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
             self._file.close()
-            self._part.replace(self._path)
+            commit(self._part, self._path, sync_parent=False)
         except BaseException:
             self.abandon()
             raise
@@ -222,12 +222,3 @@ class HashedFile:
             self._file.close()
         with suppress(OSError):
             self._part.unlink(missing_ok=True)
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,7 @@
-"""The embedded store: immutable Arrow files in a folder, mapped into memory."""
+"""The default store: immutable Arrow files in a folder, mapped into memory.
+
+docs/snapshot-engine.md says why it has an engine of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from evergram.errors import DataError
-from evergram.stores.snapshot.brute_force import Best, look_at, look_at_all
+from evergram.stores.snapshot.brute_force import Best, search_all, search_rows
 from evergram.stores.snapshot.compaction import next_merge
 from evergram.stores.snapshot.faiss_index import build
-from evergram.stores.snapshot.generation import Generation, Part
+from evergram.stores.snapshot.generation import Generation, Part, joined
 from evergram.stores.snapshot.segment import Wanted
 from evergram.stores.snapshot.segment_writer import MAX_ROWS, SegmentWriter
 from evergram.stores.snapshot.snapshot_folder import SnapshotFolder
@@ -39,12 +42,12 @@ BLOCK = 16_384
 
 
 class SnapshotStore(Store):
-    """A folder: `store.json` and the segments that it lists. One process writes at a time, any
-    number read, and each call of theirs sees what was acknowledged before it.
+    """A folder with `store.json` and the segments that it lists. One process writes at a time, any
+    number read, and each of their calls sees what was acknowledged before it.
 
-    A file is compared with its SHA-256 when it is opened, a row with its checksum when it is given
-    out, and so is each row that a search found. What remains: bytes that are damaged after the file
-    was opened can keep a row out of what is found, until it is opened again.
+    A file is compared with its SHA-256 when it is opened, a row with its checksum when it is
+    fetched or found by a search. One kind of damage goes unnoticed until the store is opened again:
+    bytes damaged while a file is open can keep a row out of a search's results.
 
     Args:
         index_from: rows that an index is built from.
@@ -53,7 +56,7 @@ class SnapshotStore(Store):
 
     kind: ClassVar[str] = "snapshot"
 
-    # What a view of one moment reads; None where each call reads the newest.
+    # The generation that a view reads; None where each call reads the newest.
     _moment: Generation | None = None
 
     def __init__(self, path: Path, *, index_from: int = 200_000, wait: float = 10.0) -> None:
@@ -63,10 +66,10 @@ class SnapshotStore(Store):
 
     @classmethod
     def open(cls, address: str, create: str | None = None) -> SnapshotStore:
-        """The snapshot in a folder.
+        """Open the snapshot in a folder.
 
         Args:
-            create: make it where it is not there, for ids of this type.
+            create: make it where it is not there, for ids of this type, "int64" or "string".
         Raises: DataError: it is not there, or has ids of another type. StoreError: it cannot be
             read or made. IntegrityError: a file of it is not what was written.
         """
@@ -78,8 +81,7 @@ class SnapshotStore(Store):
         store = cls(path)
         if create is not None and store.id_type != ID_TYPES[create]:
             raise DataError(
-                f"{path} has ids of type {store.id_type}; {create} was asked for. Use another "
-                "folder."
+                f"{path} has ids of type {store.id_type}, not {create}; use another folder."
             )
         return store
 
@@ -112,12 +114,13 @@ class SnapshotStore(Store):
         return work(view)
 
     def close(self) -> None:
-        """Let go of the files; a later call opens them again."""
+        """Close the files; a later call opens them again."""
         self._folder.close()
 
     def load(self, space: Space, blocks: Iterable[Rows]) -> int:
-        """Write all rows of a version into few segments, acknowledged together in the end; killed
-        before that, none of them is there. Returns: how many were given.
+        """Write all rows of a version into few segments and return their number.
+
+        The rows are acknowledged together at the end; killed before that, none of them is there.
 
         Raises: as `upsert`; DataError: rows of another version.
         """
@@ -128,8 +131,8 @@ class SnapshotStore(Store):
             writer: SegmentWriter | None = None
             try:
                 with self._folder.loading():
-                    for given in blocks:
-                        rows = self._of(space, given)
+                    for block in blocks:
+                        rows = self._of(space, block)
                         if not len(rows):
                             continue
                         if writer is None:
@@ -152,8 +155,8 @@ class SnapshotStore(Store):
         return total
 
     def build_index(self) -> None:
-        """Index by faiss those versions of which `index_from` rows or more are in no index, these
-        rows as one segment. What is written later is searched exactly beside it.
+        """Index by faiss each version that has `index_from` rows or more in no index, these rows as
+        one segment. Rows written later are searched exactly beside the index.
 
         Raises: DataError: an index is needed, and faiss is not installed.
         """
@@ -178,7 +181,8 @@ class SnapshotStore(Store):
     def _of(self, space: Space, rows: Rows) -> Rows:
         if rows.version != space.version:
             raise DataError(
-                f"Rows of version {rows.version} were given to load as version {space.version}."
+                f"Rows of version {rows.version} cannot be loaded as version {space.version}; load "
+                "each version by itself."
             )
         return self.checked(rows)
 
@@ -211,13 +215,13 @@ class SnapshotStore(Store):
 
     def _read(self, ids: pa.Array) -> list[tuple[Rows, Checks]]:
         wanted = Wanted.of(ids)
-        found: dict[int, list[tuple[Rows, Checks]]] = {}
+        by_version: dict[int, list[tuple[Rows, Checks]]] = {}
         for part in self._current().data():
             which, rows = part.find(wanted)
             if len(rows):
                 mine = ids if len(which) == len(ids) else ids.take(pa.array(which))
-                found.setdefault(part.version, []).append(part.take(rows, mine))
-        return [_joined(parts) for parts in found.values()]
+                by_version.setdefault(part.version, []).append(part.take(rows, mine))
+        return [joined(parts) for parts in by_version.values()]
 
     def _scan(self, version: int, size: int) -> Iterator[tuple[Rows, Checks]]:
         for part in self._folder.current().of(version):
@@ -235,16 +239,16 @@ class SnapshotStore(Store):
             if not len(queries) or not part.count:
                 continue
             if wanted is not None:
-                look_at(best, number, part, queries, part.find(wanted)[1])
+                search_rows(best, number, part, queries, part.find(wanted)[1])
             elif index is None or not index.offer(best, number, part, queries, k):
-                look_at_all(best, number, part, queries)
+                search_all(best, number, part, queries)
         return [self._proved(parts, best.rows(i), query) for i, query in enumerate(queries)]
 
     def _proved(
         self, parts: list[Part], places: np.ndarray, query: Floats
     ) -> tuple[pa.Array, Floats]:
-        """Segments and rows [n, 2] that were found as ids, best first, with scores made from copies
-        of the rows that were compared with their checks."""
+        """Return the ids at places (segment, row) [n, 2], best first, and their scores, which are
+        made from copies of the rows that were compared with their checksums."""
         if not len(places):
             return pa.array([], self.id_type), np.zeros(0, np.float32)
         ids, scores = [], []
@@ -261,8 +265,8 @@ class SnapshotStore(Store):
     # Few segments.
 
     def _tidy(self) -> None:
-        """Merge segments until there are few. What was written is acknowledged by then, so where
-        there is no room to merge it is left to a later write."""
+        """Merge segments until there are few. Where there is no room, a later write merges them:
+        the rows are acknowledged already."""
         with suppress(OSError):
             while parts := next_merge(self._folder.current().parts):
                 self._merge(parts)
@@ -276,7 +280,7 @@ class SnapshotStore(Store):
             with self._folder.writer(removed[0].version) as writer:
                 for part in parts:
                     for rows, checks in part.blocks(BLOCK):
-                        # What is damaged must not get a new hash.
+                        # A damaged row must not get a new hash.
                         self._verify(rows, checks)
                         writer.add(rows, checks)
                 written = [writer.finish()]
@@ -287,13 +291,3 @@ class SnapshotStore(Store):
         with self._folder.writer(None) as writer:
             writer.add(rows, np.zeros(len(ids), np.uint32))
             return writer.finish()
-
-
-def _joined(parts: list[tuple[Rows, Checks]]) -> tuple[Rows, Checks]:
-    """Rows of several segments of a version, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    rows = [mine for mine, _ in parts]
-    ids = pa.concat_arrays([mine.ids for mine in rows])
-    vectors = np.concatenate([mine.vectors for mine in rows])
-    return Rows(rows[0].version, ids, vectors), np.concatenate([checks for _, checks in parts])

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from evergram.data.row_pairs import RowPairs
 from evergram.data.sampling import Batch
-from evergram.data.split import Pairs, Split
+from evergram.data.split import Split
 from evergram.encoders.encoder import Embeddings
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.training.callbacks import Callback, Point
@@ -41,7 +42,7 @@ class MapWatch(Callback):
         self._thread: threading.Thread | None = None
         draw = torch.Generator().manual_seed(seed)
         corpus = split.training
-        trained = Pairs(corpus.column("query"), corpus.column("candidate"))
+        trained = RowPairs(corpus.column("query"), corpus.column("candidate"))
         parts = {"training": trained, "validation": split.selection}
         judged = {name: _sample(pairs, QUERIES, draw) for name, pairs in parts.items()}
         total = len(corpus.candidates)
@@ -92,9 +93,9 @@ class MapWatch(Callback):
         self.records.append({"epoch": epoch, "seconds": seconds, **values})
 
 
-def _sample(pairs: Pairs, queries: int, draw: torch.Generator) -> Pairs:
+def _sample(pairs: RowPairs, queries: int, draw: torch.Generator) -> RowPairs:
     """Return all pairs of at most so many queries, drawn."""
     distinct = torch.unique(pairs.query)
     kept = distinct[torch.randperm(len(distinct), generator=draw)[:queries]]
     chosen = torch.isin(pairs.query, kept)
-    return Pairs(pairs.query[chosen], pairs.candidate[chosen])
+    return RowPairs(pairs.query[chosen], pairs.candidate[chosen])

@@ -11,7 +11,11 @@ from evergram.training.recipe.table import RecipeTable
 
 
 class DataRecipe(RecipeTable):
-    """Where the corpus comes from. Paths are relative to the recipe's folder."""
+    """Where the corpus comes from.
+
+    Paths are relative to the recipe's folder, or begin with `$EVERGRAM_DATA/`, the folder of data
+    sets. The kinds are those of `evergram.data.loaders`, which a recipe is checked without.
+    """
 
     kind: Literal["movielens", "amazon", "mediawiki", "wikispeedia", "table", "synthetic"]
     path: str | None = None

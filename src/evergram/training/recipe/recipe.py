@@ -56,6 +56,9 @@ class Recipe(RecipeTable):
     upgrade: UpgradeRecipe
     compare: CompareRecipe = CompareRecipe()
 
+    def __repr__(self) -> str:
+        return f"Recipe({self.name!r}, {self.model.kind}, data {self.data.kind})"
+
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
         if self.split.kind == "given" and self.data.test is None:

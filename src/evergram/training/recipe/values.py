@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from evergram.data.data_sets import whole_path
 from evergram.errors import RecipeError
 from evergram.training.recipe.table import RecipeTable
 
@@ -83,17 +84,17 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def resolve_paths(values: dict[str, Any], folder: Path) -> None:
-    """Make relative paths absolute, from `folder`."""
+    """Make the paths absolute: relative ones from `folder`, and `$EVERGRAM_DATA/…` ones."""
     for name, keys in _PATHS.items():
         table = values.get(name)
         if not isinstance(table, dict):
             continue
         for key in keys:
             if isinstance(table.get(key), str):
-                table[key] = str((folder / table[key]).resolve())
+                table[key] = str(whole_path(table[key], folder))
             elif isinstance(table.get(key), list):
                 table[key] = [
-                    str((folder / v).resolve()) if isinstance(v, str) else v for v in table[key]
+                    str(whole_path(v, folder)) if isinstance(v, str) else v for v in table[key]
                 ]
 
 

@@ -1,4 +1,4 @@
-"""Read compressed files, and refuse those that expand to far more than genuine data does."""
+"""Readers of compressed files, which refuse a file that expands to far more than genuine data."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from evergram.errors import DataError
 LIMIT = "EVERGRAM_MAX_EXPANSION"
 # Text of interactions, articles and dumps expands 2 to 20 times; gzip can do 1,000 times.
 TIMES = 100.0
-# What is as small as this when it is expanded harms nobody, however well it was compressed.
+# An expanded size that harms nobody, however well it was compressed.
 HARMLESS = 64 << 20
 _CHUNK = 1 << 20
 
-# What the decoders of the standard library raise of a file that is cut or damaged; RuntimeError is
-# what zipfile says of a member that needs a password, or is compressed in a way it does not know.
+# Errors of the standard library's decoders for a file that is cut or damaged; zipfile raises
+# RuntimeError for a member that needs a password, or has an unknown compression.
 DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError, RuntimeError)
 
 
 class GzipReader(gzip.GzipFile):
-    """A gzip file's bytes, as `gzip.open` gives them, up to the limit of expansion.
+    """A reader of a gzip file, as `gzip.open`, up to the limit of expansion.
 
     Raises: DataError: on reading past the limit.
     """
@@ -36,13 +36,13 @@ class GzipReader(gzip.GzipFile):
         super().__init__(path, "rb")
 
     def read(self, size: int | None = -1) -> bytes:
-        """At most `size` bytes; all that are left where it is negative or None."""
-        # One byte more than may be tells that there are more.
+        """Return at most `size` bytes; all that are left where it is negative or None."""
+        # One byte beyond the limit shows that it is passed.
         wanted = self._left + 1 if size is None or size < 0 else size
         return self._counted(super().read(wanted))
 
     def read1(self, size: int = -1) -> bytes:
-        """At most `size` bytes, all of which were there before a place that is damaged."""
+        """Return at most `size` bytes, all of them from before a damaged place."""
         return self._counted(super().read1(size))
 
     def _counted(self, content: bytes) -> bytes:
@@ -53,11 +53,11 @@ class GzipReader(gzip.GzipFile):
 
 
 def read_member(archive: zipfile.ZipFile, member: str, path: Path) -> bytes:
-    """The whole of one file in the zip at `path`.
+    """Return the whole of one file in the zip at `path`.
 
     Raises: DataError: it is past the limit of expansion.
     """
-    # What the archive says of sizes may be wrong; those of the file on the disk are not.
+    # The archive's own sizes may be wrong; the size on the disk is not.
     packed = min(archive.getinfo(member).compress_size, path.stat().st_size)
     most = most_bytes(packed)
     parts, size = [], 0
@@ -71,7 +71,7 @@ def read_member(archive: zipfile.ZipFile, member: str, path: Path) -> bytes:
 
 
 def most_bytes(packed: int) -> int:
-    """How many bytes a compressed file of `packed` bytes may expand to.
+    """Return the number of bytes that a compressed file of `packed` bytes may expand to.
 
     Raises: DataError: the limit of the environment is no number.
     """
@@ -83,20 +83,20 @@ def _times() -> float:
     if not text:
         return TIMES
     try:
-        found = float(text)
+        times = float(text)
     except ValueError:
-        found = math.nan
-    if not 1 <= found < 1e9:
+        times = math.nan
+    if not 1 <= times < 1e9:
         raise DataError(
             f"{LIMIT} is {text!r}; it must be a number from 1 on: how many times its size a "
             f"compressed file may expand to ({TIMES:g} where it is not set)."
         )
-    return found
+    return times
 
 
 def _too_large(path: Path, most: int) -> DataError:
     return DataError(
         f"{path} expands to more than {most >> 20} MiB, over {_times():g} times its size, as no "
-        "genuine data does: get it from where you trust it, or if it is right, set "
+        "genuine data does; get it from a source that you trust, or if it is right, set "
         f"{LIMIT} to a larger number of times."
     )

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from evergram.data import decompression
 from evergram.data.amazon import load_amazon
-from evergram.data.decompression import HARMLESS, TIMES, GzipReader, most_bytes
-from evergram.data.json_lines import blocks
+from evergram.data.files import decompression
+from evergram.data.files.decompression import HARMLESS, TIMES, GzipReader, most_bytes
+from evergram.data.files.json_lines import blocks
 from evergram.data.movielens import load_movielens
 from evergram.data.tables import load_table, read_csv
 from evergram.data.wikipedia.sql_dump import SqlTable

@@ -1,4 +1,4 @@
-"""What publication learns of the vectors: their second moments, and the map forward to them."""
+"""Statistics of a version's vectors: their second moments, and the forward map to them."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from evergram.vector_files.parquet import vectors_from_arrow
 # How many vectors, their mean [D] and E[z zᵀ] [D, D], float64.
 Moments = tuple[int, Tensor, Tensor]
 
-# Rows of a side that are looked at, at most, for each dim of the old and the new space; half of
-# them at least, so that the fitted map has an excess error of a few percent. More would cost more
-# than writing the vectors does.
+# Rows of a side that are sampled for each dim of the old and the new space: at most so many, and
+# at least half of them, so that the fitted map has an excess error of a few percent. More would
+# cost more than writing the vectors does.
 ROWS_PER_DIM = 16
 LEAST_ROWS, MOST_ROWS = 16_384, 100_000
-# Pairs that the map forward is fitted to, at least, where there are so many.
+# Pairs that the forward map is fitted to, at least, if there are so many.
 LEAST_PAIRS = 4096
-# Rows that are float64 at once.
+# Rows that are converted to float64 at once.
 CHUNK = 4096
-# One pair in so many chooses the ridge.
+# One pair in so many is held out to choose the ridge.
 FOR_RIDGE = 10
 
 
 @dataclass(frozen=True)
 class ForwardMap:
-    """F_k: z_{k-1} to z_k, affine.
+    """F_k, which leads from z_{k-1} to z_k, affine.
 
     Args:
         weight: float64 [D_k, D_{k-1}].
@@ -48,14 +48,14 @@ class ForwardMap:
     offset: Tensor
 
 
-class Sample:
-    """Every n-th row of a side, kept as its blocks go by; n doubles when there are too many.
+class RowSample:
+    """Every n-th row of a side, taken as its blocks pass; n doubles when there are too many.
 
     Args:
-        side: what messages call it.
-        dims: of the new space, and of the old one where there is one.
+        side: its name, for errors.
+        dims: D of the new space, and of the old one if there is one.
     Attributes:
-        ids, vectors: [S] and float32 [S, D], of what has gone by.
+        ids, vectors: [S] and float32 [S, D], of the rows that were taken.
     """
 
     def __init__(self, side: str, *dims: int) -> None:
@@ -65,11 +65,11 @@ class Sample:
         self._parts: list[Block] = []
 
     def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """The same blocks. Raises: DataError: a vector has a NaN or an infinity."""
+        """Yield the same blocks, and sample them. Raises: DataError: a vector is not finite."""
         for ids, vectors in blocks:
-            # It is float32 that is written.
+            # Vectors are written as float32.
             narrow = vectors.float()
-            # One sum finds what is not finite; a sum may also be too large by itself.
+            # One sum is cheap and is not finite if a value is not; it may also overflow by itself.
             if not bool(narrow.sum().isfinite()):
                 bad = (~narrow.isfinite()).any(1).nonzero()
                 if len(bad):
@@ -90,7 +90,7 @@ class Sample:
         return torch.cat([vectors for _, vectors in self._parts])
 
     def moments(self) -> Moments:
-        """Of the rows that were kept."""
+        """Return the number, mean and second moments of the sampled rows."""
         total, outer, count = torch.zeros(()).double(), torch.zeros(()).double(), 0
         for part in torch.split(self.vectors, CHUNK):
             wide = part.double()
@@ -101,7 +101,7 @@ class Sample:
         rows = torch.arange(-self._rows % self._step, len(ids), self._step)
         self._rows += len(ids)
         self._parts.append(_taken((ids, vectors), rows))
-        while sum(len(found) for found, _ in self._parts) > self.limit:
+        while sum(len(ids) for ids, _ in self._parts) > self.limit:
             whole = self.ids, self.vectors
             self._parts = [_taken(whole, torch.arange(0, len(whole[0]), 2))]
             self._step *= 2
@@ -111,15 +111,15 @@ def _taken(block: Block, rows: Tensor) -> Block:
     return block[0].take(pa.array(rows.numpy())), block[1][rows].detach().float().cpu()
 
 
-def forward_map(samples: Mapping[str, Sample], old: Mapping[str, Path]) -> ForwardMap | None:
-    """The way to a version from the version before, on sampled objects that both have.
+def forward_map(samples: Mapping[str, RowSample], old: Mapping[str, Path]) -> ForwardMap | None:
+    """Return the map to a version from the version before, fitted to sampled objects of both.
 
-    Memory: the ids of a file and the sampled vectors.
+    It holds the ids of one file and the sampled vectors in memory.
 
     Args:
         samples: by side, of the new version.
-        old: side to file of the version before; sides that both have are one fit.
-    Returns: None where the common objects are too few.
+        old: side to file of the version before; all sides of both versions are fitted together.
+    Returns: None if too few objects are in both.
     """
     pairs: list[SecondMoments] = []
     for side, sample in samples.items():
@@ -131,23 +131,23 @@ def forward_map(samples: Mapping[str, Sample], old: Mapping[str, Path]) -> Forwa
             pairs = [SecondMoments(new.shape[1], before.shape[1]) for _ in range(2)]
         for z, past in zip(torch.split(new, CHUNK), torch.split(before, CHUNK), strict=True):
             apart = torch.arange(len(z)) % FOR_RIDGE == 0
-            for found, chosen in zip(pairs, (~apart, apart), strict=True):
-                found.add(z[chosen], past[chosen])
+            for sums, chosen in zip(pairs, (~apart, apart), strict=True):
+                sums.add(z[chosen], past[chosen])
     if not pairs:
         return None
-    # What is mapped to is the new version: "old" and "new" have changed places.
-    seen, held = pairs
+    # The target of this map is the new version: "old" and "new" have changed places.
+    seen, held_out = pairs
     if seen.count < pairs_needed("affine", seen.old_dim, seen.new_dim):
         return None
-    fitted = fit_closed_form("affine", seen, held)
+    fitted = fit_closed_form("affine", seen, held_out)
     assert fitted.offset is not None
     return ForwardMap(fitted.weight, fitted.offset)
 
 
 def _looked_up(ids: pa.Array, path: Path) -> tuple[Tensor, Tensor]:
-    """Of `ids`, the places [P] of some that a file has, and their vectors there [P, D].
+    """Return the places in `ids` [P] of some that a file has, and their vectors there [P, D].
 
-    Row groups are read evenly over the file, no more than are needed.
+    Row groups are read evenly over the file, and no more of them than are needed.
     """
     with pq.ParquetFile(path) as file:
         theirs = file.read(columns=["id"])["id"].combine_chunks()
@@ -163,14 +163,14 @@ def _looked_up(ids: pa.Array, path: Path) -> tuple[Tensor, Tensor]:
         wanted = max(LEAST_PAIRS, ROWS_PER_DIM * (dim + 1))
         # Every n-th group, then those after them, and so on.
         stride = max(1, len(rows) // wanted)
-        found, places, count = [torch.empty(0, dim)], [rows[:0]], 0
+        vectors, places, count = [torch.empty(0, dim)], [rows[:0]], 0
         for i in (i for first in range(stride) for i in range(first, len(sizes), stride)):
             mine = rows[ends[i - 1] if i else 0 : ends[i]]
             if count >= wanted or not len(mine):
                 continue
             table = file.read_row_group(i, columns=["vector"])
             kept = table.take(pa.array(place[mine] - starts[i]))
-            found.append(vectors_from_arrow(kept["vector"]))
+            vectors.append(vectors_from_arrow(kept["vector"]))
             places.append(mine)
             count += len(mine)
-    return torch.from_numpy(np.concatenate(places)), torch.cat(found)
+    return torch.from_numpy(np.concatenate(places)), torch.cat(vectors)

@@ -1,37 +1,41 @@
-"""A model that was trained and could not be published, as another version came first."""
+"""The model of an upgrade that was not published, as another version was published first."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from evergram.atomic_files import OWNER_ALONE, make_folder, new_folder, remove_tree
 from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact, write_version
-from evergram.lineage.disk.atomic import beside, make_folder, remove_tree
 from evergram.lineage.disk.manifest import read_manifest
 from evergram.lineage.disk.path_check import check_tree
-from evergram.lineage.version_reader import Contents
+from evergram.lineage.version_reader import VersionReader
 
 FOLDER = "lost"
 
 
 def keep_lost(work: Path, number: int, artefact: Artefact) -> Path:
-    """Keep all of a version but its embeddings, which its model gives again. Returns: where.
+    """Keep a version, without the embeddings, which its model computes again. Returns: its folder.
 
     Args:
         work: `.work` of the lineage.
-        number: of the version as which it was trained.
+        number: the version number that it was trained as.
     """
     folder = work / FOLDER
     make_folder(work)
     remove_tree(folder)
-    with beside(folder) as part:
+    with new_folder(folder, OWNER_ALONE) as part:
         write_version(part, f"lost@v{number}", number, artefact, {}, {}, None, None)
     return folder
 
 
-def read_lost(root: Path, work: Path, lineage: str) -> Contents:
-    """The model that `keep_lost` kept in `work`, a folder of the lineage at `root`.
+def read_lost(root: Path, work: Path, lineage: str) -> VersionReader:
+    """Return the model that `keep_lost` kept.
 
+    Args:
+        root: the lineage's folder.
+        work: `.work` in it.
+        lineage: what to call it in an error.
     Raises: LineageError: there is none. IntegrityError: it is damaged.
     """
     folder = work / FOLDER
@@ -41,4 +45,4 @@ def read_lost(root: Path, work: Path, lineage: str) -> Contents:
             "version was published first. Train one, without --kept."
         )
     check_tree(root, folder)
-    return Contents(folder, read_manifest(folder))
+    return VersionReader(folder, read_manifest(folder))

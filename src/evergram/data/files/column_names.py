@@ -1,4 +1,4 @@
-"""Which column of a file is which, guessed from the names, to say what to write in a recipe."""
+"""Guesses of the roles of columns from their names, for errors that say what to write."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-# What people call the columns, in small letters, without signs and without what says "the id of".
+# Usual names of the columns, in small letters, without signs and without "id" and its like.
 VARIANTS = {
     "query": "query user u customer client member visitor session reviewer reader listener viewer "
     "account person author buyer consumer source",
@@ -15,34 +15,34 @@ VARIANTS = {
     "value": "value rating score star stars overall count plays clicks strength label y",
     "time": "time timestamp date datetime ts unixtime unixreviewtime createdat created day",
 }
-# Of a name, what says "the id of", or of which kind it is.
+# The end of a name that says "the id of", or of which kind it is.
 _AROUND = re.compile(r"(?<=.)(id|ids|idx|index|key|no|num|number|code|uuid|name)$")
 _NUMBER = re.compile(r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$")
 
 
 def guess(names: Sequence[str]) -> dict[str, str]:
-    """For each of query, candidate, value and time, the column that seems to be it, if any is."""
-    found: dict[str, str] = {}
+    """Return for query, candidate, value and time the column that its name suggests, if any."""
+    columns: dict[str, str] = {}
     for role, variants in VARIANTS.items():
         for variant in variants.split():
-            same = [n for n in names if variant in _plain(n) and n not in found.values()]
-            if same and role not in found:
-                found[role] = same[0]
-    return found
+            same = [n for n in names if variant in _plain(n) and n not in columns.values()]
+            if same and role not in columns:
+                columns[role] = same[0]
+    return columns
 
 
 def has_no_header(names: Sequence[str]) -> bool:
-    """Whether a first line seems to be a row: a number is no name, and none of them is known."""
+    """Return whether a first line seems to be a row: it has a number, and no known name."""
     return any(_NUMBER.match(name) for name in names) and not guess(names)
 
 
 def lacking(
     source: str, wanted: Collection[str], names: Sequence[str], chosen: Mapping[str, str]
 ) -> str:
-    """What to say of a table without some of its columns: what it has, and what to write.
+    """Return the error of a table that lacks columns: the columns that it has, and a line to write.
 
     Args:
-        source: what to call the table.
+        source: what the error calls the table.
         wanted: the columns that it must have, by our names, that are not there.
         names: all that it has.
         chosen: `data.columns`, as far as it is written.
@@ -67,6 +67,6 @@ def lacking(
 
 
 def _plain(name: str) -> set[str]:
-    """The ways to read a name: "User ID" is userid and user."""
+    """Return the plain forms of a name: those of "User ID" are userid and user."""
     small = re.sub(r"[^0-9a-z]", "", name.lower())
     return {small, _AROUND.sub("", small)}

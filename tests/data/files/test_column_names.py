@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from evergram.data.columns import guess, has_no_header, lacking
+from evergram.data.files.column_names import guess, has_no_header, lacking
 
 
 @pytest.mark.parametrize(

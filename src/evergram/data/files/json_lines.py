@@ -1,4 +1,5 @@
-"""Objects, one a line: JSON or a Python dictionary's literal, gzipped or not, block by block."""
+"""Readers of files with an object a line, JSON or a Python dictionary, gzipped or not, by
+blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
-from evergram.data.decompression import DAMAGED, GzipReader
+from evergram.data.files.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
 
 BLOCK = 8 << 20  # bytes of text in memory at once; a row may not be longer
@@ -22,16 +23,16 @@ BLOCK = 8 << 20  # bytes of text in memory at once; a row may not be longer
 def read_objects(
     path: Path, schema: pa.Schema, convert: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> Iterator[pa.Table]:
-    """The columns of `schema`, a table for each block of lines; other keys are skipped.
+    """Yield a table of the columns of `schema` for each block of lines; other keys are skipped.
 
-    Arrow reads what it can; a block where it balks (Python's literals, a key of several types, a
+    Arrow reads the blocks; one that it refuses (Python's literals, a key of several types, a
     fault) is read again line by line.
 
     Args:
         path: one object a line; empty lines are skipped.
         schema: keys and their types; a row must have those that are not nullable.
         convert: makes one object the row's values by name, or raises a ValueError that says what is
-            wrong; it sees only the objects of blocks where Arrow balks.
+            wrong; it is called only for the objects of blocks that Arrow refuses.
     Raises: DataError: the file is damaged, or a line is; the row (the file's line) is named.
     """
     options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
@@ -58,7 +59,7 @@ def read_objects(
 
 
 def _is_sound(table: pa.Table) -> bool:
-    """No id is empty and no rating is NaN, which Arrow would let pass."""
+    """Return whether no id is empty and no rating is NaN, which Arrow would let pass."""
     return all(
         not pc.any(pc.equal(column, "")).as_py()
         if pa.types.is_string(column.type)
@@ -69,7 +70,7 @@ def _is_sound(table: pa.Table) -> bool:
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """One line's object. Raises: ValueError: it has none."""
+    """Return one line's object. Raises: ValueError: it has none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -85,7 +86,7 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """All lines of a small file. Raises: DataError: it is damaged; the row is named."""
+    """Return all lines of a small file. Raises: DataError: it is damaged; the row is named."""
     lines: list[str] = []
     for first, block in blocks(path):
         try:
@@ -97,13 +98,13 @@ def read_lines(path: Path) -> list[str]:
 
 
 def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Whole lines of a file, gzipped or not, less the last line's end; and the first's row."""
+    """Yield whole lines of a file, gzipped or not, and the row of the first of them."""
     row, block = 1, bytearray()
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
         with GzipReader(path) if zipped else path.open("rb") as stream:
-            # read1 hands out all that there is before a damaged place, so its row is known.
+            # read1 returns all bytes before a damaged place, so the row of the damage is known.
             while piece := stream.read1(BLOCK):
                 block += piece
                 if len(block) < BLOCK:
@@ -127,6 +128,6 @@ def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def short(value: Any) -> str:
-    """A value as an error shows it."""
+    """Return a value as an error shows it, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "…"

@@ -1,0 +1,191 @@
+"""Files and folders that appear whole or not at all, by one rule of syncing.
+
+Everything is written beside its place, as `.NAME.part`, and then put in its place by `commit`: its
+bytes are synced, it is renamed, and the folder around it is synced. A process that is killed at any
+moment, or a machine that loses its power, leaves the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+# Permissions of what nobody but its owner reads.
+OWNER_ALONE = 0o600
+
+
+def part_of(path: Path, owner: str = "") -> Path:
+    """Return the path beside `path` at which it is written.
+
+    Args:
+        owner: tells apart several processes that may write it at once, where no lock does.
+    """
+    return path.with_name(f".{path.name}{owner}.part")
+
+
+def commit(part: Path, path: Path, *, sync_parent: bool = True) -> None:
+    """Sync a file or a folder that was filled beside its place, and rename it into its place.
+
+    Args:
+        sync_parent: False for a caller that puts several files into one folder, and then syncs that
+            folder once, by `sync`.
+    """
+    sync(part)
+    part.replace(path)
+    if sync_parent:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Make the bytes of a file, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def replacing(path: Path, mode: int | None = None, owner: str = "") -> Iterator[IO[bytes]]:
+    """Yield a new file to write, which replaces `path` when the block ends without an error.
+
+    What is at the new file's own path already, left by a killed process or laid there as a link to
+    some other file, is removed and never written to.
+
+    Args:
+        mode: permissions of the file; None leaves them to the umask.
+        owner: see `part_of`.
+    """
+    part = part_of(path, owner)
+    part.unlink(missing_ok=True)
+    new = 0o666 if mode is None else OWNER_ALONE
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, new)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if mode is not None:
+                part.chmod(mode)
+            yield file
+        commit(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def replacing_path(path: Path, owner: str = "") -> Iterator[Path]:
+    """Yield a path for a library that opens its files itself; what it wrote there replaces `path`
+    when the block ends without an error. Nothing is replaced if nothing was written.
+
+    Args:
+        owner: see `part_of`.
+    """
+    part = part_of(path, owner)
+    part.unlink(missing_ok=True)
+    try:
+        yield part
+        if part.exists():
+            commit(part, path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_folder(folder: Path, mode: int | None = None) -> Iterator[Path]:
+    """Yield a folder to fill, which becomes `folder` when the block ends without an error.
+
+    Args:
+        folder: not there yet, or empty; what a killed process left beside it is removed.
+        mode: permissions of the files in it; None leaves them to the umask.
+    """
+    part = part_of(folder)
+    remove_tree(part)
+    part.mkdir(parents=True)
+    try:
+        if mode is not None:
+            permit_folder(part, mode)
+        yield part
+        for path in part.rglob("*"):
+            if mode is not None:
+                permit_folder(path, mode) if path.is_dir() else path.chmod(mode)
+            sync(path)
+        commit(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Write a file, whole or not at all.
+
+    Args:
+        mode: permissions of the file; None leaves them to the umask.
+    """
+    with replacing(path, mode) as file:
+        file.write(content)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all, after making the folders that it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, content)
+
+
+def write_text(path: Path, text: str, mode: int | None = None) -> None:
+    """Write a line or more of text, as UTF-8 with a line break at the end, whole or not at all."""
+    write_bytes(path, f"{text}\n".encode(), mode)
+
+
+def mirror_content(path: Path, content: bytes | None, mode: int | None = OWNER_ALONE) -> None:
+    """Give a file this content, if it has another; None removes it.
+
+    Several processes may do so at once, and several threads.
+    """
+    if content is None:
+        path.unlink(missing_ok=True)
+        return
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, mode, owner=f".{os.getpid()}.{threading.get_ident()}") as file:
+        file.write(content)
+
+
+def make_folder(folder: Path, mode: int = OWNER_ALONE) -> None:
+    """Make a folder, where there is none, that may be entered by those who may read `mode`."""
+    if folder.is_dir():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    permit_folder(folder, mode)
+
+
+def permit_folder(folder: Path, mode: int) -> None:
+    """Let those enter a folder who may read a file of this mode."""
+    # In a folder that hands on its group, a folder is made with that bit, which has to stay.
+    kept = stat.S_IMODE(folder.stat().st_mode) & ~0o777
+    folder.chmod(kept | mode | (mode & 0o444) >> 2)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder at once: it gets a name that nobody reads, and goes file by file then. What a
+    killed process leaves of it is never taken for the whole."""
+    part = part_of(folder, ".removed")
+    remove_tree(part)
+    with suppress(OSError):
+        folder.rename(part)
+    remove_tree(part)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder, a file, or a symbolic link alone; what cannot be removed stays."""
+    if path.is_symlink() or path.is_file():
+        with suppress(OSError):
+            path.unlink()
+        return
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,155 @@
+"""Features of entities: for each entity a bag of keys, stored as ragged rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from evergram.data.columnar.interactions import check_ids
+from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
+from evergram.errors import DataError
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A bag of keys (none, one or many) for each of N entities, stored as ragged rows.
+
+    Args:
+        vocabulary: the keys.
+        offsets: int64 [N + 1]; entity i owns `indices[offsets[i]:offsets[i + 1]]`.
+        indices: int64, rows of the vocabulary.
+    """
+
+    vocabulary: Vocabulary
+    offsets: Tensor
+    indices: Tensor
+
+    def take(self, rows: Tensor) -> Feature:
+        """Return the feature of the entities `rows` alone, in that order."""
+        indices, offsets = take_ragged(self.indices, self.offsets, rows)
+        return Feature(self.vocabulary, offsets, indices)
+
+
+@dataclass(frozen=True)
+class Side:
+    """The entities of one side: their external ids in row order, and their features."""
+
+    vocabulary: Vocabulary
+    features: Mapping[str, Feature] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.vocabulary)
+
+    def __repr__(self) -> str:
+        features = f", features {', '.join(self.features)}" if self.features else ""
+        return f"Side({len(self):,} entities{features})"
+
+    def take(self, rows: Tensor) -> Side:
+        """Return the entities `rows` alone, in that order."""
+        keys = self.vocabulary.keys.take(pa.array(rows.numpy()))
+        return Side(Vocabulary(keys), {n: f.take(rows) for n, f in self.features.items()})
+
+
+def take_ragged(indices: Tensor, offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the values of some rows of a ragged table, one after the other, and their offsets.
+
+    Args:
+        indices: [M], the values of all rows.
+        offsets: int64 [N + 1]; row i owns `indices[offsets[i]:offsets[i + 1]]`.
+        rows: int64 [n].
+    """
+    starts = offsets[rows]
+    lengths = offsets[rows + 1] - starts
+    taken = torch.zeros(len(rows) + 1, dtype=torch.int64, device=offsets.device)
+    torch.cumsum(lengths, 0, out=taken[1:])
+    where = torch.repeat_interleave(starts - taken[:-1], lengths)
+    where += torch.arange(len(where), device=offsets.device)
+    return indices[where], taken
+
+
+def features_of_sides(
+    sides: list[tuple[pa.Table | None, Vocabulary]],
+) -> tuple[dict[str, Feature], dict[str, Feature]]:
+    """Return the features of queries and of candidates by name; one name has one vocabulary.
+
+    Args:
+        sides: of queries, then of candidates: a table with a column `id` and one column a feature,
+            or None; and the ids of the side.
+    Raises: DataError: a table has no ids, repeats one, or has none of the side's; or a feature is
+        of floats, of other types than keys, or has a null in a list.
+    """
+    ragged: list[dict[str, tuple[Tensor, pa.Array]]] = []
+    for (table, vocabulary), side in zip(sides, ("query", "candidate"), strict=True):
+        ragged.append({} if table is None else _ragged_columns(table, vocabulary, side))
+    vocabularies: dict[str, Vocabulary] = {}
+    for name in dict.fromkeys([*ragged[0], *ragged[1]]):
+        values = [side[name][1] for side in ragged if name in side]
+        if len({v.type for v in values}) > 1:
+            values = [v.cast(pa.string()) for v in values]
+        vocabularies[name] = Vocabulary.by_first_appearance(pa.concat_arrays(values))
+    first, second = (
+        {
+            name: Feature(vocabularies[name], offsets, vocabularies[name].rows(values))
+            for name, (offsets, values) in side.items()
+        }
+        for side in ragged
+    )
+    return first, second
+
+
+def _ragged_columns(
+    table: pa.Table, vocabulary: Vocabulary, side: str
+) -> dict[str, tuple[Tensor, pa.Array]]:
+    """Return each feature in the vocabulary's order, as offsets [N + 1] and flat keys."""
+    source = f"{side} features"
+    if "id" not in table.column_names:
+        has = ", ".join(table.column_names) or "none"
+        raise DataError(f"{source} have no column 'id'; their columns are: {has}.")
+    check_ids(table["id"], "id", source)
+    ids = plain(table["id"])
+    if len(pc.unique(ids)) < len(ids):
+        counts = pc.value_counts(ids).flatten()
+        repeated = counts[0][pc.index(pc.greater(counts[1], 1), True).as_py()]
+        raise DataError(f"{source} name the id {repeated} twice; each id may have one row.")
+    row = Vocabulary(ids).rows(vocabulary.keys)
+    if len(ids) and not bool((row >= 0).any()):
+        raise DataError(
+            f"{source} have none of the ids of the interactions (an id there is {ids[0]}, here "
+            f"{vocabulary.keys[0]}); are they of the other side?"
+        )
+    row_or_null = pa.array(row.numpy(), mask=(row < 0).numpy())
+    columns: dict[str, tuple[Tensor, pa.Array]] = {}
+    for name in table.column_names:
+        if name == "id":
+            continue
+        column = table[name].combine_chunks().take(row_or_null)
+        kind = column.type
+        if pa.types.is_fixed_size_list(kind):
+            kind = pa.list_(kind.value_type)
+            column = column.cast(kind)
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            lengths = to_tensor(pc.fill_null(pc.list_value_length(column), 0).cast(pa.int64()))
+            flat = pc.list_flatten(column)
+        else:
+            lengths = to_tensor(pc.is_valid(column)).to(torch.int64)
+            flat = pc.drop_null(column)
+        if pa.types.is_floating(flat.type):
+            raise DataError(
+                f"{source} column {name!r} holds floats; bucket it into integers or strings first."
+            )
+        if pa.types.is_nested(flat.type) or pa.types.is_binary(flat.type):
+            raise DataError(
+                f"{source} column {name!r} holds {flat.type}; a feature is of integers, strings or "
+                "booleans, or of lists of them."
+            )
+        if flat.null_count:
+            raise DataError(f"{source} column {name!r} has a null inside a list; remove it.")
+        offsets = torch.zeros(len(vocabulary) + 1, dtype=torch.int64)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        columns[name] = (offsets, plain(flat))
+    return columns

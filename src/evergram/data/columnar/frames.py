@@ -1,0 +1,233 @@
+"""Tables, sparse matrices and lists in memory, as Arrow tables of interactions.
+
+Libraries are told apart by the module of an object's class, so that none of them is imported, or
+has to be installed, for the sake of another.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from evergram.data.files.column_names import guess
+from evergram.errors import DataError
+
+ROLES = ("query", "candidate", "value", "time", "weight")
+# The parts of a tuple, in their order.
+TUPLE = ("query", "candidate", "weight", "time")
+KINDS = (
+    "a DataFrame of pandas or Polars, an Arrow table, a SciPy sparse matrix, a mapping of names to "
+    "columns, or a list of tuples (query, candidate) or of mappings"
+)
+
+
+def interactions_of(
+    data: Any,
+    names: Mapping[str, str],
+    matrix_ids: Mapping[str, Sequence[int | str] | None],
+) -> tuple[pa.Table, str]:
+    """Return a table whose columns are named by role, and what an error calls it.
+
+    Args:
+        data: as of `Corpus.of`.
+        names: by role (query, candidate, value, time, weight) the column of `data`; another role
+            is the column of its own name, where there is one.
+        matrix_ids: by side the ids of a matrix's rows and columns.
+    Raises: DataError: `data` is of another kind, lacks a column of `names`, or does not fit
+        `matrix_ids`.
+    """
+    if _library(data) == "scipy":
+        return _from_sparse(data, matrix_ids), "The matrix"
+    if any(ids is not None for ids in matrix_ids.values()):
+        raise DataError(
+            "query_ids and candidate_ids name the rows and columns of a sparse matrix; of a "
+            f"{_kind(data)}, give the columns of ids with query=… and candidate=…."
+        )
+    if _is_list_of_tuples(data):
+        return table_of(_from_tuples(data), "The list"), "The list"
+    source = f"The {_kind(data)}"
+    table = table_of(data, source)
+    missing = [role for role, name in names.items() if name not in table.column_names]
+    if missing:
+        if _library(data) == "pandas" and names[missing[0]] in data.index.names:
+            raise DataError(
+                f"{source} has {names[missing[0]]!r} in its index, which is not read; give "
+                "frame.reset_index()."
+            )
+        raise DataError(_missing_column(source, missing, table.column_names, names))
+    if names["query"] == names["candidate"]:
+        raise DataError(
+            f"{source}: query and candidate are both the column {names['query']!r}; give "
+            "candidate=… the name of the other."
+        )
+    taken = set(names.values())
+    others = {
+        role: role
+        for role in ROLES
+        if role not in names and role in table.column_names and role not in taken
+    }
+    return pa.table({role: table[name] for role, name in {**names, **others}.items()}), source
+
+
+def table_of(data: Any, source: str) -> pa.Table:
+    """Return a frame, a mapping of columns or a list of mappings as an Arrow table.
+
+    Args:
+        source: what an error calls it.
+    Raises: DataError: `data` is of another kind, a column mixes types, or two have one name.
+    """
+    if _library(data) == "pandas":
+        _refuse_repeats([str(name) for name in data.columns], source)
+    try:
+        table = _arrow_table(data)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from error
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(
+            f"{source} cannot be read as columns: {' '.join(str(error).split()).rstrip('.')}; "
+            "give each column values of one type."
+        ) from error
+    if table is None:
+        raise DataError(f"A {_kind(data)} is no table of interactions; give {KINDS}.")
+    _refuse_repeats(table.column_names, source)
+    return pa.table({n: _without_views(table[n]) for n in table.column_names})
+
+
+def _arrow_table(data: Any) -> pa.Table | None:
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if _library(data) == "pandas":
+        # A missing cell of pandas' older types is NaN; as a null it is refused like one of a file.
+        try:
+            table = pa.Table.from_pandas(data, preserve_index=False)
+        except pa.ArrowException:  # its error names no row; one column after the other does
+            table = pa.table({str(n): _column(data[n].tolist(), str(n)) for n in data.columns})
+        return table.replace_schema_metadata(None)
+    if _library(data) == "polars":
+        frame = data.collect() if hasattr(data, "collect") else data
+        return frame.to_arrow(compat_level=_without_string_views())
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.table(data)
+    if isinstance(data, Mapping):
+        return pa.table({str(name): _column(values, str(name)) for name, values in data.items()})
+    if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
+        names = list(dict.fromkeys(str(name) for row in data for name in row))
+        return pa.table({n: _column([row.get(n) for row in data], n) for n in names})
+    return None
+
+
+def _without_string_views() -> Any:
+    """Return what tells Polars to export plain strings; Arrow computes little with views."""
+    return sys.modules["polars"].CompatLevel.oldest()
+
+
+def _refuse_repeats(names: Sequence[str], source: str) -> None:
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise DataError(f"{source} has two columns {repeated!r}; rename one of them.")
+
+
+def _from_tuples(data: Sequence[Any]) -> dict[str, Any]:
+    length = len(data[0])
+    for row, one in enumerate(data, 1):
+        if not isinstance(one, (tuple, list)) or len(one) != length:
+            raise DataError(
+                f"The list row {row} is {one!r}; it must be a tuple of {length} values, as row 1."
+            )
+    if not 2 <= length <= len(TUPLE):
+        raise DataError(
+            f"The list has tuples of {length}; they must be ({', '.join(TUPLE[:2])}), "
+            f"({', '.join(TUPLE[:3])}) or ({', '.join(TUPLE)})."
+        )
+    columns = list(zip(*data, strict=True))
+    return dict(zip(TUPLE, columns, strict=False))
+
+
+def _from_sparse(matrix: Any, matrix_ids: Mapping[str, Sequence[int | str] | None]) -> pa.Table:
+    entries = matrix.tocoo()
+    stored = entries.data != 0
+    columns: dict[str, Any] = {}
+    places = zip(("query", "candidate"), (entries.row, entries.col), matrix.shape, strict=True)
+    for side, place, size in places:
+        number = pa.array(place[stored].astype(np.int64))
+        ids = matrix_ids[side]
+        if ids is None:
+            columns[side] = number
+            continue
+        if len(ids) != size:
+            raise DataError(
+                f"{side}_ids has {len(ids)} ids and the matrix {size} "
+                f"{'rows' if side == 'query' else 'columns'}; give one id each."
+            )
+        columns[side] = _column(ids, f"{side}_ids").take(number)
+    weight = entries.data[stored]
+    if not (weight == 1).all():
+        columns["weight"] = pa.array(weight.astype(np.float64))
+    return pa.table(columns)
+
+
+def _column(values: Any, name: str) -> pa.Array:
+    """Raises: DataError: the values are not all of one type; the first other one is named."""
+    if _library(values) == "polars":
+        return values.to_arrow(compat_level=_without_string_views())
+    if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
+        return _without_views(pa.chunked_array(values)).combine_chunks()
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return pa.array(values)
+    values = list(values)
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        first = next(v for v in values if v is not None)
+        numbers = (int, float)
+        for row, value in enumerate(values, 1):
+            same = isinstance(value, numbers if isinstance(first, numbers) else type(first))
+            if value is not None and not same:
+                raise DataError(
+                    f"column {name!r} mixes types: row {row} is {value!r}, and before it stands "
+                    f"{first!r}; give it values of one type."
+                ) from None
+        raise DataError(
+            f"column {name!r} cannot be read (its first value is {first!r}); give it integers of "
+            "at most 64 bits, strings, or numbers."
+        ) from None
+
+
+def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the column with strings as plain ones, where they are views or large."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
+        return column.cast(pa.string())
+    return column
+
+
+def _missing_column(
+    source: str, missing: Sequence[str], has: Sequence[str], names: Mapping[str, str]
+) -> str:
+    likely = {r: n for r, n in guess(has).items() if n not in names.values()}
+    hint = ", ".join(f"{role}={likely.get(role, '…')!r}" for role in missing)
+    return (
+        f"{source} has no column {names[missing[0]]!r}; its columns are: {', '.join(has) or 'none'}"
+        f". Name the right ones: Corpus.of(…, {hint})."
+    )
+
+
+def _is_list_of_tuples(data: Any) -> bool:
+    rows = isinstance(data, (list, tuple)) and len(data) > 0
+    return rows and isinstance(data[0], (tuple, list))
+
+
+def _library(data: Any) -> str:
+    return type(data).__module__.partition(".")[0]
+
+
+def _kind(data: Any) -> str:
+    return type(data).__name__

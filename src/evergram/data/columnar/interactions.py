@@ -1,0 +1,93 @@
+"""Checks of a table of interactions, column by column; an error names the row."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evergram.errors import DataError
+from evergram.ids import first_missing, missing_sentence
+
+
+def checked_interactions(table: pa.Table, source: str) -> pa.Table:
+    """Return the table with `value` and `weight` as float32 and `time` as int64 or float64.
+
+    Args:
+        table: columns `query`, `candidate`, optionally `value`, `time` (a number, a date or a
+            timestamp) and `weight`.
+        source: what an error calls the table.
+    Raises: DataError: a column is missing or of a wrong type, there is no row, an id is missing, or
+        a number is null, not finite, or a negative weight; the row is named.
+    """
+    for name in ("query", "candidate"):
+        if name not in table.column_names:
+            has = ", ".join(table.column_names) or "none"
+            raise DataError(f"{source} has no column {name!r}; its columns are: {has}.")
+    if table.num_rows == 0:
+        raise DataError(f"{source} has no rows; at least one interaction is needed.")
+    for name in ("query", "candidate"):
+        check_ids(table[name], name, source)
+    for name in ("value", "time", "weight"):
+        if name not in table.column_names:
+            continue
+        column = table[name]
+        kind = column.type
+        if name == "time" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+            # One integer unit for every clock, as only order and differences are used.
+            column = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            raise DataError(f"{source} column {name!r} is {kind}; it must be a number.")
+        elif name != "time":  # unsafe, as float32 may round a large count
+            column = column.cast(pa.float32(), safe=False)
+        else:
+            column = column.cast(pa.int64() if pa.types.is_integer(kind) else pa.float64())
+        table = table.set_column(table.column_names.index(name), name, column)
+        bad = pc.is_null(column, nan_is_null=True)
+        if pa.types.is_floating(column.type):
+            bad = pc.or_kleene(bad, pc.invert(pc.fill_null(pc.is_finite(column), False)))
+        _refuse_first_bad(bad, column, name, source, "a finite number")
+        if name == "weight":
+            negative = pc.less(column, 0)
+            _refuse_first_bad(negative, column, name, source, "a finite number of at least 0")
+    return table
+
+
+def check_ids(column: pa.ChunkedArray, name: str, source: str) -> None:
+    """Refuse a column that cannot be ids.
+
+    Raises: DataError: it holds neither integers nor strings, or a cell of it is no id.
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    allowed = (
+        pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    )
+    if not allowed:
+        example = f" (the first is {column[0].as_py()})" if len(column) else ""
+        raise DataError(
+            f"{source} column {name!r} is {kind}{example}; ids must be integers or strings."
+        )
+    refuse_missing(column, name, source)
+
+
+def refuse_missing(
+    column: pa.ChunkedArray, name: str, source: str, *, text_file: bool = False
+) -> None:
+    """Refuse a column of ids in which one is missing, see `evergram.ids`.
+
+    Args:
+        text_file: whether the cells come from a file of text, where words may stand for nothing.
+    Raises: DataError: a cell is no id; its row is named.
+    """
+    row = first_missing(column, text_file=text_file)
+    if row >= 0:
+        where, cell = f"{source} row {row + 1}", column[row].as_py()
+        raise DataError(missing_sentence(where, name, cell, text_file=text_file))
+
+
+def _refuse_first_bad(bad: pa.Array, column: pa.Array, name: str, source: str, wanted: str) -> None:
+    row = pc.index(bad, True).as_py()
+    if row >= 0:
+        cell = column[row].as_py()
+        raise DataError(f"{source} row {row + 1}: {name} is {cell}; it must be {wanted}.")

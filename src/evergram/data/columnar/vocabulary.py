@@ -1,0 +1,75 @@
+"""Distinct ids and keys in a fixed order, and the rows that they stand at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Distinct keys in a fixed order; the position of a key is its row.
+
+    Args:
+        keys: Arrow array [N] without nulls or repeats, int64 or string.
+    """
+
+    keys: pa.Array
+
+    @classmethod
+    def by_first_appearance(cls, values: pa.Array) -> Vocabulary:
+        """Return the vocabulary of the distinct values, in the order in which they first appear."""
+        return cls(pc.unique(plain(values)))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({len(self):,} keys of {self.keys.type})"
+
+    def rows(self, values: pa.Array) -> Tensor:
+        """Return the row of each value, int64 [n]; -1 for a value that is no key."""
+        values = plain(values)
+        if values.type != self.keys.type:
+            if pa.types.is_string(self.keys.type):
+                values = values.cast(pa.string())
+            else:  # of strings, only those that are integers can be keys
+                values = pc.if_else(_is_int64(values), values, None).cast(self.keys.type)
+        rows = pc.index_in(values, value_set=self.keys).cast(pa.int64())
+        return to_tensor(pc.fill_null(rows, -1))
+
+    def same_keys(self, other: Vocabulary) -> bool:
+        """Return whether both have the same keys in the same order."""
+        return self is other or bool(self.keys.equals(other.keys))
+
+
+def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return one contiguous array of int64 or string, of whatever width or encoding."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_integer(values.type):
+        largest = pc.max(values).as_py() if pa.types.is_uint64(values.type) else None
+        if largest is None or largest < 2**63:
+            return values.cast(pa.int64())
+    return values.cast(pa.string())
+
+
+def to_tensor(values: pa.Array | pa.ChunkedArray) -> Tensor:
+    """Return a tensor of the same numbers; it is a copy only where Arrow's memory is read-only."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    array = values.to_numpy(zero_copy_only=False)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _is_int64(texts: pa.Array) -> pa.Array:
+    """Return for each text whether it is a whole number of 64 bits, bool [n]."""
+    long = pc.match_substring_regex(texts, r"^-?\d{19}$")
+    small = pc.less_equal(pc.utf8_ltrim(texts, characters="-"), str(2**63 - 1))
+    return pc.or_(pc.match_substring_regex(texts, r"^-?\d{1,18}$"), pc.and_(long, small))

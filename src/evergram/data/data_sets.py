@@ -1,0 +1,140 @@
+"""The data sets that recipes name: where each is had, under which terms, with which command.
+
+`$EVERGRAM_DATA` at the start of a path in a recipe stands for the folder of data sets: the value of
+that variable, or a folder `data/` where the process runs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from evergram.errors import DataError
+
+VARIABLE = "EVERGRAM_DATA"
+PREFIX = f"${VARIABLE}/"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A public data set.
+
+    Args:
+        title: what it is.
+        terms: under which its owner gives it.
+        command: makes the folder, run in the folder of data sets.
+        tables: makes Parquet tables of it in `build/`, run in Evergram's repository; "" where
+            recipes read the folder itself.
+    """
+
+    title: str
+    terms: str
+    command: str
+    tables: str = ""
+
+
+_MOVIELENS = "https://files.grouplens.org/datasets/movielens"
+_AMAZON = "https://snap.stanford.edu/data/amazon/productGraph/categoryFiles"
+_LIGHTGCN = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/master/data"
+_WIKISPEEDIA = "https://snap.stanford.edu/data/wikispeedia"
+_BEIR = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
+
+# By folder.
+DATA_SETS = {
+    "movielens-25m-head": DataSet(
+        "the ratings of users 1 to 2687 of MovieLens 25M",
+        "GroupLens' terms (research, no commercial use, redistribution under the same terms)",
+        f"curl -O {_MOVIELENS}/ml-25m.zip && mkdir -p movielens-25m-head && "
+        "unzip -p ml-25m.zip ml-25m/ratings.csv | head -n 391224 > movielens-25m-head/ratings.csv "
+        "&& unzip -p ml-25m.zip ml-25m/movies.csv > movielens-25m-head/movies.csv",
+    ),
+    "movielens-latest-small": DataSet(
+        "MovieLens latest small, of 9/2018",
+        "GroupLens' terms (research, no commercial use, redistribution under the same terms)",
+        "mkdir -p movielens-latest-small && curl -o movielens-latest-small/ml-latest-small.zip "
+        f"{_MOVIELENS}/ml-latest-small.zip",
+    ),
+    "amazon-beauty": DataSet(
+        "Amazon reviews of beauty products, 2014, 5-core",
+        "no licence stated; cite He and McAuley, WWW 2016",
+        f"mkdir -p amazon-beauty && cd amazon-beauty && curl -O {_AMAZON}/reviews_Beauty_5.json.gz "
+        f"-O {_AMAZON}/meta_Beauty.json.gz",
+    ),
+    "amazon-musical-instruments": DataSet(
+        "Amazon reviews of musical instruments, 2014, 5-core",
+        "no licence stated; cite He and McAuley, WWW 2016",
+        "mkdir -p amazon-musical-instruments && cd amazon-musical-instruments && curl -O "
+        f"{_AMAZON}/reviews_Musical_Instruments_5.json.gz",
+    ),
+    "gowalla": DataSet(
+        "check-ins of Gowalla, in the public split of LightGCN and NGCF",
+        "public check-ins (SNAP); cite Cho, Myers and Leskovec, KDD 2011",
+        f"mkdir -p gowalla && cd gowalla && curl -O {_LIGHTGCN}/gowalla/train.txt "
+        f"-O {_LIGHTGCN}/gowalla/test.txt && gzip train.txt test.txt",
+        tables="python -m benchmarks.gowalla",
+    ),
+    "yelp2018": DataSet(
+        "reviews of Yelp, 2018, in the public split of LightGCN and NGCF",
+        "Yelp open data set (for research)",
+        f"mkdir -p yelp2018 && cd yelp2018 && curl -O {_LIGHTGCN}/yelp2018/train.txt "
+        f"-O {_LIGHTGCN}/yelp2018/test.txt && gzip train.txt test.txt",
+    ),
+    "wikispeedia": DataSet(
+        "the links, categories and texts of Wikipedia for Schools, 2007",
+        "GFDL texts; cite West, Pineau and Precup, IJCAI 2009",
+        f"mkdir -p wikispeedia && curl -O {_WIKISPEEDIA}/wikispeedia_paths-and-graph.tar.gz "
+        f"-O {_WIKISPEEDIA}/wikispeedia_articles_plaintext.tar.gz && tar -xzf "
+        "wikispeedia_paths-and-graph.tar.gz --strip-components=1 -C wikispeedia && gunzip -c "
+        "wikispeedia_articles_plaintext.tar.gz | xz > wikispeedia/plaintext_articles.tar.xz",
+    ),
+    "scifact": DataSet(
+        "scientific claims and abstracts, in BEIR's layout",
+        "claims CC BY 4.0, abstracts ODC-By",
+        f"curl -O {_BEIR}/scifact.zip && unzip scifact.zip && gzip scifact/*.jsonl",
+    ),
+}
+
+
+def data_folder() -> Path:
+    """Return the folder of data sets: $EVERGRAM_DATA, or `data` where the process runs."""
+    return Path(os.environ.get(VARIABLE) or "data")
+
+
+def whole_path(text: str, folder: Path) -> Path:
+    """Return the path that a recipe names, absolute.
+
+    Args:
+        text: what the recipe says; `$EVERGRAM_DATA/` at its start is the folder of data sets.
+        folder: what a relative path is relative to.
+    """
+    if text.startswith(PREFIX):
+        return (data_folder() / text.removeprefix(PREFIX)).resolve()
+    return (folder / text).resolve()
+
+
+def existing(path: str | Path) -> Path:
+    """Return the path of data that is there.
+
+    Raises: DataError: it is not; of a public data set the sentence says where it is had, under
+        which terms and with which command.
+    """
+    path = Path(path)
+    if path.exists():
+        return path
+    folders = [part for part in (path, *path.parents) if part.name in DATA_SETS]
+    if not folders:
+        raise DataError(f"There is no file or folder {path}.")
+    folder = folders[0]
+    data_set = DATA_SETS[folder.name]
+    if data_set.tables and path.suffix == ".parquet":
+        raise DataError(
+            f"There is no file or folder {path}: `{data_set.tables}` makes it of the data set "
+            f"{folder.name} (docs/data-sets.md says how that is had)."
+        )
+    command = f"mkdir -p {folder.parent} && cd {folder.parent} && {data_set.command}"
+    raise DataError(
+        f"There is no file or folder {path}: get {data_set.title}, under {data_set.terms}, with "
+        f"`{command}`, or set {VARIABLE} to the folder that has {folder.name}/ (docs/data-sets.md "
+        "tells of all data sets)."
+    )

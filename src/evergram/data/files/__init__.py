@@ -1,0 +1,1 @@
+"""Parts that loaders share: compressed files, objects in lines, guesses of column names."""

@@ -1,0 +1,58 @@
+"""Pairs of a corpus as rows of its two sides, and which of them are among others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class RowPairs:
+    """Pairs (query, candidate) as rows of the training corpus.
+
+    Args:
+        query: int64 [m].
+        candidate: int64 [m]; -1 where training never saw the candidate: no list can hold it, so
+            it counts as a miss.
+    """
+
+    query: Tensor
+    candidate: Tensor
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+    @classmethod
+    def none(cls) -> RowPairs:
+        empty = torch.zeros(0, dtype=torch.int64)
+        return cls(empty, empty)
+
+    def where(self, kept: Tensor) -> RowPairs:
+        """Return the pairs that `kept`, bool [m], marks."""
+        return RowPairs(self.query[kept], self.candidate[kept])
+
+
+def among(pairs: RowPairs, others: RowPairs) -> Tensor:
+    """Return which pairs are among the others, bool [m]."""
+    width = 2 + max(int(p.candidate.max()) if len(p) else 0 for p in (pairs, others))
+    first, second = (p.query * width + p.candidate + 1 for p in (pairs, others))
+    return torch.isin(first, second)
+
+
+def pairs_outside(
+    corpus: Corpus, query_ids: pa.Array, candidate_ids: pa.Array
+) -> tuple[pa.Array, pa.Array]:
+    """Return the pairs of external ids that the corpus does not have; one that it has is trained
+    on, or has selected the epoch."""
+    query = corpus.queries.vocabulary.rows(query_ids)
+    candidate = corpus.candidates.vocabulary.rows(candidate_ids)
+    width = len(corpus.candidates)
+    known = corpus.column("query") * width + corpus.column("candidate")
+    inside = torch.isin(query * width + candidate, known) & (query >= 0) & (candidate >= 0)
+    kept = pa.array((~inside).numpy())
+    return query_ids.filter(kept), candidate_ids.filter(kept)

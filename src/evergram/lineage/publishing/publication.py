@@ -1,0 +1,162 @@
+"""One version added to a lineage: checked, written beside its place, and listed by one rename."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from evergram.atomic_files import new_folder, remove_folder
+from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
+from evergram.lineage import record_changes
+from evergram.lineage.artefact import Artefact, are_metrics, write_version
+from evergram.lineage.catalog import Catalog
+from evergram.lineage.consumers.probe_check import refuse_unprobed
+from evergram.lineage.disk.lineage_record import LineageRecord
+from evergram.lineage.disk.manifest import Manifest, sha256
+from evergram.lineage.disk.names import check_name
+from evergram.lineage.disk.permissions import file_mode
+from evergram.lineage.id_types import blocks_with_id_type, with_id_type
+from evergram.lineage.locks.training_claim import clear_work
+from evergram.lineage.locks.write_lock import clear_left, unchanged, write_record, writing
+from evergram.lineage.pair_history import PairHistory
+from evergram.lineage.publishing.lost_race import keep_lost
+from evergram.lineage.publishing.publish_statistics import RowSample, forward_map
+from evergram.lineage.stored_embeddings import stored_file
+from evergram.vector_files.parquet import write_embeddings
+
+
+def publish_version(
+    catalog: Catalog, artefact: Artefact, pairs: PairHistory, *, promote: bool = True
+) -> int:
+    """Add a version to a lineage; see `Lineage.publish`. Returns: its number.
+
+    Args:
+        pairs: of the lineage, see `Lineage.pair_history`.
+    """
+    number = catalog.next_version
+    _check_fits(catalog, artefact)
+    with writing(catalog.path, catalog.remote):
+        record = _unchanged_record(catalog, artefact)
+        if number:
+            resolve = partial(record_changes.resolve, record)
+            refuse_unprobed(catalog.address, artefact.metrics, number, resolve)
+        clear_left(catalog.path, record)
+        manifest = _write(catalog, artefact, pairs)
+        salt = None if artefact.trained is None else artefact.trained[0]
+        record = record_changes.with_version(record, promote=promote, salt=salt)
+        write_record(catalog.path, record, catalog.remote)
+        catalog.add(record, manifest)
+        kept = {number, *record.labels.values()}
+        for stale in (catalog.path / "embeddings").iterdir():
+            if stale.name not in map(str, kept):
+                remove_folder(stale)
+    if catalog.remote is not None:
+        catalog.remote.keep_only("embeddings", map(str, kept))
+        catalog.remote.keep_only("versions", map(str, record.versions))
+    clear_work(catalog.work_dir)
+    return number
+
+
+def _check_fits(catalog: Catalog, artefact: Artefact) -> None:
+    """Raises: LineageError: a side has no proper name. DataError: the metrics are of another form.
+    ShapeError: the transform does not lead from this version to the newest."""
+    for side in artefact.embeddings:
+        check_name(side, "a side")
+    if not are_metrics(artefact.metrics):
+        raise DataError(
+            "The metrics of a version must have numbers by name in metrics.model, and in probes a "
+            "list of one reading for each consumer; nothing was published."
+        )
+    transform = artefact.transform
+    if not catalog.next_version:
+        if transform is not None:
+            raise ShapeError("Version 0 has no version before it and takes no transform.")
+        return
+    needed = (catalog.manifest(catalog.newest).dim, artefact.dim)
+    shape = None if transform is None else (transform.old_dim, transform.new_dim)
+    if shape != needed:
+        raise ShapeError(
+            f"Version {catalog.next_version} needs a transform of shape {needed}; {shape} was "
+            "given."
+        )
+
+
+def _unchanged_record(catalog: Catalog, artefact: Artefact) -> LineageRecord:
+    """Return `lineage.json` as it is on disk now.
+
+    Raises: LineageError: another process has published meanwhile; a trained model is then kept.
+    """
+    number = catalog.next_version
+    try:
+        return unchanged(catalog.path, catalog.record, catalog.address, labels=False)
+    except LineageError as error:
+        if artefact.encoder is None or not number:
+            raise
+        kept = keep_lost(catalog.work_dir, number, artefact)
+        raise LineageError(
+            f"{error} This version was trained after version {catalog.newest} and is not "
+            f"published; its model is kept in {kept}. 'evergram upgrade' with --kept publishes it "
+            "as the next version, with a transform fitted to the newest one and nothing trained "
+            "again; without --kept, a new model is trained."
+        ) from error
+
+
+def _write(catalog: Catalog, artefact: Artefact, pairs: PairHistory) -> Manifest:
+    """Write both folders of a version, each beside its place and renamed into it."""
+    number = catalog.next_version
+    old = _files_before(catalog)
+    dims = [artefact.dim, *([catalog.manifest(catalog.newest).dim] if old else [])]
+    mode = file_mode(catalog.path)
+    samples: dict[str, RowSample] = {}
+    hashes: dict[str, str] = {}
+    with new_folder(catalog.embeddings_folder(number), mode) as folder:
+        for side, source in artefact.embeddings.items():
+            samples[side] = RowSample(side, *dims)
+            blocks = blocks_with_id_type(
+                source() if callable(source) else [source],
+                pq.read_schema(old[side]).field("id").type if side in old else None,
+                side,
+                catalog.address,
+            )
+            blocks = samples[side].through(blocks)
+            write_embeddings(folder / f"{side}.parquet", blocks)
+            hashes[side] = sha256(folder / f"{side}.parquet")
+    moments = {side: sample.moments() for side, sample in samples.items()}
+    with new_folder(catalog.folder(number), mode) as folder:
+        return write_version(
+            folder,
+            f"{catalog.name}@v{number}",
+            number,
+            artefact,
+            hashes,
+            moments,
+            forward_map(samples, old),
+            pairs.new(artefact.trained),
+        )
+
+
+def check_id_types(catalog: Catalog, ids: Mapping[str, pa.Array]) -> None:
+    """Raises: DataError: an id of a side is no integer, and the version before has integers."""
+    before = _files_before(catalog)
+    for side in before.keys() & ids.keys():
+        expected = pq.read_schema(before[side]).field("id").type
+        with_id_type(ids[side], expected, side, catalog.address)
+
+
+def _files_before(catalog: Catalog) -> Mapping[str, Path]:
+    """Return the stored files of the version before, by side.
+
+    Without them there is no forward map, but a new version can be published all the same, which
+    mends a damaged lineage: so none are returned if one is missing or damaged.
+    """
+    files = {}
+    for side in catalog.versions[-1].embeddings if catalog.manifests else ():
+        try:
+            files[side] = stored_file(catalog, side)
+        except (DataError, IntegrityError):
+            return {}
+    return files

@@ -1,0 +1,55 @@
+"""The embeddings that a lineage stores: of its newest version, and of every one with a label."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+from torch import Tensor
+
+from evergram.errors import IntegrityError, LineageError
+from evergram.lineage.catalog import Catalog
+from evergram.vector_files.parquet import read_embeddings
+
+
+def stored_file(catalog: Catalog, side: str, version: int | None = None) -> Path:
+    """Return the file of a version's vectors of a side, compared with its hash.
+
+    Args:
+        version: the newest by default.
+    Raises: LineageError: there is no such side, or the version's vectors are not stored.
+        IntegrityError: the file is not what was published.
+    """
+    manifest = catalog.manifest(catalog.newest if version is None else catalog.resolve(version))
+    if side not in manifest.embeddings:
+        sides = " and ".join(manifest.embeddings)
+        raise LineageError(f"There is no side {side!r} in {catalog.address}; it has {sides}.")
+    folder = catalog.embeddings_folder(manifest.version)
+    name = f"{side}.parquet"
+    if not folder.is_dir():
+        catalog.refuse_changed()
+        if manifest.version != catalog.newest:
+            has = ", ".join(map(str, catalog.versions_with_embeddings))
+            raise LineageError(
+                f"The embeddings of version {manifest.version} of {catalog.address} are not "
+                f"stored, those of {has} are; read them as that version, through the chain."
+            )
+    catalog.check_files(folder, {name: manifest.embeddings[side]})
+    return folder / name
+
+
+def stored_vectors(
+    catalog: Catalog, side: str, version: int | None = None
+) -> tuple[pa.Array, Tensor]:
+    """Return the ids [N] and vectors [N, D_k] of a side of a version, by default the newest.
+
+    Raises: as `stored_file`.
+    """
+    number = catalog.newest if version is None else catalog.resolve(version)
+    path, dim = stored_file(catalog, side, number), catalog.manifest(number).dim
+    ids, vectors = read_embeddings(path)
+    if vectors.shape[1] != dim:
+        raise IntegrityError(f"{path} has dim {vectors.shape[1]}, its manifest {dim}.")
+    if len(ids) != len(vectors) or ids.null_count:
+        raise IntegrityError(f"{path} has a row without an id or without a vector.")
+    return ids, vectors

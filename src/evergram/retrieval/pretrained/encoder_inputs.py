@@ -1,0 +1,160 @@
+"""Ids, features and tables of objects as an encoder reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Vocabulary
+from evergram.encoders.features import EntityInputs, Schema
+from evergram.errors import DataError
+
+ID = "id"
+
+
+def inputs_of(objects: Any, side: str, schema: Schema) -> EntityInputs:
+    """Return B objects as an encoder of this schema reads them.
+
+    Args:
+        objects: ids in a list, an array or a column; or a mapping for each object, or a table
+            (pandas, Polars or Arrow), with the id as "id" and the encoder's features, each a key or
+            a list of keys. A missing id or feature is None, or is left out.
+        side: "query" or "candidate".
+    Raises: DataError: there is no such side or feature; a key is neither an integer nor a text; or
+        the encoder knows nothing of an object.
+    """
+    if side not in schema.inputs:
+        raise DataError(f"There is no side {side!r}; there is {' and '.join(schema.inputs)}.")
+    columns = columns_of(objects)
+    has = list(schema.inputs[side])
+    unknown = [name for name in columns if name not in has]
+    if unknown:
+        raise DataError(
+            f"The encoder has no feature {unknown[0]!r} of side {side!r}; it has "
+            f"{', '.join(has)}. Leave the column out."
+        )
+    if not columns:
+        raise DataError("No ids and no features were given; give one of them for each object.")
+    size = len(next(iter(columns.values())))
+    if ID in columns:
+        ids = schema.ids(side).rows(_keys(columns[ID], ID))
+    else:
+        ids = torch.full((size,), -1, dtype=torch.int64)
+    bags = {
+        name: _bag(columns.get(name), size, schema.vocabularies[vocabulary], name)
+        for name, vocabulary in schema.inputs[side].items()
+        if name != ID
+    }
+    inputs = EntityInputs(ids, bags)
+    unseen = torch.nonzero(~inputs.is_known).flatten()
+    if len(unseen):
+        first = int(unseen[0])
+        keys = ", ".join(f"{name} {column[first]}" for name, column in columns.items())
+        raise DataError(
+            f"The encoder has no vector for {len(unseen)} of {size} objects: it was trained with "
+            f"none of their keys. The first is number {first} ({keys}). Leave these objects out, "
+            "or give features that it knows."
+        )
+    return inputs
+
+
+def columns_of(objects: Any) -> dict[str, pa.Array]:
+    """Return what is given of objects as Arrow columns of one length; "id" for plain ids."""
+    table = _table(objects)
+    if table is not None:
+        return {name: _plain(table[name]) for name in table.column_names}
+    if isinstance(objects, Mapping | str | bytes):
+        raise DataError(
+            f"One {type(objects).__name__} was given; give a list of ids, a list of mappings, or a "
+            "table."
+        )
+    if isinstance(objects, Sequence) and objects and isinstance(objects[0], Mapping):
+        names = dict.fromkeys(name for one in objects for name in one)
+        return {str(name): _array([one.get(name) for one in objects], name) for name in names}
+    return {ID: _array(objects, ID)}
+
+
+def _table(objects: Any) -> pa.Table | None:
+    """Return a pandas, Polars or Arrow table as an Arrow table; None if it is not a table."""
+    if isinstance(objects, pa.Table):
+        return objects
+    if isinstance(objects, pa.RecordBatch):
+        return pa.Table.from_batches([objects])
+    if not hasattr(objects, "columns"):
+        return None
+    if type(objects).__module__.partition(".")[0] == "pandas":
+        return pa.Table.from_pandas(objects, preserve_index=False)
+    if hasattr(objects, "__arrow_c_stream__"):
+        return pa.table(objects)
+    raise DataError(
+        f"A {type(objects).__name__} cannot be read as a table; give a pandas, Polars or Arrow one."
+    )
+
+
+def _array(values: Any, name: str) -> pa.Array:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return _plain(values)
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().numpy()
+    if isinstance(values, Sequence) and any(isinstance(v, tuple | set) for v in values):
+        values = [list(v) if isinstance(v, tuple | set) else v for v in values]
+    if isinstance(values, Sequence) and any(isinstance(v, list) for v in values):
+        values = [v if isinstance(v, list) or v is None else [v] for v in values]
+    try:
+        if isinstance(values, np.ndarray):
+            return pa.array(values)
+        return pa.array(values if isinstance(values, Sequence) else list(values))
+    except (pa.ArrowException, TypeError) as error:
+        raise DataError(
+            f"{name!r} cannot be read: {' '.join(str(error).split()).rstrip('.')}. Keys are "
+            "integers or texts, of one kind in a column."
+        ) from error
+
+
+def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _keys(keys: pa.Array, name: str) -> pa.Array:
+    """Return keys as int64 or string. Raises: DataError: they are of another type."""
+    if pa.types.is_integer(keys.type):
+        return keys.cast(pa.int64())
+    if any(is_kind(keys.type) for is_kind in _AS_TEXT):
+        return keys.cast(pa.string())
+    raise DataError(f"{name!r} holds {keys.type}; keys are integers or texts.")
+
+
+# Kinds of keys that a vocabulary has as text.
+_AS_TEXT = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+)
+
+
+def _bag(
+    column: pa.Array | None, size: int, vocabulary: Vocabulary, name: str
+) -> tuple[Tensor, Tensor]:
+    """Return ragged rows of a vocabulary, indices [nnz] and offsets [B + 1]; unknown keys are left
+    out."""
+    if column is None:
+        return torch.zeros(0, dtype=torch.int64), torch.zeros(size + 1, dtype=torch.int64)
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        owner, keys = pc.list_parent_indices(column), pc.list_flatten(column)
+    else:
+        owner, keys = pa.array(np.arange(size)), column
+    owner = torch.from_numpy(owner.to_numpy(zero_copy_only=False).astype(np.int64))
+    rows = vocabulary.rows(_keys(keys, name))
+    known = rows >= 0
+    counts = torch.bincount(owner[known], minlength=size)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    return rows[known], offsets

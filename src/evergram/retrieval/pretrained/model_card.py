@@ -1,0 +1,70 @@
+"""The README.md of an encoder: what it is, how it is used, and what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from evergram.lineage.disk.manifest import EncoderRecord
+from evergram.retrieval.pretrained.encoder_folder import EncoderFacts
+
+
+def model_card(record: EncoderRecord, facts: EncoderFacts, metrics: Mapping[str, Any]) -> str:
+    """Return a model card in Markdown, with its facts and metrics as they were published."""
+    sides = "\n".join(
+        f"| {side} | {', '.join(f'`{name}`' for name in inputs)} |"
+        for side, inputs in record.inputs.items()
+    )
+    measured = "\n".join(_measured(metrics)) or "Nothing was measured when it was published."
+    return f"""---
+library_name: evergram
+tags:
+- embeddings
+- {record.kind}
+---
+
+# {facts.name}
+
+An embedding model of kind `{record.kind}` with {facts.dim} dimensions, published on
+{facts.created}. Its vectors are in the space `{facts.fingerprint}`.
+
+```python
+from evergram import PretrainedEncoder
+
+encoder = PretrainedEncoder.from_pretrained("PATH OF THIS FOLDER")
+vectors = encoder.encode(ids, side="candidate")
+```
+
+| side | what it reads of an object |
+|---|---|
+{sides}
+
+## Measured at publication
+
+{measured}
+"""
+
+
+def _measured(metrics: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the metrics that are numbers, and of the reading by past versions."""
+    if isinstance(metrics.get("untested"), str):
+        yield f"{metrics['untested']}\n"
+    ranking = metrics.get("metrics", {}).get("model", {})
+    if ranking:
+        yield "| metric | value |"
+        yield "|---|---|"
+        yield from (f"| {name} | {_number(value)} |" for name, value in ranking.items())
+    past = metrics.get("compatibility", {})
+    if not past:
+        return
+    yield "\nRead as past versions, through the backward transforms:\n"
+    yield "| version | metric | by its own vectors then | by these |"
+    yield "|---|---|---|---|"
+    for version, reading in past.items():
+        then, now = reading["ranking"]["past"], reading["ranking"]["chain"]
+        for name in now:
+            yield f"| {version} | {name} | {_number(then.get(name))} | {_number(now[name])} |"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "not measured"

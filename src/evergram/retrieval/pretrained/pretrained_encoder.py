@@ -1,0 +1,218 @@
+"""A published encoder for whoever embeds their own objects with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from evergram.data.corpus import Corpus, Vocabulary
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.factory import restore_encoder
+from evergram.encoders.kinds import ENCODERS
+from evergram.encoders.row_encoder import RowEncoder
+from evergram.errors import DataError, LineageError
+from evergram.lineage.disk.manifest import EncoderRecord
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.pretrained.encoder_folder import (
+    EncoderFacts,
+    read_encoder_folder,
+    write_encoder_folder,
+)
+from evergram.retrieval.pretrained.encoder_inputs import inputs_of
+from evergram.retrieval.pretrained.model_card import model_card
+
+SIDE = "candidate"
+
+
+@dataclass(frozen=True, repr=False)
+class PretrainedEncoder:
+    """An encoder of a published version, or of a folder that `save_pretrained` wrote.
+
+        encoder = Lineage.open("shop").encoder()
+        vectors = encoder.encode([17, 42], side="query")                     # [2, D]
+        vectors = encoder.encode([{"genre": ["drama"]}], side="candidate")   # an object without id
+
+    Args:
+        module: the `nn.Module`, in evaluation mode.
+        record: how the module is built, and its inputs.
+        facts: which version it is of.
+        metrics: what was measured when that was published.
+    """
+
+    module: Encoder
+    record: EncoderRecord
+    facts: EncoderFacts
+    metrics: Mapping[str, Any]
+
+    @classmethod
+    def of_version(cls, lineage: Lineage, version: int | str | None = None) -> Self:
+        """Return the encoder of a version of a lineage, by default production's.
+
+        Raises: UnknownVersionError. LineageError: the version came from a file and has no encoder.
+        """
+        number = lineage.resolve(version)
+        record, state, vocabularies = lineage.encoder_parts(number)
+        manifest = lineage.manifest(number)
+        facts = EncoderFacts(
+            name=manifest.name,
+            version=number,
+            fingerprint=manifest.fingerprint,
+            dim=manifest.dim,
+            created=manifest.created,
+        )
+        module = _restored(record, state, vocabularies, f"version {number}")
+        return cls(module, record, facts, lineage.metrics(number))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Return the encoder that `save_pretrained` wrote to a folder.
+
+        Raises: DataError: it is no such folder. IntegrityError: a file in it is damaged.
+            FormatError: it was written by a later Evergram.
+        """
+        parts = read_encoder_folder(Path(folder))
+        module = _restored(parts.record, parts.state, parts.vocabularies, str(folder))
+        return cls(module, parts.record, parts.facts, parts.metrics)
+
+    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> None:
+        """Write the encoder to a folder: safetensors, JSON, and a README.md made from its metrics.
+
+        Args:
+            overwrite: whether to replace a folder that is there.
+        Raises: DataError: the folder is there already, or cannot be written.
+        """
+        card = model_card(self.record, self.facts, self.metrics)
+        schema, state = self.module.schema, self.module.state_dict()
+        write_encoder_folder(
+            Path(folder),
+            (self.record, self.facts, self.metrics),
+            state,
+            schema.vocabularies,
+            card,
+            overwrite=overwrite,
+        )
+
+    def __repr__(self) -> str:
+        return f"PretrainedEncoder({self.record.kind}, dim {self.dim}, {self.facts.name})"
+
+    @property
+    def kind(self) -> str:
+        """The kind of encoder, such as "two_tower"."""
+        return self.record.kind
+
+    @property
+    def dim(self) -> int:
+        """D, the length of its vectors."""
+        return self.module.dim
+
+    @property
+    def features(self) -> dict[str, list[str]]:
+        """What it reads of an object of each side: "id", and the names of features."""
+        return {side: list(inputs) for side, inputs in self.module.schema.inputs.items()}
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the encoder to a device, in place. Returns: itself."""
+        self.module.to(device)
+        return self
+
+    @overload
+    def encode(
+        self,
+        objects: Any,
+        side: str = SIDE,
+        *,
+        batch_size: int = 4096,
+        show_progress_bar: bool = False,
+        convert_to_numpy: Literal[True] = True,
+    ) -> npt.NDArray[np.float32]: ...
+
+    @overload
+    def encode(
+        self,
+        objects: Any,
+        side: str = SIDE,
+        *,
+        batch_size: int = 4096,
+        show_progress_bar: bool = False,
+        convert_to_numpy: Literal[False],
+    ) -> Tensor: ...
+
+    def encode(
+        self,
+        objects: Any,
+        side: str = SIDE,
+        *,
+        batch_size: int = 4096,
+        show_progress_bar: bool = False,
+        convert_to_numpy: bool = True,
+    ) -> npt.NDArray[np.float32] | Tensor:
+        """Return the embeddings of objects, [B, D] float32 in their order.
+
+        Args:
+            objects: ids, in a list, an array or a column; a mapping for each object; or a table
+                (pandas, Polars or Arrow). Mappings and tables have the id as "id", and features by
+                name, each a key or a list of keys. Or a `Corpus`, for all of its side: that is the
+                only input of encoders that need a graph.
+            side: "query" or "candidate".
+            batch_size: objects that are embedded at once.
+            show_progress_bar: on stderr.
+            convert_to_numpy: a NumPy array; else a tensor on the CPU.
+        Raises: DataError: no such side or feature, or an object of which the encoder knows nothing.
+            LineageError: the encoder needs a graph, and a Corpus was not given.
+        """
+        if batch_size < 1:
+            raise DataError(f"batch_size is {batch_size}; it must be at least 1.")
+        if isinstance(objects, Corpus):
+            vectors = self._of_corpus(objects, side)
+        else:
+            blocks = list(self._blocks(objects, side, batch_size, show_progress_bar))
+            vectors = torch.cat(blocks) if blocks else torch.zeros(0, self.dim)
+        return vectors.numpy() if convert_to_numpy else vectors
+
+    def _of_corpus(self, corpus: Corpus, side: str) -> Tensor:
+        sides = self.module.schema.inputs
+        if side not in sides:
+            raise DataError(f"There is no side {side!r}; there is {' and '.join(sides)}.")
+        return self.module.embed_all(corpus)[side].float()
+
+    def _blocks(
+        self, objects: Any, side: str, batch_size: int, show_progress_bar: bool
+    ) -> Iterator[Tensor]:
+        module = self.module
+        if not isinstance(module, RowEncoder):
+            raise LineageError(
+                f"{self.record.kind} embeds an object by whom it has met, so it needs the whole "
+                "graph: give encode() a Corpus, or read stored embeddings by evergram.Reader."
+            )
+        inputs = inputs_of(objects, side, module.schema)
+        blocks: Iterable[Tensor] = module.blocks(side, inputs, batch_size)
+        if show_progress_bar:
+            batches = -(-len(inputs) // batch_size)
+            blocks = track(blocks, "Encoding", total=batches, console=Console(stderr=True))
+        for block in blocks:
+            yield block.float().cpu()
+
+
+def _restored(
+    record: EncoderRecord,
+    state: Mapping[str, Tensor],
+    vocabularies: Mapping[str, Vocabulary],
+    what: str,
+) -> Encoder:
+    if record.kind in ENCODERS and not ENCODERS[record.kind].made_by_recipe:
+        raise LineageError(
+            f"The encoder of {what} is made of modules that the lineage does not hold; give them "
+            "as lineage.encoder(version, module=EncoderModules(…)). Its embeddings can be read "
+            "without them."
+        )
+    module = restore_encoder(record.kind, record.options, record.inputs, state, vocabularies, what)
+    return module.requires_grad_(False)

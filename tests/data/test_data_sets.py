@@ -1,0 +1,96 @@
+"""Where data sets are looked for, and what is said where they are not."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from evergram.data.data_sets import DATA_SETS, data_folder, existing, whole_path
+from evergram.errors import DataError
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "data-sets.md").read_text()
+
+
+def test_the_folder_is_the_variable_or_data_where_the_process_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EVERGRAM_DATA", raising=False)
+    assert whole_path("$EVERGRAM_DATA/gowalla", Path("/recipes")) == tmp_path / "data" / "gowalla"
+    monkeypatch.setenv("EVERGRAM_DATA", "/sets")
+    assert data_folder() == Path("/sets")
+    assert whole_path("$EVERGRAM_DATA/gowalla", Path("/recipes")) == Path("/sets/gowalla")
+    assert whole_path("../x.csv", Path("/recipes")) == Path("/x.csv")
+
+
+def test_what_is_there_is_returned_and_other_paths_are_named(tmp_path: Path) -> None:
+    assert existing(tmp_path) == tmp_path
+    with pytest.raises(DataError, match=r"^There is no file or folder .*rows\.csv\.$"):
+        existing(tmp_path / "rows.csv")
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_a_data_set_that_is_absent_is_told_of_in_one_sentence(name: str, tmp_path: Path) -> None:
+    data_set = DATA_SETS[name]
+    with pytest.raises(DataError) as caught:
+        existing(tmp_path / name / "train.txt")
+    said = str(caught.value)
+    for part in (data_set.title, data_set.terms, data_set.command, "EVERGRAM_DATA"):
+        assert part in said
+    assert "\n" not in said
+    assert not re.search(r"\. [A-Z]", said), "more than one sentence"
+    assert f"mkdir -p {tmp_path} && cd {tmp_path} &&" in said
+
+
+def test_tables_that_are_made_of_a_data_set_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"`python -m benchmarks.gowalla` makes it of the data set"):
+        existing(tmp_path / "build" / "gowalla" / "train.parquet")
+
+
+def test_the_command_says_how_the_data_of_a_recipe_is_had(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "EVERGRAM_DATA"}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from evergram.cli import main; main()",
+            "train",
+            str(ROOT / "recipes" / "movielens.toml"),
+            "--lineage",
+            "lineage",
+        ],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    wanted = DATA_SETS["movielens-25m-head"]
+    assert f"There is no file or folder {tmp_path}/data/movielens-25m-head:" in said
+    for part in (wanted.title, wanted.terms, "ml-25m.zip", "docs/data-sets.md"):
+        assert part in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_the_page_has_every_data_set_with_its_terms_and_its_command(name: str) -> None:
+    section = PAGE.split(f"\n## `{name}`")[1].split("\n## ")[0]
+    assert DATA_SETS[name].command in section
+    assert DATA_SETS[name].terms in section
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+def test_no_recipe_leads_out_of_the_repository(path: Path) -> None:
+    data = tomllib.loads(path.read_text())["data"]
+    for text in (data.get("path"), data.get("test")):
+        if text is None or text.startswith("$EVERGRAM_DATA/"):
+            continue
+        assert (path.parent / text).resolve().is_relative_to(ROOT)

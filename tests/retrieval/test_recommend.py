@@ -1,0 +1,72 @@
+"""The best candidates of a query, without those that it was trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.encoders import CANDIDATES, SEEN, lineage_with_encoder, without_recorded_pairs
+from tests.support.lineages import lineage_of
+
+from evergram.errors import DataError, LineageError
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.reader import Reader
+
+
+@pytest.fixture
+def lineage(tmp_path: Path) -> Lineage:
+    return lineage_with_encoder(tmp_path / "films")
+
+
+@pytest.fixture
+def reader(lineage: Lineage) -> Iterator[Reader]:
+    with closing(Reader.open(lineage)) as opened:
+        yield opened
+
+
+def ranking(lineage: Lineage, query: str, seen: bool) -> list[int]:
+    """All candidates by score, in float64, with or without those that the query was trained on."""
+    ids, queries = lineage.embeddings("query")
+    scores = (
+        lineage.embeddings("candidate")[1].double() @ queries.double()[ids.to_pylist().index(query)]
+    )
+    ranked = [CANDIDATES[i] for i in np.argsort(-scores.numpy(), kind="stable")]
+    return [c for c in ranked if seen or (query, c) not in SEEN]
+
+
+@pytest.mark.parametrize("k", [1, 5, 38, 40, 60])
+@pytest.mark.parametrize("exclude_seen", [True, False])
+def test_it_is_the_ranking_without_the_training_pairs(
+    lineage: Lineage, reader: Reader, k: int, exclude_seen: bool
+) -> None:
+    hits = reader.recommend(["bob", "ann", "bob"], k, exclude_seen=exclude_seen)
+    for query, mine in zip(["bob", "ann", "bob"], hits, strict=True):
+        assert mine.ids.to_pylist() == ranking(lineage, query, not exclude_seen)[:k]
+        assert len(mine.scores) == len(mine.versions) == len(mine.ids)
+    assert reader.recommend([], k) == []
+
+
+def test_a_query_that_is_not_stored_is_named(reader: Reader) -> None:
+    with pytest.raises(DataError, match="1 of 2 queries are not stored; the first is 'joe'"):
+        reader.recommend(["ann", "joe"])
+    with pytest.raises(DataError, match="k is 0"):
+        reader.recommend(["ann"], 0)
+
+
+def test_what_was_seen_must_be_recorded(lineage: Lineage) -> None:
+    lineage.publish(without_recorded_pairs(lineage))
+    with closing(Reader.open(lineage)) as reader:
+        with pytest.raises(LineageError, match=r"not recorded.*exclude_seen=False"):
+            reader.recommend(["ann"])
+        assert len(reader.recommend(["ann"], 3, exclude_seen=False)[0]) == 3
+
+
+def test_objects_of_files_are_not_recommended(tmp_path: Path) -> None:
+    with (
+        closing(Reader.open(lineage_of(tmp_path / "files", 1))) as reader,
+        pytest.raises(LineageError, match=r"has the sides object.*search\(\)"),
+    ):
+        reader.recommend([1])

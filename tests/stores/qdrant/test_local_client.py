@@ -1,0 +1,39 @@
+"""Stores in one folder share its client, and the last one closes it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+
+from evergram.errors import StoreError
+from evergram.stores.open_store import open_store
+from evergram.stores.qdrant.local_client import LocalClient
+from evergram.stores.store import Space
+
+
+def test_two_stores_share_a_folder_and_the_last_one_closes_it(tmp_path: Path) -> None:
+    films, people = (open_store(f"qdrant:{tmp_path}/q#{n}", create="int64") for n in "ab")
+    films.close()
+    people.add_space(Space(0, 3, "sha256:zero"))
+    with pytest.raises(StoreError, match="was closed"):
+        films.spaces()
+    people.close()
+    people.close()
+    with open_store(f"qdrant:{tmp_path}/q#b") as again:
+        assert list(again.spaces()) == [0]
+
+
+def test_a_client_that_nobody_uses_is_not_kept(tmp_path: Path) -> None:
+    client = LocalClient.share(tmp_path)
+    assert LocalClient.share(tmp_path) is client
+    client.release()
+    client.release()
+    gone = weakref.ref(client)
+    del client
+    gc.collect()
+    assert gone() is None
+    other = LocalClient.share(tmp_path)
+    other.release()
