@@ -86,6 +86,15 @@ class Side:
 class Corpus:
     """Who met what, when and how much, over two sides of entities.
 
+    >>> import pyarrow as pa
+    >>> from evergram import Corpus
+    >>> table = pa.table({"query": [7, 7, 9], "candidate": ["a", "b", "a"]})
+    >>> corpus = Corpus.from_tables(table)
+    >>> len(corpus), len(corpus.queries), len(corpus.candidates)
+    (3, 2, 2)
+    >>> corpus.counts("candidate").tolist()
+    [2, 1]
+
     Interactions are in order of time where there is one (ties keep the file's order), else in the
     file's order. A pair that comes twice is kept twice.
 
