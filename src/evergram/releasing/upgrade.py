@@ -48,6 +48,18 @@ def train(
 ) -> Artefact:
     """Version 0, ready for `Lineage.publish`.
 
+    >>> import evergram
+    >>> recipe = evergram.Recipe.of(
+    ...     {
+    ...         "data": {"kind": "synthetic", "queries": 200, "candidates": 100},
+    ...         "model": {"dim": [8, 12]},
+    ...         "training": {"epochs": 3},
+    ...     }
+    ... )
+    >>> artefact = evergram.train(recipe)
+    >>> artefact.dim
+    8
+
     Args:
         corpus: what `load_corpus(recipe)` gives; loaded where it is absent.
         device: "auto", "cpu" or "cuda".
@@ -114,6 +126,22 @@ def upgrade(
 
     The metrics hold, beside the model's own, those of the same model trained alone, and for every
     past version what reading it through the chain keeps, and the certificate.
+
+    >>> import evergram
+    >>> recipe = evergram.Recipe.of(
+    ...     {
+    ...         "data": {"kind": "synthetic", "queries": 200, "candidates": 100},
+    ...         "model": {"dim": [8, 12]},
+    ...         "training": {"epochs": 3},
+    ...     }
+    ... )
+    >>> lineage = evergram.Lineage.create("lineages/new", "new")
+    >>> published = evergram.publish(lineage, evergram.train(recipe))
+    >>> artefact = evergram.upgrade(recipe, lineage)
+    >>> artefact.transform.new_dim, artefact.transform.old_dim
+    (12, 8)
+    >>> evergram.publish(lineage, artefact).version
+    1
 
     Args:
         encoder: a model of this version that has been trained alone already.

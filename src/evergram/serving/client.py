@@ -34,6 +34,11 @@ class Client:
 
     Every call only reads, so one that did not arrive, or was answered 503, is made again.
 
+    >>> from evergram import Client
+    >>> client = Client("http://127.0.0.1:8000", token="…")  # doctest: +SKIP
+    >>> client.embed([12, 7], version=0, side="candidate").vectors.shape  # doctest: +SKIP
+    (2, 4)
+
     Args:
         url: such as "http://127.0.0.1:8000".
         token: of the consumer, where the service asks for one.
