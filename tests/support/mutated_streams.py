@@ -22,19 +22,19 @@ from tests.support.lineages import DIMS
 from tests.support.running_service import service_of
 
 from evergram.serving.http import vector_routes
-from evergram.serving.http.auth import Access
-from evergram.serving.http.errors import say
-from evergram.serving.http.vector_routes import Call
+from evergram.serving.http.answers.errors import error_response
+from evergram.serving.http.call import Call
+from evergram.serving.http.requests.auth import Access
 from evergram.serving.monitoring.drift import Drift
-from evergram.serving.service import State
-from evergram.serving.settings import Settings
+from evergram.serving.served_state import ServedState
+from evergram.serving.settings import ServiceSettings
 
 ROUTES = {
     "embeddings": vector_routes.embeddings,
     "search": vector_routes.search,
     "transform": vector_routes.transform,
 }
-SETTINGS = Settings(max_batch=64, max_k=20, max_hits=500, max_dim=256)
+SETTINGS = ServiceSettings(max_batch=64, max_k=20, max_hits=500, max_dim=256)
 # Lengths and offsets that are past something.
 EXTREMES = (0, 1, -1, 2**31 - 1, -(2**31), 2**62, -(2**62), 2**63 - 1, 21, 64, 65)
 
@@ -121,7 +121,7 @@ def mutated(draw: random.Random, known: list[bytes]) -> bytes:
     return bytes(body)
 
 
-def call_of(state: State, body: bytes) -> Call:
+def call_of(state: ServedState, body: bytes) -> Call:
     return Call(state, Access(""), SETTINGS, Drift(), len(body), lambda: body, True, True, None)
 
 
@@ -142,7 +142,7 @@ def main(folder: Path, count: int, seed: int) -> None:
             try:
                 ROUTES[route](call)
             except Exception as error:
-                statuses[f"{route} {say(error).status}"] += 1
+                statuses[f"{route} {error_response(error).status}"] += 1
             else:
                 statuses[f"{route} 200"] += 1
     sys.stdout.write(json.dumps(statuses))

@@ -6,9 +6,9 @@ from tests.support.browser import Browser
 from tests.support.dashboards import Service
 
 from evergram.serving.dashboard.schemas import (
-    Backfill,
+    BackfillFacts,
     ConsumerFacts,
-    Drift,
+    DriftFacts,
     Live,
     ProbeFacts,
     Traffic,
@@ -22,10 +22,10 @@ LIVE = Live(
     ],
     latency_ms={"p50": 2.25, "p99": 9.5},
     drift=[
-        Drift(side="object", version=3, relative=0.25, vectors=5000, limit=0.1),
+        DriftFacts(side="object", version=3, relative=0.25, vectors=5000, limit=0.1),
     ],
     rows={"object": {2: 11, 3: 20}},
-    backfill=[Backfill(side="object", version=3, done=9, total=20, state="running")],
+    backfill=[BackfillFacts(side="object", version=3, done=9, total=20, state="running")],
 )
 CONSUMERS = [
     ConsumerFacts(

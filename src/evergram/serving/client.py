@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from evergram.errors import DataError, ServiceError, ShapeError
 from evergram.retrieval.embedded import Embedded
-from evergram.serving.http.errors import RAISED
+from evergram.serving.http.answers.errors import RAISED
 from evergram.stores.store import Floats, Hits
 
 if TYPE_CHECKING:

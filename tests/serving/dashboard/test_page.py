@@ -16,7 +16,7 @@ from evergram.lineage.canary_check import diagnose_lineage
 from evergram.lineage.consumers.record import Baseline, Consumer, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.serving.dashboard import page
-from evergram.serving.dashboard.data import dashboard_data, diagnose
+from evergram.serving.dashboard.data import dashboard_data, published_facts
 from evergram.serving.dashboard.schemas import DashboardData, Live
 
 
@@ -163,7 +163,7 @@ def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:
 
 
 def test_a_diagnosis_is_made_once(lineage: Lineage) -> None:
-    known = diagnose(lineage)
+    known = published_facts(lineage)
     given = dashboard_data(lineage, [], Live(), known)
     made = dashboard_data(lineage, [], Live())
     assert given.versions == made.versions

@@ -19,10 +19,10 @@ from evergram.retrieval.backfill_progress import UNREADABLE, backfill_progress
 from evergram.retrieval.fill import fill
 from evergram.serving.app import create_app
 from evergram.serving.dashboard import traffic
-from evergram.serving.dashboard.traffic import Latest
+from evergram.serving.dashboard.traffic import TrafficLog
 from evergram.serving.monitoring.metrics import Metrics
 from evergram.serving.service import Service
-from evergram.serving.settings import Settings
+from evergram.serving.settings import ServiceSettings
 from evergram.stores.open_store import open_store
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 
@@ -30,7 +30,7 @@ from evergram.stores.snapshot.snapshot_store import SnapshotStore
 @contextmanager
 def on_snapshots(folder: Path) -> Iterator[TestClient]:
     """A service on the lineage's own stores."""
-    app = create_app(Service.open(folder), Settings(poll=0.05))
+    app = create_app(Service.open(folder), ServiceSettings(poll=0.05))
     with TestClient(app, ADDRESS, raise_server_exceptions=False) as http:
         yield http
 
@@ -113,7 +113,7 @@ def test_requests_are_counted_before_anybody_looks(served: Running) -> None:
 def test_rates_are_those_of_each_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("evergram.serving.dashboard.traffic.time.monotonic", lambda: now)
-    latest = Latest()
+    latest = TrafficLog()
     reader: Any = type("Reader", (), {"sides": (), "lineage": type("L", (), {"path": Path("/no")})})
 
     def rates() -> list[tuple[float, float]]:
@@ -141,7 +141,7 @@ def test_rows_are_not_counted_at_every_look(
 ) -> None:
     """Some stores look at each row for it."""
     counts = 0
-    kind = type(served.service.opened.reader.store())
+    kind = type(served.service.shared.reader.store())
     count = kind.count
 
     def counted(self: Any) -> Any:

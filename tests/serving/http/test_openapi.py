@@ -12,7 +12,7 @@ from tests.support.arrow_requests import ARROW
 from tests.support.lineages import lineage_of
 from tests.support.running_service import Running
 
-from evergram.serving.settings import Settings
+from evergram.serving.settings import ServiceSettings
 
 ROOT = Path(__file__).parents[3]
 REQUESTS = 10_000
@@ -34,7 +34,7 @@ def test_it_says_routes_limits_and_how_to_refuse(served: Running) -> None:
         "/metrics",
     }
     schemas = found["components"]["schemas"]
-    limits = Settings()
+    limits = ServiceSettings()
     search = schemas["SearchRequest"]["properties"]
     assert search["k"]["maximum"] == limits.max_k
     assert search["vectors"]["anyOf"][0]["maxItems"] == limits.max_batch

@@ -87,10 +87,10 @@ def test_the_dashboard_is_told_what_happens(served: Running) -> None:
     for _ in range(3):
         served.post("/v1/embeddings", {"input": [1], "model": "line@v0"})
     served.post("/v1/embeddings", {"input": [900]})
-    front = served.http.app.state.front  # type: ignore[attr-defined]
+    handler = served.http.app.state.handler  # type: ignore[attr-defined]
     # The service looks by itself only every so many seconds.
     with served.service.entered() as state:
-        front.metrics.drift.look(state.reader)
+        handler.metrics.drift.look(state.reader)
     found = served.get("/v1/dashboard").json()
     assert found["production"] == 2
     live = found["live"]

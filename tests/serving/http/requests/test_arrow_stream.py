@@ -79,7 +79,7 @@ def test_metadata_of_a_wrong_type_is_refused(served: Running, route: str, asked:
 
 @pytest.mark.parametrize("path", ["/v1/search", "/v1/transform"])
 def test_a_fingerprint_may_be_a_field_of_the_request(served: Running, path: str) -> None:
-    lineage = served.service.opened.reader.lineage
+    lineage = served.service.shared.reader.lineage
     vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 10, pa.float32()), 10)
     for version, status in ((2, 200), (0, 409)):
         named = {"source": 2, "target": 0} if path == "/v1/transform" else {"version": 2}

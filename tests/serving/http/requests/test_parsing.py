@@ -15,19 +15,19 @@ from tests.support.arrow_requests import post_stream, stream, table_of
 from tests.support.lineages import DIMS, read_as, vectors_of
 from tests.support.running_service import Running, running
 
-from evergram.serving.http.errors import RefusedError, say
+from evergram.serving.http.answers.errors import RefusedError, error_response
+from evergram.serving.http.fast_paths.json_pieces import PIECE
 from evergram.serving.http.requests.ids import FEATURES, objects_of
-from evergram.serving.http.requests.json_pieces import PIECE
 from evergram.serving.http.requests.parsing import ELEMENT, parse
-from evergram.serving.http.schemas import (
-    MOST_FEATURES,
+from evergram.serving.http.requests.schemas import (
     EmbeddingsRequest,
     SearchRequest,
     TransformRequest,
 )
-from evergram.serving.settings import Settings
+from evergram.serving.object_features import MOST_FEATURES
+from evergram.serving.settings import ServiceSettings
 
-LIMITS = Settings()
+LIMITS = ServiceSettings()
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_what_is_refused_takes_little_memory(
     finally:
         tracemalloc.stop()
     assert peak < 32 * 2**20
-    assert len(say(refused.value).body) < 1500
+    assert len(error_response(refused.value).body) < 1500
 
 
 def test_a_sentence_is_of_a_readable_length(served: Running) -> None:

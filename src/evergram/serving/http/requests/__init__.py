@@ -1,0 +1,6 @@
+"""What a request asks for, and who asks.
+
+Read `schemas` (the fields of a request), `auth` (its token), `body` (its bytes, within limits),
+`parsing` (JSON to a schema), `arrow_stream` (an Arrow stream to a column), `ids` (fields to ids and
+vectors).
+"""

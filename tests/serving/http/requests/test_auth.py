@@ -19,7 +19,7 @@ from tests.support.running_service import Running, running
 from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import Consumers
 from evergram.serving.app import create_app
-from evergram.serving.settings import Settings, admin_token
+from evergram.serving.settings import ServiceSettings, admin_token
 
 ADMIN = "the-administrators"
 
@@ -51,7 +51,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     ):
         consumers.add(name, pinned, lineage.resolve, allowed=allowed)
     tokens = {c.name: consumers.issue_token(c.name) for c in consumers.list()}
-    with running(folder, Settings(admin_token=ADMIN)) as served:
+    with running(folder, ServiceSettings(admin_token=ADMIN)) as served:
         yield Guarded(served, tokens)
 
 
@@ -251,17 +251,17 @@ def test_a_label_that_moves_takes_its_readers_along(tmp_path: Path) -> None:
 def test_others_are_let_in_with_tokens_alone(
     served: Running, host: str, open_: bool, starts: bool
 ) -> None:
-    assert Settings(host=host).is_open(False) == open_
-    assert not Settings(host=host).is_open(True)
-    assert not Settings(host=host, admin_token="x").is_open(False)
-    assert Settings(host=host, no_auth=True).is_open(True)
+    assert ServiceSettings(host=host).is_open(False) == open_
+    assert not ServiceSettings(host=host).is_open(True)
+    assert not ServiceSettings(host=host, admin_token="x").is_open(False)
+    assert ServiceSettings(host=host, no_auth=True).is_open(True)
     if starts:
-        Settings(host=host).check(False)
+        ServiceSettings(host=host).check(False)
     else:
         with pytest.raises(ServiceError, match="--no-auth"):
-            create_app(served.service, Settings(host=host))
-        Settings(host=host, no_auth=True).check(False)
-        Settings(host=host).check(True)
+            create_app(served.service, ServiceSettings(host=host))
+        ServiceSettings(host=host, no_auth=True).check(False)
+        ServiceSettings(host=host).check(True)
 
 
 @pytest.mark.parametrize("given_token", ["pass word", "schlüssel"])
