@@ -20,6 +20,7 @@ from benchmarks import (
     defaults,
     dumps,
     errors,
+    fast_paths,
     gowalla,
     graphs,
     growth,
@@ -89,6 +90,9 @@ SECTIONS = {
         serving.transform_rates, serving.tiny_transform, serving.transform_table
     ),
     "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
+    "serving-fast-paths": Section(
+        fast_paths.fast_paths, fast_paths.tiny_fast_paths, fast_paths.table
+    ),
     "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
     "pinned": Section(pinned.measure, pinned.tiny, pinned.table, needs_data=True),
     "transform": Section(rewriting.measure, rewriting.tiny, rewriting.table),
