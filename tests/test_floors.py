@@ -12,6 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "evergram"
 FLOORS = {
     "errors": 1,
+    "lazy_exports": 1,
     "ids": 1,
     "validation": 1,
     "data": 2,

@@ -97,21 +97,14 @@ def test_a_missing_package_is_named() -> None:
     code = (
         "import sys; sys.modules['uvicorn'] = None\n"
         "from evergram.errors import ServiceError\n"
+        "from evergram.serving import Client, listen\n"
         "try:\n"
-        "    from evergram.serving import listen\n"
+        "    listen('line')\n"
         "except ServiceError as error:\n"
         "    print(error)\n"
-        "from evergram.serving import Client\n"
     )
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout == "Serving needs uvicorn: pip install 'evergram[serve]'.\n"
-
-
-def test_the_room_exports_what_it_names() -> None:
-    import evergram.serving as room
-
-    for name in room.__all__:
-        assert getattr(room, name).__name__ == name

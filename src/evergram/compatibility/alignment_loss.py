@@ -57,7 +57,7 @@ class AlignmentLoss(nn.Module):
         steps: "multi" or "single".
     Attributes:
         metric: S, float64 [D_{k-1}, D_{k-1}]; None where it is I, or where there is no matrix.
-    Source: [BC] Eq. (7), (10); ../shared/method.md §2, "One matrix for all of history".
+    Source: [BC] Eq. (7), (10); docs/method.md, "One matrix for all of history".
     """
 
     def __init__(self, chain: Chain, steps: Literal["multi", "single"] = "multi") -> None:

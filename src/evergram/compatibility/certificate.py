@@ -91,7 +91,7 @@ def certify(
         errors: Σ_i of each version i.
     Returns: None where a step on the way has no Σ_i, was measured on fewer than `LEAST_OBJECTS`
         objects or is not affine: nothing is known then, and `uncertified` says why.
-    Source: [BC] Eq. (9); ../shared/method.md §2, "Error accounting".
+    Source: [BC] Eq. (9); docs/method.md, "Error accounting".
     """
     if uncertified(chain, errors, source, target):
         return None

@@ -21,13 +21,13 @@ class SecondMoments:
     With x = (1, z_k, z_{k-1}) everything is one matrix, Σ x xᵀ. It is additive: shards and machines
     are merged by adding, and a record is taken out by subtracting it, up to rounding.
 
-    C_{k-1,k} is the H of section 1 of ../shared/method.md, with the old vectors as prior factors:
+    C_{k-1,k} is the H of docs/method.md, "Priors", with the old vectors as prior factors:
     `evergram.gramian.estimator.Moment` holds the same object, Gramian beside cross moment, for
     embeddings that move while it is estimated.
 
     Args:
         old_dim, new_dim: D_{k-1} and D_k.
-    Source: ../shared/method.md §2, "Closed-form post-hoc".
+    Source: docs/method.md, "Closed forms".
     """
 
     def __init__(self, old_dim: int, new_dim: int) -> None:

@@ -1,0 +1,58 @@
+"""Encoders: models that take entities of two sides to vectors of one space, [B, D].
+
+Read in this order:
+
+1. `encoder`: `Encoder`, the interface, and `Scene`, a corpus as an encoder sees it.
+2. `features`: from a corpus's rows to an encoder's own rows of ids and of bags of features.
+3. `row_encoder` and its two: `factorization` (a free vector an entity) and `two_tower` (ids and
+   features through layers).
+4. `graph_encoder`, on the matrices of `adjacency`, and its two: `graphsage` and `lightgcn`.
+5. `factory`: an encoder by its `kind`, new or from a published version.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
+
+if TYPE_CHECKING:
+    from evergram.encoders.encoder import Embeddings, Encoder, Scene
+    from evergram.encoders.factorization import Factorization
+    from evergram.encoders.factory import build_encoder, restore_encoder
+    from evergram.encoders.features import Schema
+    from evergram.encoders.graph_encoder import GraphEncoder
+    from evergram.encoders.graphsage import GraphSage
+    from evergram.encoders.lightgcn import LightGCN
+    from evergram.encoders.row_encoder import RowEncoder
+    from evergram.encoders.two_tower import TwoTower
+
+__all__ = [
+    "Embeddings",
+    "Encoder",
+    "Factorization",
+    "GraphEncoder",
+    "GraphSage",
+    "LightGCN",
+    "RowEncoder",
+    "Scene",
+    "Schema",
+    "TwoTower",
+    "build_encoder",
+    "restore_encoder",
+]
+
+export_lazily(
+    __name__,
+    {
+        "encoder": "Embeddings Encoder Scene",
+        "factorization": "Factorization",
+        "factory": "build_encoder restore_encoder",
+        "features": "Schema",
+        "graph_encoder": "GraphEncoder",
+        "graphsage": "GraphSage",
+        "lightgcn": "LightGCN",
+        "row_encoder": "RowEncoder",
+        "two_tower": "TwoTower",
+    },
+)

@@ -1,0 +1,70 @@
+"""Measurements: of rankings, of Gramian estimates, of maps between versions, of consumers.
+
+Read in this order:
+
+1. `ranking`: Recall@K, NDCG@K and MAP@K over the whole catalogue. `auc`.
+2. `gramian_error`: an estimated Gramian beside the exact one ([G2] Fig. 2 to 4).
+3. `version_distance`: a version read as a past one, beside what that one was. `map_quality` and
+   `chance`: the same of any map, beside one that mixes the objects up.
+4. `degradation`, `consumer_tasks`, `consumer_classifiers`: the protocol of [BC] Section 4 and 5.
+5. `probes/`: a consumer's own model, run in a process of its own. `reports/`: tables and figures.
+
+Sources: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
+ICLR 2019; [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
+
+if TYPE_CHECKING:
+    from evergram.evaluation.auc import roc_auc
+    from evergram.evaluation.chance import Chance, beside_chance
+    from evergram.evaluation.consumer_tasks import ConsumerTask, consumer_tasks
+    from evergram.evaluation.degradation import Degradation, degradation
+    from evergram.evaluation.gramian_error import (
+        Histograms,
+        gradient_error,
+        gramian_error,
+        score_histograms,
+    )
+    from evergram.evaluation.probes.probe_models import ProbeModel, load_probe_model
+    from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
+    from evergram.evaluation.version_distance import drift, overlap
+
+__all__ = [
+    "Chance",
+    "ConsumerTask",
+    "Degradation",
+    "Histograms",
+    "ProbeModel",
+    "Relevance",
+    "beside_chance",
+    "consumer_tasks",
+    "degradation",
+    "drift",
+    "gradient_error",
+    "gramian_error",
+    "load_probe_model",
+    "overlap",
+    "popularity_metrics",
+    "rank_metrics",
+    "roc_auc",
+    "score_histograms",
+]
+
+export_lazily(
+    __name__,
+    {
+        "auc": "roc_auc",
+        "chance": "Chance beside_chance",
+        "consumer_tasks": "ConsumerTask consumer_tasks",
+        "degradation": "Degradation degradation",
+        "gramian_error": "Histograms gradient_error gramian_error score_histograms",
+        "probes.probe_models": "ProbeModel load_probe_model",
+        "ranking": "Relevance popularity_metrics rank_metrics",
+        "version_distance": "drift overlap",
+    },
+)

@@ -96,7 +96,7 @@ class GramianEstimator(nn.Module, ABC):
 
     A step is `begin`, the gradient with `moment()`, the optimiser, and `update`. What `update` is
     given must not be the batch of that gradient: either the batch before it, or one drawn apart
-    (../shared/method.md §1, "Which batch"). All state is in buffers.
+    (docs/method.md, "Which batch"). All state is in buffers.
 
     Args:
         dim: D.

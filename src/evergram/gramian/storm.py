@@ -20,8 +20,8 @@ class Storm(GramianEstimator):
         dim, factors: D and K.
         rate: α, in (0, 1], or "auto".
         decay: κ; step t has α t^−κ.
-    Source: the estimator of Cutkosky and Orabona 2019 (STORM) for a matrix, as
-        ../shared/method.md §1 has it.
+    Source: the estimator of Cutkosky and Orabona 2019 (STORM) for a matrix; docs/method.md,
+        "Recursive momentum".
     """
 
     wants_before = True

@@ -1,0 +1,55 @@
+"""From a trained model, or from two files of vectors, to a published version.
+
+Read in this order:
+
+1. `upgrade`: train a version, and the next one together with its way back. The two papers, which
+   know nothing of each other, meet here. `backward_transform`: how that way back comes to be.
+2. `publish`: the one gate (limits, every consumer's probe). `probes`: a consumer's own model on
+   what it would read. `past_version_report`: what reading a version as a past one keeps.
+3. `files/`: vectors of models that are not ours (`align`, `import_file`, `transform_file`).
+4. `comparison/`: the methods of [BC] side by side. `demo`: the whole story on one corpus.
+
+[BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
+
+if TYPE_CHECKING:
+    from evergram.releasing.comparison.compare import compare
+    from evergram.releasing.files.align import align
+    from evergram.releasing.files.import_file import import_embeddings
+    from evergram.releasing.files.transform_file import transform_file
+    from evergram.releasing.probes import ProbeReading, run_probes
+    from evergram.releasing.publish import Published, publish
+    from evergram.releasing.upgrade import evaluate, train, upgrade
+
+__all__ = [
+    "ProbeReading",
+    "Published",
+    "align",
+    "compare",
+    "evaluate",
+    "import_embeddings",
+    "publish",
+    "run_probes",
+    "train",
+    "transform_file",
+    "upgrade",
+]
+
+export_lazily(
+    __name__,
+    {
+        "comparison.compare": "compare",
+        "files.align": "align",
+        "files.import_file": "import_embeddings",
+        "files.transform_file": "transform_file",
+        "probes": "ProbeReading run_probes",
+        "publish": "Published publish",
+        "upgrade": "evaluate train upgrade",
+    },
+)

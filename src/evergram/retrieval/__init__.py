@@ -1,0 +1,49 @@
+"""Read stored embeddings at any version: by id, by search, or as given vectors.
+
+Read in this order:
+
+1. `reader`: `Reader`, a lineage and its stores; it answers with `embedded`'s `Embedded`.
+2. `version_maps`: from the version that a row was made with to the one that is asked for.
+   `metric_search`: distance and cosine on an index that knows inner products alone.
+3. `fill`: from a published version to a store. `backfill`: refresh a store's older rows, worst
+   first; its files are `backfill_journal` and `backfill_progress`.
+
+[BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Why one index serves all
+versions: `docs/method.md`, *One index for all versions*.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
+
+if TYPE_CHECKING:
+    from evergram.retrieval.backfill import Backfill
+    from evergram.retrieval.backfill_progress import BackfillProgress, backfill_progress
+    from evergram.retrieval.embedded import Embedded
+    from evergram.retrieval.fill import canary_stores, fill, local_stores, open_stores
+    from evergram.retrieval.reader import Reader
+
+__all__ = [
+    "Backfill",
+    "BackfillProgress",
+    "Embedded",
+    "Reader",
+    "backfill_progress",
+    "canary_stores",
+    "fill",
+    "local_stores",
+    "open_stores",
+]
+
+export_lazily(
+    __name__,
+    {
+        "backfill": "Backfill",
+        "backfill_progress": "BackfillProgress backfill_progress",
+        "embedded": "Embedded",
+        "fill": "canary_stores fill local_stores open_stores",
+        "reader": "Reader",
+    },
+)

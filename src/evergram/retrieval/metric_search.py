@@ -1,7 +1,9 @@
 """Search by inner product, distance and cosine on an index that knows inner products alone.
 
 A row of version v is stored as [z, n_0 … n_v] with n_j = ‖z̃_j‖² (scaled), so that every score at
-version j is linear in what is stored, or is bounded by what is. Source: ../shared/method.md §2.
+version j is linear in what is stored, or is bounded by what is.
+
+Source: docs/method.md, "One index for all versions".
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Reader:
             ids: search among these alone.
         Returns: one a query.
         Raises: LineageError: the way to version j is not affine. ShapeError, DataError.
-        Source: ../shared/method.md §2, "One index for all versions".
+        Source: docs/method.md, "One index for all versions".
         """
         if metric not in get_args(Metric):
             raise DataError(f"There is no metric {metric!r}; there is ip, l2 and cosine.")

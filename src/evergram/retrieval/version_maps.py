@@ -39,7 +39,7 @@ class Way:
     def queries(self, queries: Floats) -> tuple[Floats, Floats | None]:
         """q_j [Q, D_j] to q_v [Q, D_v] and c [Q] with ⟨q_j, z̃_j⟩ = ⟨q_v, z_v⟩ + c.
 
-        Source: ../shared/method.md §2, "One index for all versions".
+        Source: docs/method.md, "One index for all versions".
         """
         if self.transposed is None:
             return queries, None

@@ -1,19 +1,24 @@
-"""Serving: a lineage over HTTP, at the version that each consumer was built on.
+"""The service: embeddings, search and transforms over HTTP, and the client that asks for them.
 
-`serve` runs a service as the command does; `listen` gives its `Server` first. `create_app` makes an
-ASGI application of a `Service` for a server of your own. `Client` reads a service from Python, and
-needs neither torch nor the packages of a server.
+`serve` runs a service as the command does; `listen` returns its `Server` first. `create_app` makes
+an ASGI application of a `Service`, for a server of your own. These need `evergram[serve]`.
 
-Read `settings`, `service` (a lineage as it is now, reloaded when it changes), `served_state` (the
-state that a request holds), `app` (the routes), `server`. Folders, each importing only from those
-before it: `monitoring/` (drift, metrics), `dashboard/` (the page and its data), `http/` (requests
-and answers).
+Read in this order:
+
+1. `settings`; `service`: a lineage as it is now, reloaded when it changes (`change_watch`);
+   `served_state`: the state that a request holds.
+2. `app`: the application and its routes. `server`: from a lineage to a listening server.
+3. Folders, each importing only from those before it: `monitoring/` (drift, metrics), `dashboard/`
+   (the page and its data), `http/` (a request's way, from the connection to the answer).
+4. `client`: `Client`, with the names and the results of `evergram.Reader`. It needs httpx, NumPy
+   and pyarrow, and loads nothing of the service.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.serving.app import create_app
@@ -33,33 +38,13 @@ __all__ = [
     "serve",
 ]
 
-# Imported when first used: the client does not wait for torch, nor need the server's packages.
-_HOME = {
-    "Client": "client",
-    "Server": "server",
-    "Service": "service",
-    "ServiceSettings": "settings",
-    "admin_token": "settings",
-    "create_app": "app",
-    "listen": "server",
-    "serve": "server",
-}
-# The packages of the extra `serve`.
-_EXTRA = ("fastapi", "h11", "orjson", "prometheus_client", "starlette", "uvicorn")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'evergram.serving' has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"evergram.serving.{_HOME[name]}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
-        from evergram.errors import ServiceError
-
-        raise ServiceError(f"Serving needs {error.name}: pip install 'evergram[serve]'.") from None
-
-
-def __dir__() -> list[str]:
-    return __all__
+export_lazily(
+    __name__,
+    {
+        "app": "create_app",
+        "client": "Client",
+        "server": "Server listen serve",
+        "service": "Service",
+        "settings": "ServiceSettings admin_token",
+    },
+)

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import Consumers
-from evergram.serving.app import create_app
-from evergram.serving.http.connections import uvicorn_server
 from evergram.serving.process_limits import allowed_connections
 from evergram.serving.service import Service, checked_sentence, has_tokens
 from evergram.serving.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    import uvicorn
 
 
 class Server:
@@ -35,8 +36,7 @@ class Server:
     ) -> None:
         self.service, self.settings = service, settings
         self._listening = listening
-        app = create_app(service, settings)
-        self._uvicorn = uvicorn_server(app, settings, app.state.handler.connections)
+        self._uvicorn = _uvicorn_server(service, settings)
         listening.listen(self._uvicorn.config.backlog)
 
     @property
@@ -118,10 +118,12 @@ def listen(
         port: 0 takes a free one.
         stores: side to address of a store; by default the lineage's own snapshots.
         settings: limits, and who may use it; `settings.host` is the address.
-    Raises: ServiceError: the address is taken, or as `ServiceSettings.check`. EvergramError: the
-        lineage, its consumers or a store cannot be opened.
+    Raises: ServiceError: the address is taken, a package of `evergram[serve]` is missing, or as
+        `ServiceSettings.check`. EvergramError: the lineage, its consumers or a store cannot be
+        opened.
     """
     settings = ServiceSettings() if settings is None else settings
+    _check_packages()
     settings.check(has_tokens(Consumers.open(place)))
     allowed = allowed_connections(settings.max_connections)
     settings = replace(settings, max_connections=allowed)
@@ -146,6 +148,24 @@ def serve(
     """
     with listen(place, port=port, stores=stores, settings=settings) as server:
         server.run()
+
+
+def _check_packages() -> None:
+    """Refuse to serve without the packages of `evergram[serve]`. Raises: ServiceError."""
+    try:
+        import evergram.serving.app
+        import evergram.serving.http.connections  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ServiceError(f"Serving needs {error.name}: pip install 'evergram[serve]'.") from None
+
+
+def _uvicorn_server(service: Service, settings: ServiceSettings) -> uvicorn.Server:
+    # Imported here, so that `_check_packages` is asked first.
+    from evergram.serving.app import create_app
+    from evergram.serving.http.connections import uvicorn_server
+
+    app = create_app(service, settings)
+    return uvicorn_server(app, settings, app.state.handler.connections)
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

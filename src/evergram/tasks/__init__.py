@@ -1,0 +1,48 @@
+"""Tasks: the loss on observed pairs that an encoder is trained for.
+
+Read in this order:
+
+1. `task`: `Task`, the interface, and `Encoded`, a batch as a loss sees it.
+2. The tasks: `pointwise` (squared, logistic), `bpr`, `softmax` (within the batch, or over all
+   candidates to second order).
+3. `objective`: a task plus λ times the penalty on all pairs (`evergram.gramian`), norms, spread.
+
+Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
+2018; [G2] the same, ICLR 2019. `docs/method.md` derives the second-order softmax.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
+
+if TYPE_CHECKING:
+    from evergram.tasks.bpr import BPR
+    from evergram.tasks.objective import Loss, Objective
+    from evergram.tasks.pointwise import Pointwise
+    from evergram.tasks.softmax import SecondOrderSoftmax, Softmax
+    from evergram.tasks.task import Encoded, Spread, Task
+
+__all__ = [
+    "BPR",
+    "Encoded",
+    "Loss",
+    "Objective",
+    "Pointwise",
+    "SecondOrderSoftmax",
+    "Softmax",
+    "Spread",
+    "Task",
+]
+
+export_lazily(
+    __name__,
+    {
+        "bpr": "BPR",
+        "objective": "Loss Objective",
+        "pointwise": "Pointwise",
+        "softmax": "SecondOrderSoftmax Softmax",
+        "task": "Encoded Spread Task",
+    },
+)

@@ -86,7 +86,7 @@ class SecondOrderSoftmax(Task):
     Args:
         temperature: τ; the scores are ⟨u, v⟩/τ.
         centred: False drops v̄ v̄ᵀ, which is a constant prior of −1 (RG²).
-    Source: ../shared/method.md §1, "The nearest strong baselines".
+    Source: docs/method.md, "Second-order softmax".
     """
 
     wants_means = True

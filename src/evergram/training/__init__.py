@@ -1,0 +1,51 @@
+"""Fit one model: from a recipe and a corpus to a trained encoder.
+
+Read in this order:
+
+1. `recipe/`: everything that a run is made of, in one TOML file (`docs/recipes.md`).
+2. `corpora`: from a recipe to a corpus, and to what one version may see of it. `build`: from a
+   recipe to encoder, task, estimators, samplers and optimisers; `priors`.
+3. `step`: one step, in the order that the estimators ask for ([G2] Algorithms 1 and 2). `joint`:
+   the alignment to the version before, in the same step ([BC] Eq. 3).
+4. `loop`: epochs, the best one kept; `monitors/` and `callbacks` look on; `checkpoint` and `resume`
+   go on where an interrupted run stopped, bit for bit.
+5. `diagnose`: what is the matter with a trained version.
+
+Sources: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
+ICLR 2019; [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
+
+if TYPE_CHECKING:
+    from evergram.training.callbacks import Callback, Point
+    from evergram.training.corpora import load_corpus, split_for
+    from evergram.training.diagnose import Diagnosis, diagnose
+    from evergram.training.progress import Progress
+    from evergram.training.recipe import Recipe
+
+__all__ = [
+    "Callback",
+    "Diagnosis",
+    "Point",
+    "Progress",
+    "Recipe",
+    "diagnose",
+    "load_corpus",
+    "split_for",
+]
+
+export_lazily(
+    __name__,
+    {
+        "callbacks": "Callback Point",
+        "corpora": "load_corpus split_for",
+        "diagnose": "Diagnosis diagnose",
+        "progress": "Progress",
+        "recipe": "Recipe",
+    },
+)

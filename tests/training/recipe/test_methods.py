@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def test_a_model_that_was_trained_alone_is_not_trained_again(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("it was trained again")
 
-    monkeypatch.setattr("evergram.releasing.upgrade.train_encoder", never)
+    monkeypatch.setattr(import_module("evergram.releasing.upgrade"), "train_encoder", never)
     found = upgrade(by(small, "post-lin-sloss"), lineage, corpus, encoder=encoder)
     assert torch.equal(found.block("query")[1], alone.block("query")[1])
     with pytest.raises(RecipeError, match="trained alone was given"):
