@@ -25,8 +25,8 @@ SMALL = ServiceSettings(
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Running]:
-    with running(tmp_path / "line", SMALL) as found:
-        yield found
+    with running(tmp_path / "line", SMALL) as served:
+        yield served
 
 
 @pytest.mark.parametrize(

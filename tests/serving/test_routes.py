@@ -24,7 +24,7 @@ def test_embeddings_are_what_each_version_reads(
     asked = {"model": f"line@v{version}", "input": [7, 299, 7], "encoding_format": encoding}
     answer = served.post("/v1/embeddings", asked)
     body = answer.json()
-    rows = [found["embedding"] for found in body["data"]]
+    rows = [row["embedding"] for row in body["data"]]
     if encoding == "base64":
         rows = [np.frombuffer(base64.b64decode(row), "<f4").tolist() for row in rows]
     expected = read_as(2, version)[[7, 299, 7]].numpy()
@@ -37,7 +37,7 @@ def test_embeddings_are_what_each_version_reads(
         "fingerprint": fingerprint,
     }
     assert body["model"] == f"line@v{version}"
-    assert [found["index"] for found in body["data"]] == [0, 1, 2]
+    assert [row["index"] for row in body["data"]] == [0, 1, 2]
     assert answer.headers["x-evergram-version"] == str(version)
     assert answer.headers["x-evergram-computed-from"] == "2"
     assert answer.headers["x-evergram-fingerprint"] == fingerprint
@@ -49,7 +49,7 @@ def test_embeddings_are_what_each_version_reads(
 )
 def test_ids_may_be_said_in_several_ways(served: Running, given: Any, ids: list[int]) -> None:
     answer = served.post("/v1/embeddings", {"input": given})
-    rows = [found["embedding"] for found in answer.json()["data"]]
+    rows = [row["embedding"] for row in answer.json()["data"]]
     assert_allclose(rows, vectors_of(2).numpy()[ids], rtol=1e-6)
 
 
@@ -98,12 +98,12 @@ def test_missing_ids_may_be_zeros(served: Running) -> None:
 
 def test_embeddings_as_an_arrow_stream(served: Running) -> None:
     body = stream({"id": pa.array([3, 4])}, {"model": "line@v0"})
-    found = table_of(post_stream(served, "/v1/embeddings", body))
-    assert found["id"].to_pylist() == [3, 4]
-    assert found.schema.field("vector").type == pa.list_(pa.float32(), 6)
-    assert_allclose(found["vector"].to_pylist(), read_as(2, 0)[[3, 4]].numpy(), rtol=1e-5)
-    assert found["computed_from"].to_pylist() == [2, 2]
-    assert found.schema.metadata[b"evergram.version"] == b"0"
+    table = table_of(post_stream(served, "/v1/embeddings", body))
+    assert table["id"].to_pylist() == [3, 4]
+    assert table.schema.field("vector").type == pa.list_(pa.float32(), 6)
+    assert_allclose(table["vector"].to_pylist(), read_as(2, 0)[[3, 4]].numpy(), rtol=1e-5)
+    assert table["computed_from"].to_pylist() == [2, 2]
+    assert table.schema.metadata[b"evergram.version"] == b"0"
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
@@ -112,10 +112,10 @@ def test_search_is_that_of_the_reader(served: Running, metric: str) -> None:
     expected = served.service.shared.reader.search(queries, 5, 0, metric=metric)  # type: ignore[arg-type]
     asked = {"vectors": queries.tolist(), "k": 5, "version": "v0", "metric": metric}
     body = served.post("/v1/search", asked).json()
-    for found, hits in zip(body["data"], expected, strict=True):
-        assert [h["id"] for h in found["hits"]] == hits.ids.to_pylist()
-        assert_allclose([h["score"] for h in found["hits"]], hits.scores, rtol=1e-5)
-        assert {h["computed_from"] for h in found["hits"]} == {2}
+    for result, hits in zip(body["data"], expected, strict=True):
+        assert [h["id"] for h in result["hits"]] == hits.ids.to_pylist()
+        assert_allclose([h["score"] for h in result["hits"]], hits.scores, rtol=1e-5)
+        assert {h["computed_from"] for h in result["hits"]} == {2}
     asked = {"k": 5, "version": 0, "metric": metric}
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(queries.ravel()), 6)
     table = table_of(post_stream(served, "/v1/search", stream({"vector": vectors}, asked)))

@@ -41,7 +41,7 @@ EXTREMES = (0, 1, -1, 2**31 - 1, -(2**31), 2**62, -(2**62), 2**63 - 1, 21, 64, 6
 
 def messages(body: bytes) -> list[bytes]:
     """The encapsulated messages of a stream, without its end."""
-    found, at = [], 0
+    parts, at = [], 0
     while at + 8 <= len(body):
         length = struct.unpack_from("<i", body, at + 4)[0]
         if not length:
@@ -49,9 +49,9 @@ def messages(body: bytes) -> list[bytes]:
         message = pa.ipc.read_message(pa.py_buffer(body[at:]))
         end = at + 8 + length + (0 if message.body is None else message.body.size)
         end += -end % 8
-        found.append(body[at:end])
+        parts.append(body[at:end])
         at = end
-    return found
+    return parts
 
 
 def stream(column: str, rows: list[Any], request: str, batches: int, **write: Any) -> bytes:
@@ -60,8 +60,8 @@ def stream(column: str, rows: list[Any], request: str, batches: int, **write: An
     with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(**write)) as writer:
         for n in range(batches):
             writer.write_batch(pa.record_batch([rows[n % len(rows)]], schema))
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    body: bytes = sink.getvalue().to_pybytes()
+    return body
 
 
 def whole(route: str) -> list[bytes]:

@@ -56,17 +56,17 @@ def refresh(browser: Browser) -> None:
 
 
 def text(browser: Browser, selector: str) -> str:
-    found: str = browser.run("return document.querySelector(arguments[0]).textContent", selector)
-    return found
+    text: str = browser.run("return document.querySelector(arguments[0]).textContent", selector)
+    return text
 
 
 def rows(browser: Browser, table: str) -> list[list[str]]:
-    found: list[list[str]] = browser.run(
+    rows: list[list[str]] = browser.run(
         "return [...document.querySelectorAll(`#${arguments[0]} tbody tr`)]"
         ".map((r) => [...r.cells].map((c) => c.textContent))",
         table,
     )
-    return found
+    return rows
 
 
 def written(value: float | None) -> str:

@@ -98,16 +98,16 @@ def running(
 def server(app: Any) -> Iterator[str]:
     """A real server in a thread. Yields: its address."""
     handler = app.state.handler
-    found = uvicorn_server(app, handler.settings, handler.connections)
-    found.config.port = 0
-    thread = threading.Thread(target=found.run)
+    served = uvicorn_server(app, handler.settings, handler.connections)
+    served.config.port = 0
+    thread = threading.Thread(target=served.run)
     thread.start()
     try:
-        while not found.started:
+        while not served.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        port = found.servers[0].sockets[0].getsockname()[1]
+        port = served.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:
-        found.should_exit = True
+        served.should_exit = True
         thread.join()

@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, and what holds for all of them."""
+"""The ASGI application: its routes, its middleware, its handling of errors."""
 
 # No postponed annotations here: FastAPI reads them.
 import asyncio

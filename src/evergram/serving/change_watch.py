@@ -32,8 +32,10 @@ class ChangeWatch:
         return self._stamp(RECORD), self._stamp(CONSUMERS)
 
     def _stamp(self, name: str) -> FileStamp:
-        """Return when, how long and which file it is; the content itself of a remote file, as
-        not every remote place keeps times."""
+        """Return a file's time, length and inode; of a remote file its content.
+
+        Not every remote place keeps times.
+        """
         if self.folder is not None:
             try:
                 status = (self.folder / name).stat()

@@ -39,8 +39,10 @@ class Features(BaseModel):
     @field_validator("features", mode="wrap")
     @classmethod
     def _stop_at_first_error(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-        """Validate only the first wrong feature: an error of each takes far more memory than
-        the features themselves."""
+        """Validate only the first wrong feature of many.
+
+        The errors of all would take far more memory than the features themselves.
+        """
         if isinstance(value, dict):
             if len(value) > MOST_FEATURES:
                 raise ValueError(f"an object has at most {MOST_FEATURES} features")

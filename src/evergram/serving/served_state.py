@@ -29,7 +29,7 @@ class SharedReader:
         self._facts: PublishedFacts | None = None
 
     def published_facts(self) -> PublishedFacts:
-        """Return what was measured of the chain, read once: every published file is read for it."""
+        """Return the published facts. Only the first call reads them, from every published file."""
         with self._reading_facts:
             if self._facts is None:
                 self._facts = published_facts(self.reader.lineage)

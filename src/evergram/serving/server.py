@@ -52,7 +52,7 @@ class Server:
 
     @property
     def checked_sentence(self) -> str:
-        """A sentence on which published files were compared with their hashes so far."""
+        """A sentence on the published files that were compared with their hashes so far."""
         return checked_sentence(self.service.files())
 
     def as_json(self) -> dict[str, Any]:

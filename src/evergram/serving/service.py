@@ -120,7 +120,7 @@ class Service:
             state.leave()
 
     def refresh(self) -> bool:
-        """Load what has changed. Returns: whether anything had.
+        """Load the lineage and its consumers again if they have changed. Returns: whether they had.
 
         A change that cannot be loaded is logged and described in `problem`; the state before it
         is served on.
@@ -237,7 +237,7 @@ class Service:
 
 
 def checked_sentence(files: Mapping[str, bool]) -> str:
-    """Return a sentence on which published files were compared with their hashes so far.
+    """Return a sentence on the published files that were compared with their hashes so far.
 
     Args:
         files: as `Service.files` returns them.

@@ -38,8 +38,8 @@ def on_snapshots(folder: Path) -> Iterator[TestClient]:
 def shown(http: TestClient) -> list[dict[str, Any]]:
     answer = http.get("/v1/dashboard")
     assert answer.status_code == 200, answer.text
-    found: list[dict[str, Any]] = answer.json()["live"]["backfill"]
-    return found
+    backfills: list[dict[str, Any]] = answer.json()["live"]["backfill"]
+    return backfills
 
 
 def test_a_backfill_is_shown_as_it_goes(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_a_backfill_whose_files_are_damaged_says_so(tmp_path: Path, damage: byte
         Backfill(lineage, store, "object").plan()
     (progress,) = (lineage.path / "backfills").glob("*/progress.json")
     progress.write_bytes(damage)
-    (found,) = backfill_progress(lineage.path)
-    assert (found.side, found.state) == ("object", UNREADABLE)
+    (unreadable,) = backfill_progress(lineage.path)
+    assert (unreadable.side, unreadable.state) == ("object", UNREADABLE)
 
 
 def test_the_services_own_filling_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,9 +105,9 @@ def test_the_services_own_filling_is_shown(tmp_path: Path, monkeypatch: pytest.M
 def test_requests_are_counted_before_anybody_looks(served: Running) -> None:
     for _ in range(4):
         served.post("/v1/embeddings", {"input": 1})
-    found = served.get("/v1/dashboard").json()["live"]
-    assert sum(t["per_minute"] for t in found["traffic"]) == 4
-    assert max(rate["per_minute"] for rate in found["rates"]) > 0
+    live = served.get("/v1/dashboard").json()["live"]
+    assert sum(t["per_minute"] for t in live["traffic"]) == 4
+    assert max(rate["per_minute"] for rate in live["rates"]) > 0
 
 
 def test_rates_are_those_of_each_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +117,9 @@ def test_rates_are_those_of_each_few_seconds(monkeypatch: pytest.MonkeyPatch) ->
     reader: Any = type("Reader", (), {"sides": (), "lineage": type("L", (), {"path": Path("/no")})})
 
     def rates() -> list[tuple[float, float]]:
-        found = latest.live(reader, Metrics(), {}).rates
-        assert found is not None
-        return [(rate.ago, rate.per_minute) for rate in found]
+        rates = latest.live(reader, Metrics(), {}).rates
+        assert rates is not None
+        return [(rate.ago, rate.per_minute) for rate in rates]
 
     for seconds, requests in ((0.5, 3), (4.0, 2), (12.0, 4)):
         now = 1000.0 + seconds

@@ -44,16 +44,16 @@ class Service:
         self._opened: list[socket.socket] = []
 
     def connect(self, sent: bytes = b"") -> socket.socket:
-        found = socket.create_connection(("127.0.0.1", self._port), PATIENCE)
-        self._opened.append(found)
-        found.sendall(sent)
-        return found
+        connection = socket.create_connection(("127.0.0.1", self._port), PATIENCE)
+        self._opened.append(connection)
+        connection.sendall(sent)
+        return connection
 
     def ended(self, why: str) -> float:
-        found = self.handler.metrics.registry.get_sample_value(
+        count = self.handler.metrics.registry.get_sample_value(
             "evergram_connections_ended_total", {"why": why}
         )
-        return 0.0 if found is None else float(found)
+        return 0.0 if count is None else float(count)
 
     def close(self) -> None:
         for one in self._opened:
@@ -66,11 +66,11 @@ def serving(folder: Path, **settings: Any) -> Iterator[Service]:
         lineage_of(folder)
     app = create_app(service_of(folder), ServiceSettings(**settings))
     with server(app) as url:
-        found = Service(url, app.state.handler)
+        service = Service(url, app.state.handler)
         try:
-            yield found
+            yield service
         finally:
-            found.close()
+            service.close()
 
 
 def heard(one: socket.socket) -> bytes:
@@ -197,8 +197,10 @@ def test_silent_connections_keep_nobody_out(tmp_path: Path, sent: bytes) -> None
     with serving(tmp_path / "line", max_connections=8) as service:
         silent = [service.connect(sent) for _ in range(30)]
         for _ in range(3):
-            found = httpx.post(f"{service.url}/v1/embeddings", json={"input": 1}, timeout=PATIENCE)
-            assert found.status_code == 200
+            answered = httpx.post(
+                f"{service.url}/v1/embeddings", json={"input": 1}, timeout=PATIENCE
+            )
+            assert answered.status_code == 200
         assert heard(silent[0]) == b""
         assert service.ended("full") >= 23
         assert len(service.handler.connections.open) <= 8
@@ -261,8 +263,8 @@ def test_bodies_are_held_within_one_budget(tmp_path: Path) -> None:
         said = answer(service.connect(request(Content_Length=900_000) + b" " * 800_000))
         assert said.startswith(b"HTTP/1.1 503")
         assert b"retry-after: 1" in said.lower()
-        found = httpx.post(f"{service.url}/v1/embeddings", json={"input": 1}, timeout=PATIENCE)
-        assert found.status_code == 200
+        response = httpx.post(f"{service.url}/v1/embeddings", json={"input": 1}, timeout=PATIENCE)
+        assert response.status_code == 200
         large[0].sendall(b" " * (100_000 - len(ASK)) + ASK[:-1] + b"}")
         large[0].close()
         while service.handler.bodies.held:

@@ -110,8 +110,11 @@ class TrafficLog:
         )
 
     def _rates(self, now: float) -> list[Rate]:
-        """Return the rate of each step; the one under way is divided by the time it has lasted, at
-        least a second."""
+        """Return the rate of each step, oldest first.
+
+        The requests of the step under way are divided by the time that it has lasted, at least a
+        second.
+        """
         elapsed = now - self._begun
         last = int(elapsed / STEP)
         steps = self._steps.copy()

@@ -63,8 +63,10 @@ class Connections:
     )
 
     def add(self, new: LimitedProtocol) -> bool:
-        """Admit a connection. A full service closes the one that has waited for its client longest,
-        first of those that never sent a request.
+        """Admit a connection, in place of a waiting one where there is no room.
+
+        The one that has waited for its client longest is closed, first of those that never sent a
+        request.
 
         Returns: False where every connection is busy, and the new one is not admitted.
         """
@@ -142,7 +144,7 @@ class LimitedProtocol(H11Protocol):
         self._settle()
 
     def send_400_response(self, msg: str) -> None:
-        self.end("invalid", RefusedError(400, "http", "The request is not HTTP as it should be."))
+        self.end("invalid", RefusedError(400, "http", "The request is not valid HTTP."))
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -75,7 +75,7 @@ def vectors(request: type[BaseModel], answer: type[BaseModel], column: str) -> d
 
 
 def describe(app: FastAPI, settings: ServiceSettings) -> None:
-    """Add to the app's OpenAPI what its routes of vectors parse by themselves, and the limits."""
+    """Add the bodies of requests for vectors, and the service's limits, to the app's OpenAPI."""
 
     def description() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -99,8 +99,10 @@ def describe(app: FastAPI, settings: ServiceSettings) -> None:
 
 
 def _without_422(schema: dict[str, Any]) -> None:
-    """Remove the answer 422, which FastAPI lists for every path with a name in it: no name is
-    invalid here."""
+    """Remove the answer 422, which no route gives.
+
+    FastAPI lists it for every path with a name in it, but no name is invalid here.
+    """
     for path in schema["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)

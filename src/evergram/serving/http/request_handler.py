@@ -236,8 +236,10 @@ class RequestHandler:
         return await self.workers.run(collect, state.leave)
 
     def metrics_page(self, request: Request) -> Response:
-        """Return the page for Prometheus, to the administrator where tokens are asked for: it names
-        consumers."""
+        """Return the page for Prometheus, to the administrator where tokens are asked for.
+
+        It names consumers.
+        """
         caller = _Caller()
         try:
             state, access = self._enter(request, caller)

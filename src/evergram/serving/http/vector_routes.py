@@ -222,7 +222,7 @@ def _check_fingerprints(call: Call, claimed: Iterable[str | None], version: int)
 
 
 def _read(lookup: Callable[[], R]) -> R:
-    """Return what a lookup in the stores returns.
+    """Look up rows in the stores, and return the result.
 
     Raises: RefusedError: a row is of a version so new that the service has not loaded it yet.
     """

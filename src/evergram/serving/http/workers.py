@@ -33,7 +33,7 @@ class Workers:
         return self._busy
 
     async def run(self, work: Callable[[], T], done: Callable[[], None]) -> T:
-        """Return what `work` returns, from a worker's thread.
+        """Run `work` in a worker's thread, and return its result.
 
         Work cancelled before it starts never runs; once started it runs to completion.
 

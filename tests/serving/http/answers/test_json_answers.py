@@ -24,8 +24,8 @@ FLOATS = arrays(
 @given(FLOATS)
 def test_json_gives_the_same_numbers_again(vectors: np.ndarray) -> None:
     sources = np.zeros(len(vectors), np.int64)
-    found = json.loads(transform_json(vectors, sources, {}, "m"))["vectors"]
-    assert (np.asarray(found, dtype=np.float32) == vectors).all()
+    numbers = json.loads(transform_json(vectors, sources, {}, "m"))["vectors"]
+    assert (np.asarray(numbers, dtype=np.float32) == vectors).all()
 
 
 @given(FLOATS)
@@ -43,10 +43,10 @@ def test_an_answer_is_json(vectors: np.ndarray, as_base64: bool, turned: bool) -
     assert body["evergram"] == {"version": 1, "computed_from": sources.tolist()}
     assert [row["index"] for row in body["data"]] == sources.tolist()
     for row, vector in zip(body["data"], vectors, strict=True):
-        found = row["embedding"]
+        numbers = row["embedding"]
         if as_base64:
-            found = np.frombuffer(base64.b64decode(found), "<f4")
-        assert (np.asarray(found, dtype=np.float32) == vector).all()
+            numbers = np.frombuffer(base64.b64decode(numbers), "<f4")
+        assert (np.asarray(numbers, dtype=np.float32) == vector).all()
 
 
 @pytest.mark.parametrize("as_base64", [True, False])

@@ -29,11 +29,11 @@ def many(_: str) -> int:
 
 def joined(body: bytes) -> Any:
     """What the pieces of a body say. Raises: ValueError: one of them is not JSON."""
-    found = cut_body(body, many, many)
-    whole = json.loads(found.short)
+    cut = cut_body(body, many, many)
+    whole = json.loads(cut.short)
     if not isinstance(whole, dict):
         raise ValueError("no object")
-    for name, pieces in found.lists.items():
+    for name, pieces in cut.lists.items():
         elements = [json.loads(piece.text) for piece in pieces]
         if [len(e) for e in elements] != [piece.count for piece in pieces]:
             raise ValueError("a comma too many")

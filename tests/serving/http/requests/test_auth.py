@@ -124,8 +124,8 @@ def test_a_token_reads_only_what_it_may(
 @pytest.mark.parametrize("who", sorted(MAY))
 def test_lists_name_only_what_may_be_read(guarded: Guarded, who: str) -> None:
     token = guarded.tokens[who]
-    found = guarded.served.get("/v1/versions", token).json()
-    assert {v["version"] for v in found["data"]} == MAY[who]
+    listed = guarded.served.get("/v1/versions", token).json()
+    assert {v["version"] for v in listed["data"]} == MAY[who]
     names = {m["id"] for m in guarded.served.get("/v1/models", token).json()["data"]}
     labels = {k for k, v in (("stable", 1), ("canary", 2)) if v in MAY[who]}
     wanted = {f"line@v{n}" for n in MAY[who]} | {f"line@{k}" for k in labels} | {"line"}

@@ -32,8 +32,8 @@ LIMITS = ServiceSettings()
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("parsing") / "line") as found:
-        yield found
+    with running(tmp_path_factory.mktemp("parsing") / "line") as served:
+        yield served
 
 
 def large(asked: dict[str, Any]) -> bytes:
@@ -53,8 +53,8 @@ def test_many_ids_are_embedded(served: Running, text: bool) -> None:
     given = [f"{'0' * 10}{n}" for n in ids] if text else ids
     answer = post(served, "/v1/embeddings", large({"input": given, "version": "v0"}))
     assert answer.status_code == 200, answer.text
-    found = [row["embedding"] for row in answer.json()["data"]]
-    assert_allclose(found, read_as(2, 0).numpy()[ids], rtol=1e-4, atol=1e-5)
+    rows = [row["embedding"] for row in answer.json()["data"]]
+    assert_allclose(rows, read_as(2, 0).numpy()[ids], rtol=1e-4, atol=1e-5)
 
 
 def test_many_vectors_are_transformed(served: Running) -> None:
@@ -79,8 +79,8 @@ def test_many_are_searched_among_many(served: Running, by: str) -> None:
     # The same ids, in the metadata of a stream.
     column = pa.FixedSizeListArray.from_arrays(pa.array(query, pa.float32()), DIMS[1])
     body = stream({"vector": column}, large(asked).decode())
-    found = table_of(post_stream(served, "/v1/search", body))
-    assert found["id"].to_pylist() == [hit["id"] for hit in expected["data"][0]["hits"]]
+    table = table_of(post_stream(served, "/v1/search", body))
+    assert table["id"].to_pylist() == [hit["id"] for hit in expected["data"][0]["hits"]]
 
 
 def test_a_vector_longer_than_a_piece() -> None:

@@ -1,2 +1,2 @@
-"""What the service answers: `schemas` of it, as JSON (`json_answers`) or as an Arrow stream
-(`arrow_answers`), and how an error is answered (`errors`)."""
+"""Answers: their `schemas`, as JSON (`json_answers`) or as Arrow streams (`arrow_answers`), and
+`errors`."""

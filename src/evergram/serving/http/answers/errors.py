@@ -75,8 +75,10 @@ class ErrorResponse:
 
 
 def error_response(error: Exception) -> ErrorResponse:
-    """Return an error as HTTP sends it. Faults of the service itself are logged, and sent without
-    particulars."""
+    """Return an error as HTTP sends it.
+
+    Faults of the service itself are logged, and sent without particulars.
+    """
     if isinstance(error, RefusedError):
         return _response(error.status, error.code, str(error), error.param)
     for kind, status, code in _STATUS_AND_CODE:

@@ -97,7 +97,9 @@ def search_json(
 def finite(vectors: Floats) -> Floats:
     """Return the vectors, C-ordered. Raises: DataError: a value is not finite."""
     if not np.isfinite(vectors).all():
-        raise DataError("A vector is not finite as it would be read; nothing is answered.")
+        raise DataError(
+            "A vector is not finite at the version that it is read as; give shorter vectors."
+        )
     return np.ascontiguousarray(vectors)
 
 

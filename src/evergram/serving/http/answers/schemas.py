@@ -1,4 +1,4 @@
-"""Schemas of what the service answers, as JSON."""
+"""Schemas of the service's answers in JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Authenticate a request, and say which versions it may read."""
+"""Authenticate a request, and decide which versions it may read."""
 
 from __future__ import annotations
 

@@ -72,8 +72,9 @@ class HeldBody:
             self._taken = 0
 
     async def read(self, request: Request, limit: int, patience: float) -> None:
-        """Receive the body. Its bytes are counted as they come, as the header of its length may be
-        wrong or missing.
+        """Receive the body.
+
+        Its bytes are counted as they come, as the header of its length may be wrong or missing.
 
         Args:
             limit: bytes that the body may have.

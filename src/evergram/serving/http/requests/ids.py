@@ -36,8 +36,10 @@ _NAMED = 5
 
 
 def as_ids(store: Store, keys: pa.Array | Sequence[Any]) -> pa.Array:
-    """Return ids in the store's type. Strings of digits become numbers where the store's ids are
-    numbers, as OpenAI's client sends strings.
+    """Return ids in the store's type.
+
+    Strings of digits become numbers where the store's ids are numbers, as OpenAI's client sends
+    strings.
 
     Args:
         keys: integers or strings, all of one type.

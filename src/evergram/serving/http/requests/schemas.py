@@ -1,4 +1,4 @@
-"""Schemas of what the routes of vectors take, as JSON.
+"""Schemas of requests for vectors in JSON.
 
 A request may send its rows as an Arrow stream instead of `input`, `vector` or `vectors`. The other
 fields are then JSON under `evergram.request` in the stream's metadata.

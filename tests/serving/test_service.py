@@ -34,8 +34,8 @@ def until(holds: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def version_of(served: Running) -> int:
-    found: int = served.post("/v1/embeddings", {"input": 1}).json()["evergram"]["version"]
-    return found
+    version: int = served.post("/v1/embeddings", {"input": 1}).json()["evergram"]["version"]
+    return version
 
 
 def test_a_new_version_is_taken_up_by_itself(served: Running) -> None:
