@@ -562,7 +562,7 @@ def test_also_no_promote_reads_as_it_does(evergram: Any, files: Path) -> None:
         said = evergram(command, "--help").out
         start = said.index("--no-promote")
         part = " ".join(re.sub(r"[│╭╰─╮╯]", " ", said[start:]).split())
-        assert "and leave production on the version it is on." in part[:200]
+        assert "and leave production where it is." in part[:200]
         assert "default: True" not in part[:200]
     evergram("align", "old.parquet", "new.parquet", "--lineage", "l")
     ran = evergram("align", "1", "old.parquet", "--lineage", "l", "--no-promote")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 
 from evergram.cli import consumers, lineages, models, releases, serve, stores, vectors
-from evergram.cli.failures import INTERRUPTED, told, warnings_told
+from evergram.cli.failures import INTERRUPTED, sentence_and_code, warnings_on_stderr
 from evergram.cli.options import app
 
 __all__ = ["app", "main"]
@@ -28,12 +28,12 @@ _COMMANDS = (consumers, lineages, models, releases, serve, stores, vectors)
 def main() -> None:
     """Run the command; an error becomes one line on stderr and an exit code of docs/commands.md."""
     try:
-        with warnings_told():
+        with warnings_on_stderr():
             code = app(standalone_mode=False)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as error:
-        sentence, code = told(error)
+        sentence, code = sentence_and_code(error)
         if sentence:
             sys.stderr.write(f"error: {sentence}\n")
     if code == INTERRUPTED:
