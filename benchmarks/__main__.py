@@ -27,6 +27,7 @@ from benchmarks import (
     measure,
     pinned,
     plots,
+    postgres_fast_path,
     quality,
     rewriting,
     serving,
@@ -91,11 +92,16 @@ SECTIONS = {
         serving.transform_rates, serving.tiny_transform, serving.transform_table
     ),
     "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
+    "serving-fast-paths": Section(
+        fast_paths.fast_paths, fast_paths.tiny_fast_paths, fast_paths.table
+    ),
     "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
     "snapshot-engine": Section(
         snapshot_engine.measure, snapshot_engine.tiny, snapshot_engine.table
     ),
-    "fast-paths": Section(fast_paths.measure, fast_paths.tiny, fast_paths.table),
+    "fast-paths": Section(
+        postgres_fast_path.measure, postgres_fast_path.tiny, postgres_fast_path.table
+    ),
     "pinned": Section(pinned.measure, pinned.tiny, pinned.table, needs_data=True),
     "transform": Section(rewriting.measure, rewriting.tiny, rewriting.table),
     "errors": Section(errors.errors, errors.tiny, errors.table, drawn=True),

@@ -1,8 +1,9 @@
-"""What is there is documented, and what is documented runs."""
+"""Commands, keys and formats are documented, and what the documents show runs."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,43 +21,60 @@ from evergram.compatibility.aligner.settings import AlignerSettings
 from evergram.compatibility.closed_form_fit import KINDS
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.evaluation.probes.probe_models import load_probe_model
+from evergram.lineage.disk.lineage_record import FORMAT_VERSION
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.fill import fill
+from evergram.stores.open_store import open_store
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.used_keys import Only, rules
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 
-# Options of every command, and of every command that a recipe says what to do.
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def python_of(page: str) -> str:
+    """Return the first Python example of a page."""
+    block = re.search(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    assert block is not None
+    return block[1]
+
+
+# Options that every command has, and those of every command that reads a recipe.
 GENERAL = {"--json", "--help"}
-# Options of other programs that docs/commands.md tells of.
-OTHERS = {"--logdir"}
 OF_RECIPES = {"--seed", "--device", "--set"}
+# Options of other programs that docs/commands.md mentions.
+OTHERS = {"--logdir"}
 
 
 def commands(group: Any = None, before: str = "") -> dict[str, set[str]]:
-    """Every command, those of groups by both words, and its options."""
-    found: dict[str, set[str]] = {}
+    """Return every command's options, by its name; of a group's command by both words."""
+    options: dict[str, set[str]] = {}
     top: Any = group or typer.main.get_command(app)
     for name, command in top.commands.items():
         if hasattr(command, "commands"):
-            found |= commands(command, f"{before}{name} ")
+            options |= commands(command, f"{before}{name} ")
         else:
             names = [n for p in command.params for n in (*p.opts, *p.secondary_opts)]
-            found[before + name] = {n for n in names if n.startswith("--")}
-    return found
+            options[before + name] = {n for n in names if n.startswith("--")}
+    return options
 
 
 def documented_commands() -> dict[str, str]:
-    """What docs/commands.md says of each command; a heading may name several of one group."""
+    """Return the section of docs/commands.md on each command; a heading may name several."""
     text = (ROOT / "docs" / "commands.md").read_text()
-    found: dict[str, str] = {}
+    sections: dict[str, str] = {}
     for part in text.split("\n## `evergram ")[1:]:
         words = part.split("`")[0].split()
         for second in words[1].split("|") if "|" in words[1] else ("",):
-            assert f"{words[0]} {second}".strip() not in found
-            found[f"{words[0]} {second}".strip()] = part
-    return found
+            assert f"{words[0]} {second}".strip() not in sections
+            sections[f"{words[0]} {second}".strip()] = part
+    return sections
 
 
 def test_every_command_is_documented_and_what_is_documented_is_one() -> None:
@@ -67,28 +85,28 @@ def test_every_command_is_documented_and_what_is_documented_is_one() -> None:
 @pytest.mark.parametrize("name", commands())
 def test_every_option_is_documented_with_its_command(name: str) -> None:
     text, options = documented_commands()[name], commands()[name]
-    told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
-    # A heading of several commands tells the options of all of them.
+    documented = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+    # The section of several commands lists the options of all of them.
     others = [n for n, part in documented_commands().items() if part == text]
     possible = set().union(*(commands()[n] for n in others))
-    assert told - GENERAL - OTHERS <= possible, "an option that the command does not have"
-    assert options - told <= GENERAL | OF_RECIPES, "an option that its section does not tell"
+    assert documented - GENERAL - OTHERS <= possible, "an option that the command does not have"
+    assert options - documented <= GENERAL | OF_RECIPES, "an option that its section leaves out"
 
 
 def documented_keys() -> dict[str, dict[str, str]]:
-    """By table of a recipe ("" is what stands in none), each key and the row that tells of it."""
+    """Return, by table of a recipe ("" for keys outside of tables), each key's row in the docs."""
     text = (ROOT / "docs" / "recipes.md").read_text()
     parts = {"": text.split("## `[")[0]}
     parts |= {part.split("]`")[0]: part for part in text.split("## `[")[1:]}
-    found: dict[str, dict[str, str]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for name, part in parts.items():
         table = part.split("| key | default | what |")[1].split("\n\n")[0]
-        found[name] = {}
+        rows[name] = {}
         for row in table.splitlines()[2:]:
             for key in re.findall(r"`([a-z0-9_]+)`", row.split("|")[1]):
-                assert key not in found[name], f"{name}.{key} is told twice"
-                found[name][key] = row
-    return found
+                assert key not in rows[name], f"{name}.{key} is documented twice"
+                rows[name][key] = row
+    return rows
 
 
 def test_every_recipe_key_is_documented_in_its_table_and_no_other() -> None:
@@ -105,7 +123,7 @@ def test_every_recipe_key_is_documented_in_its_table_and_no_other() -> None:
 @pytest.mark.parametrize("rule", [r for r in rules() if r.values], ids=lambda r: r.keys)
 def test_a_recipe_keys_row_names_the_kinds_that_use_it(rule: Only) -> None:
     if len(rule.values) > 3:
-        pytest.skip("most kinds use it: its row tells what each does with it")
+        pytest.skip("most kinds use it: its row says what each does with it")
     for key in rule.keys.split():
         table, name = key.split(".")
         row = documented_keys()[table][name].lower()
@@ -114,8 +132,8 @@ def test_a_recipe_keys_row_names_the_kinds_that_use_it(rule: Only) -> None:
 
 def test_the_exit_codes_are_documented() -> None:
     text = (ROOT / "docs" / "commands.md").read_text()
-    told = set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE))
-    assert told == {"0", "1", *map(str, (REFUSED, UNFORESEEN, INTERRUPTED))}
+    documented = set(re.findall(r"^\| (\d+) \|", text, re.MULTILINE))
+    assert documented == {"0", "1", *map(str, (REFUSED, UNFORESEEN, INTERRUPTED))}
 
 
 @pytest.mark.long
@@ -134,9 +152,6 @@ def test_the_python_of_the_readme_runs(
 
 def test_the_python_of_align_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a planted map, its blocks, another shard, and records that are taken out again."""
-    text = (ROOT / "docs" / "align.md").read_text()
-    block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert block is not None
     draw = torch.Generator().manual_seed(0)
     new = torch.randn(900, 384, generator=draw)
     old = new @ torch.randn(384, 300, generator=draw)
@@ -153,7 +168,7 @@ def test_the_python_of_align_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "forgotten_old": wrong[0],
         "forgotten_new": wrong[1],
     }
-    exec(compile(block[1], "align.md", "exec"), space)
+    exec(compile(python_of("align"), "align.md", "exec"), space)
     torch.testing.assert_close(space["back"](new), old, rtol=1e-3, atol=1e-2)
     assert space["forward"](old).shape == new.shape
 
@@ -214,10 +229,89 @@ def test_the_models_of_the_consumers_page_can_be_probes(
         assert [bool(p) for p in predicted.to_pylist()] == expected
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
+def test_the_python_of_stores_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lineage_folder = tmp_path / "lineages" / "films"
+    shutil.copytree(ROOT / "tests" / "golden" / "format-4" / "trained", lineage_folder)
+    monkeypatch.chdir(tmp_path)
+    with open_store("snapshot:DIR", create="int64") as store:
+        fill(Lineage.open(lineage_folder), store, "candidate")
+    space: dict[str, Any] = {}
+    exec(compile(python_of("stores"), "stores.md", "exec"), space)
+    assert space["newest"].shape == (2, 3)
+    assert space["oldest"].shape == (2, 4)
+    # Three coordinates, and the squared length at versions 0, 1 and 2.
+    assert space["rows"].vectors.shape == (2, 6)
+    expected = dict(zip(*lineage_embeddings(lineage_folder), strict=True))
+    for number, vector in zip(space["rows"].ids.to_pylist(), space["vectors"], strict=True):
+        assert vector.tolist() == expected[number]
+
+
+def lineage_embeddings(folder: Path) -> tuple[list[int], list[list[float]]]:
+    ids, vectors = Lineage.open(folder).embeddings("candidate")
+    return ids.to_pylist(), vectors.tolist()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_links_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
-        assert (path.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", path.read_text()):
+        page = path.parent / target if target else path
+        assert page.exists(), target
+        if anchor and page.suffix == ".md":
+            assert anchor in anchors(page), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    texts = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {text.replace(" ", "-") for text in texts}
+
+
+# Recipes that name data beside the repository, until they name a folder in it.
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(pytest.param(path, id=relative(path)) for path in (*PAGES, *SOURCES)),
+        *(
+            pytest.param(path, id=relative(path))
+            for path in sorted((ROOT / "recipes").glob("*.toml"))
+        ),
+    ],
+)
+def test_nothing_points_outside_the_repository(path: Path) -> None:
+    text = path.read_text()
+    assert "../shared" not in text
+    assert not re.search(r"(?<![\w/.-])/work/", text), "a path of one machine"
+    for relative_path in re.findall(r"(?<![\w./])(?:\.\./)+[\w./-]*", text):
+        assert (path.parent / relative_path).resolve().is_relative_to(ROOT), relative_path
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_pages_and_sections_that_sources_cite_exist(path: Path) -> None:
+    text = re.sub(r"\s+(?:# )?", " ", path.read_text())
+    for page, section in re.findall(r'`?docs/([\w/-]+\.md)`?(?:, [*"]([^*"]+)[*"])?', text):
+        assert (ROOT / "docs" / page).is_file(), page
+        if section:
+            headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+            assert section in headings, f'{page} has no section "{section}"'
+
+
+def test_every_format_of_a_lineage_is_documented() -> None:
+    formats = (ROOT / "docs" / "lineage.md").read_text().split("## Formats")[1]
+    documented = re.findall(r"^\| (\d+) \|", formats, re.MULTILINE)
+    assert documented == [str(n) for n in range(1, FORMAT_VERSION + 1)]
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    linked = set(re.findall(r"\]\((?!https?:)([^)#]+)", index))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= linked
+    extend = (ROOT / "docs" / "extend" / "index.md").read_text()
+    assert "extend/index.md" in linked
+    for page in (ROOT / "docs" / "extend").glob("*.md"):
+        assert page.name == "index.md" or page.name in extend
 
 
 def test_the_readmes_numbers_are_filled_in() -> None:

@@ -12,6 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "evergram"
 FLOORS = {
     "errors": 1,
+    "lazy_exports": 1,
     "ids": 1,
     "kinds": 1,
     "validation": 1,
@@ -120,6 +121,36 @@ def test_folders_of_a_room_do_not_import_each_other(room: str) -> None:
     assert circle(folder_graph(IMPORTS, room)) == []
 
 
+NESTED = sorted(
+    folder for folder in {path.parent for path in FILES} if folder.parent.parent == SOURCE
+)
+
+
+def nested_graph(imports: Mapping[str, Iterable[str]], folder: str) -> dict[str, set[str]]:
+    """The folders inside a folder ("serving.http") and, as "", its own files; and the imports
+    between them."""
+
+    def part(module: str) -> str | None:
+        parts = module.removeprefix(f"{folder}.").split(".")
+        if not module.startswith(f"{folder}."):
+            return None
+        return parts[0] if SOURCE.joinpath(*folder.split("."), parts[0]).is_dir() else ""
+
+    graph: dict[str, set[str]] = {}
+    for module, others in imports.items():
+        here = part(module)
+        if here is not None:
+            graph.setdefault(here, set()).update(
+                other for other in map(part, others) if other not in (None, here)
+            )
+    return graph
+
+
+@pytest.mark.parametrize("folder", NESTED)
+def test_a_folder_and_the_folders_in_it_import_in_one_direction(folder: Path) -> None:
+    assert circle(nested_graph(IMPORTS, module_of(folder / "__init__.py"))) == []
+
+
 @pytest.mark.parametrize("folder", sorted({path.parent for path in FILES} - {SOURCE}))
 def test_a_folder_shows_few_files(folder: Path) -> None:
     files = [p for p in folder.iterdir() if p.suffix == ".py" and p.name != "__init__.py"]
@@ -136,6 +167,11 @@ def test_the_rule_refuses_sideways_and_up() -> None:
     assert circle({"a": {"b"}, "b": {"a"}})
     graph = {"stores.lance.a": {"stores.qdrant.b"}, "stores.qdrant.b": {"stores.lance.a"}}
     assert circle(folder_graph(graph, "stores"))
+    graph = {
+        "serving.http.openapi": {"serving.http.requests.ids"},
+        "serving.http.requests.ids": {"serving.http.workers"},
+    }
+    assert circle(nested_graph(graph, "serving.http"))
 
 
 def test_there_are_no_catch_all_files() -> None:

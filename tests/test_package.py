@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import subprocess
 import sys
+import tomllib
 from contextlib import closing
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -15,27 +18,109 @@ from tests.support.artefacts import artefact
 from tests.support.encoders import lineage_with_encoder
 
 import evergram
-from evergram import errors, lineage, retrieval
+from evergram import errors
+from evergram.lazy_exports import LazyPackage
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "evergram"
+ROOMS = {path.parent.name: path.read_text() for path in sorted(SOURCE.glob("*/__init__.py"))}
+PACKAGES = ["evergram", *(f"evergram.{room}" for room, text in ROOMS.items() if text)]
+# What no import of a room may load: each takes long, or is not installed everywhere.
+HEAVY = ("torch", "pyarrow", "numpy", "pydantic", "httpx", "fastapi", "matplotlib")
 
 
-def test_every_export_is_there_and_listed() -> None:
-    for name in evergram.__all__:
-        assert getattr(evergram, name) is not None
-    assert sorted(evergram.__all__) == evergram.__all__
-    assert dir(evergram) == evergram.__all__
+def test_every_room_says_what_it_is_for() -> None:
+    # These two are written where their modules are.
+    assert {room for room, text in ROOMS.items() if not text} <= {"compatibility", "gramian"}
 
 
-def test_the_version_is_that_of_the_package() -> None:
-    assert evergram.__version__ == version("evergram")
+def run_python(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
-@pytest.mark.parametrize("room", [lineage, retrieval])
-def test_every_export_of_a_room_is_there_and_listed(room: ModuleType) -> None:
-    assert sorted(room.__all__) == room.__all__ == dir(room)
-    for name in room.__all__:
-        assert getattr(room, name).__name__ == name
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = room.nothing
+def lazy_packages() -> list[str]:
+    return [name for name in PACKAGES if isinstance(importlib.import_module(name), LazyPackage)]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_export_is_there_documented_and_no_module(name: str) -> None:
+    package = importlib.import_module(name)
+    assert package.__doc__, "the package does not say what it is for"
+    assert len(set(package.__all__)) == len(package.__all__)
+    for export in package.__all__:
+        value = getattr(package, export)
+        assert not export.startswith("_")
+        assert not isinstance(value, ModuleType), f"{export} is a file"
+        assert inspect.getdoc(value), f"{export} has no docstring"
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert value.__module__.startswith("evergram."), f"{export} is not ours"
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_exports_can_be_imported_by_name_in_a_fresh_process(name: str) -> None:
+    exports = importlib.import_module(name).__all__
+    modules = run_python(
+        f"from types import ModuleType\nfrom {name} import {', '.join(exports)}\n"
+        f"print([n for n in {exports!r} if isinstance(globals()[n], ModuleType)])"
+    )
+    assert modules == "[]"
+
+
+@pytest.mark.parametrize("name", lazy_packages())
+def test_types_and_list_and_runtime_agree_on_what_is_exported(name: str) -> None:
+    """Type checkers see the imports under TYPE_CHECKING; the program sees what was declared."""
+    package = importlib.import_module(name)
+    tree = ast.parse(Path(str(package.__file__)).read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If))
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    imports = [n for n in block.body if isinstance(n, ast.ImportFrom)]
+    seen = {a.name: str(n.module) for n in imports for a in n.names if n.module != "evergram"}
+    folders = {a.name for n in imports for a in n.names if n.module == "evergram"}
+    assert seen == vars(package)["_lazy_homes"]
+    assert set(package.__all__) == set(seen)
+    assert folders == set(vars(package)["_lazy_folders"])
+    assert dir(package) == sorted(set(seen) | folders)
+
+
+def test_importing_rooms_loads_none_of_their_files_and_no_library() -> None:
+    imports = "\n".join(f"import {name}" for name in lazy_packages())
+    loaded = run_python(f"import sys\n{imports}\nprint([n for n in {HEAVY!r} if n in sys.modules])")
+    assert loaded == "[]"
+
+
+def test_a_function_named_like_its_file_stays_the_function() -> None:
+    """However its file was imported, before or after, and whoever asks for it."""
+    run_python(
+        """
+import evergram.releasing.publish
+import evergram.releasing
+assert evergram.releasing.publish.__qualname__ == "publish"
+from evergram.releasing import publish, upgrade
+assert callable(publish) and callable(upgrade)
+from evergram.releasing.upgrade import train
+import evergram.releasing.upgrade
+assert evergram.releasing.upgrade is upgrade
+assert evergram.releasing.train is train
+"""
+    )
+
+
+def test_rooms_are_reached_from_the_package_and_others_are_refused() -> None:
+    run_python("import evergram\nassert evergram.stores.open_store.__name__ == 'open_store'")
+    with pytest.raises(AttributeError, match="module 'evergram' has no attribute 'nothing'"):
+        getattr(evergram, "nothing")  # noqa: B009
+    with pytest.raises(ImportError, match="nothing"):
+        exec("from evergram.data import nothing")
+    assert not hasattr(evergram.releasing, "__wrapped__")
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert evergram.__version__ == project["version"]
 
 
 def test_every_public_object_has_a_short_repr(tmp_path: Path) -> None:
@@ -75,5 +160,15 @@ def test_every_error_is_drawn_in_the_tree_with_its_builtin() -> None:
 
 
 def test_import_and_command_do_not_load_torch() -> None:
-    code = "import sys, evergram, evergram.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    run_python("import sys, evergram, evergram.cli; assert 'torch' not in sys.modules")
+
+
+def test_the_probe_program_and_the_client_do_not_load_torch() -> None:
+    run_python(
+        "import sys, evergram.evaluation.probes.probe_program\nassert 'torch' not in sys.modules"
+    )
+    run_python("import sys\nfrom evergram import Client\nassert 'torch' not in sys.modules")
+    run_python(
+        "import sys\nfrom evergram.evaluation import load_probe_model\n"
+        "assert 'torch' not in sys.modules"
+    )

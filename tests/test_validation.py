@@ -65,10 +65,10 @@ class Outer(BaseModel):
 def test_a_wrong_value_is_named_with_what_it_must_be(values: Any, sentence: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Outer.model_validate(values)
-    found = sentence_of(caught.value, Outer)
-    assert found.startswith(sentence)
-    assert len(found) < 200
-    assert not GRAMMAR.search(found)
+    text = sentence_of(caught.value, Outer)
+    assert text.startswith(sentence)
+    assert len(text) < 200
+    assert not GRAMMAR.search(text)
 
 
 def test_a_missing_key_and_json_that_is_none() -> None:

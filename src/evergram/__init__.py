@@ -1,12 +1,38 @@
-"""Train embeddings without negative sampling, and ship new versions without breaking anyone."""
+"""Train embeddings without negative sampling, and ship new versions without breaking anyone.
+
+Begin with `Recipe`, `load_corpus`, `train`, `upgrade` and `publish`. A `Lineage` keeps versions;
+a `View` or a `Reader` reads the newest embeddings as any past version. `docs/architecture.md` shows
+the rooms that the package is made of and the order to read them in.
+
+Sources, cited throughout by their letters:
+
+- [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*, 2018.
+- [G2] the same, ICLR 2019.
+- [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.
+
+What they define, in one notation and with derivations, is `docs/method.md`.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    __version__: str
+    from evergram import compatibility as compatibility
+    from evergram import data as data
+    from evergram import encoders as encoders
+    from evergram import evaluation as evaluation
+    from evergram import gramian as gramian
+    from evergram import lineage as lineage
+    from evergram import releasing as releasing
+    from evergram import retrieval as retrieval
+    from evergram import serving as serving
+    from evergram import stores as stores
+    from evergram import tasks as tasks
+    from evergram import training as training
+    from evergram import vector_files as vector_files
     from evergram.data.corpus import Corpus
     from evergram.encoders.encoder_modules import EncoderModules
     from evergram.errors import EvergramError
@@ -23,6 +49,8 @@ if TYPE_CHECKING:
     from evergram.training.corpora import load_corpus, split_for
     from evergram.training.recipe import Recipe
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Artefact",
     "Client",
@@ -34,7 +62,6 @@ __all__ = [
     "Reader",
     "Recipe",
     "View",
-    "__version__",
     "compare",
     "evaluate",
     "load_corpus",
@@ -45,37 +72,25 @@ __all__ = [
     "upgrade",
 ]
 
-# Imported when first used: `import evergram` does not wait for torch.
-_HOME = {
-    "Artefact": "evergram.lineage.artefact",
-    "Client": "evergram.serving.client",
-    "Corpus": "evergram.data.corpus",
-    "EncoderModules": "evergram.encoders.encoder_modules",
-    "EvergramError": "evergram.errors",
-    "Lineage": "evergram.lineage.lineage",
-    "PretrainedEncoder": "evergram.retrieval.pretrained.pretrained_encoder",
-    "load_encoder": "evergram.training.checkpoint",
-    "Reader": "evergram.retrieval.reader",
-    "Recipe": "evergram.training.recipe",
-    "View": "evergram.lineage.view",
-    "compare": "evergram.releasing.comparison.compare",
-    "evaluate": "evergram.releasing.upgrade",
-    "load_corpus": "evergram.training.corpora",
-    "publish": "evergram.releasing.publish",
-    "split_for": "evergram.training.corpora",
-    "train": "evergram.releasing.upgrade",
-    "upgrade": "evergram.releasing.upgrade",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        # Read from the installed package when it is asked for: it takes longer than the import.
-        return import_module("importlib.metadata").version("evergram")
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'evergram' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+export_lazily(
+    __name__,
+    {
+        "data.corpus": "Corpus",
+        "encoders.encoder_modules": "EncoderModules",
+        "errors": "EvergramError",
+        "lineage.artefact": "Artefact",
+        "lineage.lineage": "Lineage",
+        "lineage.view": "View",
+        "releasing.comparison.compare": "compare",
+        "releasing.publish": "publish",
+        "releasing.upgrade": "evaluate train upgrade",
+        "retrieval.pretrained.pretrained_encoder": "PretrainedEncoder",
+        "retrieval.reader": "Reader",
+        "serving.client": "Client",
+        "training.checkpoint": "load_encoder",
+        "training.corpora": "load_corpus split_for",
+        "training.recipe": "Recipe",
+    },
+    folders="compatibility data encoders evaluation gramian lineage releasing retrieval serving "
+    "stores tasks training vector_files",
+)

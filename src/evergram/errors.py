@@ -1,65 +1,65 @@
-"""Everything that Evergram raises on purpose.
+"""The errors that Evergram raises.
 
     EvergramError
-    ├── DataError (ValueError)            a file or a row that cannot be used
-    ├── RecipeError (ValueError)          a recipe's key or value
-    ├── ShapeError (ValueError)           tensors that do not fit together
-    ├── TrainingError (RuntimeError)      a run that cannot go on
-    ├── DegradationError (RuntimeError)   a version that loses more than it may
-    ├── StoreError (RuntimeError)         a store that cannot be reached, read or written
-    ├── ServiceError (RuntimeError)       a service that cannot be reached, or that refuses
-    └── LineageError (ValueError)         a lineage that cannot do what was asked
-        ├── FormatError                   written by a later Evergram
-        ├── IntegrityError                a file that is not what was published
-        └── UnknownVersionError (LookupError)
+    ├── DataError (ValueError)            a file or a row cannot be used
+    ├── RecipeError (ValueError)          a recipe has a wrong key or value
+    ├── ShapeError (ValueError)           tensors do not fit together
+    ├── TrainingError (RuntimeError)      a training run cannot continue
+    ├── DegradationError (RuntimeError)   a version loses more than its limit allows
+    ├── StoreError (RuntimeError)         a store cannot be reached, read or written
+    ├── ServiceError (RuntimeError)       a service cannot be reached, or refuses a request
+    └── LineageError (ValueError)         a lineage cannot do what was asked
+        ├── FormatError                   a file was written by a later Evergram
+        ├── IntegrityError                a file differs from what was published
+        └── UnknownVersionError (LookupError)   a lineage has no such version
 
-A message says what was given, what is allowed and what to do, in one sentence.
+Each message is one sentence: what was given, what is allowed, and what to do.
 """
 
 
 class EvergramError(Exception):
-    """Base of all of them; the command prints it as one line and exits with 2."""
+    """Base of all errors of Evergram; the command prints one as a line and exits with 2."""
 
 
 class DataError(EvergramError, ValueError):
-    """A file or a row that cannot be used."""
+    """A file or a row cannot be used."""
 
 
 class RecipeError(EvergramError, ValueError):
-    """A recipe's key or value."""
+    """A recipe has a wrong key or value."""
 
 
 class ShapeError(EvergramError, ValueError):
-    """Tensors that do not fit together."""
+    """Tensors do not fit together."""
 
 
 class TrainingError(EvergramError, RuntimeError):
-    """A run that cannot go on."""
+    """A training run cannot continue."""
 
 
 class DegradationError(EvergramError, RuntimeError):
-    """A version that loses more than it may."""
+    """A version loses more than its limit allows."""
 
 
 class StoreError(EvergramError, RuntimeError):
-    """A store that cannot be reached, read or written."""
+    """A store cannot be reached, read or written."""
 
 
 class ServiceError(EvergramError, RuntimeError):
-    """A service that cannot be reached, or that refuses what was asked."""
+    """A service cannot be reached, or refuses a request."""
 
 
 class LineageError(EvergramError, ValueError):
-    """A lineage that cannot do what was asked."""
+    """A lineage cannot do what was asked."""
 
 
 class FormatError(LineageError):
-    """Written in a format that this Evergram does not read."""
+    """A file was written in a format that this Evergram does not read."""
 
 
 class IntegrityError(LineageError):
-    """A file that is not what was published."""
+    """A file differs from what was published."""
 
 
 class UnknownVersionError(LineageError, LookupError):
-    """A version that the lineage does not have."""
+    """A lineage has no such version."""

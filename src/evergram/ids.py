@@ -1,9 +1,9 @@
-"""What may be an id, in every file that a person gives.
+"""The rules for ids in files: which values are ids, and of which type.
 
-An id is an integer or a text, and stays what it is: `00017` in a CSV is text, for as a number it
-would be 17. Nothing is not an id: an empty cell, a null, a NaN. In a file of text (CSV, TSV, one id
-a line) nobody can tell the word NULL from a null, so those words are refused too; in a column of
-texts of Parquet or Arrow they are texts like any other.
+An id is an integer or a text, and keeps its form: `00017` in a CSV is a text, as the number would
+be 17. An empty cell, a null and a NaN are no ids. In a text file (CSV, TSV, one id a line) the word
+NULL cannot be told from a null, so such words are refused too; in a text column of Parquet or Arrow
+they are texts like any other.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# What programs write in a file of text where there is nothing. NA is left out: it is Namibia.
+# Words that programs write to a text file for a missing value. NA is not among them: it is
+# Namibia.
 NOTHING = r"(?i)^( *(nan|null|none|<na>|#?n/a|\\n) *)?$"
-# An integer as it is printed: no sign that says nothing, no leading zeros.
+# An integer as programs print it: no plus sign, no leading zeros.
 INTEGER = r"^(0|-?[1-9]\d*)$"
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 
 def first_missing(ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False) -> int:
-    """The row of the first cell that is no id; -1 where there is none.
+    """Return the row of the first cell that is no id; -1 where every cell is one.
 
     Args:
-        text_file: whether the cells come from a file of text, where words may stand for nothing.
+        text_file: whether the cells come from a text file, where words may mean a missing value.
     """
     missing = pc.is_null(ids, nan_is_null=True)
     kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
@@ -34,29 +35,32 @@ def first_missing(ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False) -
     return row
 
 
-def missing_sentence(where: str, name: str, given: object, *, text_file: bool = False) -> str:
-    """What to say of a cell that is no id, with its full stop.
+def missing_sentence(where: str, name: str, cell: object, *, text_file: bool = False) -> str:
+    """Return a sentence on a cell that is no id, with its full stop.
 
     Args:
         where: the file and the row.
-        name: of the column, "" where there is one of ids alone.
-        given: what the cell holds.
+        name: the column; "" in a file of ids only.
+        cell: the cell's value.
     """
-    if given is None or given == "":
-        what = f": {name} is empty" if name else " has no id"
-        return f"{where}{what}; give it one or leave it out."
-    what = f"{where}: {name or 'the id'} is"
+    if cell is None or cell == "":
+        problem = f": {name} is empty" if name else " has no id"
+        return f"{where}{problem}; give it one or leave it out."
+    subject = f"{where}: {name or 'the id'} is"
     if text_file:
         return (
-            f"{what} {given!r}, which in a file of text stands for nothing; give it an id or leave "
-            "it out (if it is an id, write the table as Parquet)."
+            f"{subject} {cell!r}, which in a file of text stands for nothing; give it an id or "
+            "leave it out (if it is an id, write the table as Parquet)."
         )
-    return f"{what} {given}; give it an id or leave it out."
+    return f"{subject} {cell}; give it an id or leave it out."
 
 
 def ids_of_text(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """A column of a text file as ids: int64 where every cell is an integer as it is printed, else
-    the texts as they are. float64 where all are numbers and one is no integer: no column of ids."""
+    """Return a column of a text file as ids.
+
+    Returns: int64 where every cell is an integer as programs print it; float64, which is no column
+        of ids, where every cell is a number and one is no integer; else the texts unchanged.
+    """
     if _all_match(texts, INTEGER):
         try:
             return texts.cast(pa.int64())
@@ -68,5 +72,5 @@ def ids_of_text(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray
 
 
 def _all_match(texts: pa.Array | pa.ChunkedArray, pattern: str) -> bool:
-    found = pc.all(pc.match_substring_regex(texts, pattern)).as_py()
-    return bool(found) and texts.null_count < len(texts)
+    all_match = pc.all(pc.match_substring_regex(texts, pattern)).as_py()
+    return bool(all_match) and texts.null_count < len(texts)

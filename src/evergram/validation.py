@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a value, said in one sentence without pydantic's grammar."""
+"""Turn pydantic's validation errors into one sentence in plain words."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-# Characters of a wrong value that are repeated in an error.
+# Characters of a wrong value that a sentence repeats.
 SHOWN = 80
 
-# By pydantic's type of an error, what the value must be.
-WANTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
+# What the value must be, by pydantic's type of the error.
+REQUIREMENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "greater_than": lambda c: f"greater than {_plain(c['gt'])}",
     "greater_than_equal": lambda c: f"at least {_plain(c['ge'])}",
     "less_than": lambda c: f"less than {_plain(c['lt'])}",
@@ -49,12 +49,12 @@ WANTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
 def sentence_of(
     error: ValidationError, model: type[BaseModel] | None = None, name: str = "it"
 ) -> str:
-    """The first problem with a value, in one sentence with its full stop.
+    """Return a sentence on the first problem of a value, with its full stop.
 
     Args:
-        error: what `model.model_validate` raised, or a check of one value alone.
-        model: gives the names of keys, and what else is allowed in place of an unknown one.
-        name: what to call the value as a whole.
+        error: raised by `model.model_validate`, or by the validation of a single value.
+        model: the model, whose keys the sentence names; None for a single value.
+        name: how the sentence calls the value as a whole.
     """
     problems = error.errors(include_url=False)
     first = problems[0]
@@ -63,24 +63,24 @@ def sentence_of(
     if first["type"] == "json_invalid":
         return f"it is no JSON ({_clause(str(first.get('ctx', {}).get('error', first['msg'])))})."
     if first["type"] in ("value_error", "assertion_error"):
-        said = _clause(str(first["msg"]).removeprefix("Value error, "))
-        if said.startswith("it must "):
-            return f"{key} is {shown(first['input'])}; {said}."
-        # A check of a whole table names the keys itself; one of a single value does not know its.
-        return f"{said}." if isinstance(first["input"], dict) else f"{key}: {said}."
+        problem = _clause(str(first["msg"]).removeprefix("Value error, "))
+        if problem.startswith("it must "):
+            return f"{key} is {shown(first['input'])}; {problem}."
+        # The validator of a table names the keys itself; that of a single value cannot.
+        return f"{problem}." if isinstance(first["input"], dict) else f"{key}: {problem}."
     if first["type"] == "missing":
         return f"the key {key} is missing."
     if first["type"] == "extra_forbidden" or first["loc"][-1:] == ("[key]",):
         return _unknown(names, kind, first)
-    # Where a value may be of several kinds, each of them says why it is not one.
+    # A value that may be of several kinds has one problem for each of them.
     same = [p for p in problems if _place(p["loc"], model)[0] == names]
     whole = min(same, key=lambda p: len(p["loc"]))
-    wanted = list(dict.fromkeys(_wanted(p, within=len(p["loc"]) > len(whole["loc"])) for p in same))
-    return f"{key} is {shown(whole['input'])}; it must be {', or '.join(wanted)}."
+    required = dict.fromkeys(_required(p, element=len(p["loc"]) > len(whole["loc"])) for p in same)
+    return f"{key} is {shown(whole['input'])}; it must be {', or '.join(required)}."
 
 
 def shown(value: Any) -> str:
-    """A value as a person wrote it, cut where it is long."""
+    """Return a value as a person would write it, shortened where it is long."""
     if value is None or isinstance(value, bool):
         text = {None: "nothing", True: "true", False: "false"}[value]
     else:
@@ -88,20 +88,20 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
-def _wanted(problem: Any, *, within: bool) -> str:
-    """What a value must be; `within`: what each of a list must be."""
-    say = WANTED.get(problem["type"])
-    if say is not None:
-        wanted = say(problem.get("ctx") or {})
-    else:  # a kind of error that nobody has met yet is still said without the grammar around it
-        said = str(problem["msg"]).removeprefix("Input ").removeprefix("should ")
-        said = said.removeprefix("Value error, ").removeprefix("it must be ")
-        wanted = _clause(said).removeprefix("be ").removeprefix("a valid ")
-    return f"a list of which each is {wanted}" if within else wanted
+def _required(problem: Any, *, element: bool) -> str:
+    """Return what a value must be; of an `element`, what each of its list must be."""
+    describe = REQUIREMENTS.get(problem["type"])
+    if describe is not None:
+        required = describe(problem.get("ctx") or {})
+    else:  # a type that is not listed: pydantic's own words, without the grammar around them
+        message = str(problem["msg"]).removeprefix("Input ").removeprefix("should ")
+        message = message.removeprefix("Value error, ").removeprefix("it must be ")
+        required = _clause(message).removeprefix("be ").removeprefix("a valid ")
+    return f"a list of which each is {required}" if element else required
 
 
 def _plain(limit: float) -> str:
-    """2147483648 and not 2.14748e+09."""
+    """Return a number without an exponent: 2147483648, not 2.14748e+09."""
     return f"{limit:.0f}" if limit == int(limit) else f"{limit:g}"
 
 
@@ -113,7 +113,7 @@ def _unknown(names: Sequence[str], kind: Any, problem: Any) -> str:
     key = ".".join(names)
     if problem["type"] == "extra_forbidden":
         allowed = list(kind.model_fields) if _is_model(kind) else []
-    else:  # a name in a table of names: pydantic says which are expected
+    else:  # a key of a dict: pydantic's message lists the expected ones
         expected = str((problem.get("ctx") or {}).get("expected", ""))
         allowed = [part.strip("' ") for part in expected.replace(" or ", ", ").split(",")]
     near = get_close_matches(names[-1], allowed, n=1)
@@ -126,15 +126,17 @@ def _unknown(names: Sequence[str], kind: Any, problem: Any) -> str:
 
 
 def _place(location: Sequence[int | str], model: type[BaseModel] | None) -> tuple[list[str], Any]:
-    """The keys that lead to a location, without the names that pydantic gives to the parts of a
-    union, and the model that holds the last of them."""
+    """Return the keys that lead to a location, and the model that holds the last of them.
+
+    pydantic's names of the members of a union are left out.
+    """
     names: list[str] = []
     kind: Any = model
     holder: Any = model
     for part in location:
         if isinstance(part, int):
             item = _item(kind)
-            if item is not None:  # a list of tables: which of them matters
+            if item is not None:  # in a list of tables, the index says which
                 names[-1] += f"[{part}]"
                 kind = item
         elif _is_model(kind):
@@ -149,10 +151,10 @@ def _place(location: Sequence[int | str], model: type[BaseModel] | None) -> tupl
 
 
 def _item(kind: Any) -> Any:
-    """The model that a list holds; None where it holds plain values."""
+    """Return the model of a list's elements; None where they are plain values."""
     if get_origin(kind) in (Union, UnionType):
-        found = [_item(k) for k in get_args(kind)]
-        return next((k for k in found if k is not None), None)
+        items = [_item(k) for k in get_args(kind)]
+        return next((k for k in items if k is not None), None)
     if get_origin(kind) in (list, tuple):
         return next((k for k in get_args(kind) if _is_model(k)), None)
     return None

@@ -13,6 +13,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -355,7 +356,7 @@ def test_9_what_slips_through_is_one_sentence_a_log_file_and_exit_code_70(
     def broken(*_: object, **__: object) -> None:
         raise KeyError("postgresql://me:secret@host/db\nand more")
 
-    monkeypatch.setattr("evergram.releasing.upgrade.split_for", broken)
+    monkeypatch.setattr(import_module("evergram.releasing.upgrade"), "split_for", broken)
     ran = evergram("train", "shop.toml", "--lineage", "l")
     assert ran.code == 70
     assert ran.err.count("\n") == 1
@@ -561,7 +562,7 @@ def test_also_no_promote_reads_as_it_does(evergram: Any, files: Path) -> None:
         said = evergram(command, "--help").out
         start = said.index("--no-promote")
         part = " ".join(re.sub(r"[│╭╰─╮╯]", " ", said[start:]).split())
-        assert "and leave production on the version it is on." in part[:200]
+        assert "and leave production where it is." in part[:200]
         assert "default: True" not in part[:200]
     evergram("align", "old.parquet", "new.parquet", "--lineage", "l")
     ran = evergram("align", "1", "old.parquet", "--lineage", "l", "--no-promote")

@@ -6,6 +6,7 @@ import csv
 import gc
 import json
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -351,7 +352,7 @@ def served(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Iterator[str]
 def no_address_listened_on() -> Iterator[None]:
     """Bind to nothing: what is refused is refused before anybody is answered."""
     with pytest.MonkeyPatch.context() as during:
-        during.setattr("evergram.cli.serve._bound", lambda host, port: None)
+        during.setattr("evergram.serving.server.bound_socket", lambda host, port: socket.socket())
         yield
 
 

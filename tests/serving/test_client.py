@@ -26,26 +26,26 @@ from evergram.errors import (
 
 def client_of(served: Running) -> Client:
     """Without a network: the test client is one of httpx."""
-    found = Client("http://testserver", retries=0)
-    found._http = served.http  # type: ignore[assignment]
-    return found
+    client = Client("http://testserver", retries=0)
+    client._http = served.http  # type: ignore[assignment]
+    return client
 
 
 def script(source: Any) -> list[Any]:
     """What a program would do, and every error that it would see."""
-    found: list[Any] = []
+    results: list[Any] = []
     for version in (None, 0, "v1"):
         for ids in ([1, 2, 999], pa.array([5]), []):
             embedded = source.embed(ids, version)
-            found += [embedded.version, embedded.ids, embedded.vectors, embedded.sources]
-            found.append(embedded.missing)
+            results += [embedded.version, embedded.ids, embedded.vectors, embedded.sources]
+            results.append(embedded.missing)
     queries = np.linspace(-1, 1, 16).reshape(2, 8)
     for metric in ("ip", "l2", "cosine"):
         for ids in (None, [3, 4, 5]):
             for hits in source.search(queries, 4, 1, metric=metric, ids=ids):
-                found += [hits.ids, hits.scores, hits.versions]
-    found.append(source.search(queries[0], version=1)[0].ids)
-    found.append(source.transform(queries, 1, 0))
+                results += [hits.ids, hits.scores, hits.versions]
+    results.append(source.search(queries[0], version=1)[0].ids)
+    results.append(source.transform(queries, 1, 0))
     calls: tuple[Callable[[], Any], ...] = (
         lambda: source.embed([1], 9),
         lambda: source.embed(["a"]),
@@ -59,8 +59,8 @@ def script(source: Any) -> list[Any]:
     for call in calls:
         with pytest.raises(EvergramError) as caught:
             call()
-        found.append(caught.type)
-    return found
+        results.append(caught.type)
+    return results
 
 
 def test_the_same_script_gives_the_same(served: Running) -> None:
@@ -97,8 +97,8 @@ def test_errors_are_those_of_the_library(served: Running) -> None:
 
 def test_strings_are_ids_where_they_are(tmp_path: Path) -> None:
     with running(tmp_path / "line", text=True, versions=1) as served:
-        found = client_of(served).embed(["7", "nobody"])
-        assert found.sources.tolist() == [0, -1]
+        embedded = client_of(served).embed(["7", "nobody"])
+        assert embedded.sources.tolist() == [0, -1]
         with pytest.raises(DataError, match="strings"):
             client_of(served).embed([7])
 
@@ -106,17 +106,17 @@ def test_strings_are_ids_where_they_are(tmp_path: Path) -> None:
 def test_numbers_of_numpy_are_numbers(served: Running) -> None:
     client = client_of(served)
     one: Any = np.int64(1)
-    found = client.embed(np.array([3, 4]), one)
-    (hits,) = client.search(found.vectors[0], one, one, ids=np.array([3, 4]))
+    embedded = client.embed(np.array([3, 4]), one)
+    (hits,) = client.search(embedded.vectors[0], one, one, ids=np.array([3, 4]))
     assert len(hits) == 1
     with pytest.raises(DataError, match="is no id"):
-        client.search(found.vectors[0], version=1, ids=[object()])
+        client.search(embedded.vectors[0], version=1, ids=[object()])
 
 
 def test_what_cannot_be_asked_is_said(served: Running) -> None:
     client = client_of(served)
     for call in (lambda: client.embed("17"), lambda: client.search([0.0], ids="17")):
-        with pytest.raises(DataError, match=r"as a list: \['17'\]"):
+        with pytest.raises(DataError, match=r"give a list, such as \['17'\]"):
             call()
     with pytest.raises(ShapeError):
         client.transform([], 1, 0)

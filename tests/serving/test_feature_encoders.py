@@ -29,7 +29,7 @@ def corpus() -> Corpus:
 
 
 def artefact(encoder: Encoder, options: dict[str, Any], back: Any = None) -> Artefact:
-    found = encoder.embed_all(corpus())
+    embeddings = encoder.embed_all(corpus())
     parts = EncoderParts(
         encoder.kind,
         options,
@@ -40,7 +40,7 @@ def artefact(encoder: Encoder, options: dict[str, Any], back: Any = None) -> Art
     sides = {"query": corpus().queries, "candidate": corpus().candidates}
     return Artefact(
         encoder.dim,
-        {side: (entities.vocabulary.keys, found[side]) for side, entities in sides.items()},
+        {side: (entities.vocabulary.keys, embeddings[side]) for side, entities in sides.items()},
         back,
         {"metrics": {"model": {}}},
         {"seed": 0},
@@ -66,13 +66,13 @@ def shop(tmp_path: Path) -> Iterator[Running]:
     lineage.publish(artefact(two_tower(3), {"dim": 3, "hidden": [4]}))
     back = LinearTransform.from_matrix(BACK)
     lineage.publish(artefact(two_tower(4), {"dim": 4, "hidden": [4]}, back))
-    with running(tmp_path / "shop") as found:
-        yield found
+    with running(tmp_path / "shop") as shop:
+        yield shop
 
 
 def rows_of(answer: Any) -> list[list[float]]:
     assert answer.status_code == 200, answer.text
-    return [found["embedding"] for found in answer.json()["data"]]
+    return [row["embedding"] for row in answer.json()["data"]]
 
 
 def test_what_is_stored_is_what_its_features_encode_to(shop: Running) -> None:

@@ -14,10 +14,10 @@ import pytest
 from tests.support.running_service import CountedStore, Running, running
 
 from evergram.errors import EvergramError, IntegrityError, StoreError
-from evergram.serving.http.errors import clean
-from evergram.serving.settings import Settings
+from evergram.serving.http.answers.errors import clean
+from evergram.serving.settings import ServiceSettings
 
-SMALL = Settings(
+SMALL = ServiceSettings(
     max_batch=4, max_k=5, max_hits=8, max_dim=12, max_body=2000, timeout=0.5, workers=1,
     max_waiting=1,
 )  # fmt: skip
@@ -25,8 +25,8 @@ SMALL = Settings(
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Running]:
-    with running(tmp_path / "line", SMALL) as found:
-        yield found
+    with running(tmp_path / "line", SMALL) as served:
+        yield served
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_takes_too_long_is_said_so(small: Running, monkeypatch: pytest.Monk
 def test_who_would_wait_too_long_is_sent_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(workers=1, max_waiting=1, timeout=20)
+    settings = ServiceSettings(workers=1, max_waiting=1, timeout=20)
     with running(tmp_path / "line", settings) as served:
         go = slow(monkeypatch)
 
@@ -105,15 +105,15 @@ def test_who_would_wait_too_long_is_sent_away(
 
         with ThreadPoolExecutor(3) as pool:
             first = [pool.submit(ask) for _ in range(2)]
-            front = served.http.app.state.front  # type: ignore[attr-defined]
-            while front.workers.busy < 2:
+            handler = served.http.app.state.handler  # type: ignore[attr-defined]
+            while handler.workers.busy < 2:
                 time.sleep(0.01)
             third = ask()
             assert third.status_code == 503
             assert third.headers["retry-after"] == "1"
             go.set()
             assert [f.result().status_code for f in first] == [200, 200]
-        assert front.workers.busy == 0
+        assert handler.workers.busy == 0
         assert ask().status_code == 200
 
 
@@ -121,16 +121,16 @@ def test_a_body_is_held_until_its_worker_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where its client was told that it took too long."""
-    with running(tmp_path / "line", Settings(timeout=0.5, workers=1)) as served:
-        front = served.http.app.state.front  # type: ignore[attr-defined]
+    with running(tmp_path / "line", ServiceSettings(timeout=0.5, workers=1)) as served:
+        handler = served.http.app.state.handler  # type: ignore[attr-defined]
         go = slow(monkeypatch)
         body = b'{"input": [1' + (b"," + b" " * 200 + b"1") * 1000 + b"]}"
         headers = {"Content-Type": "application/json"}
         answer = served.http.post("/v1/embeddings", content=body, headers=headers)
         assert answer.status_code == 504
-        assert front.bodies.held > 100_000
+        assert handler.bodies.held > 100_000
         go.set()
-        while front.bodies.held:
+        while handler.bodies.held:
             time.sleep(0.01)
 
 

@@ -81,16 +81,16 @@ def test_the_command_serves_and_ends_cleanly(tmp_path: Path) -> None:
 def test_the_command_refuses_in_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
     lineage_of(tmp_path / "line", versions=1)
     code = "import sys; from evergram.cli import main; main()"
-    found = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-c", code, "serve", str(tmp_path / "line"), *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
-    assert found.returncode == 2
-    assert words in found.stderr
-    assert len(found.stderr.splitlines()) == 1
+    assert run.returncode == 2
+    assert words in run.stderr
+    assert len(run.stderr.splitlines()) == 1
 
 
 @pytest.mark.long

@@ -30,21 +30,21 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
 
 @pytest.fixture
 def client(guarded: tuple[str, str]) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=guarded[0], api_key=guarded[1], max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=guarded[0], api_key=guarded[1], max_retries=0) as client:
+        yield client
 
 
 def test_embeddings_by_version_by_label_and_by_default(client: openai.OpenAI) -> None:
     for model, version in (("line@v0", 0), ("line", 0), ("line@stable", 2)):
-        found = client.embeddings.create(model=model, input=["7", "8"])
+        answer = client.embeddings.create(model=model, input=["7", "8"])
         expected = read_as(2, version)[[7, 8]].numpy()
-        assert_allclose([d.embedding for d in found.data], expected, rtol=1e-5, atol=1e-6)
-        assert found.model == f"line@v{version}"
-        assert found.usage.total_tokens == 0
+        assert_allclose([d.embedding for d in answer.data], expected, rtol=1e-5, atol=1e-6)
+        assert answer.model == f"line@v{version}"
+        assert answer.usage.total_tokens == 0
 
 
 def test_floats_users_sides_and_dimensions(client: openai.OpenAI) -> None:
-    found = client.embeddings.create(
+    answer = client.embeddings.create(
         model="line@stable",
         input="7",
         encoding_format="float",
@@ -52,7 +52,7 @@ def test_floats_users_sides_and_dimensions(client: openai.OpenAI) -> None:
         dimensions=10,
         extra_body={"side": "object"},
     )
-    assert_allclose(found.data[0].embedding, vectors_of(2)[7].numpy(), rtol=1e-6)
+    assert_allclose(answer.data[0].embedding, vectors_of(2)[7].numpy(), rtol=1e-6)
     with pytest.raises(openai.BadRequestError, match="10 dimensions"):
         client.embeddings.create(model="line@stable", input="7", dimensions=3)
 

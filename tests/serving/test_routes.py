@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from tests.support.lineages import DIMS, read_as, vectors_of
 from tests.support.running_service import Running
 
 from evergram.retrieval.reader import Reader
-from evergram.serving.http.vector_routes import is_quick
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -26,12 +24,12 @@ def test_embeddings_are_what_each_version_reads(
     asked = {"model": f"line@v{version}", "input": [7, 299, 7], "encoding_format": encoding}
     answer = served.post("/v1/embeddings", asked)
     body = answer.json()
-    rows = [found["embedding"] for found in body["data"]]
+    rows = [row["embedding"] for row in body["data"]]
     if encoding == "base64":
         rows = [np.frombuffer(base64.b64decode(row), "<f4").tolist() for row in rows]
     expected = read_as(2, version)[[7, 299, 7]].numpy()
     assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
-    fingerprint = served.service.opened.reader.lineage.manifest(version).fingerprint
+    fingerprint = served.service.shared.reader.lineage.manifest(version).fingerprint
     assert body["evergram"] == {
         "version": version,
         "computed_from": [2, 2, 2],
@@ -39,7 +37,7 @@ def test_embeddings_are_what_each_version_reads(
         "fingerprint": fingerprint,
     }
     assert body["model"] == f"line@v{version}"
-    assert [found["index"] for found in body["data"]] == [0, 1, 2]
+    assert [row["index"] for row in body["data"]] == [0, 1, 2]
     assert answer.headers["x-evergram-version"] == str(version)
     assert answer.headers["x-evergram-computed-from"] == "2"
     assert answer.headers["x-evergram-fingerprint"] == fingerprint
@@ -51,7 +49,7 @@ def test_embeddings_are_what_each_version_reads(
 )
 def test_ids_may_be_said_in_several_ways(served: Running, given: Any, ids: list[int]) -> None:
     answer = served.post("/v1/embeddings", {"input": given})
-    rows = [found["embedding"] for found in answer.json()["data"]]
+    rows = [row["embedding"] for row in answer.json()["data"]]
     assert_allclose(rows, vectors_of(2).numpy()[ids], rtol=1e-6)
 
 
@@ -100,24 +98,24 @@ def test_missing_ids_may_be_zeros(served: Running) -> None:
 
 def test_embeddings_as_an_arrow_stream(served: Running) -> None:
     body = stream({"id": pa.array([3, 4])}, {"model": "line@v0"})
-    found = table_of(post_stream(served, "/v1/embeddings", body))
-    assert found["id"].to_pylist() == [3, 4]
-    assert found.schema.field("vector").type == pa.list_(pa.float32(), 6)
-    assert_allclose(found["vector"].to_pylist(), read_as(2, 0)[[3, 4]].numpy(), rtol=1e-5)
-    assert found["computed_from"].to_pylist() == [2, 2]
-    assert found.schema.metadata[b"evergram.version"] == b"0"
+    table = table_of(post_stream(served, "/v1/embeddings", body))
+    assert table["id"].to_pylist() == [3, 4]
+    assert table.schema.field("vector").type == pa.list_(pa.float32(), 6)
+    assert_allclose(table["vector"].to_pylist(), read_as(2, 0)[[3, 4]].numpy(), rtol=1e-5)
+    assert table["computed_from"].to_pylist() == [2, 2]
+    assert table.schema.metadata[b"evergram.version"] == b"0"
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
 def test_search_is_that_of_the_reader(served: Running, metric: str) -> None:
     queries = vectors_of(0).numpy()[:2]
-    expected = served.service.opened.reader.search(queries, 5, 0, metric=metric)  # type: ignore[arg-type]
+    expected = served.service.shared.reader.search(queries, 5, 0, metric=metric)  # type: ignore[arg-type]
     asked = {"vectors": queries.tolist(), "k": 5, "version": "v0", "metric": metric}
     body = served.post("/v1/search", asked).json()
-    for found, hits in zip(body["data"], expected, strict=True):
-        assert [h["id"] for h in found["hits"]] == hits.ids.to_pylist()
-        assert_allclose([h["score"] for h in found["hits"]], hits.scores, rtol=1e-5)
-        assert {h["computed_from"] for h in found["hits"]} == {2}
+    for result, hits in zip(body["data"], expected, strict=True):
+        assert [h["id"] for h in result["hits"]] == hits.ids.to_pylist()
+        assert_allclose([h["score"] for h in result["hits"]], hits.scores, rtol=1e-5)
+        assert {h["computed_from"] for h in result["hits"]} == {2}
     asked = {"k": 5, "version": 0, "metric": metric}
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(queries.ravel()), 6)
     table = table_of(post_stream(served, "/v1/search", stream({"vector": vectors}, asked)))
@@ -167,7 +165,7 @@ def test_what_is_not_finite_is_answered_in_no_form(
 
 @pytest.mark.parametrize("path", ["/v1/search", "/v1/transform"])
 def test_vectors_of_another_fingerprint_are_refused(served: Running, path: str) -> None:
-    lineage = served.service.opened.reader.lineage
+    lineage = served.service.shared.reader.lineage
     mine, other = (lineage.manifest(v).fingerprint for v in (1, 0))
     vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 8, pa.float32()), 8)
     asked = {"version": 1} if path == "/v1/search" else {"source": 1, "target": 0}
@@ -209,22 +207,6 @@ def test_search_by_an_id_that_is_not_stored_says_what_can_be_done(served: Runnin
     assert (answer.status_code, error["code"], error["param"]) == (404, "unknown_id", "id")
     assert "'id_side'" in error["message"]
     assert "zeros" not in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("body", "quick"),
-    [
-        (b'{"input": [1, 2]}', True),
-        (b'{"input": {"features": {}}}', False),
-        (rb'{"input": {"\u0066eatures": {}}}', False),
-        (b'{"input": 1, "user": "' + b"x" * 5000 + b'"}', False),
-    ],
-)
-def test_only_a_few_ids_are_answered_without_a_worker(body: bytes, quick: bool) -> None:
-    call: Any = SimpleNamespace(
-        body=body, size=len(body), state=SimpleNamespace(opened=SimpleNamespace(at_hand=1))
-    )
-    assert is_quick(call) is quick
 
 
 def test_versions_and_models_are_listed(served: Running) -> None:

@@ -19,8 +19,8 @@ def stream(columns: dict[str, Any], asked: Any, fingerprint: str | None = None) 
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    body: bytes = sink.getvalue().to_pybytes()
+    return body
 
 
 def post_stream(served: Running, path: str, body: bytes) -> Any:

@@ -58,18 +58,18 @@ def publish(
 
 
 def quality(number: int) -> dict[str, Any]:
-    found = {
+    metrics = {
         "model": {"recall@20": 0.31 + 0.01 * number, "ndcg@20": 0.21},
         "popularity": {"recall@20": 0.12, "ndcg@20": 0.08},
     }
-    return found | ({"alone": {"recall@20": 0.33, "ndcg@20": 0.22}} if number else {})
+    return metrics | ({"alone": {"recall@20": 0.33, "ndcg@20": 0.22}} if number else {})
 
 
 def make_lineage(path: Path, versions: int = 4, name: str = "films") -> Lineage:
-    found = Lineage.create(path, name)
+    lineage = Lineage.create(path, name)
     for n in range(versions):
-        publish(found, (12, 14, 13, 15)[n % 4], quality(n))
-    return found
+        publish(lineage, (12, 14, 13, 15)[n % 4], quality(n))
+    return lineage
 
 
 @dataclass

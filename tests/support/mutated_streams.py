@@ -22,26 +22,26 @@ from tests.support.lineages import DIMS
 from tests.support.running_service import service_of
 
 from evergram.serving.http import vector_routes
-from evergram.serving.http.auth import Access
-from evergram.serving.http.errors import say
-from evergram.serving.http.vector_routes import Call
+from evergram.serving.http.answers.errors import error_response
+from evergram.serving.http.call import Call
+from evergram.serving.http.requests.auth import Access
 from evergram.serving.monitoring.drift import Drift
-from evergram.serving.service import State
-from evergram.serving.settings import Settings
+from evergram.serving.served_state import ServedState
+from evergram.serving.settings import ServiceSettings
 
 ROUTES = {
     "embeddings": vector_routes.embeddings,
     "search": vector_routes.search,
     "transform": vector_routes.transform,
 }
-SETTINGS = Settings(max_batch=64, max_k=20, max_hits=500, max_dim=256)
+SETTINGS = ServiceSettings(max_batch=64, max_k=20, max_hits=500, max_dim=256)
 # Lengths and offsets that are past something.
 EXTREMES = (0, 1, -1, 2**31 - 1, -(2**31), 2**62, -(2**62), 2**63 - 1, 21, 64, 65)
 
 
 def messages(body: bytes) -> list[bytes]:
     """The encapsulated messages of a stream, without its end."""
-    found, at = [], 0
+    parts, at = [], 0
     while at + 8 <= len(body):
         length = struct.unpack_from("<i", body, at + 4)[0]
         if not length:
@@ -49,9 +49,9 @@ def messages(body: bytes) -> list[bytes]:
         message = pa.ipc.read_message(pa.py_buffer(body[at:]))
         end = at + 8 + length + (0 if message.body is None else message.body.size)
         end += -end % 8
-        found.append(body[at:end])
+        parts.append(body[at:end])
         at = end
-    return found
+    return parts
 
 
 def stream(column: str, rows: list[Any], request: str, batches: int, **write: Any) -> bytes:
@@ -60,8 +60,8 @@ def stream(column: str, rows: list[Any], request: str, batches: int, **write: An
     with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(**write)) as writer:
         for n in range(batches):
             writer.write_batch(pa.record_batch([rows[n % len(rows)]], schema))
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    body: bytes = sink.getvalue().to_pybytes()
+    return body
 
 
 def whole(route: str) -> list[bytes]:
@@ -121,7 +121,7 @@ def mutated(draw: random.Random, known: list[bytes]) -> bytes:
     return bytes(body)
 
 
-def call_of(state: State, body: bytes) -> Call:
+def call_of(state: ServedState, body: bytes) -> Call:
     return Call(state, Access(""), SETTINGS, Drift(), len(body), lambda: body, True, True, None)
 
 
@@ -142,7 +142,7 @@ def main(folder: Path, count: int, seed: int) -> None:
             try:
                 ROUTES[route](call)
             except Exception as error:
-                statuses[f"{route} {say(error).status}"] += 1
+                statuses[f"{route} {error_response(error).status}"] += 1
             else:
                 statuses[f"{route} 200"] += 1
     sys.stdout.write(json.dumps(statuses))

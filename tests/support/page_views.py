@@ -6,9 +6,9 @@ from tests.support.browser import Browser
 from tests.support.dashboards import Service
 
 from evergram.serving.dashboard.schemas import (
-    Backfill,
+    BackfillFacts,
     ConsumerFacts,
-    Drift,
+    DriftFacts,
     Live,
     ProbeFacts,
     Traffic,
@@ -22,10 +22,10 @@ LIVE = Live(
     ],
     latency_ms={"p50": 2.25, "p99": 9.5},
     drift=[
-        Drift(side="object", version=3, relative=0.25, vectors=5000, limit=0.1),
+        DriftFacts(side="object", version=3, relative=0.25, vectors=5000, limit=0.1),
     ],
     rows={"object": {2: 11, 3: 20}},
-    backfill=[Backfill(side="object", version=3, done=9, total=20, state="running")],
+    backfill=[BackfillFacts(side="object", version=3, done=9, total=20, state="running")],
 )
 CONSUMERS = [
     ConsumerFacts(
@@ -56,17 +56,17 @@ def refresh(browser: Browser) -> None:
 
 
 def text(browser: Browser, selector: str) -> str:
-    found: str = browser.run("return document.querySelector(arguments[0]).textContent", selector)
-    return found
+    text: str = browser.run("return document.querySelector(arguments[0]).textContent", selector)
+    return text
 
 
 def rows(browser: Browser, table: str) -> list[list[str]]:
-    found: list[list[str]] = browser.run(
+    rows: list[list[str]] = browser.run(
         "return [...document.querySelectorAll(`#${arguments[0]} tbody tr`)]"
         ".map((r) => [...r.cells].map((c) => c.textContent))",
         table,
     )
-    return found
+    return rows
 
 
 def written(value: float | None) -> str:

@@ -19,10 +19,10 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import fill, id_type
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
-from evergram.serving.change_watch import Watch
-from evergram.serving.http.connections import server_of
+from evergram.serving.change_watch import ChangeWatch
+from evergram.serving.http.connections import uvicorn_server
 from evergram.serving.service import Service
-from evergram.serving.settings import Settings
+from evergram.serving.settings import ServiceSettings
 from evergram.stores.store import Store
 
 
@@ -56,7 +56,7 @@ def service_of(folder: Path) -> Service:
     return Service(
         lambda: read_from_dictionaries(folder),
         lambda: ConsumerRegistry.open(folder),
-        Watch(folder).look,
+        ChangeWatch(folder).stamps,
     )
 
 
@@ -82,12 +82,14 @@ class Running:
 
 
 @contextmanager
-def running(folder: Path, settings: Settings | None = None, **line: Any) -> Iterator[Running]:
+def running(
+    folder: Path, settings: ServiceSettings | None = None, **line: Any
+) -> Iterator[Running]:
     """A service over a line of versions, which is made where the folder is empty."""
     if not (folder / "lineage.json").exists():
         lineage_of(folder, **line)
     service = service_of(folder)
-    app = create_app(service, Settings(poll=0.05) if settings is None else settings)
+    app = create_app(service, ServiceSettings(poll=0.05) if settings is None else settings)
     with TestClient(app, ADDRESS, raise_server_exceptions=False) as http:
         yield Running(folder, service, http)
 
@@ -95,17 +97,17 @@ def running(folder: Path, settings: Settings | None = None, **line: Any) -> Iter
 @contextmanager
 def server(app: Any) -> Iterator[str]:
     """A real server in a thread. Yields: its address."""
-    front = app.state.front
-    found = server_of(app, front.settings, front.connections)
-    found.config.port = 0
-    thread = threading.Thread(target=found.run)
+    handler = app.state.handler
+    served = uvicorn_server(app, handler.settings, handler.connections)
+    served.config.port = 0
+    thread = threading.Thread(target=served.run)
     thread.start()
     try:
-        while not found.started:
+        while not served.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        port = found.servers[0].sockets[0].getsockname()[1]
+        port = served.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:
-        found.should_exit = True
+        served.should_exit = True
         thread.join()

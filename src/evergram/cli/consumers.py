@@ -1,4 +1,4 @@
-"""Commands for those who read a lineage, and for their probes."""
+"""Commands for the consumers of a lineage, and their probes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ if TYPE_CHECKING:
     from evergram.lineage.consumers.record import Consumer, Probe
     from evergram.lineage.lineage import Lineage
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the consumer.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the consumer.")]
 ProbeModel = Annotated[
     Path | None,
     typer.Option(
-        "--probe", metavar="MODEL", help="Its own model: .onnx, or .safetensors of a linear one."
+        "--probe",
+        metavar="MODEL",
+        help="The consumer's own model: .onnx, or .safetensors of a linear one.",
     ),
 ]
 ProbeData = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Parquet with the columns id and label, to judge it on."),
+    typer.Option(metavar="FILE", help="Parquet with the columns id and label, to measure it on."),
 ]
 ProbeSide = Annotated[
-    str | None, typer.Option(help="What the ids are of (default: candidate, or the only side).")
+    str | None, typer.Option(help="Side of the ids (default: candidate, or the only side).")
 ]
 Metric = Annotated[str | None, typer.Option(help="auc, accuracy or rmse.", show_default="auc")]
-Least = Annotated[float | None, typer.Option("--min", help="The least that is good enough.")]
-Most = Annotated[float | None, typer.Option("--max", help="The most that is, of rmse.")]
+Least = Annotated[float | None, typer.Option("--min", help="The least value that is good enough.")]
+Most = Annotated[float | None, typer.Option("--max", help="The most that is good enough, of rmse.")]
 
 
 @app.command()
@@ -40,14 +42,14 @@ def consumers(
     lineage: LineageFolder,
     as_json: Json = False,
 ) -> None:
-    """List who reads a lineage, at which version, and what their probes last said."""
+    """List the consumers of a lineage, their versions, and their probes' last values."""
     from evergram.lineage.consumers.registry import ConsumerRegistry
     from evergram.lineage.lineage import Lineage
 
-    found = Lineage.open(lineage)
+    opened = Lineage.open(lineage)
     last = {}
-    if found.versions:
-        last = {p["consumer"]: p for p in found.metrics(found.newest).get("probes", [])}
+    if opened.versions:
+        last = {p["consumer"]: p for p in opened.metrics(opened.newest).get("probes", [])}
     rows = [{**_facts(c), "last": last.get(c.name)} for c in ConsumerRegistry.open(lineage).list()]
     if as_json:
         dump({"lineage": str(lineage), "consumers": rows})
@@ -73,12 +75,14 @@ def consumers(
 def consumer_add(
     lineage: LineageFolder,
     name: Name,
-    pin: Annotated[str, typer.Option(metavar="VERSION", help="What it reads: v0, or a label.")],
+    pin: Annotated[
+        str, typer.Option(metavar="VERSION", help="Version that it reads: v0, or a label.")
+    ],
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="VERSION", help="What it may read beside that; repeatable."),
+        typer.Option(metavar="VERSION", help="Version that it may read too; repeatable."),
     ] = None,
-    contact: Annotated[str | None, typer.Option(help="Whom to tell of a broken probe.")] = None,
+    contact: Annotated[str | None, typer.Option(help="Address for news of a broken probe.")] = None,
     token: Annotated[bool, typer.Option("--token", help="Issue a token for the service.")] = False,
     probe: ProbeModel = None,
     data: ProbeData = None,
@@ -88,22 +92,21 @@ def consumer_add(
     most: Most = None,
     as_json: Json = False,
 ) -> None:
-    """Write down who reads a lineage, and with what model every new version is to be tried."""
+    """Register a consumer of a lineage, and the model that every new version is tried with."""
     from evergram.lineage.consumers.registry import ConsumerRegistry
     from evergram.lineage.lineage import Lineage
 
-    found = Lineage.open(lineage)
-    measured = _probe(found, pin, probe, data, side, metric, least, most)
-    record = ConsumerRegistry.open(lineage)
-    added = record.add(
+    measured = _probe(Lineage.open(lineage), pin, probe, data, side, metric, least, most)
+    registry = ConsumerRegistry.open(lineage)
+    added = registry.add(
         name,
         pin,
-        lambda what: Lineage.open(lineage).resolve(what),
+        lambda version: Lineage.open(lineage).resolve(version),
         allowed=allow or (),
         contact=contact,
         probe=measured,
     )
-    _tell(added, as_json, record.issue_token(name) if token else None)
+    _print_consumer(added, as_json, registry.issue_token(name) if token else None)
 
 
 @app.command("consumer-pin")
@@ -122,22 +125,21 @@ def consumer_pin(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Move a consumer to another version, with the probe of that version."""
+    """Move a consumer to another version, with the probe for that version."""
     from evergram.lineage.consumers.registry import ConsumerRegistry
     from evergram.lineage.lineage import Lineage
 
-    found = Lineage.open(lineage)
     if drop_probe and (probe is not None or data is not None):
         raise DataError("--drop-probe leaves it without a probe; leave --probe and --data out.")
-    measured = _probe(found, version, probe, data, side, metric, least, most)
+    measured = _probe(Lineage.open(lineage), version, probe, data, side, metric, least, most)
     moved = ConsumerRegistry.open(lineage).repin(
         name,
         version,
-        lambda what: Lineage.open(lineage).resolve(what),
+        lambda version: Lineage.open(lineage).resolve(version),
         probe=measured,
         drop_probe=drop_probe,
     )
-    _tell(moved, as_json)
+    _print_consumer(moved, as_json)
 
 
 @app.command("consumer-token")
@@ -146,12 +148,12 @@ def consumer_token(
     name: Name,
     as_json: Json = False,
 ) -> None:
-    """Issue a consumer's token for the service; the one before is no longer known."""
+    """Issue a consumer's token for the service; the token before it stops working."""
     from evergram.lineage.consumers.registry import ConsumerRegistry
 
-    record = ConsumerRegistry.open(lineage)
-    token = record.issue_token(name)
-    _tell(record.get(name), as_json, token)
+    registry = ConsumerRegistry.open(lineage)
+    token = registry.issue_token(name)
+    _print_consumer(registry.get(name), as_json, token)
 
 
 @app.command("consumer-remove")
@@ -174,7 +176,7 @@ def consumer_remove(
 def probe(
     lineage: LineageFolder,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Of one consumer alone.")
+        str | None, typer.Argument(metavar="[NAME]", help="Run one consumer's probe only.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -182,8 +184,8 @@ def probe(
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.probes import run_probes
 
-    found = Lineage.open(lineage)
-    readings = run_probes(found, names=None if name is None else [name])
+    opened = Lineage.open(lineage)
+    readings = run_probes(opened, names=None if name is None else [name])
     if name is not None and not readings:
         raise DataError(f"{name} has no probe; 'evergram consumer-pin' with --probe gives it one.")
     if not readings:
@@ -192,10 +194,10 @@ def probe(
             "with --probe adds one."
         )
     if as_json:
-        facts = {"lineage": str(lineage), "version": found.newest}
+        facts = {"lineage": str(lineage), "version": opened.newest}
         dump({**facts, "probes": [r.as_json() for r in readings]})
     else:
-        print_probes([r.as_json() for r in readings], f"Version {found.newest} of {lineage}")
+        print_probes([r.as_json() for r in readings], f"Version {opened.newest} of {lineage}")
     for reading in readings:
         if reading.broken:
             sys.stderr.write(f"{reading.sentence}\n")
@@ -213,7 +215,7 @@ def _probe(
     least: float | None,
     most: float | None,
 ) -> Probe | None:
-    """The probe that the options name, with its baseline; None where they name none."""
+    """Return the probe that the options name, with its baseline; None where they name none."""
     if model is None and data is None:
         options = {"--side": side, "--metric": metric, "--min": least, "--max": most}
         for option, value in options.items():
@@ -231,19 +233,19 @@ def _probe(
     facts: dict[str, Any] = {"model": str(model), "data": str(data), "metric": metric or "auc"}
     facts |= {"side": default_side(lineage) if side is None else side, "min": least, "max": most}
     try:
-        found = Probe.model_validate(facts)
+        named = Probe.model_validate(facts)
     except ValidationError as error:
         raise DataError(f"The probe cannot be: {sentence_of(error, Probe)}") from error
-    return measured_probe(lineage, pinned, found)
+    return measured_probe(lineage, pinned, named)
 
 
 def _facts(consumer: Consumer) -> dict[str, Any]:
-    """What may be shown of a consumer: of its token, whether it has one."""
-    found = consumer.model_dump(mode="json", exclude={"token_sha256"})
-    return {**found, "token": consumer.token_sha256 is not None}
+    """Return a consumer as JSON, with "token" for whether it has one."""
+    facts = consumer.model_dump(mode="json", exclude={"token_sha256"})
+    return {**facts, "token": consumer.token_sha256 is not None}
 
 
-def _tell(consumer: Consumer, as_json: bool, token: str | None = None) -> None:
+def _print_consumer(consumer: Consumer, as_json: bool, token: str | None = None) -> None:
     if as_json:
         dump({**_facts(consumer), **({} if token is None else {"token": token})})
         return
@@ -262,4 +264,4 @@ def _tell(consumer: Consumer, as_json: bool, token: str | None = None) -> None:
         ):
             sys.stderr.write("That is past its limit already, so every upgrade will report it.\n")
     if token is not None:
-        sys.stdout.write(f"Its token, which is not kept and not told again: {token}\n")
+        sys.stdout.write(f"Its token, which is not kept and not shown again: {token}\n")

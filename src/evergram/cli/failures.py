@@ -1,4 +1,4 @@
-"""What is said of an error, and the exit code of each kind."""
+"""The sentence and the exit code of each kind of error."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from pydantic import ValidationError
 from evergram.errors import EvergramError
 from evergram.validation import sentence_of
 
-# Bad input, or something that cannot be done; and what nobody has foreseen, as BSD's sysexits.h
-# has it.
+# Bad input or something impossible; an error that nobody foresaw, as in BSD's sysexits.h; Ctrl-C.
 REFUSED, UNFORESEEN, INTERRUPTED = 2, 70, 130
-# Characters of an unforeseen error that are repeated.
+# Characters of an unforeseen error that the sentence repeats.
 SHOWN = 200
-# How torch, numpy and Arrow say that there is not so much memory, and what they wanted.
+# The words of torch, NumPy and Arrow for a lack of memory, and for how much they wanted.
 _MEMORY = re.compile(
     r"(?i)can't allocate memory|not enough memory|out of memory|unable to allocate|malloc of size"
     r"|realloc of size|storage size calculation overflowed"
@@ -34,17 +33,17 @@ _MEMORY = re.compile(
 _BYTES = re.compile(r"(?i)(?:allocate|size) ([\d.,]+ ?(?:[KMGTPE]i?B|bytes)?)")
 
 
-class _Warnings(logging.Handler):
-    """Warnings of the library, a line each on stderr as it is now."""
+class _WarningPrinter(logging.Handler):
+    """Writes each warning of the library as a line to stderr, as `sys.stderr` is at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(f"warning: {record.getMessage()}\n")
 
 
 @contextmanager
-def warnings_told() -> Iterator[None]:
-    """Write what the library warns of to stderr; `serve` has a log of its own."""
-    logger, handler = logging.getLogger("evergram"), _Warnings(logging.WARNING)
+def warnings_on_stderr() -> Iterator[None]:
+    """Print the library's warnings for a `with` block; `serve` has a log of its own."""
+    logger, handler = logging.getLogger("evergram"), _WarningPrinter(logging.WARNING)
     if sys.argv[1:2] != ["serve"]:
         logger.addHandler(handler)
     try:
@@ -53,9 +52,12 @@ def warnings_told() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def told(error: Exception) -> tuple[str, int]:
-    """What to say of an error, in one sentence, and the exit code. Details of what nobody has
-    foreseen are in a log file, which the sentence names; nothing is said where help was printed."""
+def sentence_and_code(error: Exception) -> tuple[str, int]:
+    """Return an error as one sentence, and the exit code.
+
+    The sentence on an unforeseen error names a log file that has the details. It is empty where
+    help was printed instead.
+    """
     if isinstance(error, EvergramError):
         return str(error), REFUSED
     if hasattr(error, "format_message"):  # typer's, of the command line itself
@@ -66,29 +68,32 @@ def told(error: Exception) -> tuple[str, int]:
         isinstance(error, RuntimeError | ValueError) and _MEMORY.search(str(error))
     ):
         return _memory(str(error)), REFUSED
-    what = without_passwords(" ".join(f"{type(error).__name__}: {error}".split()))
-    if len(what) > SHOWN:
-        what = f"{what[:SHOWN]}…"
-    return f"Something went wrong that Evergram did not foresee ({what}); {_log(error)}", UNFORESEEN
+    summary = without_passwords(" ".join(f"{type(error).__name__}: {error}".split()))
+    if len(summary) > SHOWN:
+        summary = f"{summary[:SHOWN]}…"
+    return (
+        f"Something went wrong that Evergram did not foresee ({summary}); {_log(error)}",
+        UNFORESEEN,
+    )
 
 
 def _usage(error: Any) -> str:
-    """What is wrong with the command line; where it is empty, its help is printed."""
+    """Return a sentence on a wrong command line; print the help for an empty one, and return ""."""
     context: Any = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.stdout.write(context.get_help())
         return ""
-    said = " ".join(error.format_message().split()).rstrip(".")
+    problem = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error.__cause__, ValidationError):
         names = getattr(getattr(error, "param", None), "opts", None) or ["it"]
-        said = sentence_of(error.__cause__, name=names[-1]).rstrip(".")
-    return (
-        said if context is None else f"{said}; '{context.command_path} --help' says what there is."
-    )
+        problem = sentence_of(error.__cause__, name=names[-1]).rstrip(".")
+    if context is None:
+        return problem
+    return f"{problem}; '{context.command_path} --help' says what there is."
 
 
 def without_passwords(text: str) -> str:
-    """Addresses without the password in them."""
+    """Return a text with the passwords of its addresses blanked."""
     return re.sub(r"(://[^\s:/@]*):[^\s/]+@", r"\1:…@", text)
 
 
@@ -106,7 +111,7 @@ def _memory(text: str) -> str:
 
 
 def _log(error: Exception) -> str:
-    """Write the details to a file. Returns: the sentence's end, which says where they are."""
+    """Write the details of an error to a file. Returns: the end of a sentence, which names it."""
     lines = [
         f"evergram {version('evergram')}, Python {platform.python_version()}, "
         f"{platform.platform()}",
@@ -118,7 +123,7 @@ def _log(error: Exception) -> str:
     name = f"evergram-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     path = Path(tempfile.gettempdir()) / name
     try:
-        # Paths and ids are in it: nobody else's business. A file of that name is never followed.
+        # Readable by its owner only, as it holds paths and ids; O_EXCL follows no planted link.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
             file.write(details)

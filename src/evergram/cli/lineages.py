@@ -25,8 +25,8 @@ def versions(
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.version_warnings import version_warnings
 
-    found = Lineage.open(lineage)
-    warnings = version_warnings(found)
+    opened = Lineage.open(lineage)
+    warnings = version_warnings(opened)
     rows = [
         {
             "version": m.version,
@@ -35,22 +35,22 @@ def versions(
             "created": m.created,
             "encoder": "file" if m.encoder is None else m.encoder.kind,
             "fingerprint": m.fingerprint,
-            "labels": sorted(k for k, n in found.labels.items() if n == m.version),
-            "production": m.version == found.production,
-            "retired": m.version in found.retired,
-            "held": m.version in found.versions_with_embeddings,
-            "metrics": found.metrics(m.version).get("metrics", {}),
+            "labels": sorted(k for k, n in opened.labels.items() if n == m.version),
+            "production": m.version == opened.production,
+            "retired": m.version in opened.retired,
+            "held": m.version in opened.versions_with_embeddings,
+            "metrics": opened.metrics(m.version).get("metrics", {}),
             "warnings": warnings[m.version],
         }
-        for m in found.versions
+        for m in opened.versions
     ]
-    checked = [*found.opened_files, *(f"versions/{r['version']}/metrics.json" for r in rows)]
+    checked = [*opened.opened_files, *(f"versions/{r['version']}/metrics.json" for r in rows)]
     if as_json:
-        facts = {"lineage": str(lineage), "name": found.name, "labels": found.labels}
-        withdrawn = {str(n): w.model_dump() for n, w in found.withdrawn.items()}
+        facts = {"lineage": str(lineage), "name": opened.name, "labels": opened.labels}
+        withdrawn = {str(n): w.model_dump() for n, w in opened.withdrawn.items()}
         dump({**facts, "versions": rows, "withdrawn": withdrawn, "checked": checked})
         return
-    metric = _metric(found.versions[-1].recipe, _measured(rows[-1])) if rows else None
+    metric = _metric(opened.versions[-1].recipe, _measured(rows[-1])) if rows else None
     header = ["version", "dim", "created", *([metric] if metric else []), "fingerprint", "labels"]
     lines = [
         [
@@ -63,9 +63,9 @@ def versions(
         ]
         for r in rows
     ]
-    table(f"{found.name}, in {lineage}", header, lines)
+    table(f"{opened.name}, in {lineage}", header, lines)
     print_warnings(warnings)
-    for n, w in found.withdrawn.items():
+    for n, w in opened.withdrawn.items():
         sys.stdout.write(f"Version {n} was withdrawn on {w.when[:10]}: {w.reason}\n")
     if not rows:
         return
@@ -77,18 +77,18 @@ def versions(
 
 
 def _measured(row: dict[str, Any]) -> dict[str, float]:
-    """The metrics of the model itself; none where its publisher stated none."""
+    """Return the metrics of the model itself; none where its publisher stated none."""
     measured: dict[str, float] = row["metrics"].get("model", {})
     return measured
 
 
 def _metric(recipe: dict[str, Any], measured: dict[str, float]) -> str | None:
-    """The metric that chose the version, or else the first that was measured; None for none."""
+    """Return the metric that selected the version, else the first measured one, else None."""
     chosen = recipe.get("training", {}).get("metric")
     return chosen if chosen in measured else next(iter(measured), None)
 
 
-# Of a fingerprint, where it is shown to people.
+# Characters of a fingerprint in a table.
 _SHORT = 12
 
 
@@ -103,11 +103,12 @@ def check(
         float | None, typer.Option(min=0, help="Limit of the certificate's relative bound.")
     ] = None,
     max_amplification: Annotated[
-        float | None, typer.Option(min=0, help="Limit of the largest singular value of the way.")
+        float | None,
+        typer.Option(min=0, help="Limit of the largest singular value of the backward transforms."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What is known of reading the newest version as every past one; exit code 1 past a limit.
+    """Show how well the newest version is read as every past one; exit code 1 past a limit.
 
     Every published file is compared with its hash first.
     """
@@ -120,14 +121,14 @@ def check(
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.version_warnings import version_warnings
 
-    found = Lineage.open(lineage)
-    readings = diagnose_lineage(found)
-    checked = found.checked_files
+    opened = Lineage.open(lineage)
+    readings = diagnose_lineage(opened)
+    checked = opened.checked_files
     sentences = past_limits(readings, CompatibilityLimits(max_error, max_bound, max_amplification))
     if as_json:
         rows = [reading_json(r) for r in readings]
-        facts = {"lineage": str(lineage), "version": found.newest}
-        warnings = {str(n): said for n, said in version_warnings(found).items() if said}
+        facts = {"lineage": str(lineage), "version": opened.newest}
+        warnings = {str(n): listed for n, listed in version_warnings(opened).items() if listed}
         dump(
             {
                 **facts,
@@ -138,10 +139,10 @@ def check(
             }
         )
     else:
-        _print_readings(found, readings)
+        _print_readings(opened, readings)
         paragraph(
             f"{len(checked)} files were compared with their hashes, all that are published: "
-            f"{_which(found, checked)}."
+            f"{_described(opened, checked)}."
         )
     for sentence in sentences:
         sys.stderr.write(f"{sentence}\n")
@@ -160,7 +161,7 @@ def export(
             "file beside it), .safetensors or .csv.",
         ),
     ],
-    side: Annotated[str, typer.Option(help="query or candidate; object, of a lineage of files.")],
+    side: Annotated[str, typer.Option(help="query or candidate; object in a lineage of files.")],
     as_version: As = None,
     force: Force = False,
     as_json: Json = False,
@@ -168,8 +169,7 @@ def export(
     """Write embeddings at any version to a file of ids and float32 vectors."""
     from evergram.lineage.lineage import Lineage
 
-    found = Lineage.open(lineage)
-    view = found.view(as_version)
+    view = Lineage.open(lineage).view(as_version)
     rows = view.export(out, side, overwrite=force)
     if as_json:
         dump(
@@ -199,7 +199,7 @@ the amplification, which is the largest singular value.
 
 
 def _print_readings(lineage: Lineage, readings: list[Reading]) -> None:
-    """A line for each past version, and a sentence on each thing that is not known."""
+    """Print a line for each past version, and a sentence on each figure that is not known."""
     from evergram.lineage.version_warnings import version_warnings
 
     lines = [_reading_line(r) for r in readings]
@@ -211,8 +211,8 @@ def _print_readings(lineage: Lineage, readings: list[Reading]) -> None:
     print_warnings(version_warnings(lineage))
 
 
-def _which(lineage: Lineage, checked: list[str]) -> str:
-    """The files that were compared, in words."""
+def _described(lineage: Lineage, checked: list[str]) -> str:
+    """Return a phrase on the files that were compared with their hashes."""
     own = ["lineage.json"] if "lineage.json" in checked else []
     parts = {
         "versions": [m.version for m in lineage.versions],
@@ -225,15 +225,15 @@ def _which(lineage: Lineage, checked: list[str]) -> str:
 
 
 def _reading_line(reading: Reading) -> list[str]:
-    unseen, seen, known = reading.unseen, reading.measured, reading.certificate
+    unseen, measured, certificate = reading.unseen, reading.measured, reading.certificate
     return [
         str(reading.version),
         str(unseen.objects) if unseen else "–",
         number(unseen.relative if unseen else None),
         number(unseen.cosine if unseen else None),
-        str(seen.objects if seen else 0),
-        number(seen.relative if seen else None),
-        number(known.relative if known else None),
-        number(known.relative_bound if known else None),
+        str(measured.objects if measured else 0),
+        number(measured.relative if measured else None),
+        number(certificate.relative if certificate else None),
+        number(certificate.relative_bound if certificate else None),
         number(reading.amplification),
     ]

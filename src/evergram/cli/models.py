@@ -1,4 +1,4 @@
-"""Commands that train a model, or look into one."""
+"""Commands that train models, and measure them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ from evergram.cli.options import (
     refuse_unread,
     with_seed,
 )
-from evergram.cli.printing import dump, metrics_table, number, print_version, table, warn
+from evergram.cli.printing import dump, metrics_table, number, print_version, table
 from evergram.errors import DataError
 
-# What nothing is done with where stored embeddings are judged, and what each method of a comparison
-# brings itself.
+# Tables of a recipe that an evaluation does not read, and keys that a comparison's methods set.
 NOT_EVALUATED = ("name", "model", "task", "prior", "gramian", "training", "upgrade", "compare")
-OF_METHODS = tuple(
+SET_BY_METHODS = tuple(
     f"upgrade.{key}"
     for key in ("method", "fit", "transform", "steps", "start", "solver", "objects", "alone")
 )
@@ -51,16 +50,16 @@ def train(
 ) -> None:
     """Train version 0 and publish it as a new lineage."""
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.publish import publish
-    from evergram.releasing.upgrade import train as train_version
+    from evergram.releasing.release import train_and_publish
 
     chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"))
-    new = Lineage.create(lineage, chosen.name)
-    with new.training() as folder:
-        artefact = train_version(
-            chosen, device=device, progress=new_progress(), folder=folder, board=tensorboard
-        )
-    publish(new, artefact, warn=warn)
+    artefact = train_and_publish(
+        chosen,
+        Lineage.create(lineage, chosen.name),
+        device=device,
+        progress=new_progress(),
+        board=tensorboard,
+    )
     print_version(lineage, dict(artefact.metrics), as_json)
 
 
@@ -88,54 +87,22 @@ def upgrade(
         bool,
         typer.Option(
             "--kept",
-            help="Publish the model of an upgrade that another one came before; only its transform "
-            "is fitted anew.",
+            help="Publish a model that was trained when another upgrade was published first; only "
+            "its transform is fitted.",
         ),
     ] = False,
 ) -> None:
-    """Train the next version together with its way back, and publish it."""
+    """Train the next version with its backward transform, and publish it."""
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.publish import publish, refuse_unmeasurable
-    from evergram.releasing.upgrade import upgrade as upgrade_version
-    from evergram.releasing.upgrade import upgrade_lost
+    from evergram.releasing.release import ReleaseOptions, upgrade_and_publish
 
-    chosen = load_recipe(recipe, seed, set_, unread=("compare",))
-    if tensorboard is not None and chosen.upgrade.start == "frozen":
-        raise DataError(
-            "upgrade.start = 'frozen' trains no model, so --tensorboard has nothing to write; "
-            "leave it out."
-        )
-    existing = Lineage.open(lineage)
-    if kept and tensorboard is not None:
-        raise DataError("--kept trains no model, so --tensorboard has nothing to write; drop one.")
-    refuse_unmeasurable(
-        existing, chosen, max_degradation=max_degradation, strict_probes=strict_probes
-    )
-    if kept:
-        artefact = upgrade_lost(
-            chosen,
-            existing,
-            device=device,
-            progress=new_progress(),
-            allow_small_overlap=allow_small_overlap,
-        )
-    else:
-        artefact = upgrade_version(
-            chosen,
-            existing,
-            device=device,
-            progress=new_progress(),
-            folder=existing.work_dir,
-            board=tensorboard,
-            allow_small_overlap=allow_small_overlap,
-        )
-    published = publish(
-        existing,
-        artefact,
-        max_degradation=max_degradation,
-        strict_probes=strict_probes,
-        promote=not no_promote,
-        warn=warn,
+    published = upgrade_and_publish(
+        load_recipe(recipe, seed, set_, unread=("compare",)),
+        Lineage.open(lineage),
+        ReleaseOptions(max_degradation, strict_probes, not no_promote, allow_small_overlap, kept),
+        device=device,
+        progress=new_progress(),
+        board=tensorboard,
     )
     print_version(lineage, dict(published.metrics), as_json)
 
@@ -149,79 +116,81 @@ def evaluate(
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
-    """Judge the stored embeddings, read as any version, on the newest version's test pairs.
+    """Measure the stored embeddings, read as any version, on the newest version's test pairs.
 
-    The data is where the recipe of the newest version found it; --set data.path=PATH if it moved.
+    The data is read from where the newest version's recipe says; --set data.path=PATH if it moved.
     """
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.upgrade import evaluate as evaluate_version
     from evergram.training.recipe import Recipe
 
-    found = Lineage.open(lineage)
+    opened = Lineage.open(lineage)
     refuse_unread(set_, NOT_EVALUATED)
-    recipe = Recipe.stored(found.recipe(found.newest), with_seed(set_, seed))
-    read_as = found.newest if as_version is None else found.resolve(as_version)
-    metrics = evaluate_version(recipe, found, read_as, device=device)
+    recipe = Recipe.stored(opened.recipe(opened.newest), with_seed(set_, seed))
+    read_as = opened.newest if as_version is None else opened.resolve(as_version)
+    metrics = evaluate_version(recipe, opened, read_as, device=device)
     if as_json:
-        dump({"version": found.newest, "as": read_as, "metrics": metrics})
+        dump({"version": opened.newest, "as": read_as, "metrics": metrics})
         return
-    metrics_table(f"Version {found.newest} read as version {read_as}", metrics)
+    metrics_table(f"Version {opened.newest} read as version {read_as}", metrics)
 
 
 @app.command()
 def diagnose(
     lineage: LineageFolder,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Where to draw it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="File to draw it in.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=2, help="Steps of training to compare on.")] = 200,
-    every: Annotated[int, typer.Option(min=1, help="Steps between two measures.")] = 10,
+    every: Annotated[int, typer.Option(min=1, help="Steps between two measurements.")] = 10,
     batch: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Entities an estimator learns from, a step (default: 128, 1024)."),
+        typer.Option(min=1, help="Entities an estimator sees in a step (default: 128, 1024)."),
     ] = None,
     as_json: Json = False,
     seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
-    """Look into the newest version: its spectrum, its scores, and how well Gramians are estimated.
+    """Measure the newest version's spectrum and scores, and the error of each Gramian estimator.
 
-    The first steps of its training are done again, and every estimator is measured against the
-    exact Gramian along them. Nothing is published.
+    The first steps of its training are repeated, and every estimator is measured against the exact
+    Gramian along them. Nothing is published.
     """
     from evergram.evaluation.reports.diagnosis_report import write_diagnosis
     from evergram.lineage.lineage import Lineage
-    from evergram.training.diagnose import diagnose as look
+    from evergram.training.diagnose import diagnose as diagnose_version
     from evergram.training.recipe import Recipe
 
     if out is not None and out.suffix != ".png":
         raise DataError(f"--out {out} must end in .png.")
     if every > steps:
         raise DataError(f"--every {every} is more than --steps {steps}; nothing would be measured.")
-    found = Lineage.open(lineage)
+    opened = Lineage.open(lineage)
     refuse_unread(set_, ("name", "metrics", "training.epochs", "upgrade", "compare"))
-    recipe = Recipe.stored(found.recipe(found.newest), with_seed(set_, seed))
-    result = look(
+    recipe = Recipe.stored(opened.recipe(opened.newest), with_seed(set_, seed))
+    diagnosis = diagnose_version(
         recipe,
-        found,
+        opened,
         steps=steps,
         every=every,
         batch_sizes=batch,
         device=device,
         progress=new_progress(),
     )
-    tracking = result.tracking
+    tracking = diagnosis.tracking
     if out is not None:
         errors = tracking.gramian_errors, tracking.gradient_errors
-        write_diagnosis(out, result.histograms, tracking.steps, *errors)
+        write_diagnosis(out, diagnosis.histograms, tracking.steps, *errors)
     if as_json:
-        dump({"lineage": str(lineage), **result.as_json()})
+        dump({"lineage": str(lineage), **diagnosis.as_json()})
         return
     table(
-        f"Version {result.version}",
-        ["", *next(iter(result.sides.values()))],
-        [[side, *(f"{v:.4g}" for v in facts.values())] for side, facts in result.sides.items()],
+        f"Version {diagnosis.version}",
+        ["", *next(iter(diagnosis.sides.values()))],
+        [[side, *(f"{v:.4g}" for v in facts.values())] for side, facts in diagnosis.sides.items()],
     )
-    scores = result.histograms
+    scores = diagnosis.histograms
     sys.stdout.write(
         f"Mean score of observed pairs {scores.means[0]:.4f}, of random pairs "
         f"{scores.means[1]:.4f}; an observed one is higher {scores.separation:.1%} of the time.\n"
@@ -243,22 +212,22 @@ def compare(
     recipe: RecipeFile,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for lineages and results.")],
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Remove what another recipe has left there.")
+        bool, typer.Option("--fresh", help="Remove the results of another recipe from there.")
     ] = False,
     as_json: Json = False,
     seed: Seed = None,
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
-    """Methods side by side from the same M_0: a table, figures, and all numbers.
+    """Compare methods side by side from the same version 0: a table, figures, and all numbers.
 
-    What is there already is gone on with.
+    An interrupted comparison resumes, and finished runs are kept.
     """
     from evergram.evaluation.reports.comparison_report import HEADER, explanation, table_rows
-    from evergram.releasing.comparison.compare import compare as run
+    from evergram.releasing.comparison.compare import compare as compare_methods
 
-    chosen = load_recipe(recipe, seed, set_, unread=OF_METHODS, comparing=True)
-    results = run(chosen, out, device=device, progress=new_progress(), fresh=fresh)
+    chosen = load_recipe(recipe, seed, set_, unread=SET_BY_METHODS, comparing=True)
+    results = compare_methods(chosen, out, device=device, progress=new_progress(), fresh=fresh)
     if as_json:
         dump(results)
         return
@@ -281,7 +250,7 @@ def demo(
     device: Device = "auto",
     set_: Set = None,
 ) -> None:
-    """The whole story: version 0, three upgrades, and a consumer who never changes."""
+    """Show the whole story: version 0, three upgrades, and a consumer that never changes."""
     from evergram.evaluation.reports.demo_report import write_report
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.demo import demo_recipe, tell

@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="What to run.")]
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="Recipe to run.")]
 # Text, as a Path would make s3:/ of s3://.
 LineageOption = Annotated[str, typer.Option("--lineage", help="Folder or address of the lineage.")]
 LineageFolder = Annotated[
@@ -40,13 +40,13 @@ As = Annotated[
 ]
 NoPromote = Annotated[
     bool,
-    typer.Option("--no-promote", help="Publish it, and leave production on the version it is on."),
+    typer.Option("--no-promote", help="Publish the version, and leave production where it is."),
 ]
 AllowSmallOverlap = Annotated[
     bool,
     typer.Option(
         "--allow-small-overlap",
-        help="Publish, without a certificate, what has few objects in common with the past.",
+        help="Publish, without a certificate, a version with few objects in common with the past.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -60,7 +60,7 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 IdColumn = Annotated[
     str | None, typer.Option(help="The column (or tensor) of ids.", show_default="id")
 ]
@@ -77,11 +77,12 @@ def load_recipe(
     unread: Collection[str] = (),
     comparing: bool = False,
 ) -> Recipe:
-    """The recipe of a command.
+    """Return the recipe of a command.
 
     Args:
-        unread: tables, or keys, that the command does not look at: overrides of them are refused.
-        comparing: as of `Recipe.of`.
+        overrides: the values of `--set`.
+        unread: tables or keys that the command ignores; overrides of them are refused.
+        comparing: as for `Recipe.of`.
     """
     from evergram.training.recipe import Recipe
 
@@ -94,7 +95,7 @@ def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
 
 
 def refuse_unread(overrides: list[str] | None, unread: Collection[str]) -> None:
-    """Raises: RecipeError: an override is of a table, or a key, that the command does not read."""
+    """Refuse overrides that would change nothing. Raises: RecipeError."""
     for override in overrides or ():
         key = override.partition("=")[0].strip()
         if key in unread or key.partition(".")[0] in unread:
@@ -107,23 +108,25 @@ def refuse_unread(overrides: list[str] | None, unread: Collection[str]) -> None:
 def columns_of(
     files: Iterable[Path], id_column: str | None, vector_column: str | None
 ) -> dict[str, str]:
-    """What `open_embeddings` takes. Raises: DataError: none of the files has names to choose."""
-    given = {"--id-column": id_column, "--vector-column": vector_column}
-    names = [name for name, value in given.items() if value is not None]
+    """Return the columns, as `open_embeddings` takes them.
+
+    Raises: DataError: a column was named, and none of the files has columns.
+    """
+    options = {"--id-column": id_column, "--vector-column": vector_column}
+    names = [name for name, value in options.items() if value is not None]
     if names and all(file.suffix.lower() == ".npy" for file in files):
         raise DataError(f"{names[0]} was given, and a .npy file names nothing in it; leave it out.")
     return {"id_column": id_column or "id", "vector_column": vector_column or "vector"}
 
 
-def stores_by_side(given: Sequence[str]) -> dict[str, str]:
-    """Read `--store SIDE=ADDRESS`, given any number of times.
+def stores_by_side(options: Sequence[str]) -> dict[str, str]:
+    """Return the values of `--store SIDE=ADDRESS` as side to address.
 
-    Returns: side to address.
-    Raises: DataError: one is not that, or a side comes twice. The message does not repeat what was
-        given: there may be a password in it.
+    Raises: DataError: a value has another form, or a side comes twice. The message does not repeat
+        the value, which may hold a password.
     """
-    found: dict[str, str] = {}
-    for text in given:
+    addresses: dict[str, str] = {}
+    for text in options:
         side, _, address = text.partition("=")
         # An address without a side may have an equals sign too.
         if not address or not re.fullmatch(r"[^\s:/@#]+", side):
@@ -131,10 +134,10 @@ def stores_by_side(given: Sequence[str]) -> dict[str, str]:
                 "--store must be SIDE=ADDRESS, as in candidate=lance:vectors#films; what was given "
                 "is not, and is not repeated here, as there may be a password in it."
             )
-        if side in found:
+        if side in addresses:
             raise DataError(f"--store is given twice for side {side!r}; give each side once.")
-        found[side] = address
-    return found
+        addresses[side] = address
+    return addresses
 
 
 def new_progress() -> Progress:

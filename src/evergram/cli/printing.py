@@ -1,4 +1,4 @@
-"""How results are shown: a table for people, JSON for machines, both on stdout."""
+"""Print results on stdout: a table for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 
 def dump(value: dict[str, Any]) -> None:
+    """Print a value as JSON; NaN and infinity as null."""
     from evergram.lineage.disk.plain_json import plain_numbers
 
     sys.stdout.write(json.dumps(plain_numbers(value), indent=2) + "\n")
 
 
 def file_written(path: Path) -> str:
-    """How a file of vectors is named to a person, with that of its ids where there is one."""
+    """Return a file of vectors for a sentence, with the file of its ids where there is one."""
     from evergram.vector_files.open_embeddings import companion
 
     ids = companion(path)
@@ -35,8 +36,8 @@ def print_version(lineage: str | Path, metrics: dict[str, Any], as_json: bool) -
         sys.stdout.write(_training_sentence(metrics["training"]) + "\n")
     if "overlap" in metrics:
         _print_overlap(metrics["version"], metrics["overlap"])
-    for past, found in metrics.get("compatibility", {}).items():
-        _print_reading(past, found)
+    for past, reading in metrics.get("compatibility", {}).items():
+        _print_reading(past, reading)
     if metrics.get("probes"):
         print_probes(metrics["probes"])
 
@@ -48,19 +49,19 @@ def _print_overlap(version: int, overlap: dict[str, Any]) -> None:
     )
 
 
-def _print_reading(past: str, found: dict[str, Any]) -> None:
-    """What a new version keeps, read as a past one; what could not be measured is said."""
-    if found["queries"]:
+def _print_reading(past: str, reading: dict[str, Any]) -> None:
+    """Print how well a new version is read as a past one, and what could not be measured."""
+    if reading["queries"]:
         metrics_table(
-            f"Read as version {past} (by the {found['queries']} test queries that it knew)",
-            {_READINGS[name]: values for name, values in found["ranking"].items()},
+            f"Read as version {past} (by the {reading['queries']} test queries that it knew)",
+            {_READINGS[name]: values for name, values in reading["ranking"].items()},
         )
     else:
         sys.stdout.write(
             f"Read as version {past}: no ranking was measured, as it knew none of the test "
             "queries.\n"
         )
-    for kind, drift in found["drift"].items():
+    for kind, drift in reading["drift"].items():
         if not drift["objects"]:
             sys.stdout.write(f"distance to version {past}: there are no {_OBJECTS[kind]}\n")
             continue
@@ -68,7 +69,7 @@ def _print_reading(past: str, found: dict[str, Any]) -> None:
             f"mean distance to version {past} on {drift['objects']} {_OBJECTS[kind]}: "
             f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)\n"
         )
-    sys.stdout.write(f"overlap@10 with version {past}: {number(found['overlap@10'])}\n")
+    sys.stdout.write(f"overlap@10 with version {past}: {number(reading['overlap@10'])}\n")
 
 
 def print_probes(probes: list[dict[str, Any]], title: str = "Consumers' probes") -> None:
@@ -89,20 +90,15 @@ def print_probes(probes: list[dict[str, Any]], title: str = "Consumers' probes")
     table(title, header, lines)
 
 
-def warn(sentence: str) -> None:
-    """Write a line on stderr, which is no error."""
-    sys.stderr.write(f"warning: {sentence}\n")
-
-
 def print_warnings(warnings: dict[int, list[str]]) -> None:
-    """By version, what its readers should know."""
+    """Print the warnings of each version."""
     for version, sentences in warnings.items():
         for sentence in sentences:
             sys.stdout.write(f"Version {version}: {sentence}\n")
 
 
 def _training_sentence(training: dict[str, Any]) -> str:
-    """What the model was trained on, and what ended it."""
+    """Return a sentence on the data that a model was trained on, and on what ended its training."""
     chosen = (
         f"epoch {training['best_epoch']} of {training['epochs']} was best by the selection pairs "
         f"({_ENDED[training['ended']]})"
@@ -135,7 +131,7 @@ _READINGS = {
 
 def metrics_table(title: str, metrics: dict[str, dict[str, float]]) -> None:
     names = list(next(iter(metrics.values())))
-    lines = [[who, *(number(v.get(n)) for n in names)] for who, v in metrics.items()]
+    lines = [[row, *(number(v.get(n)) for n in names)] for row, v in metrics.items()]
     table(title, ["", *names], lines)
 
 
@@ -154,7 +150,7 @@ def table(title: str, header: list[str], lines: list[list[str]]) -> None:
 
 
 def paragraph(text: str) -> None:
-    """A sentence or more, in lines of 80 characters."""
+    """Print text in lines of 80 characters."""
     sys.stdout.write(textwrap.fill(text, 80, break_on_hyphens=False) + "\n")
 
 

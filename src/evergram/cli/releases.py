@@ -1,4 +1,4 @@
-"""Commands that say which version is read, and which no longer."""
+"""Commands that decide which versions may be read, and which one is in production."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Version = Annotated[
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
     lineage: LineageOption,
-    name: Annotated[str, typer.Option(help="Of the lineage.")] = "embeddings",
+    name: Annotated[str, typer.Option(help="Name of the lineage.")] = "embeddings",
     id_column: IdColumn = None,
     vector_column: VectorColumn = None,
     ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
@@ -47,8 +47,8 @@ def import_(
     from evergram.releasing.files.import_file import import_embeddings
     from evergram.vector_files.open_embeddings import open_embeddings
 
-    opened = open_embeddings(file, ids=ids, **columns_of([file], id_column, vector_column))
-    facts = import_embeddings(opened, Lineage.create(lineage, name), progress=new_progress())
+    vectors = open_embeddings(file, ids=ids, **columns_of([file], id_column, vector_column))
+    facts = import_embeddings(vectors, Lineage.create(lineage, name), progress=new_progress())
     if as_json:
         dump({"lineage": str(lineage), **facts})
         return
@@ -61,26 +61,24 @@ def import_(
 @app.command()
 def label(
     lineage: LineageFolder,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the label.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the label.")],
     version: Annotated[
         str | None, typer.Argument(metavar="VERSION", help="A number, a label or 'newest'.")
     ] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the label.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Set a label on a version, move it there, or remove it; `stable` is what is in production."""
+    """Set a label on a version, move it there, or remove it; `stable` marks production."""
     from evergram.lineage.lineage import Lineage
 
     if remove == (version is not None):
-        raise LineageError(
-            "Give the version that the label is to be on, or --remove and no version."
-        )
-    found = Lineage.open(lineage)
+        raise LineageError("Give the version to put the label on, or --remove and no version.")
+    opened = Lineage.open(lineage)
     if version is None:
-        found.unlabel(name)
+        opened.unlabel(name)
     else:
-        found.label(name, version)
-    _say(found, as_json)
+        opened.label(name, version)
+    _print_labels(opened, as_json)
 
 
 @app.command()
@@ -94,24 +92,24 @@ def promote(
 
     opened = Lineage.open(lineage)
     opened.promote(version)
-    _say(opened, as_json)
+    _print_labels(opened, as_json)
 
 
 @app.command()
 def withdraw(
     lineage: LineageFolder,
-    reason: Annotated[str, typer.Option(help="Why; it is kept.")],
+    reason: Annotated[str, typer.Option(help="The reason, which is kept.")],
     as_json: Json = False,
 ) -> None:
-    """Take the newest version back, if no label and no consumer is on it.
+    """Withdraw the newest version, if no label and no consumer is on it.
 
     Its number is never used again.
     """
     from evergram.lineage.lineage import Lineage
 
-    found = Lineage.open(lineage)
-    found.withdraw(found.newest, reason)
-    _say(found, as_json)
+    opened = Lineage.open(lineage)
+    opened.withdraw(opened.newest, reason)
+    _print_labels(opened, as_json)
 
 
 @app.command()
@@ -120,16 +118,16 @@ def retire(
     version: _Version,
     as_json: Json = False,
 ) -> None:
-    """End the reading of an old version, if no label and no consumer is on it."""
+    """Make an old version unreadable, if no label and no consumer is on it."""
     from evergram.lineage.lineage import Lineage
 
-    found = Lineage.open(lineage)
-    found.retire(version)
-    _say(found, as_json)
+    opened = Lineage.open(lineage)
+    opened.retire(version)
+    _print_labels(opened, as_json)
 
 
-def _say(lineage: Lineage, as_json: bool) -> None:
-    """Where every label is now, and which versions are read."""
+def _print_labels(lineage: Lineage, as_json: bool) -> None:
+    """Print the version of every label, and which versions may be read."""
     if as_json:
         dump(
             {

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
-import socket
 import sys
-from contextlib import suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evergram.cli.options import Json, LineageFolder, app, stores_by_side
-from evergram.errors import ServiceError
 
-# Files of a process that are no connections: of stores, logs, modules.
-FILES = 256
+if TYPE_CHECKING:
+    from evergram.serving.server import Server
 
 
 @app.command()
 def serve(
     lineage: LineageFolder,
     host: Annotated[
-        str, typer.Option(help="Where to listen; others than this machine need tokens.")
+        str, typer.Option(help="Address to listen on; any but this machine's own needs tokens.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8000,
     store: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SIDE=ADDRESS",
-            help="Where a side's embeddings are (default: snapshots in DIR/stores); repeatable. "
+            help="Store of a side's embeddings (default: snapshots in DIR/stores); repeatable. "
             "A database's password is best in PGPASSWORD or ~/.pgpass.",
         ),
     ] = None,
@@ -61,31 +57,20 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A name that it is asked for under, such as shop.example, *.example or * for any "
-            "(default: localhost; where tokens are asked for, any).",
+            help="A name that requests may address it by: shop.example, *.example, or * for any "
+            "(default: localhost; any, where tokens are asked for); repeatable.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Serve embeddings, search and transforms over HTTP, at the version that each reader wants.
 
-    A new version, a label that moves and a change of consumers are taken up without a restart.
-    EVERGRAM_ADMIN_TOKEN is the administrator's token.
+    New versions, moved labels and changed consumers are loaded without a restart. The environment
+    variable EVERGRAM_ADMIN_TOKEN is the administrator's token.
     """
-    try:
-        import prometheus_client  # noqa: F401
+    from evergram.serving import ServiceSettings, admin_token, listen
 
-        from evergram.serving.app import create_app
-        from evergram.serving.http.connections import server_of
-    except ImportError as error:
-        raise ServiceError(
-            f"'evergram serve' needs {error.name}: pip install 'evergram[serve]'."
-        ) from None
-    from evergram.lineage.consumers.registry import ConsumerRegistry
-    from evergram.serving.service import Service, checked_sentence, has_tokens
-    from evergram.serving.settings import Settings, admin_token
-
-    settings = Settings(
+    settings = ServiceSettings(
         host=host,
         no_auth=no_auth,
         admin_token=admin_token(),
@@ -97,85 +82,25 @@ def serve(
         max_waiting=max_waiting,
         allowed_hosts=tuple(allowed_host or ()),
         max_buffered=max_buffered * 2**20,
-        max_connections=_room_for(max_connections),
+        max_connections=max_connections,
         silence=silence,
         keep_alive=keep_alive,
     )
-    # What is taken up, and what cannot be, is said on stderr as it happens.
+    # The log on stderr says which changes were loaded, and which could not be.
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
     logging.getLogger("evergram").setLevel(logging.INFO)
     stores = stores_by_side(store or ()) or None
-    # Both before the stores are filled, which may take long.
-    settings.check(has_tokens(ConsumerRegistry.open(lineage)))
-    listening = _bound(host, port)
-    service = Service.open(lineage, stores)
-    application = create_app(service, settings)
-    server = server_of(application, settings, application.state.front.connections)
-    # What was imported stays: without this, now and then a request waits while all of it is looked
-    # through for garbage.
-    gc.collect()
-    gc.freeze()
-    files = service.files()
-    sys.stderr.write(f"{checked_sentence(files)}\n")
-    found = {
-        "lineage": str(lineage),
-        "url": f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}",
-        "version": service.production,
-        "open": settings.is_open(service.tokens),
-        "checked": [name for name, done in files.items() if done],
-        "unchecked": [name for name, done in files.items() if not done],
-    }
-    # Whoever reads where it is may ask at once; until the server takes them, connections wait.
-    listening.listen(server.config.backlog)
+    with listen(lineage, port=port, stores=stores, settings=settings) as server:
+        _announce(lineage, server, as_json)
+        server.run()
+
+
+def _announce(lineage: str, server: Server, as_json: bool) -> None:
+    sys.stderr.write(f"{server.checked_sentence}\n")
+    facts = server.as_json()
     if as_json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps({"lineage": lineage, **facts}) + "\n")
         sys.stdout.flush()
-    who = "open to everybody who can reach it" if found["open"] else "tokens are asked for"
-    sys.stderr.write(f"Serving version {found['version']} on {found['url']} ({who}).\n")
+    access = "open to everybody who can reach it" if facts["open"] else "tokens are asked for"
+    sys.stderr.write(f"Serving version {facts['version']} on {facts['url']} ({access}).\n")
     sys.stderr.flush()
-    server.run(sockets=[listening])
-
-
-def _room_for(connections: int) -> int:
-    """Return how many connections, of so many, the process may have: each takes one of its files.
-
-    Past its limit of files, a process takes no connection at all, and closes none.
-    """
-    try:
-        import resource
-    except ImportError:  # where processes have no such limit
-        return connections
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        more = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        # Some systems have a limit below the one that they tell.
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
-            soft = more
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return connections
-    room = max(1, soft - FILES)
-    sys.stderr.write(
-        f"This process may open {soft} files, so it takes {room} connections at once, not "
-        f"{connections}; 'ulimit -n {wanted}' makes room for them.\n"
-    )
-    return room
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket that listens; uvicorn itself would end the process with a traceback's worth of
-    log where the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Said to be TCP, or asyncio leaves Nagle's algorithm on, and an answer of several packets waits
-    # 40 ms for the client's delayed acknowledgement.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind((host, port))
-    except OSError as error:
-        found.close()
-        raise ServiceError(
-            f"{host}:{port} cannot be listened on: {error.strerror}; choose another with --port."
-        ) from error
-    return found

@@ -1,4 +1,4 @@
-"""Commands that fill a store with embeddings, and refresh one that holds older rows."""
+"""Commands that fill stores with embeddings, and refresh stores that hold older rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,13 +26,13 @@ Stores = Annotated[
     typer.Option(
         "--store",
         metavar="SIDE=ADDRESS",
-        help=f"Which side goes where; repeatable, once for each side: {_WHERE}",
+        help=f"Store of a side; repeatable, once for each side: {_WHERE}",
     ),
 ]
-# Typer would take the last of several without a word.
+# A list, though one store is taken: of several, typer would silently take the last.
 OneStore = Annotated[
     list[str],
-    typer.Option("--store", metavar="SIDE=ADDRESS", help=f"Which side is where: {_WHERE}"),
+    typer.Option("--store", metavar="SIDE=ADDRESS", help=f"Store of a side: {_WHERE}"),
 ]
 backfill = typer.Typer(
     help="Refresh a store's older rows to production's version, the worst first.",
@@ -50,29 +50,19 @@ def fill(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write all embeddings of production's version to stores, made where they are not there."""
+    """Write all embeddings of production's version to stores, created where there are none."""
     from evergram.lineage.lineage import Lineage
-    from evergram.retrieval.fill import fill as fill_store
-    from evergram.retrieval.fill import stores_to_fill
+    from evergram.retrieval.stores_by_address import fill_stores
 
-    addresses = stores_by_side(store)
-    found = Lineage.open(lineage)
-    version = found.production
-    filled: list[dict[str, Any]] = []
-    with stores_to_fill(found, addresses) as stores:
-        for side, opened in stores.items():
-            progress = partial(_say, what=f"rows of side {side}")
-            rows = fill_store(found, opened, side, version, progress=progress)
-            if index:
-                opened.build_index()
-            facts = {"store": opened.address, "side": side, "rows": rows, "held": opened.count()}
-            filled.append(facts)
+    opened = Lineage.open(lineage)
+    version = opened.production
+    filled = fill_stores(opened, stores_by_side(store), index=index, progress=_print_side)
     if as_json:
-        dump({"version": version, "stores": filled})
+        dump({"version": version, "stores": [facts.as_json() for facts in filled]})
         return
     for facts in filled:
         sys.stdout.write(
-            f"{facts['rows']} rows of side {facts['side']}, version {version}: {facts['store']}\n"
+            f"{facts.rows} rows of side {facts.side}, version {version}: {facts.store}\n"
         )
 
 
@@ -83,9 +73,9 @@ def plan(
     batch: Annotated[int, typer.Option(min=1, help="Rows written at a time.")] = 10_000,
     as_json: Json = False,
 ) -> None:
-    """Find the rows to refresh and order them by the error that they are predicted to have."""
-    with _opened(lineage, store) as work:
-        _print(work.plan(batch), as_json)
+    """Find the rows to refresh, and order them by their predicted error, the worst first."""
+    with _backfill(lineage, store) as opened:
+        _print(opened.plan(batch), as_json)
 
 
 @backfill.command("apply")
@@ -93,13 +83,13 @@ def apply(
     lineage: LineageFolder,
     store: OneStore,
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many (whole batches).")
+        int | None, typer.Option(min=1, help="Stop after this many rows (whole batches).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Refresh rows in the planned order; started again, it goes on where it was."""
-    with _opened(lineage, store) as work:
-        _print(work.apply(rows, progress=_say_rows), as_json)
+    """Refresh rows in the planned order; an interrupted run resumes where it stopped."""
+    with _backfill(lineage, store) as opened:
+        _print(opened.apply(rows, progress=partial(_print_progress, what="rows")), as_json)
 
 
 @backfill.command("status")
@@ -108,9 +98,9 @@ def status(
     store: OneStore,
     as_json: Json = False,
 ) -> None:
-    """How far it is."""
-    with _opened(lineage, store) as work:
-        _print(work.status(), as_json)
+    """Show how far a backfill is."""
+    with _backfill(lineage, store) as opened:
+        _print(opened.status(), as_json)
 
 
 @backfill.command("rollback")
@@ -119,16 +109,15 @@ def rollback(
     store: OneStore,
     as_json: Json = False,
 ) -> None:
-    """Put back the rows that were refreshed, as they were."""
-    with _opened(lineage, store) as work:
-        _print(work.rollback(progress=partial(_say, what="batches")), as_json)
+    """Put the refreshed rows back as they were."""
+    with _backfill(lineage, store) as opened:
+        _print(opened.rollback(progress=partial(_print_progress, what="batches")), as_json)
 
 
 @contextmanager
-def _opened(lineage: str, store: list[str]) -> Iterator[Backfill]:
+def _backfill(lineage: str, store: list[str]) -> Iterator[Backfill]:
     from evergram.lineage.lineage import Lineage
-    from evergram.retrieval.backfill import Backfill
-    from evergram.stores.open_store import open_store
+    from evergram.retrieval.stores_by_address import open_backfill
 
     if len(store) > 1:
         raise DataError(
@@ -136,17 +125,15 @@ def _opened(lineage: str, store: list[str]) -> Iterator[Backfill]:
             "for each."
         )
     ((side, address),) = stores_by_side(store).items()
-    found = Lineage.open(lineage)
-    found.stored(side, found.production)
-    with open_store(address) as opened:
-        yield Backfill(found, opened, side)
+    with open_backfill(Lineage.open(lineage), side, address) as opened:
+        yield opened
 
 
-def _say_rows(done: int, total: int) -> None:
-    _say(done, total, "rows")
+def _print_side(side: str, version: int, done: int, total: int) -> None:
+    _print_progress(done, total, f"rows of side {side}")
 
 
-def _say(done: int, total: int, what: str) -> None:
+def _print_progress(done: int, total: int, what: str) -> None:
     if not sys.stderr.isatty():
         sys.stderr.write(f"{done} of {total} {what}\n")
         return

@@ -1,4 +1,4 @@
-"""Commands for embeddings of models that are not ours."""
+"""Commands for files of vectors, whatever model made them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from evergram.cli.options import (
     columns_of,
     new_progress,
 )
-from evergram.cli.printing import dump, file_written, number, print_probes, table, warn
-from evergram.errors import DataError, LineageError
+from evergram.cli.printing import dump, file_written, number, print_probes, table
+from evergram.errors import DataError
 
 _MAPPINGS = {
     "transformed": "new, transformed",
@@ -43,16 +43,16 @@ def align(
         str, typer.Option(help="linear, affine, orthogonal or low_rank.")
     ] = "linear",
     rank: Annotated[
-        int | None, typer.Option(min=1, help="Of low_rank, and of it alone.", show_default="32")
+        int | None, typer.Option(min=1, help="Rank of a low_rank transform.", show_default="32")
     ] = None,
     scaled: Annotated[
-        bool, typer.Option("--scaled", help="Let orthogonal, and it alone, stretch.")
+        bool, typer.Option("--scaled", help="Let an orthogonal transform stretch.")
     ] = False,
     held_out: Annotated[
         float, typer.Option(help="Share of the common objects to measure on, below 1.")
     ] = 0.1,
     name: Annotated[
-        str | None, typer.Option(help="Of a new lineage.", show_default="embeddings")
+        str | None, typer.Option(help="Name of a new lineage.", show_default="embeddings")
     ] = None,
     id_column: IdColumn = None,
     vector_column: VectorColumn = None,
@@ -74,13 +74,13 @@ def align(
         int, typer.Option(min=0, help="Draws the objects among which neighbours are looked up.")
     ] = 0,
 ) -> None:
-    """Publish a file of vectors as the next version, with its way back to an older file.
+    """Publish a file of vectors as the next version, with a backward transform to an older file.
 
     The two files (Parquet, Arrow, .npy or safetensors) have ids in common. No model is needed.
     """
-    from evergram.lineage.lineage import Lineage
     from evergram.releasing.files.align import align as align_files
     from evergram.releasing.files.align_settings import AlignSettings
+    from evergram.releasing.files.target_lineage import open_or_create
     from evergram.vector_files.open_embeddings import open_embeddings
 
     is_version = old.isdecimal() and not Path(old).exists()
@@ -91,23 +91,15 @@ def align(
     files = [new] if is_version else [Path(old), new]
     columns = columns_of(files, id_column, vector_column)
     settings = AlignSettings(transform, rank, scaled, held_out, seed, allow_small_overlap)
-    there = Lineage.exists(lineage)
-    if there and name is not None:
-        raise LineageError(
-            f"--name is of a new lineage, and {lineage} is one already; leave it out."
-        )
     facts = align_files(
         int(old) if is_version else open_embeddings(Path(old), ids=old_ids, **columns),
         open_embeddings(new, ids=new_ids, **columns),
-        Lineage.open(lineage)
-        if there
-        else Lineage.create(lineage, "embeddings" if name is None else name),
+        open_or_create(lineage, name),
         settings,
         max_error=max_error,
         promote=not no_promote,
         progress=new_progress(),
         strict_probes=strict_probes,
-        warn=warn,
     )
     if as_json:
         dump({"lineage": str(lineage), **facts})
@@ -118,28 +110,28 @@ def align(
 
 
 def _print_alignment(lineage: str, facts: dict[str, Any]) -> None:
-    found = facts["alignment"]
-    pairs = found["pairs"]
+    alignment = facts["alignment"]
+    pairs = alignment["pairs"]
     by = ", paired by the numbers of their rows" if pairs["by_row_number"] else ""
     sys.stdout.write(
-        f"Version {facts['version']} in {lineage}: {found['dims']['new']} dims, back to "
-        f"{found['dims']['old']} by a {found['transform']['kind']} transform.\n"
+        f"Version {facts['version']} in {lineage}: {alignment['dims']['new']} dims, back to "
+        f"{alignment['dims']['old']} by a {alignment['transform']['kind']} transform.\n"
         f"{pairs['common']} objects in common{by} ({pairs['only_old']} in the old file alone, "
         f"{pairs['only_new']} in the new one): {pairs['fitted']} fitted to ({pairs['needed']} "
         f"needed), {pairs['held_out']} held out.\n"
     )
-    readings = found["held_out"]
+    readings = alignment["held_out"]
     header = ["", "cosine", "relative error", "overlap@10", "own queries"]
     names = list(next(iter(readings.values())))
-    lines = [[_MAPPINGS[who], *(number(v[n]) for n in names)] for who, v in readings.items()]
+    lines = [[_MAPPINGS[name], *(number(v[n]) for n in names)] for name, v in readings.items()]
     lines.append(["the old vectors", "1.0000", "0.0000", "1.0000", "1.0000"])
     table("What held-out objects keep", header, lines)
-    sample = found["neighbours"]
+    sample = alignment["neighbours"]
     sys.stdout.write(
         f"Neighbours: of {sample['queries']} held-out objects among {sample['catalogue']} others, "
         "by cosine;\nown queries: of old vectors, among new ones.\n"
     )
-    chance = found["chance"]
+    chance = alignment["chance"]
     sys.stdout.write(
         f"{'Better' if chance['beaten'] else 'No better'} than chance: the error is "
         f"{1 - chance['ratio']:.1%} below that of the same transform with the objects mixed up, "
@@ -167,19 +159,19 @@ def transform(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Rewrite a file of one version's vectors as another version's, in flat memory."""
+    """Rewrite a file of one version's vectors as another version's, in constant memory."""
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.files.transform_file import transform_file
     from evergram.vector_files.open_embeddings import open_embeddings
 
-    found = Lineage.open(lineage)
-    source = found.newest if from_version is None else found.resolve(from_version)
-    target = found.resolve(as_version)
-    opened = open_embeddings(file, ids=ids, **columns_of([file], id_column, vector_column))
+    opened = Lineage.open(lineage)
+    source = opened.newest if from_version is None else opened.resolve(from_version)
+    target = opened.resolve(as_version)
+    vectors = open_embeddings(file, ids=ids, **columns_of([file], id_column, vector_column))
     rows = transform_file(
-        opened, found, target, out, source=source, progress=new_progress(), overwrite=force
+        vectors, opened, target, out, source=source, progress=new_progress(), overwrite=force
     )
-    dim = found.manifest(target).dim
+    dim = opened.manifest(target).dim
     if as_json:
         facts = {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": target}
         dump(facts)

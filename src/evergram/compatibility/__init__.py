@@ -23,8 +23,9 @@ Then what is trained, `alignment_loss` (Eq. 7 and 10, all of history in one matr
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.compatibility.aligner.aligner import Aligner
@@ -56,30 +57,19 @@ __all__ = [
     "fit_closed_form",
 ]
 
-# Imported when first used: the command reads `kinds` and does not wait for torch.
-_HOME = {
-    "Aligner": "aligner.aligner",
-    "AlignerReport": "aligner.report",
-    "AlignmentLoss": "alignment_loss",
-    "BackwardAlignment": "backward_alignment",
-    "Chain": "chain",
-    "ClosedForm": "closed_form_fit",
-    "Guarantee": "certificate",
-    "SecondMoments": "second_moments",
-    "StepError": "certificate",
-    "Transform": "transforms",
-    "build_transform": "kinds",
-    "certify": "certificate",
-    "fit_by_gradient": "gradient_fit",
-    "fit_closed_form": "closed_form_fit",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"evergram.compatibility.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'evergram.compatibility' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+export_lazily(
+    __name__,
+    {
+        "aligner.aligner": "Aligner",
+        "aligner.report": "AlignerReport",
+        "alignment_loss": "AlignmentLoss",
+        "backward_alignment": "BackwardAlignment",
+        "certificate": "Guarantee StepError certify",
+        "chain": "Chain",
+        "closed_form_fit": "ClosedForm fit_closed_form",
+        "gradient_fit": "fit_by_gradient",
+        "kinds": "build_transform",
+        "second_moments": "SecondMoments",
+        "transforms": "Transform",
+    },
+)

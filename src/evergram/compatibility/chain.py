@@ -14,6 +14,17 @@ from evergram.errors import ShapeError, UnknownVersionError
 class Chain:
     """The transforms of a lineage; affine ones between two versions are multiplied out, once.
 
+    >>> import torch
+    >>> from evergram.compatibility.chain import Chain
+    >>> from evergram.compatibility.transforms import LinearTransform
+    >>> first = LinearTransform.from_matrix(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+    >>> second = LinearTransform.from_matrix(torch.tensor([[3.0, 0.0], [0.0, 3.0]]))
+    >>> chain = Chain([first, second], dim=2)
+    >>> chain.matrix(2, 0).tolist()  # W_1 W_2
+    [[3.0, 0.0], [0.0, 6.0]]
+    >>> chain.apply(torch.tensor([1.0, 1.0]), 2, 0).tolist()
+    [3.0, 6.0]
+
     Args:
         transforms: B_1 … B_k, where B_i takes version i to version i - 1.
         dim: D_0, needed where there is no transform yet.

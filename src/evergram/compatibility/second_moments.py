@@ -22,7 +22,7 @@ class SecondMoments:
     With x = (1, z_k, z_{k-1}) everything is one matrix, Σ x xᵀ. It is additive: shards and machines
     are merged by adding, and a record is taken out by subtracting it, up to rounding.
 
-    C_{k-1,k} is the cross moment H of a Gramian whose prior factors are the old vectors:
+    C_{k-1,k} is the H of docs/method.md, "Priors", with the old vectors as prior factors:
     `evergram.gramian.estimator.Moment` holds the same pair of matrices, for embeddings that move
     while they are estimated.
 

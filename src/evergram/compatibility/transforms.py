@@ -60,6 +60,12 @@ class LinearTransform(Transform):
     W starts with orthonormal rows (columns, when dims shrink) drawn from the generator, so that no
     coordinate of the new space is privileged and W neither shrinks nor stretches; without one, as
     the first coordinates.
+
+    >>> import torch
+    >>> from evergram.compatibility.transforms import LinearTransform
+    >>> back = LinearTransform.from_matrix(torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]))
+    >>> back(torch.tensor([3.0, 4.0, 5.0])).tolist()
+    [3.0, 8.0]
     """
 
     kind = "linear"
@@ -113,7 +119,14 @@ class LambdaOrthogonalTransform(LinearTransform):
 
 
 class AffineTransform(Transform):
-    """B(z) = W z + b."""
+    """B(z) = W z + b.
+
+    >>> import torch
+    >>> from evergram.compatibility.transforms import AffineTransform
+    >>> back = AffineTransform.from_matrix(torch.eye(2, 3), torch.tensor([0.5, -0.5]))
+    >>> back(torch.tensor([1.0, 1.0, 1.0])).tolist()
+    [1.5, 0.5]
+    """
 
     kind = "affine"
 
@@ -140,7 +153,13 @@ class AffineTransform(Transform):
 
 
 class TruncateTransform(Transform):
-    """The first D_{k-1} coordinates, [BC]'s NoTrans; zeros fill up where dims shrink."""
+    """The first D_{k-1} coordinates, [BC]'s NoTrans; zeros fill up where dims shrink.
+
+    >>> import torch
+    >>> from evergram.compatibility.transforms import TruncateTransform
+    >>> TruncateTransform(old_dim=2, new_dim=3)(torch.tensor([1.0, 2.0, 3.0])).tolist()
+    [1.0, 2.0]
+    """
 
     kind = "truncate"
 

@@ -1,0 +1,86 @@
+"""Interactions from files, as a corpus in columns; what a version may see of it; batches.
+
+Read in this order:
+
+1. `corpus`: `Corpus`, two sides of entities and the pairs between them, by rows and not by ids.
+   Its parts are in `columnar/`; `Corpus.of` reads frames, matrices and lists in memory.
+2. The loaders, each from one kind of file to a `Corpus`: `tables` (any Parquet, Arrow, CSV or TSV),
+   `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), and `synthetic`, a corpus
+   whose answer is known. `loaders` is the table of them by the kind that a recipe names.
+3. `split`: what is held out, by a hash of the pair (`pair_hash`), by time, or by a published file.
+4. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3).
+
+[G2]: Krichene et al., *Efficient training on very large corpora via Gramian estimation*, ICLR 2019.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
+
+if TYPE_CHECKING:
+    from evergram.data.amazon import load_amazon
+    from evergram.data.columnar.features import Feature, Side
+    from evergram.data.columnar.vocabulary import Vocabulary
+    from evergram.data.corpus import Corpus
+    from evergram.data.movielens import load_movielens
+    from evergram.data.pair_hash import PairHash, TrainedPairs
+    from evergram.data.rolling_window import RollingWindow
+    from evergram.data.sampling import EntitySampler, ExampleSampler
+    from evergram.data.split import (
+        HeldOut,
+        Split,
+        given_split,
+        random_split,
+        time_split,
+        window_split,
+    )
+    from evergram.data.synthetic import Planted, generate
+    from evergram.data.tables import load_table
+    from evergram.data.wikipedia.links import load_mediawiki
+    from evergram.data.wikispeedia import load_wikispeedia
+
+__all__ = [
+    "Corpus",
+    "EntitySampler",
+    "ExampleSampler",
+    "Feature",
+    "HeldOut",
+    "PairHash",
+    "Planted",
+    "RollingWindow",
+    "Side",
+    "Split",
+    "TrainedPairs",
+    "Vocabulary",
+    "generate",
+    "given_split",
+    "load_amazon",
+    "load_mediawiki",
+    "load_movielens",
+    "load_table",
+    "load_wikispeedia",
+    "random_split",
+    "time_split",
+    "window_split",
+]
+
+export_lazily(
+    __name__,
+    {
+        "amazon": "load_amazon",
+        "columnar.features": "Feature Side",
+        "columnar.vocabulary": "Vocabulary",
+        "corpus": "Corpus",
+        "movielens": "load_movielens",
+        "pair_hash": "PairHash TrainedPairs",
+        "rolling_window": "RollingWindow",
+        "sampling": "EntitySampler ExampleSampler",
+        "split": "HeldOut Split given_split random_split time_split window_split",
+        "synthetic": "Planted generate",
+        "tables": "load_table",
+        "wikipedia.links": "load_mediawiki",
+        "wikispeedia": "load_wikispeedia",
+    },
+)

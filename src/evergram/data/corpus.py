@@ -24,6 +24,15 @@ __all__ = ["Corpus", "Feature", "Side", "Vocabulary", "plain", "take_ragged", "t
 class Corpus:
     """Who met what, when and how much, over two sides of entities.
 
+    >>> import pyarrow as pa
+    >>> from evergram import Corpus
+    >>> table = pa.table({"query": [7, 7, 9], "candidate": ["a", "b", "a"]})
+    >>> corpus = Corpus.from_tables(table)
+    >>> len(corpus), len(corpus.queries), len(corpus.candidates)
+    (3, 2, 2)
+    >>> corpus.counts("candidate").tolist()
+    [2, 1]
+
     Interactions are in order of time where there is one (ties keep the source's order), else in the
     source's order. A pair that comes twice is kept twice.
 
@@ -60,6 +69,7 @@ class Corpus:
         Ids stay what they are: integers or strings. Neither pandas nor Polars has to be installed
         for the other kinds.
 
+        >>> from evergram import Corpus
         >>> Corpus.of([("ann", 7), ("ben", 7), ("ann", 8)])
         Corpus(3 interactions of 2 queries with 2 candidates)
         >>> Corpus.of({"user": ["ann", "ben"], "item": [7, 7]}, query="user", candidate="item")

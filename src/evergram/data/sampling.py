@@ -64,7 +64,7 @@ def measure(counts: Tensor, power: float) -> Tensor:
     Args:
         counts: int64 [N], interactions of each entity.
         power: 0 is `uniform` ([G2], implicit ALS), 1 is `example` ([G1]).
-    Source: docs/method.md §1, "measures".
+    Source: docs/method.md, "Measures".
     """
     weight = torch.where(counts > 0, counts.double().clamp(min=1) ** power, 0.0)
     return weight / weight.sum()

@@ -1,16 +1,20 @@
-"""Encoders: models that embed queries and candidates in one space.
+"""Encoders: models that take entities of two sides to vectors of one space, [B, D].
 
-Read `features` (a corpus as rows of an encoder's vocabularies), `encoder` (the interface), then
-`row_encoder` with `factorization` and `two_tower`, which embed each entity from its own id and
-features; or `adjacency` and `graph_encoder` with `graphsage` and `lightgcn`, which pass over the
-graph of all interactions. `kinds` is the table of encoders that recipes and artefacts name, and
-`factory` makes them by it; `docs/extend/encoder.md` adds one.
+Read in this order:
+
+1. `encoder`: `Encoder`, the interface, and `Scene`, a corpus as an encoder sees it.
+2. `features`: from a corpus's rows to an encoder's own rows of ids and of bags of features.
+3. `row_encoder` and its two: `factorization` (a free vector an entity) and `two_tower` (ids and
+   features through layers).
+4. `graph_encoder`, on the matrices of `adjacency`, and its two: `graphsage` and `lightgcn`.
+5. `factory`: an encoder by its `kind`, new or from a published version.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.encoders.encoder import Embeddings, Encoder, Scene
@@ -43,32 +47,18 @@ __all__ = [
     "restore_encoder",
 ]
 
-# Imported when first used: `kinds` is read without torch.
-_HOME = {
-    "ENCODERS": "kinds",
-    "Embeddings": "encoder",
-    "Encoder": "encoder",
-    "EncoderSettings": "kinds",
-    "EntityInputs": "features",
-    "Factorization": "factorization",
-    "GraphEncoder": "graph_encoder",
-    "GraphSage": "graphsage",
-    "LightGCN": "lightgcn",
-    "RowEncoder": "row_encoder",
-    "SIDES": "features",
-    "Scene": "encoder",
-    "Schema": "features",
-    "TwoTower": "two_tower",
-    "build_encoder": "factory",
-    "restore_encoder": "factory",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"evergram.encoders.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'evergram.encoders' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+export_lazily(
+    __name__,
+    {
+        "encoder": "Embeddings Encoder Scene",
+        "factorization": "Factorization",
+        "factory": "build_encoder restore_encoder",
+        "features": "EntityInputs SIDES Schema",
+        "graph_encoder": "GraphEncoder",
+        "graphsage": "GraphSage",
+        "kinds": "ENCODERS EncoderSettings",
+        "lightgcn": "LightGCN",
+        "row_encoder": "RowEncoder",
+        "two_tower": "TwoTower",
+    },
+)

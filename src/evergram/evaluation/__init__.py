@@ -1,26 +1,37 @@
-"""Measure embeddings: rankings, Gramians, consumers, and versions read as past ones.
+"""Measurements: of rankings, of Gramian estimates, of maps between versions, of consumers.
 
-Read in this order: `ranking` (Recall, NDCG, MAP over the whole catalogue), `relevance` (targets
-and masks of a split), `gramian_error`, `version_distance`, `map_quality` (maps between
-files), `consumer_tasks` and `consumer_classifiers` (teams that stay on version 0), `degradation`
-(the metrics of [BC] §4). `probes/` runs consumers' own models apart, `reports/` draws.
+Read in this order:
 
-[BC] Hu et al., Learning backward compatible embeddings, KDD 2022. [G2] Krichene et al., Efficient
-training on very large corpora via Gramian estimation, ICLR 2019.
+1. `ranking`: Recall@K, NDCG@K and MAP@K over the whole catalogue. `auc`.
+2. `gramian_error`: an estimated Gramian beside the exact one ([G2] Fig. 2 to 4).
+3. `version_distance`: a version read as a past one, beside what that one was. `map_quality` and
+   `chance`: the same of any map, beside one that mixes the objects up.
+4. `degradation`, `consumer_tasks`, `consumer_classifiers`: the protocol of [BC] Section 4 and 5.
+5. `probes/`: a consumer's own model, run in a process of its own. `reports/`: tables and figures.
+
+Sources: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
+ICLR 2019; [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.evaluation.auc import roc_auc
     from evergram.evaluation.consumer_classifiers import ConsumerClassifiers, fit_consumers
-    from evergram.evaluation.consumer_tasks import ConsumerTask
-    from evergram.evaluation.degradation import Degradation
-    from evergram.evaluation.gramian_error import gradient_error, score_histograms
+    from evergram.evaluation.consumer_tasks import ConsumerTask, consumer_tasks
+    from evergram.evaluation.degradation import Degradation, degradation
+    from evergram.evaluation.gramian_error import (
+        Histograms,
+        gradient_error,
+        gramian_error,
+        score_histograms,
+    )
     from evergram.evaluation.map_quality import mapping_readings
+    from evergram.evaluation.probes.probe_models import ProbeModel, load_probe_model
     from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
     from evergram.evaluation.relevance import relevance_of, test_relevance
     from evergram.evaluation.version_distance import as_dim, drift, overlap
@@ -29,11 +40,17 @@ __all__ = [
     "ConsumerClassifiers",
     "ConsumerTask",
     "Degradation",
+    "Histograms",
+    "ProbeModel",
     "Relevance",
     "as_dim",
+    "consumer_tasks",
+    "degradation",
     "drift",
     "fit_consumers",
     "gradient_error",
+    "gramian_error",
+    "load_probe_model",
     "mapping_readings",
     "overlap",
     "popularity_metrics",
@@ -44,32 +61,18 @@ __all__ = [
     "test_relevance",
 ]
 
-# Imported when first used: to read a recipe does not wait for torch.
-_HOME = {
-    "ConsumerClassifiers": "evergram.evaluation.consumer_classifiers",
-    "ConsumerTask": "evergram.evaluation.consumer_tasks",
-    "Degradation": "evergram.evaluation.degradation",
-    "Relevance": "evergram.evaluation.ranking",
-    "as_dim": "evergram.evaluation.version_distance",
-    "drift": "evergram.evaluation.version_distance",
-    "fit_consumers": "evergram.evaluation.consumer_classifiers",
-    "gradient_error": "evergram.evaluation.gramian_error",
-    "mapping_readings": "evergram.evaluation.map_quality",
-    "overlap": "evergram.evaluation.version_distance",
-    "popularity_metrics": "evergram.evaluation.ranking",
-    "rank_metrics": "evergram.evaluation.ranking",
-    "relevance_of": "evergram.evaluation.relevance",
-    "roc_auc": "evergram.evaluation.auc",
-    "score_histograms": "evergram.evaluation.gramian_error",
-    "test_relevance": "evergram.evaluation.relevance",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'evergram.evaluation' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+export_lazily(
+    __name__,
+    {
+        "auc": "roc_auc",
+        "consumer_classifiers": "ConsumerClassifiers fit_consumers",
+        "consumer_tasks": "ConsumerTask consumer_tasks",
+        "degradation": "Degradation degradation",
+        "gramian_error": "Histograms gradient_error gramian_error score_histograms",
+        "map_quality": "mapping_readings",
+        "probes.probe_models": "ProbeModel load_probe_model",
+        "ranking": "Relevance popularity_metrics rank_metrics",
+        "relevance": "relevance_of test_relevance",
+        "version_distance": "as_dim drift overlap",
+    },
+)

@@ -16,8 +16,9 @@ Sources: [G1] Krichene et al., Efficient training on very large corpora via Gram
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.gramian.adaptive_sogram import AdaptiveSOGram
@@ -58,33 +59,19 @@ __all__ = [
     "quadratic_penalty",
 ]
 
-# Imported when first used: a recipe is checked by `kinds` without torch.
-_HOME = {
-    "AdaptiveSOGram": "evergram.gramian.adaptive_sogram",
-    "EntityBatch": "evergram.gramian.estimator",
-    "EntityMeasure": "evergram.gramian.gramian_penalty.entity_measure",
-    "ExactGramian": "evergram.gramian.exact",
-    "GramianErrors": "evergram.gramian.gramian_penalty.gramian_penalty",
-    "GramianEstimator": "evergram.gramian.estimator",
-    "GramianPenalty": "evergram.gramian.gramian_penalty.gramian_penalty",
-    "GrowingSAGram": "evergram.gramian.gramian_penalty.growing_sagram",
-    "Moment": "evergram.gramian.estimator",
-    "Population": "evergram.gramian.estimator",
-    "SAGram": "evergram.gramian.sagram",
-    "SOGram": "evergram.gramian.sogram",
-    "SampledGramian": "evergram.gramian.sampled",
-    "Storm": "evergram.gramian.storm",
-    "exact_moment": "evergram.gramian.estimator",
-    "orthogonal_penalty": "evergram.gramian.penalty",
-    "quadratic_penalty": "evergram.gramian.penalty",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'evergram.gramian' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+export_lazily(
+    __name__,
+    {
+        "adaptive_sogram": "AdaptiveSOGram",
+        "estimator": "EntityBatch GramianEstimator Moment Population exact_moment",
+        "exact": "ExactGramian",
+        "gramian_penalty.entity_measure": "EntityMeasure",
+        "gramian_penalty.gramian_penalty": "GramianErrors GramianPenalty",
+        "gramian_penalty.growing_sagram": "GrowingSAGram",
+        "penalty": "orthogonal_penalty quadratic_penalty",
+        "sagram": "SAGram",
+        "sampled": "SampledGramian",
+        "sogram": "SOGram",
+        "storm": "Storm",
+    },
+)

@@ -26,8 +26,8 @@ class Storm(GramianEstimator):
         dim, factors: D and K.
         rate: α, in (0, 1], or "auto".
         decay: κ; step t has α t^−κ.
-    Source: the estimator of Cutkosky and Orabona 2019 (STORM) for a matrix, as
-        docs/method.md derives it, "Recursive momentum".
+    Source: the estimator of Cutkosky and Orabona 2019 (STORM) for a matrix; docs/method.md,
+        "Recursive momentum".
     """
 
     wants_before = True

@@ -1,28 +1,33 @@
-"""A lineage: the versions of one model in a folder, each immutable, with the chain between them.
+"""A lineage: a folder of immutable versions, each with its transform back to the one before.
 
-`Lineage` opens a folder or an address such as `s3://bucket/shop`; `View` is what it reads as
-another version, `Artefact` what it publishes, `ConsumerRegistry` who reads it. What is on disk, and
-what each change may do, is in `docs/lineage.md`.
+Read in this order:
 
-To read the room, begin with `disk/` (the records, their checksums, the one rule of names) and
-`record_changes` (every change as a function from one record to the next). Then `catalog` (the
-versions by number and label), `version_reader` (the files of one), `version_chain` (from one to
-another), `stored_embeddings`, and `publishing/`, which adds one; `lineage` puts them together.
-`locks/` and `remote/` keep two writers apart, here and elsewhere. `canary_check` and
-`version_warnings` say what is known of the versions that are there.
+1. `disk/`: `lineage.json` and the manifests, with their checksums and the one rule of names
+   (`docs/lineage.md`).
+2. `artefact`: everything that one version is. `version_reader`: one version, each file checked.
+3. `record_changes`: every change, as a function from one record to the next. `catalog`: versions by
+   number and by label.
+4. `version_chain`: from one version to another. `stored_embeddings`: what a version published.
+   `publishing/`: adds a version.
+5. `lineage`: `Lineage`, which puts these together. `view`: embeddings read as a past version.
+6. `canary_check` and `version_warnings`: what is known of the versions that are there.
+   `consumers/`: who reads which version.
+7. `locks/` and `remote/`: one writer at a time; lineages at `s3://…` and the like.
 
-The chain is of [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
+[BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.lineage.artefact import Artefact
+    from evergram.lineage.artefact import Artefact, EncoderParts
     from evergram.lineage.canary_check import (
         CompatibilityLimits,
+        Reading,
         diagnose_lineage,
         past_limits,
     )
@@ -35,31 +40,23 @@ __all__ = [
     "Artefact",
     "CompatibilityLimits",
     "ConsumerRegistry",
+    "EncoderParts",
     "Lineage",
     "Manifest",
+    "Reading",
     "View",
     "diagnose_lineage",
     "past_limits",
 ]
 
-# Imported when first used: the records on disk are read without torch.
-_HOME = {
-    "Artefact": "artefact",
-    "CompatibilityLimits": "canary_check",
-    "ConsumerRegistry": "consumers.registry",
-    "Lineage": "lineage",
-    "Manifest": "disk.manifest",
-    "View": "view",
-    "diagnose_lineage": "canary_check",
-    "past_limits": "canary_check",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+export_lazily(
+    __name__,
+    {
+        "artefact": "Artefact EncoderParts",
+        "canary_check": "CompatibilityLimits Reading diagnose_lineage past_limits",
+        "consumers.registry": "ConsumerRegistry",
+        "disk.manifest": "Manifest",
+        "lineage": "Lineage",
+        "view": "View",
+    },
+)

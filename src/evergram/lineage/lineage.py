@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 class Lineage:
     """A folder of versions. The embeddings of the newest are stored, and of what has a label.
 
+    >>> from evergram import Lineage
+    >>> lineage = Lineage.open("lineages/films")
+    >>> [manifest.version for manifest in lineage.versions]
+    [0, 1, 2]
+    >>> ids, vectors = lineage.embeddings("candidate")  # of the newest version, as stored
+    >>> vectors.shape[1] == lineage.manifest(2).dim
+    True
+
     A version becomes visible by one rename of `lineage.json`, and so does every change of labels;
     whatever a killed process left before that is not part of the lineage, and the next publication
     clears it away.

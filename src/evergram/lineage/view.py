@@ -27,6 +27,15 @@ Floats = npt.NDArray[np.floating[Any]]
 class View:
     """The stored embeddings of one version, read as another: z̃_j = W_k^j z_k.
 
+    >>> from evergram import Lineage
+    >>> lineage = Lineage.open("lineages/films")
+    >>> view = lineage.view(version=0)  # what version 2 has stored, in the space of version 0
+    >>> view.source, view.version, view.dim
+    (2, 0, 4)
+    >>> ids, vectors = view.embeddings("candidate")
+    >>> view.export("candidates-as-v0.parquet", side="candidate") == len(ids)
+    True
+
     Args:
         version: j, the version that they are read as.
         source: k, the version whose embeddings are stored.

@@ -52,6 +52,18 @@ def publish(
 
     `evergram upgrade` and `evergram align` publish by this function.
 
+    >>> import evergram
+    >>> recipe = evergram.Recipe.of(
+    ...     {
+    ...         "data": {"kind": "synthetic", "queries": 200, "candidates": 100},
+    ...         "training": {"epochs": 3},
+    ...     }
+    ... )
+    >>> lineage = evergram.Lineage.create("lineages/new", "new")
+    >>> published = evergram.publish(lineage, evergram.train(recipe))
+    >>> published.version, lineage.newest
+    (0, 0)
+
     Args:
         max_degradation: percent of `training.metric` that the model may lose to the same model
             trained alone, and that a past version may lose when this one is read as it.

@@ -58,6 +58,18 @@ def train(
 ) -> Artefact:
     """Return version 0, ready for `Lineage.publish`.
 
+    >>> import evergram
+    >>> recipe = evergram.Recipe.of(
+    ...     {
+    ...         "data": {"kind": "synthetic", "queries": 200, "candidates": 100},
+    ...         "model": {"dim": [8, 12]},
+    ...         "training": {"epochs": 3},
+    ...     }
+    ... )
+    >>> artefact = evergram.train(recipe)
+    >>> artefact.dim
+    8
+
     Args:
         corpus: loaded by `load_corpus(recipe)` if it is not given.
         encoder: modules of your own, trained in place of the recipe's encoder.
@@ -139,6 +151,22 @@ def upgrade(
 
     The metrics hold, beside the model's own, those of the same model trained alone, and for every
     past version what reading it through the chain keeps, and the certificate.
+
+    >>> import evergram
+    >>> recipe = evergram.Recipe.of(
+    ...     {
+    ...         "data": {"kind": "synthetic", "queries": 200, "candidates": 100},
+    ...         "model": {"dim": [8, 12]},
+    ...         "training": {"epochs": 3},
+    ...     }
+    ... )
+    >>> lineage = evergram.Lineage.create("lineages/new", "new")
+    >>> published = evergram.publish(lineage, evergram.train(recipe))
+    >>> artefact = evergram.upgrade(recipe, lineage)
+    >>> artefact.transform.new_dim, artefact.transform.old_dim
+    (12, 8)
+    >>> evergram.publish(lineage, artefact).version
+    1
 
     Args:
         corpus, device, progress, folder, callbacks, board: as of `train`.

@@ -1,48 +1,54 @@
-"""Retrieval: stored embeddings at any version, and vectors of objects that are not stored.
+"""Read stored embeddings at any version: by id, by search, or as given vectors.
 
-`Reader` fetches, searches and recommends at any version of a lineage, from stores that hold one
-version or several; `PretrainedEncoder` embeds an object by its id and features; `Backfill` brings a
-store to a newer version.
+Read in this order:
 
-To read the room, begin with `version_maps` (from one version to another, for rows and for queries)
-and `metric_search` (three metrics on one index of inner products); then `reader`, `store_check` and
-`fill`; then `backfill` with its journal. `pretrained/` stands alone.
+1. `reader`: `Reader`, a lineage and its stores; it answers with `embedded`'s `Embedded`.
+2. `version_maps`: from the version that a row was made with to the one that is asked for.
+   `metric_search`: distance and cosine on an index that knows inner products alone.
+3. `recommend`: the best candidates for known queries. `pretrained/`:
+   `PretrainedEncoder`, which embeds an object by its id and features, and stands alone.
+4. `fill`: from a published version to a store. `backfill`: refresh a store's older rows, worst
+   first; its files are `backfill_journal` and `backfill_progress`.
 
-One index serves all versions because the maps are affine: `docs/method.md`.
+[BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Why one index serves all
+versions: `docs/method.md`, *One index for all versions*.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.retrieval.backfill import Backfill
+    from evergram.retrieval.backfill_progress import BackfillProgress, backfill_progress
     from evergram.retrieval.embedded import Embedded
+    from evergram.retrieval.fill import canary_stores, fill, local_stores, open_stores
     from evergram.retrieval.pretrained.pretrained_encoder import PretrainedEncoder
     from evergram.retrieval.reader import Reader
 
 __all__ = [
     "Backfill",
+    "BackfillProgress",
     "Embedded",
     "PretrainedEncoder",
     "Reader",
+    "backfill_progress",
+    "canary_stores",
+    "fill",
+    "local_stores",
+    "open_stores",
 ]
 
-# Imported when first used: a client of the service needs `Embedded` and no torch.
-_HOME = {
-    "Backfill": "backfill",
-    "Embedded": "embedded",
-    "PretrainedEncoder": "pretrained.pretrained_encoder",
-    "Reader": "reader",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+export_lazily(
+    __name__,
+    {
+        "backfill": "Backfill",
+        "backfill_progress": "BackfillProgress backfill_progress",
+        "embedded": "Embedded",
+        "fill": "canary_stores fill local_stores open_stores",
+        "pretrained.pretrained_encoder": "PretrainedEncoder",
+        "reader": "Reader",
+    },
+)

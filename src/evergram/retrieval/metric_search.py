@@ -1,8 +1,9 @@
 """Search by inner product, distance and cosine on an index of inner products.
 
 A row of version v is stored as [z, n_0 … n_v] with n_j = ‖z̃_j‖² (scaled), so that every score at
-version j is linear in the stored coordinates, or is bounded by linear ones. Derived in
-docs/method.md, "One index for all versions".
+version j is linear in the stored coordinates, or is bounded by linear ones.
+
+Source: docs/method.md, "One index for all versions".
 """
 
 from __future__ import annotations

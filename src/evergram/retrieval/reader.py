@@ -34,6 +34,16 @@ class Reader:
     Several threads may share one. Every row is read from the version that it was embedded with, so
     that a store that is only partly refreshed gives no wrong vector.
 
+    >>> from evergram import Reader
+    >>> reader = Reader.open("lineages/films")
+    >>> oldest = reader.embed([12, 7], version=0, side="candidate")
+    >>> oldest.vectors.shape, oldest.counts
+    ((2, 4), {2: 2})
+    >>> hits = reader.search(oldest.vectors[0], k=3, version=0, side="candidate", metric="l2")
+    >>> hits[0].ids[0].as_py()
+    12
+    >>> reader.close()
+
     Args:
         stores: side to the store of production's embeddings.
         canaries: side to a store of the newest version's embeddings, if that is not production:

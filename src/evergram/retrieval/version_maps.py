@@ -39,7 +39,7 @@ class AffineMap:
     def queries(self, queries: Floats) -> tuple[Floats, Floats | None]:
         """Return queries q_j [Q, D_j] as q_v [Q, D_v] and c [Q]: ⟨q_j, z̃_j⟩ = ⟨q_v, z_v⟩ + c.
 
-        Derived in docs/method.md, "One index for all versions".
+        Source: docs/method.md, "One index for all versions".
         """
         if self.transposed is None:
             return queries, None

@@ -1,0 +1,50 @@
+"""The service: embeddings, search and transforms over HTTP, and the client that asks for them.
+
+`serve` runs a service as the command does; `listen` returns its `Server` first. `create_app` makes
+an ASGI application of a `Service`, for a server of your own. These need `evergram[serve]`.
+
+Read in this order:
+
+1. `settings`; `service`: a lineage as it is now, reloaded when it changes (`change_watch`);
+   `served_state`: the state that a request holds.
+2. `app`: the application and its routes. `server`: from a lineage to a listening server.
+3. Folders, each importing only from those before it: `monitoring/` (drift, metrics), `dashboard/`
+   (the page and its data), `http/` (a request's way, from the connection to the answer).
+4. `client`: `Client`, with the names and the results of `evergram.Reader`. It needs httpx, NumPy
+   and pyarrow, and loads nothing of the service.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
+
+if TYPE_CHECKING:
+    from evergram.serving.app import create_app
+    from evergram.serving.client import Client
+    from evergram.serving.server import Server, listen, serve
+    from evergram.serving.service import Service
+    from evergram.serving.settings import ServiceSettings, admin_token
+
+__all__ = [
+    "Client",
+    "Server",
+    "Service",
+    "ServiceSettings",
+    "admin_token",
+    "create_app",
+    "listen",
+    "serve",
+]
+
+export_lazily(
+    __name__,
+    {
+        "app": "create_app",
+        "client": "Client",
+        "server": "Server listen serve",
+        "service": "Service",
+        "settings": "ServiceSettings admin_token",
+    },
+)

@@ -1,15 +1,16 @@
-"""Whether a lineage, or the list of its consumers, has changed."""
+"""Detect that a lineage, or the list of its consumers, has changed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 RECORD, CONSUMERS = "lineage.json", "consumers.json"
-Mark = tuple[object, ...]
+# Identifies one state of a file: two equal stamps mean that nothing was written in between.
+FileStamp = tuple[object, ...]
 
 
-class Watch:
-    """Looks at the two files by which every change of a lineage becomes visible.
+class ChangeWatch:
+    """Watches `lineage.json` and `consumers.json`, which every change of a lineage rewrites.
 
     Args:
         place: a folder, or an fsspec address such as `s3://bucket/shop`.
@@ -19,24 +20,28 @@ class Watch:
         from evergram.lineage.remote.addresses import filesystem, local_folder
 
         folder = local_folder(place)
-        # None for an address elsewhere.
+        # None where the lineage is on another machine.
         self.folder = None if folder is None else folder.resolve()
         self._remote = None if folder is not None else filesystem(str(place))
 
-    def look(self) -> tuple[Mark, Mark]:
-        """Marks of the lineage and of its consumers; another one where it has changed.
+    def stamps(self) -> tuple[FileStamp, FileStamp]:
+        """Return the stamps of the lineage and of its consumers, as they are now.
 
-        Raises: OSError and a driver's own: it cannot be reached.
+        Raises: OSError, or a remote driver's own error: the place cannot be reached.
         """
-        return self._mark(RECORD), self._mark(CONSUMERS)
+        return self._stamp(RECORD), self._stamp(CONSUMERS)
 
-    def _mark(self, name: str) -> Mark:
+    def _stamp(self, name: str) -> FileStamp:
+        """Return a file's time, length and inode; of a remote file its content.
+
+        Not every remote place keeps times.
+        """
         if self.folder is not None:
             try:
-                found = (self.folder / name).stat()
+                status = (self.folder / name).stat()
             except FileNotFoundError:
                 return ()
-            return found.st_mtime_ns, found.st_size, found.st_ino
+            return status.st_mtime_ns, status.st_size, status.st_ino
         assert self._remote is not None
         files, path = self._remote
         files.invalidate_cache()

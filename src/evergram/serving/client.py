@@ -1,4 +1,4 @@
-"""The service, read from Python: the names and the results of `Reader`."""
+"""Read a service from Python, with the names and the results of `Reader`."""
 
 from __future__ import annotations
 
@@ -16,32 +16,38 @@ import pyarrow as pa
 
 from evergram.errors import DataError, ServiceError, ShapeError
 from evergram.retrieval.embedded import Embedded
-from evergram.serving.http.errors import RAISED
+from evergram.serving.http.answers.errors import RAISED
 from evergram.stores.store import Floats, Hits
 
 if TYPE_CHECKING:
     import httpx
 
 ARROW = "application/vnd.apache.arrow.stream"
-# Seconds before the first repetition; each further one waits twice as long.
+# Seconds before the first retry; each further retry waits twice as long.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
-_AGAIN = (502, 503)
+_RETRIED = (502, 503)
 
 
 class Client:
     """A service at an address. Several threads may use one.
 
-    Every call only reads, so one that did not arrive, or was answered 503, is made again.
+    Every call only reads, so a call that did not arrive, or was answered 502 or 503, is retried.
+
+    >>> from evergram import Client
+    >>> client = Client("http://127.0.0.1:8000", token="…")  # doctest: +SKIP
+    >>> client.embed([12, 7], version=0, side="candidate").vectors.shape  # doctest: +SKIP
+    (2, 4)
 
     Args:
         url: such as "http://127.0.0.1:8000".
-        token: of the consumer, where the service asks for one.
+        token: the consumer's token, where the service asks for one.
         timeout: seconds of one try.
         retries: tries after the first.
-        transport: of httpx, in place of the network.
-    Raises, in any call: what `Reader` raises, with the service's sentence. ServiceError: it cannot
-        be reached, it does not know the token, or the token may not read the version.
+        transport: httpx's transport, in place of the network.
+    Raises: in any call, the errors of `Reader`, with the service's sentence. ServiceError: the
+        service cannot be reached, it does not know the token, or the token may not read the
+        version.
     """
 
     def __init__(
@@ -57,11 +63,11 @@ class Client:
             import httpx
         except ImportError:
             raise ServiceError("The client needs httpx: pip install 'evergram[client]'.") from None
-        # An error of httpx would tell the token.
+        # Checked here, as httpx's own error would show the token.
         if token is not None and not re.fullmatch(r"[!-~]+", token):
             raise ServiceError(
                 "The token is empty, or has a space or a character beyond ASCII in it; give the "
-                "one that 'evergram consumer-token' told."
+                "one that 'evergram consumer-token' showed."
             )
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self.url = url.rstrip("/")
@@ -82,13 +88,15 @@ class Client:
         version: int | str | None = None,
         side: str | None = None,
     ) -> Embedded:
-        """The embeddings of ids at a version; of an id that is not stored zeros, and source -1.
+        """Return the embeddings of ids at a version; zeros and source -1 where an id is not stored.
 
         Args:
-            version: a number, "v0" or a label; the token's own where it is None, else production's.
+            version: a number, "v0" or a label; by default the version that the token is pinned to,
+                else production.
+            side: "query" or "candidate"; by default the service's own.
         """
         if isinstance(ids, str):
-            raise DataError(f"Ids are given as a list: [{ids[:40]!r}].")
+            raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
         try:
             column = ids if isinstance(ids, pa.Array) else pa.array(ids)
         except (pa.ArrowException, OverflowError, TypeError) as error:
@@ -111,42 +119,48 @@ class Client:
         metric: Literal["ip", "l2", "cosine"] = "ip",
         ids: pa.Array | Sequence[int | str] | None = None,
     ) -> list[Hits]:
-        """The k nearest stored objects to vectors [Q, D_j] or [D_j] of a version, one list each."""
+        """Return the k stored objects nearest to each of the vectors [Q, D] or [D] of a version.
+
+        Args:
+            version: the version of the vectors; default as for `embed`.
+            side: the side that is searched.
+            ids: search among these ids only.
+        """
         if isinstance(ids, str):
-            raise DataError(f"Ids are given as a list: [{ids[:40]!r}].")
-        among = ids.to_pylist() if isinstance(ids, pa.Array) else ids
+            raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
+        chosen = ids.to_pylist() if isinstance(ids, pa.Array) else ids
         asked = {
             "k": k,
             "version": version,
             "side": side,
             "metric": metric,
-            "ids": None if among is None else list(among),
+            "ids": None if chosen is None else list(chosen),
         }
         columns = {"vector": _vector_column(queries)}
         table = self._stream("/v1/search", columns, asked)
-        which = table["query"].to_numpy()
-        ids_found = table["id"].combine_chunks()
+        query_of_row = table["query"].to_numpy()
+        hit_ids = table["id"].combine_chunks()
         scores, versions = table["score"].to_numpy(), table["computed_from"].to_numpy()
         count = int(table.schema.metadata[b"evergram.queries"])
-        ends = np.searchsorted(which, np.arange(count + 1))
+        ends = np.searchsorted(query_of_row, np.arange(count + 1))
         return [
-            Hits(ids_found[a:b], scores[a:b], versions[a:b])
+            Hits(hit_ids[a:b], scores[a:b], versions[a:b])
             for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
         ]
 
     def transform(
         self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None
     ) -> Floats:
-        """Vectors [n, D_source] of one version as another reads them, [n, D_target]."""
+        """Return vectors [n, D_source] of one version as another reads them, [n, D_target]."""
         asked = {"source": source, "target": target}
         return _vectors(self._stream("/v1/transform", {"vector": _vector_column(vectors)}, asked))
 
     def versions(self) -> list[dict[str, Any]]:
-        """The versions that may be read, oldest first."""
+        """Return the versions that the token may read, oldest first."""
         return self._list("/v1/versions")
 
     def consumers(self) -> list[dict[str, Any]]:
-        """Who is pinned to which version; for the administrator."""
+        """Return the consumers and their versions; for the administrator."""
         return self._list("/v1/consumers")
 
     def close(self) -> None:
@@ -164,8 +178,8 @@ class Client:
         self.close()
 
     def _list(self, path: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._send("GET", path).json()["data"]
-        return found
+        rows: list[dict[str, Any]] = self._send("GET", path).json()["data"]
+        return rows
 
     def _stream(
         self, path: str, columns: Mapping[str, pa.Array], asked: Mapping[str, Any]
@@ -181,14 +195,17 @@ class Client:
         try:
             return pa.ipc.open_stream(pa.BufferReader(answer.content)).read_all()
         except pa.ArrowException as error:
-            raise ServiceError(f"{self.url}{path} answered what is no Arrow stream.") from error
+            raise ServiceError(
+                f"{self.url}{path} answered with something that is no Arrow stream; is it a "
+                "service of Evergram?"
+            ) from error
 
     def _send(self, method: str, path: str, body: bytes | None = None) -> httpx.Response:
         import httpx
 
         headers = {} if body is None else {"Content-Type": ARROW, "Accept": ARROW}
-        for tried in range(self._retries + 1):
-            last = tried == self._retries
+        for attempt in range(self._retries + 1):
+            last = attempt == self._retries
             pause = 0.0
             try:
                 answer = self._http.request(method, path, content=body, headers=headers)
@@ -197,17 +214,17 @@ class Client:
                     why = str(error).rstrip(".") or type(error).__name__
                     raise ServiceError(f"{self.url} cannot be reached: {why}.") from error
             else:
-                if answer.status_code not in _AGAIN or last:
+                if answer.status_code not in _RETRIED or last:
                     return _checked(answer)
-                told = answer.headers.get("Retry-After", "")
-                pause = float(told) if told.isdecimal() else 0.0
-            pause = max(pause, FIRST_PAUSE * 2**tried)
+                retry_after = answer.headers.get("Retry-After", "")
+                pause = float(retry_after) if retry_after.isdecimal() else 0.0
+            pause = max(pause, FIRST_PAUSE * 2**attempt)
             time.sleep(min(pause, LONGEST_PAUSE) * random.uniform(0.5, 1.0))
         raise AssertionError("the last try returns or raises")
 
 
 def _checked(answer: httpx.Response) -> httpx.Response:
-    """Raises: EvergramError: the service refused."""
+    """Return a successful answer. Raises: EvergramError: the service refused."""
     if answer.status_code == 200:
         return answer
     try:
@@ -219,21 +236,21 @@ def _checked(answer: httpx.Response) -> httpx.Response:
 
 
 def _plain(value: object) -> object:
-    """A number of NumPy's as one of Python's."""
+    """Return a NumPy number as one of Python."""
     if isinstance(value, np.generic):
         return value.item()
     raise DataError(f"{value!r} is no id, version or number; give a whole number or a text.")
 
 
-def _vector_column(given: npt.ArrayLike) -> pa.Array:
+def _vector_column(vectors: npt.ArrayLike) -> pa.Array:
     try:
-        found = np.ascontiguousarray(given, dtype=np.float32)
+        rows = np.ascontiguousarray(vectors, dtype=np.float32)
     except (ValueError, TypeError):
         raise ShapeError("Vectors must be numbers, all of one length.") from None
-    found = found[None] if found.ndim == 1 else found
-    if found.ndim != 2 or not found.shape[1]:
-        raise ShapeError(f"Vectors are {list(found.shape)}; they must be [n, D].")
-    return pa.FixedSizeListArray.from_arrays(pa.array(found.ravel()), found.shape[1])
+    rows = rows[None] if rows.ndim == 1 else rows
+    if rows.ndim != 2 or not rows.shape[1]:
+        raise ShapeError(f"Vectors are {list(rows.shape)}; they must be [n, D].")
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
 
 
 def _vectors(table: pa.Table) -> Floats:

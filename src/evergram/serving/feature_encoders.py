@@ -1,4 +1,4 @@
-"""Objects that no store has, encoded from their features when they are asked for."""
+"""Embeddings of objects that no store holds, encoded from their features on request."""
 
 from __future__ import annotations
 
@@ -17,25 +17,29 @@ from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, LineageError
 from evergram.kinds import kinds_where
 from evergram.lineage.lineage import Lineage
-from evergram.serving.http.schemas import Features
+from evergram.serving.object_features import Features
 from evergram.stores.store import Floats
 
 Key = int | str
 
 
-class Encoders:
-    """The encoders of a lineage's versions, each read when it is first needed."""
+class FeatureEncoders:
+    """The encoders of a lineage's versions, each loaded when it is first needed.
+
+    Several threads may use one.
+    """
 
     def __init__(self, lineage: Lineage) -> None:
         self._lineage = lineage
-        self._read: dict[int, RowEncoder] = {}
+        self._loaded: dict[int, RowEncoder] = {}
         self._lock = threading.Lock()
 
     def encode(self, version: int, side: str, objects: Sequence[Features]) -> Floats:
-        """Embeddings [n, D] of objects as a version encodes them.
+        """Return the embeddings [n, D] of objects, as a version encodes them.
 
-        Raises: LineageError: the version has no encoder, or one that needs the whole graph.
-            DataError: no such side or feature, or nothing of an object is known.
+        Raises: LineageError: the version has no encoder, or its encoder needs the whole graph.
+            DataError: the side or a feature is unknown, or an object has no feature that the
+            encoder knows.
         """
         encoder = self._encoder(version)
         inputs = _inputs(encoder, version, side, objects)
@@ -44,7 +48,7 @@ class Encoders:
 
     def _encoder(self, version: int) -> RowEncoder:
         with self._lock:
-            if version not in self._read:
+            if version not in self._loaded:
                 if self._lineage.manifest(version).encoder is None:
                     raise LineageError(
                         f"Version {version} came from a file and has no encoder; ask for the "
@@ -70,8 +74,8 @@ class Encoders:
                     f"version {version}",
                 )
                 assert isinstance(encoder, RowEncoder)
-                self._read[version] = encoder
-            return self._read[version]
+                self._loaded[version] = encoder
+            return self._loaded[version]
 
 
 def _inputs(
@@ -81,8 +85,8 @@ def _inputs(
     if side not in schema.inputs:
         raise DataError(f"There is no side {side!r}; there is {' and '.join(schema.inputs)}.")
     names = [name for name in schema.inputs[side] if name != "id"]
-    for found in objects:
-        unknown = sorted(set(found.features) - set(names))
+    for described in objects:
+        unknown = sorted(set(described.features) - set(names))
         if unknown:
             has = ", ".join(names) or "none, but ids"
             raise DataError(
@@ -91,35 +95,36 @@ def _inputs(
     bags = {
         name: _bag(
             schema.vocabularies[schema.inputs[side][name]],
-            [_keys(found.features.get(name, [])) for found in objects],
+            [_keys(described.features.get(name, [])) for described in objects],
         )
         for name in names
     }
     ids = torch.full((len(objects),), -1, dtype=torch.int64)
-    for i, found in enumerate(objects):
-        if found.id is not None:
-            ids[i] = schema.ids(side).rows(pa.array([found.id]))[0]
+    for i, described in enumerate(objects):
+        if described.id is not None:
+            ids[i] = schema.ids(side).rows(pa.array([described.id]))[0]
     inputs = EntityInputs(ids, bags)
-    untold = torch.nonzero(~inputs.is_known).flatten()
-    if len(untold):
+    unknown_rows = torch.nonzero(~inputs.is_known).flatten()
+    if len(unknown_rows):
         raise DataError(
-            f"Version {version} knows none of the features of object {int(untold[0])}; an "
-            "embedding of it would say nothing."
+            f"Version {version} knows none of the features of object {int(unknown_rows[0])}, so "
+            "its embedding would say nothing; leave the object out, or describe it by features "
+            "that the version was trained on."
         )
     return inputs
 
 
-def _keys(given: Key | list[Key]) -> list[Key]:
-    return given if isinstance(given, list) else [given]
+def _keys(keys: Key | list[Key]) -> list[Key]:
+    return keys if isinstance(keys, list) else [keys]
 
 
-def _bag(vocabulary: Vocabulary, given: list[list[Key]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ragged rows of a vocabulary; keys that it does not have are left out."""
-    flat = [str(key) for keys in given for key in keys]
+def _bag(vocabulary: Vocabulary, keys: list[list[Key]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each object's keys as rows of a vocabulary, ragged; unknown keys are left out."""
+    flat = [str(key) for of_object in keys for key in of_object]
     rows = vocabulary.rows(pa.array(flat, pa.string()))
     known = rows >= 0
     owner = torch.repeat_interleave(
-        torch.arange(len(given)), torch.tensor([len(keys) for keys in given])
+        torch.arange(len(keys)), torch.tensor([len(of_object) for of_object in keys])
     )
-    counts = torch.bincount(owner[known], minlength=len(given))
+    counts = torch.bincount(owner[known], minlength=len(keys))
     return rows[known], torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])

@@ -1,4 +1,4 @@
-"""What a service is told when it starts."""
+"""Limits of a service, and who may use it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from ipaddress import ip_address
 from evergram.errors import ServiceError
 
 ADMIN_TOKEN = "EVERGRAM_ADMIN_TOKEN"
-_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.I)
+_HOST_PATTERN = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*", re.I)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Limits, and who may come in.
+class ServiceSettings:
+    """Limits of a service, and who may use it.
 
     Args:
-        host: where it listens; without tokens, only where this machine alone can reach it.
-        no_auth: everybody may read everything, wherever it listens.
-        admin_token: reads every version, and sees consumers and metrics.
+        host: address to listen on; without tokens, it must be one that only this machine reaches.
+        no_auth: let everybody read everything, wherever the service listens.
+        admin_token: token that reads every version, the list of consumers and the metrics.
         max_batch: ids, objects or vectors in one request.
         max_k: results of one query.
         max_hits: results of all queries of one request.
-        max_dim: coordinates of a vector that is sent.
+        max_dim: coordinates of a vector in a request.
         max_body: bytes of a request.
         timeout: seconds from the request's start to its answer.
         workers: requests that are worked on at once.
         max_waiting: requests that may wait for a worker; the next is answered 503.
         poll: seconds between two looks at `lineage.json` and `consumers.json`.
-        allowed_hosts: names that it is asked for under, beside those of loopback: "shop.example",
-            "*.example", or "*" for any.
-        max_buffered: bytes of all requests that are held at once; at least of one.
+        allowed_hosts: names that requests may address the service by, beside those of loopback:
+            "shop.example", "*.example", or "*" for any.
+        max_buffered: bytes of all requests that are held in memory at once; at least of one.
         max_connections: connections that are open at once.
         silence: seconds that a client may be silent within a request: in its headers, from one
             part of its body to the next, and while it should take an answer.
@@ -56,13 +56,13 @@ class Settings:
     max_buffered: int = 256 * 2**20
     max_connections: int = 1000
     silence: float = 10.0
-    # Longer than clients and proxies keep theirs (httpx 5 s, nginx 60, Go 90): whoever closes first
-    # must be the one who knows that no request is on its way.
+    # Longer than clients and proxies keep theirs (httpx 5 s, nginx 60, Go 90): the side that closes
+    # first must be the one that knows that no request is on its way.
     keep_alive: float = 120.0
 
     @cached_property
     def loopback(self) -> bool:
-        """Whether this machine alone can reach it."""
+        """Whether only this machine can reach the service."""
         if self.host == "localhost":
             return True
         try:
@@ -71,18 +71,23 @@ class Settings:
             return False
 
     def is_open(self, tokens: bool) -> bool:
-        """Whether requests need no token.
+        """Return whether requests need no token.
 
         Args:
-            tokens: whether a consumer has one.
+            tokens: whether any consumer has a token.
         """
         return self.no_auth or (self.loopback and not tokens and self.admin_token is None)
 
     def check(self, tokens: bool) -> None:
-        """Raises: ServiceError: others can reach it, and there is no token to ask of them; or an
-        allowed host can be no host's name."""
+        """Refuse settings that would let strangers in, or that no request could match.
+
+        Args:
+            tokens: whether any consumer has a token.
+        Raises: ServiceError: other machines can reach the service and no token protects it; or an
+            allowed host is not a host's name.
+        """
         for pattern in self.allowed_hosts:
-            if not _PATTERN.fullmatch(pattern):
+            if not _HOST_PATTERN.fullmatch(pattern):
                 raise ServiceError(
                     f"--allowed-host {pattern} is no name of a host; give one such as "
                     "shop.example.com, *.example.com for all below it, or * for any, without "
@@ -98,14 +103,14 @@ class Settings:
 
 
 def admin_token() -> str | None:
-    """The administrator's token, of the environment.
+    """Return the administrator's token from the environment; None where it is not set.
 
-    Raises: ServiceError: no request could carry it.
+    Raises: ServiceError: the token has characters that no HTTP header can carry.
     """
-    found = os.environ.get(ADMIN_TOKEN) or None
-    if found is not None and not re.fullmatch(r"[!-~]+", found):
+    token = os.environ.get(ADMIN_TOKEN) or None
+    if token is not None and not re.fullmatch(r"[!-~]+", token):
         raise ServiceError(
             f"{ADMIN_TOKEN} has a space or a character beyond ASCII in it, which no request can "
             "send; choose letters, digits and signs."
         )
-    return found
+    return token

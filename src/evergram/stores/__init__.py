@@ -1,0 +1,42 @@
+"""Stores of embeddings, each row at the version that it was made with.
+
+Read in this order:
+
+1. `rows`: what stores take and give. `store`: `Store`, the interface. `store_view`: a store as it
+   is at one moment.
+2. `open_store`: from an address to a store.
+3. The stores: `snapshot/` (immutable Arrow files, mapped into memory), `postgres/` (pgvector),
+   `lance/` (LanceDB) and `qdrant/`. The last two keep one table a version (`table_per_version`).
+
+A store knows nothing of transforms. `evergram.retrieval.Reader` reads it at any version.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
+
+if TYPE_CHECKING:
+    from evergram.stores.open_store import open_store
+    from evergram.stores.rows import Hits, Space
+    from evergram.stores.store import Store
+    from evergram.stores.store_view import StoreView
+
+__all__ = [
+    "Hits",
+    "Space",
+    "Store",
+    "StoreView",
+    "open_store",
+]
+
+export_lazily(
+    __name__,
+    {
+        "open_store": "open_store",
+        "rows": "Hits Space",
+        "store": "Store",
+        "store_view": "StoreView",
+    },
+)

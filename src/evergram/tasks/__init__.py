@@ -1,17 +1,21 @@
-"""Tasks: what a model is trained for.
+"""Tasks: the loss on observed pairs that an encoder is trained for.
 
-A task is the loss on observed pairs. Read `task` (the interface, and a batch as a loss sees it),
-then the tasks: `pointwise`, `bpr`, `softmax` (among the batch) and `second_order` (among all). Last
-`objective`: a task, the penalty on all pairs ([G2] §2) and the other terms in one sum. `kinds` is
-the table of tasks that recipes name; `docs/extend/task.md` adds one.
+Read in this order:
 
-[G2]: Krichene et al., "Efficient Training on Very Large Corpora via Gramian Estimation", 2019.
+1. `task`: `Task`, the interface, and `Encoded`, a batch as a loss sees it.
+2. The tasks: `pointwise` (squared, logistic), `bpr`, `softmax` (within the batch, or over all
+   candidates to second order).
+3. `objective`: a task plus λ times the penalty on all pairs (`evergram.gramian`), norms, spread.
+
+Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
+2018; [G2] the same, ICLR 2019. `docs/method.md` derives the second-order softmax.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.tasks.bpr import BPR
@@ -38,29 +42,15 @@ __all__ = [
     "score",
 ]
 
-# Imported when first used: `kinds` is read without torch.
-_HOME = {
-    "BPR": "bpr",
-    "Encoded": "task",
-    "Loss": "objective",
-    "Objective": "objective",
-    "Pointwise": "pointwise",
-    "SecondOrderSoftmax": "second_order",
-    "Softmax": "softmax",
-    "Spread": "task",
-    "StreamedFrequency": "softmax",
-    "TASKS": "kinds",
-    "Task": "task",
-    "TaskSettings": "kinds",
-    "score": "task",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"evergram.tasks.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'evergram.tasks' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+export_lazily(
+    __name__,
+    {
+        "bpr": "BPR",
+        "kinds": "TASKS TaskSettings",
+        "objective": "Loss Objective",
+        "pointwise": "Pointwise",
+        "second_order": "SecondOrderSoftmax",
+        "softmax": "Softmax StreamedFrequency",
+        "task": "Encoded Spread Task score",
+    },
+)

@@ -1,22 +1,31 @@
-"""Fit one model: from a recipe and a corpus to an encoder.
+"""Fit one model: from a recipe and a corpus to a trained encoder.
 
-Read in this order: `recipe` (the settings), `corpora` (data and splits), `step` (one training
-step), `loop` (`Trainer`: epochs of steps), `callbacks` (selection, resumption and progress hang on
-them), `fit` (a recipe's run of the loop), `checkpoint` (from an encoder to an artefact and back).
+Read in this order:
 
-[BC] Hu et al., Learning backward compatible embeddings, KDD 2022. [G1] Krichene et al., Efficient
-training on very large corpora via Gramian estimation, 2018; [G2] the same, ICLR 2019.
+1. `recipe/`: everything that a run is made of, in one TOML file (`docs/recipes.md`).
+2. `corpora`: from a recipe to a corpus, and to what one version may see of it. `build`: from a
+   recipe to encoder, task, estimators, samplers and optimisers; `priors`.
+3. `step`: one step, in the order that the estimators ask for ([G2] Algorithms 1 and 2). `joint`:
+   the alignment to the version before, in the same step ([BC] Eq. 3).
+4. `loop`: epochs, the best one kept; `monitors/` and `callbacks` look on; `checkpoint` and `resume`
+   go on where an interrupted run stopped, bit for bit.
+5. `diagnose`: what is the matter with a trained version.
+
+Sources: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
+ICLR 2019; [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.training.callbacks import Budget, Callback, Point
     from evergram.training.checkpoint import load_encoder
     from evergram.training.corpora import load_corpus, split_for
+    from evergram.training.diagnose import Diagnosis, diagnose
     from evergram.training.fit import Companions, RunContext, Trained, fit_encoder
     from evergram.training.loop import Trainer
     from evergram.training.monitors.early_stopping import EarlyStopping
@@ -27,6 +36,7 @@ __all__ = [
     "Budget",
     "Callback",
     "Companions",
+    "Diagnosis",
     "EarlyStopping",
     "Point",
     "Progress",
@@ -34,36 +44,24 @@ __all__ = [
     "RunContext",
     "Trained",
     "Trainer",
+    "diagnose",
     "fit_encoder",
     "load_corpus",
     "load_encoder",
     "split_for",
 ]
 
-# Imported when first used: to read a recipe does not wait for torch.
-_HOME = {
-    "Budget": "evergram.training.callbacks",
-    "Callback": "evergram.training.callbacks",
-    "Companions": "evergram.training.fit",
-    "EarlyStopping": "evergram.training.monitors.early_stopping",
-    "Point": "evergram.training.callbacks",
-    "Progress": "evergram.training.progress",
-    "Recipe": "evergram.training.recipe",
-    "RunContext": "evergram.training.fit",
-    "Trained": "evergram.training.fit",
-    "Trainer": "evergram.training.loop",
-    "fit_encoder": "evergram.training.fit",
-    "load_corpus": "evergram.training.corpora",
-    "load_encoder": "evergram.training.checkpoint",
-    "split_for": "evergram.training.corpora",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'evergram.training' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+export_lazily(
+    __name__,
+    {
+        "callbacks": "Budget Callback Point",
+        "checkpoint": "load_encoder",
+        "corpora": "load_corpus split_for",
+        "diagnose": "Diagnosis diagnose",
+        "fit": "Companions RunContext Trained fit_encoder",
+        "loop": "Trainer",
+        "monitors.early_stopping": "EarlyStopping",
+        "progress": "Progress",
+        "recipe": "Recipe",
+    },
+)

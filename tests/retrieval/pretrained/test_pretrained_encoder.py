@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -206,8 +205,3 @@ def test_a_model_without_features_is_embedded_too(tmp_path: Path) -> None:
     lineage.publish(published)
     vectors = lineage.encoder().encode(["c", "a"], "query")
     np.testing.assert_array_equal(vectors, published.block("query")[1][[2, 0]].numpy())
-
-
-def test_torch_is_not_imported_with_the_package() -> None:
-    assert "torch" in sys.modules
-    assert "evergram.retrieval.pretrained.pretrained_encoder" in evergram._HOME.values()

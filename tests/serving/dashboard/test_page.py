@@ -16,7 +16,7 @@ from evergram.lineage.canary_check import diagnose_lineage
 from evergram.lineage.consumers.record import Baseline, Consumer, Probe
 from evergram.lineage.lineage import Lineage
 from evergram.serving.dashboard import page
-from evergram.serving.dashboard.data import dashboard_data, diagnose
+from evergram.serving.dashboard.data import dashboard_data, published_facts
 from evergram.serving.dashboard.schemas import DashboardData, Live
 
 
@@ -104,8 +104,8 @@ def reading(consumer: str, value: float | None, **other: str) -> dict[str, Any]:
 
 
 def consumer(name: str, pinned: str, **probe: Any) -> Consumer:
-    found = Probe(model="m", data="d", side="object", **probe) if probe else None
-    return Consumer(name=name, pinned=pinned, allowed=(pinned,), since="2026-02-01", probe=found)
+    made = Probe(model="m", data="d", side="object", **probe) if probe else None
+    return Consumer(name=name, pinned=pinned, allowed=(pinned,), since="2026-02-01", probe=made)
 
 
 def test_consumers_and_their_probes(lineage: Lineage) -> None:
@@ -132,11 +132,11 @@ def test_consumers_and_their_probes(lineage: Lineage) -> None:
         ],
         Live(),
     )
-    found = {c.name: c for c in data.consumers}
-    assert list(found) == ["bad", "failed", "far", "good", "lost", "moved", "stays"]
-    assert (found["stays"].version, found["stays"].probe) == (4, None)
-    assert (found["lost"].pinned, found["lost"].version) == ("canary", None)
-    probes = {name: c.probe for name, c in found.items() if c.probe is not None}
+    consumers = {c.name: c for c in data.consumers}
+    assert list(consumers) == ["bad", "failed", "far", "good", "lost", "moved", "stays"]
+    assert (consumers["stays"].version, consumers["stays"].probe) == (4, None)
+    assert (consumers["lost"].pinned, consumers["lost"].version) == ("canary", None)
+    probes = {name: c.probe for name, c in consumers.items() if c.probe is not None}
     assert {name: p.holds for name, p in probes.items()} == {
         "bad": False, "failed": False, "far": False, "good": True, "moved": None,
     }  # fmt: skip
@@ -163,7 +163,7 @@ def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:
 
 
 def test_a_diagnosis_is_made_once(lineage: Lineage) -> None:
-    known = diagnose(lineage)
+    known = published_facts(lineage)
     given = dashboard_data(lineage, [], Live(), known)
     made = dashboard_data(lineage, [], Live())
     assert given.versions == made.versions

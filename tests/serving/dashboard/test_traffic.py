@@ -19,10 +19,10 @@ from evergram.retrieval.backfill_progress import UNREADABLE, backfill_progress
 from evergram.retrieval.fill import fill
 from evergram.serving.app import create_app
 from evergram.serving.dashboard import traffic
-from evergram.serving.dashboard.traffic import Latest
+from evergram.serving.dashboard.traffic import TrafficLog
 from evergram.serving.monitoring.metrics import Metrics
 from evergram.serving.service import Service
-from evergram.serving.settings import Settings
+from evergram.serving.settings import ServiceSettings
 from evergram.stores.open_store import open_store
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 
@@ -30,7 +30,7 @@ from evergram.stores.snapshot.snapshot_store import SnapshotStore
 @contextmanager
 def on_snapshots(folder: Path) -> Iterator[TestClient]:
     """A service on the lineage's own stores."""
-    app = create_app(Service.open(folder), Settings(poll=0.05))
+    app = create_app(Service.open(folder), ServiceSettings(poll=0.05))
     with TestClient(app, ADDRESS, raise_server_exceptions=False) as http:
         yield http
 
@@ -38,8 +38,8 @@ def on_snapshots(folder: Path) -> Iterator[TestClient]:
 def shown(http: TestClient) -> list[dict[str, Any]]:
     answer = http.get("/v1/dashboard")
     assert answer.status_code == 200, answer.text
-    found: list[dict[str, Any]] = answer.json()["live"]["backfill"]
-    return found
+    backfills: list[dict[str, Any]] = answer.json()["live"]["backfill"]
+    return backfills
 
 
 def test_a_backfill_is_shown_as_it_goes(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_a_backfill_whose_files_are_damaged_says_so(tmp_path: Path, damage: byte
         Backfill(lineage, store, "object").plan()
     (progress,) = (lineage.path / "backfills").glob("*/progress.json")
     progress.write_bytes(damage)
-    (found,) = backfill_progress(lineage.path)
-    assert (found.side, found.state) == ("object", UNREADABLE)
+    (unreadable,) = backfill_progress(lineage.path)
+    assert (unreadable.side, unreadable.state) == ("object", UNREADABLE)
 
 
 def test_the_services_own_filling_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,21 +105,21 @@ def test_the_services_own_filling_is_shown(tmp_path: Path, monkeypatch: pytest.M
 def test_requests_are_counted_before_anybody_looks(served: Running) -> None:
     for _ in range(4):
         served.post("/v1/embeddings", {"input": 1})
-    found = served.get("/v1/dashboard").json()["live"]
-    assert sum(t["per_minute"] for t in found["traffic"]) == 4
-    assert max(rate["per_minute"] for rate in found["rates"]) > 0
+    live = served.get("/v1/dashboard").json()["live"]
+    assert sum(t["per_minute"] for t in live["traffic"]) == 4
+    assert max(rate["per_minute"] for rate in live["rates"]) > 0
 
 
 def test_rates_are_those_of_each_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("evergram.serving.dashboard.traffic.time.monotonic", lambda: now)
-    latest = Latest()
+    latest = TrafficLog()
     reader: Any = type("Reader", (), {"sides": (), "lineage": type("L", (), {"path": Path("/no")})})
 
     def rates() -> list[tuple[float, float]]:
-        found = latest.live(reader, Metrics(), {}).rates
-        assert found is not None
-        return [(rate.ago, rate.per_minute) for rate in found]
+        rates = latest.live(reader, Metrics(), {}).rates
+        assert rates is not None
+        return [(rate.ago, rate.per_minute) for rate in rates]
 
     for seconds, requests in ((0.5, 3), (4.0, 2), (12.0, 4)):
         now = 1000.0 + seconds
@@ -141,7 +141,7 @@ def test_rows_are_not_counted_at_every_look(
 ) -> None:
     """Some stores look at each row for it."""
     counts = 0
-    kind = type(served.service.opened.reader.store())
+    kind = type(served.service.shared.reader.store())
     count = kind.count
 
     def counted(self: Any) -> Any:

@@ -16,8 +16,8 @@ from tests.support.lineages import lineage_of
 from tests.support.running_service import CountedStore, server, service_of
 
 from evergram.serving.app import create_app
-from evergram.serving.http.connections import server_of
-from evergram.serving.settings import Settings
+from evergram.serving.http.connections import uvicorn_server
+from evergram.serving.settings import ServiceSettings
 
 # Seconds that a test waits for what must come.
 PATIENCE = 60
@@ -38,22 +38,22 @@ def request(body: bytes = ASK, **headers: Any) -> bytes:
 class Service:
     """A service behind a real server, and what it counted."""
 
-    def __init__(self, url: str, front: Any) -> None:
-        self.url, self.front = url, front
+    def __init__(self, url: str, handler: Any) -> None:
+        self.url, self.handler = url, handler
         self._port = int(url.rpartition(":")[2])
         self._opened: list[socket.socket] = []
 
     def connect(self, sent: bytes = b"") -> socket.socket:
-        found = socket.create_connection(("127.0.0.1", self._port), PATIENCE)
-        self._opened.append(found)
-        found.sendall(sent)
-        return found
+        connection = socket.create_connection(("127.0.0.1", self._port), PATIENCE)
+        self._opened.append(connection)
+        connection.sendall(sent)
+        return connection
 
     def ended(self, why: str) -> float:
-        found = self.front.metrics.registry.get_sample_value(
+        count = self.handler.metrics.registry.get_sample_value(
             "evergram_connections_ended_total", {"why": why}
         )
-        return 0.0 if found is None else float(found)
+        return 0.0 if count is None else float(count)
 
     def close(self) -> None:
         for one in self._opened:
@@ -64,13 +64,13 @@ class Service:
 def serving(folder: Path, **settings: Any) -> Iterator[Service]:
     if not folder.exists():
         lineage_of(folder)
-    app = create_app(service_of(folder), Settings(**settings))
+    app = create_app(service_of(folder), ServiceSettings(**settings))
     with server(app) as url:
-        found = Service(url, app.state.front)
+        service = Service(url, app.state.handler)
         try:
-            yield found
+            yield service
         finally:
-            found.close()
+            service.close()
 
 
 def heard(one: socket.socket) -> bytes:
@@ -139,7 +139,7 @@ def test_a_body_that_stops_coming_is_refused(tmp_path: Path) -> None:
         assert error["code"] == "slow"
         assert "0.3 seconds" in error["message"]
         assert service.ended("unread_body") == 1
-        assert service.front.bodies.held == 0
+        assert service.handler.bodies.held == 0
 
 
 def test_what_nobody_reads_any_more_is_not_taken_for_ever(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path) -> None:
                 break
             deadline.wait(0.05)
         assert service.ended("unread_answer") == 1
-        assert not service.front.connections.open
+        assert not service.handler.connections.open
 
 
 def test_a_slow_reader_is_waited_for(tmp_path: Path) -> None:
@@ -197,11 +197,13 @@ def test_silent_connections_keep_nobody_out(tmp_path: Path, sent: bytes) -> None
     with serving(tmp_path / "line", max_connections=8) as service:
         silent = [service.connect(sent) for _ in range(30)]
         for _ in range(3):
-            found = httpx.post(f"{service.url}/v1/embeddings", json={"input": 1}, timeout=PATIENCE)
-            assert found.status_code == 200
+            answered = httpx.post(
+                f"{service.url}/v1/embeddings", json={"input": 1}, timeout=PATIENCE
+            )
+            assert answered.status_code == 200
         assert heard(silent[0]) == b""
         assert service.ended("full") >= 23
-        assert len(service.front.connections.open) <= 8
+        assert len(service.handler.connections.open) <= 8
 
 
 def test_who_has_asked_is_kept_before_who_has_not(tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ def test_where_all_are_busy_the_next_is_told_so(
     monkeypatch.setattr(CountedStore, "_read", waiting)
     with serving(tmp_path / "line", max_connections=2, timeout=PATIENCE) as service:
         busy = [service.connect(request()) for _ in range(2)]
-        while service.front.workers.busy < 2:
+        while service.handler.workers.busy < 2:
             threading.Event().wait(0.01)
         said = heard(service.connect(request()))
         assert said.startswith(b"HTTP/1.1 503")
@@ -256,26 +258,26 @@ def test_bodies_are_held_within_one_budget(tmp_path: Path) -> None:
     """What is past it is refused; small requests never are."""
     with serving(tmp_path / "line", max_buffered=2**20, max_body=2**20) as service:
         large = [service.connect(request(Content_Length=900_000) + b" " * 800_000)]
-        while service.front.bodies.held < 700_000:
+        while service.handler.bodies.held < 700_000:
             threading.Event().wait(0.01)
         said = answer(service.connect(request(Content_Length=900_000) + b" " * 800_000))
         assert said.startswith(b"HTTP/1.1 503")
         assert b"retry-after: 1" in said.lower()
-        found = httpx.post(f"{service.url}/v1/embeddings", json={"input": 1}, timeout=PATIENCE)
-        assert found.status_code == 200
+        response = httpx.post(f"{service.url}/v1/embeddings", json={"input": 1}, timeout=PATIENCE)
+        assert response.status_code == 200
         large[0].sendall(b" " * (100_000 - len(ASK)) + ASK[:-1] + b"}")
         large[0].close()
-        while service.front.bodies.held:
+        while service.handler.bodies.held:
             threading.Event().wait(0.01)
 
 
 def test_connections_are_kept_longer_than_clients_keep_theirs(tmp_path: Path) -> None:
     """Whoever closes first must know that no request is on its way: httpx closes after 5 seconds,
     nginx after 60, Go after 90."""
-    app = create_app(service_of_line(tmp_path), Settings())
-    config = server_of(app, Settings(), app.state.front.connections).config
+    app = create_app(service_of_line(tmp_path), ServiceSettings())
+    config = uvicorn_server(app, ServiceSettings(), app.state.handler.connections).config
     assert config.timeout_keep_alive > 90
-    app.state.front.close()
+    app.state.handler.close()
 
 
 def service_of_line(folder: Path) -> Any:

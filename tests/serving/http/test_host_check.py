@@ -13,12 +13,12 @@ from tests.support.running_service import Running, running
 
 from evergram.errors import ServiceError
 from evergram.serving.app import create_app
-from evergram.serving.settings import Settings
+from evergram.serving.settings import ServiceSettings
 
 ADMIN = "the-administrators"
-OPEN, GUARDED = Settings(), Settings(admin_token=ADMIN)
-ELSEWHERE = Settings(host="0.0.0.0", no_auth=True)
-NAMED = Settings(allowed_hosts=("shop.example", "*.internal.example"))
+OPEN, GUARDED = ServiceSettings(), ServiceSettings(admin_token=ADMIN)
+ELSEWHERE = ServiceSettings(host="0.0.0.0", no_auth=True)
+NAMED = ServiceSettings(allowed_hosts=("shop.example", "*.internal.example"))
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +26,10 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A service of given settings, made once."""
     folder = tmp_path_factory.mktemp("hosts") / "line"
     lineage_of(folder)
-    known: dict[Settings, Running] = {}
+    known: dict[ServiceSettings, Running] = {}
     with ExitStack() as stack:
 
-        def of(settings: Settings) -> Running:
+        def of(settings: ServiceSettings) -> Running:
             if settings not in known:
                 known[settings] = stack.enter_context(running(folder, settings))
             return known[settings]
@@ -66,12 +66,16 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         (NAMED, "internal.example", False),
         (NAMED, "ainternal.example", False),
         (NAMED, "localhost", True),
-        (Settings(allowed_hosts=("*",)), "rebound.attacker.example", True),
-        (Settings(admin_token=ADMIN, allowed_hosts=("shop.example",)), "other.example", False),
+        (ServiceSettings(allowed_hosts=("*",)), "rebound.attacker.example", True),
+        (
+            ServiceSettings(admin_token=ADMIN, allowed_hosts=("shop.example",)),
+            "other.example",
+            False,
+        ),
     ],
 )
 def test_it_answers_to_its_own_names_alone(
-    services: Any, settings: Settings, host: str, answered: bool
+    services: Any, settings: ServiceSettings, host: str, answered: bool
 ) -> None:
     http = services(settings).http
     headers = {"Host": host, "Authorization": f"Bearer {ADMIN}"}
@@ -103,11 +107,11 @@ def test_it_answers_to_its_own_names_alone(
         (GUARDED, "shop.example", "https://attacker.example", False),
         (NAMED, "127.0.0.1:8000", "https://shop.example", True),
         (NAMED, "shop.example", "https://other.example", False),
-        (Settings(allowed_hosts=("*",)), "127.0.0.1", "https://attacker.example", False),
+        (ServiceSettings(allowed_hosts=("*",)), "127.0.0.1", "https://attacker.example", False),
     ],
 )
 def test_it_answers_its_own_pages_alone(
-    services: Any, settings: Settings, host: str, origin: str, answered: bool
+    services: Any, settings: ServiceSettings, host: str, origin: str, answered: bool
 ) -> None:
     headers = {"Host": host, "Origin": origin, "Authorization": f"Bearer {ADMIN}"}
     http = services(settings).http
@@ -165,7 +169,7 @@ def test_json_may_be_said_with_its_encoding(served: Running, kind: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "attacker.example"])
 def test_nothing_is_redirected(services: Any, host: str) -> None:
-    for settings in (OPEN, Settings(allowed_hosts=("*",))):
+    for settings in (OPEN, ServiceSettings(allowed_hosts=("*",))):
         for path in ("/v1/versions/", "/readyz/", "/v1/models/line/", "//attacker.example/v1"):
             answer = services(settings).http.get(
                 path, headers={"Host": host}, follow_redirects=False
@@ -182,4 +186,4 @@ def test_refusals_are_counted(served: Running) -> None:
 @pytest.mark.parametrize("name", ["http://shop.example", "shop.example:80", "", "a*.example", "x/"])
 def test_a_name_that_is_none_is_refused(served: Running, tmp_path: Path, name: str) -> None:
     with pytest.raises(ServiceError, match="no name of a host"):
-        create_app(served.service, Settings(allowed_hosts=(name,)))
+        create_app(served.service, ServiceSettings(allowed_hosts=(name,)))

@@ -23,10 +23,10 @@ def test_requests_rows_and_refusals_are_counted(served: Running) -> None:
     for _ in range(3):
         served.post("/v1/embeddings", {"input": [1, 2], "model": "line@v0"})
     served.post("/v1/embeddings", {"input": [900]})
-    found = samples(served)
+    values = samples(served)
 
     def value(name: str, **labels: str) -> float:
-        return found[name, frozenset(labels.items())]
+        return values[name, frozenset(labels.items())]
 
     common = {"route": "/v1/embeddings", "consumer": ""}
     assert value("evergram_requests_total", **common, version="0", status="200") == 3
@@ -45,8 +45,8 @@ def test_drift_is_small_for_all_and_large_for_a_few(served: Running) -> None:
         drift = Drift()
         for _ in range(40):
             asked = draw.choice(list(ids), 20)
-            found = state.reader.embed(asked.tolist(), 0)
-            drift.note("object", found.ids, found.sources)
+            embedded = state.reader.embed(asked.tolist(), 0)
+            drift.note("object", embedded.ids, embedded.sources)
             drift.look(state.reader)
         version, relative, count = drift.measured()["object"]
         assert version == 2
@@ -59,11 +59,11 @@ def test_drift_is_small_for_all_and_large_for_a_few(served: Running) -> None:
 def test_drift_is_the_distance_of_second_moments(served: Running) -> None:
     state = served.service.enter()
     drift = Drift()
-    found = state.reader.embed([1, 2, 3])
-    drift.note("object", found.ids, found.sources)
+    embedded = state.reader.embed([1, 2, 3])
+    drift.note("object", embedded.ids, embedded.sources)
     drift.look(state.reader)
     stored = state.lineage.moments(2)["object"][2].numpy()
-    served_moments = found.vectors.T.astype(np.float64) @ found.vectors / 3
+    served_moments = embedded.vectors.T.astype(np.float64) @ embedded.vectors / 3
     expected = np.linalg.norm(served_moments - stored) / np.linalg.norm(stored)
     version, relative, count = drift.measured()["object"]
     assert (version, count) == (2, 3)
@@ -87,13 +87,13 @@ def test_the_dashboard_is_told_what_happens(served: Running) -> None:
     for _ in range(3):
         served.post("/v1/embeddings", {"input": [1], "model": "line@v0"})
     served.post("/v1/embeddings", {"input": [900]})
-    front = served.http.app.state.front  # type: ignore[attr-defined]
+    handler = served.http.app.state.handler  # type: ignore[attr-defined]
     # The service looks by itself only every so many seconds.
     with served.service.entered() as state:
-        front.metrics.drift.look(state.reader)
-    found = served.get("/v1/dashboard").json()
-    assert found["production"] == 2
-    live = found["live"]
+        handler.metrics.drift.look(state.reader)
+    dashboard = served.get("/v1/dashboard").json()
+    assert dashboard["production"] == 2
+    live = dashboard["live"]
     counted = {(t["consumer"], t["version"]): (t["requests"], t["errors"]) for t in live["traffic"]}
     assert counted == {("", 0): (3, 0), ("", None): (1, 1)}
     assert [t["per_minute"] for t in live["traffic"]] == [1, 3]

@@ -23,8 +23,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DashboardData:
 
 @pytest.fixture(scope="session")
 def running(data: DashboardData) -> Iterator[Service]:
-    with serve(data) as found:
-        yield found
+    with serve(data) as dashboard:
+        yield dashboard
 
 
 @pytest.fixture(scope="session")
@@ -32,8 +32,8 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
-    with open_browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with open_browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @pytest.fixture

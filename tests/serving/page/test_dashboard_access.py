@@ -97,9 +97,9 @@ def test_what_a_screen_reader_is_given(browser: Browser, service: Service) -> No
     refresh(browser)
     browser.wait("document.querySelectorAll('svg[role=img]').length === 4")
     browser.run("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    found = accessible(browser)
+    nodes = accessible(browser)
     by_role: dict[str, list[dict[str, Any]]] = {}
-    for node in found:
+    for node in nodes:
         by_role.setdefault(node["role"], []).append(node)
     images = [n["name"] for role in ("image", "img") for n in by_role.get(role, [])]
     assert len(images) == 4
@@ -153,7 +153,7 @@ const behind = (e) => {
   }
   return [255, 255, 255, 1];
 };
-const found = [];
+const contrasts = [];
 for (const e of document.querySelectorAll("body *")) {
   const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
   if (!own || !e.checkVisibility() || e.matches("title, desc, option, script, noscript")) continue;
@@ -161,9 +161,9 @@ for (const e of document.querySelectorAll("body *")) {
   const front = colour(e instanceof SVGElement ? style.fill : style.color);
   const [a, b] = [light(front), light(behind(e))].sort((p, q) => q - p);
   const name = `${e.tagName}.${e.getAttribute("class") ?? ""} ${e.textContent.slice(0, 30)}`;
-  found.push([(a + 0.05) / (b + 0.05), name]);
+  contrasts.push([(a + 0.05) / (b + 0.05), name]);
 }
-return found;
+return contrasts;
 """
 
 
@@ -175,9 +175,9 @@ def test_every_text_can_be_read(browser: Browser, service: Service, scheme: str)
     service.status = 500
     refresh(browser)
     browser.wait("document.getElementById('status').textContent")
-    found = browser.run(CONTRAST)
-    assert len(found) > 150
-    assert min(found)[0] >= 4.5, min(found)
+    contrasts = browser.run(CONTRAST)
+    assert len(contrasts) > 150
+    assert min(contrasts)[0] >= 4.5, min(contrasts)
     ground = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, ground[4:-1].split(", "))) < 384) == (scheme == "dark")
 
@@ -188,9 +188,9 @@ def test_the_form_can_be_read(browser: Browser, service: Service, scheme: str) -
     browser.scheme(scheme)
     browser.open(service.url)
     browser.wait("!document.getElementById('enter').hidden")
-    found = browser.run(CONTRAST)
-    assert len(found) >= 5
-    assert min(found)[0] >= 4.5, min(found)
+    contrasts = browser.run(CONTRAST)
+    assert len(contrasts) >= 5
+    assert min(contrasts)[0] >= 4.5, min(contrasts)
 
 
 def test_nothing_moves_by_itself(browser: Browser, service: Service) -> None:

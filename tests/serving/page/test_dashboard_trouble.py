@@ -10,10 +10,10 @@ from tests.support.dashboards import Service
 from tests.support.page_views import SHOWN, refresh, rows, show, text
 
 from evergram.serving.dashboard.schemas import (
-    Backfill,
+    BackfillFacts,
     ConsumerFacts,
     DashboardData,
-    Drift,
+    DriftFacts,
     Live,
     ProbeFacts,
     Traffic,
@@ -86,9 +86,9 @@ def test_names_are_shown_as_text(browser: Browser, service: Service, data: Dashb
             "live": Live(
                 started=evil,
                 traffic=[traffic],
-                drift=[Drift(side=evil, relative=0.1)],
+                drift=[DriftFacts(side=evil, relative=0.1)],
                 rows={evil: {0: 1}},
-                backfill=[Backfill(side=evil, version=0, done=0, total=1, state=evil)],
+                backfill=[BackfillFacts(side=evil, version=0, done=0, total=1, state=evil)],
             ),
         }
     )

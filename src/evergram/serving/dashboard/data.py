@@ -1,4 +1,4 @@
-"""What a lineage and its consumers say to the dashboard."""
+"""The dashboard's facts of a lineage and its consumers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ DIGITS = 12
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """What stays as it is until the next publication, and takes long to find.
+class PublishedFacts:
+    """Facts that are slow to read, and stay as they are until the next publication.
 
     Args:
-        metrics: of each version, as they were published.
-        steps: by version, from the second on.
-        past: by past version that is read.
+        metrics: the published metrics, by version.
+        steps: the backward transform of each version from the second on, by version.
+        past: how well each past version is read, by version.
     """
 
     metrics: Mapping[int, Mapping[str, Any]]
@@ -46,8 +46,8 @@ class Diagnosis:
     past: Mapping[int, PastFacts]
 
 
-def diagnose(lineage: Lineage) -> Diagnosis:
-    """Every published file is read and compared with its hash.
+def published_facts(lineage: Lineage) -> PublishedFacts:
+    """Read the facts of a lineage from its published files, each compared with its hash.
 
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
     """
@@ -56,37 +56,37 @@ def diagnose(lineage: Lineage) -> Diagnosis:
     steps = {n: StepFacts(kind="identity") for n in lineage.withdrawn}
     for before, n in pairwise(numbers):
         steps[n] = _step(lineage, n, before)
-    return Diagnosis({n: lineage.metrics(n) for n in numbers}, steps, past)
+    return PublishedFacts({n: lineage.metrics(n) for n in numbers}, steps, past)
 
 
 def dashboard_data(
     lineage: Lineage,
     consumers: Sequence[Consumer],
     live: Live,
-    diagnosis: Diagnosis | None = None,
+    published: PublishedFacts | None = None,
 ) -> DashboardData:
-    """All that the page shows.
+    """Return everything that the page shows.
 
     Args:
-        diagnosis: of this lineage, for then no file is read; made here where it is not given.
+        published: the facts of this lineage where they were read before, so that no file is read.
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
     """
-    found = diagnose(lineage) if diagnosis is None else diagnosis
+    facts = published_facts(lineage) if published is None else published
     return DashboardData(
         lineage=lineage.name,
         at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         newest=lineage.newest,
         production=lineage.production,
         versions=[
-            _withdrawn(lineage, n, found) if n in lineage.withdrawn else _version(lineage, n, found)
+            _withdrawn(lineage, n, facts) if n in lineage.withdrawn else _version(lineage, n, facts)
             for n in range(lineage.next_version)
         ],
-        consumers=sorted((_consumer(lineage, c, found) for c in consumers), key=lambda c: c.name),
+        consumers=sorted((_consumer(lineage, c, facts) for c in consumers), key=lambda c: c.name),
         live=live,
     )
 
 
-def _version(lineage: Lineage, version: int, diagnosis: Diagnosis) -> VersionFacts:
+def _version(lineage: Lineage, version: int, published: PublishedFacts) -> VersionFacts:
     manifest = lineage.manifest(version)
     return VersionFacts(
         version=version,
@@ -98,13 +98,13 @@ def _version(lineage: Lineage, version: int, diagnosis: Diagnosis) -> VersionFac
         labels=sorted(name for name, n in lineage.labels.items() if n == version),
         retired=version in lineage.retired,
         withdrawn=None,
-        quality=_quality(diagnosis.metrics[version]),
-        step=diagnosis.steps.get(version),
-        past=diagnosis.past.get(version),
+        quality=_quality(published.metrics[version]),
+        step=published.steps.get(version),
+        past=published.past.get(version),
     )
 
 
-def _withdrawn(lineage: Lineage, version: int, diagnosis: Diagnosis) -> VersionFacts:
+def _withdrawn(lineage: Lineage, version: int, published: PublishedFacts) -> VersionFacts:
     withdrawal = lineage.withdrawn[version]
     return VersionFacts(
         version=version,
@@ -117,7 +117,7 @@ def _withdrawn(lineage: Lineage, version: int, diagnosis: Diagnosis) -> VersionF
         retired=False,
         withdrawn=withdrawal.reason,
         quality={},
-        step=diagnosis.steps.get(version),
+        step=published.steps.get(version),
         past=None,
     )
 
@@ -127,45 +127,45 @@ def _short(fingerprint: str) -> str:
 
 
 def _quality(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    found = metrics.get("metrics", {})
+    by_model = metrics.get("metrics", {})
     return {
-        who: {k: float(v) for k, v in found[who].items() if _finite(v) is not None}
-        for who in ("model", "popularity", "alone")
-        if who in found
+        model: {k: float(v) for k, v in by_model[model].items() if _finite(v) is not None}
+        for model in ("model", "popularity", "alone")
+        if model in by_model
     }
 
 
 def _step(lineage: Lineage, version: int, before: int) -> StepFacts:
-    """From a version to the one before it that is not withdrawn."""
+    """Return the facts of the transform to the version before that is not withdrawn."""
     chain = lineage.chain
     canaries = {n: lineage.canaries(n) for n in (before, version)}
-    seen = measure_canaries(chain, canaries, version, before)
-    known = certify(chain, lineage.step_errors, version, before)
+    measured = measure_canaries(chain, canaries, version, before)
+    certificate = certify(chain, lineage.step_errors, version, before)
     amplification = None
     if chain.is_affine(version, before):
         amplification = float(torch.linalg.matrix_norm(chain.matrix(version, before), 2))
     return StepFacts(
         kind=chain.transforms[version - 1].kind,
-        error=None if seen is None else _finite(seen.relative),
-        estimate=None if known is None else _finite(known.relative),
+        error=None if measured is None else _finite(measured.relative),
+        estimate=None if certificate is None else _finite(certificate.relative),
         amplification=_finite(amplification),
     )
 
 
 def _past(reading: Reading) -> PastFacts:
-    seen, known = reading.measured, reading.certificate
+    measured, certificate = reading.measured, reading.certificate
     return PastFacts(
-        canaries=0 if seen is None else seen.objects,
-        error=None if seen is None else _finite(seen.relative),
-        cosine=None if seen is None else _finite(seen.cosine),
-        estimate=None if known is None else _finite(known.relative),
-        bound=None if known is None else _finite(known.relative_bound),
-        amplification=None if known is None else _finite(known.amplification),
+        canaries=0 if measured is None else measured.objects,
+        error=None if measured is None else _finite(measured.relative),
+        cosine=None if measured is None else _finite(measured.cosine),
+        estimate=None if certificate is None else _finite(certificate.relative),
+        bound=None if certificate is None else _finite(certificate.relative_bound),
+        amplification=None if certificate is None else _finite(certificate.amplification),
         history={k: v for k, v in reading.history.items() if _finite(v) is not None},
     )
 
 
-def _consumer(lineage: Lineage, consumer: Consumer, diagnosis: Diagnosis) -> ConsumerFacts:
+def _consumer(lineage: Lineage, consumer: Consumer, published: PublishedFacts) -> ConsumerFacts:
     version = None
     with suppress(LineageError):
         version = lineage.resolve(consumer.pinned)
@@ -175,27 +175,29 @@ def _consumer(lineage: Lineage, consumer: Consumer, diagnosis: Diagnosis) -> Con
         pinned=consumer.pinned,
         version=version,
         since=consumer.since,
-        probe=None if probe is None else _probe(lineage, consumer, probe, diagnosis),
+        probe=None if probe is None else _probe(lineage, consumer, probe, published),
     )
 
 
-def _probe(lineage: Lineage, consumer: Consumer, probe: Probe, diagnosis: Diagnosis) -> ProbeFacts:
-    """What this probe said at publications since the consumer is pinned to what it is."""
+def _probe(
+    lineage: Lineage, consumer: Consumer, probe: Probe, published: PublishedFacts
+) -> ProbeFacts:
+    """Return the probe's values at publications since the consumer was pinned as it is now."""
     values: dict[int, float] = {}
     tried: set[int] = set()
     if probe.baseline is not None:
         values[probe.baseline.version] = probe.baseline.value
-    for n, metrics in diagnosis.metrics.items():
-        for said in metrics.get("probes", ()):
-            same = [said["consumer"], said["pinned"], said["metric"]]
-            if same == [consumer.name, consumer.pinned, probe.metric]:
+    for n, metrics in published.metrics.items():
+        for reading in metrics.get("probes", ()):
+            of = [reading["consumer"], reading["pinned"], reading["metric"]]
+            if of == [consumer.name, consumer.pinned, probe.metric]:
                 tried.add(n)
-                if _finite(said["value"]) is not None:
-                    values[n] = said["value"]
+                if _finite(reading["value"]) is not None:
+                    values[n] = reading["value"]
     less = probe.metric == "rmse"
     limit = probe.max if less else probe.min
     last = values.get(lineage.newest)
-    # Why is not said here: it may name files of the machine.
+    # The reason is left out: it may name files of the machine.
     failed = last is None and lineage.newest in tried
     holds = False if failed else None
     if last is not None and limit is not None:
@@ -212,5 +214,5 @@ def _probe(lineage: Lineage, consumer: Consumer, probe: Probe, diagnosis: Diagno
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no NaN; what is not a number is not known."""
+    """Return a finite value, and None for NaN and infinity, which JSON cannot hold."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""The dashboard: one page, its own script and style, and the JSON that they show.
+"""The dashboard's routes: one page, its own script and style, and the JSON that they show.
 
-The page holds no data, so everybody may load it; the data is behind what the service asks of every
-request. It asks for a token where the service answers 401.
+The page holds no data, so everybody may load it. The data needs the token that the service asks of
+every request; the page asks its reader for one where the service answers 401.
 """
 
 # No postponed annotations here: FastAPI reads them, and one of them names an argument.
@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, HTTPException, Response
 
 from evergram.serving.dashboard.schemas import DashboardData
 
-# Nothing is loaded from elsewhere, nothing inline is run, nobody may frame the page.
+# The page loads nothing from elsewhere, runs nothing inline, and no other page may frame it.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -40,38 +40,38 @@ TYPES = {
 
 
 def router(data: Callable[..., DashboardData | Awaitable[DashboardData]]) -> APIRouter:
-    """`/`, what it loads from `/dashboard/…`, and `/v1/dashboard`.
+    """Return the routes `/`, `/dashboard/…` for the files that it loads, and `/v1/dashboard`.
 
     Args:
-        data: a FastAPI dependency: it may take the request, and raises what an unknown token
-            is answered with.
+        data: a FastAPI dependency that returns the data. It may take the request, and refuses one
+            without a valid token by raising.
     """
     static = {
         path.name: (path.read_bytes(), TYPES[path.name.rpartition(".")[2]])
         for path in files("evergram.serving.dashboard").joinpath("static").iterdir()
         if path.name.rpartition(".")[2] in TYPES
     }
-    found = APIRouter()
+    routes = APIRouter()
 
     def send(name: str) -> Response:
         body, kind = static[name]
         return Response(body, media_type=kind, headers=HEADERS)
 
-    @found.get("/", include_in_schema=False)
+    @routes.get("/", include_in_schema=False)
     def page() -> Response:
         return send("dashboard.html")
 
-    @found.get("/dashboard/{name}", include_in_schema=False)
+    @routes.get("/dashboard/{name}", include_in_schema=False)
     def part(name: str) -> Response:
         if name not in static:
             raise HTTPException(404, "The dashboard has no such file.")
         return send(name)
 
-    @found.get("/v1/dashboard", summary="What the dashboard shows")
+    @routes.get("/v1/dashboard", summary="What the dashboard shows")
     def dashboard(
         shown: Annotated[DashboardData, Depends(data)], response: Response
     ) -> DashboardData:
         response.headers["Cache-Control"] = "no-store"
         return shown
 
-    return found
+    return routes

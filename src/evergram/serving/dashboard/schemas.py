@@ -1,4 +1,4 @@
-"""What the dashboard shows, as JSON: what the lineage says, and what the service has seen."""
+"""The JSON that the dashboard shows: facts of the lineage, and of the running service."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class _Facts(BaseModel):
 
 
 class StepFacts(_Facts):
-    """The way from a version to the one before it. None is what nothing is known of.
+    """The backward transform from a version to the one before it. None means not known.
 
     Args:
-        kind: of the transform; "identity" of a withdrawn version.
-        error: relative, on canaries that both versions kept.
-        estimate: relative, of the objects that it was measured on at publication.
-        amplification: the largest singular value, where it is one matrix.
+        kind: the transform's kind; "identity" of a withdrawn version.
+        error: relative error on canaries that both versions kept.
+        estimate: relative error on the objects that it was measured on at publication.
+        amplification: the largest singular value, where the transform is one matrix.
     """
 
     kind: str
@@ -26,10 +26,10 @@ class StepFacts(_Facts):
 
 
 class PastFacts(_Facts):
-    """A past version, as the newest reads it; all errors over the length of its vectors.
+    """How well the newest version is read as a past one; errors are over that one's length.
 
     Args:
-        canaries: how many the measured error and cosine are of.
+        canaries: how many canaries the measured error and cosine are of.
         history: the measured error at every version since, by version.
     """
 
@@ -46,13 +46,14 @@ class VersionFacts(_Facts):
     """One version.
 
     Args:
-        created: when; of a withdrawn one, when it was withdrawn.
-        encoder: its kind; "file" where the embeddings came from one; None of a withdrawn one.
+        created: when it was published; when it was withdrawn, of a withdrawn version.
+        encoder: the encoder's kind; "file" where the embeddings came from a file; None of a
+            withdrawn version.
         fingerprint: its first 12 digits.
         quality: "model", "popularity", "alone" to metric to value.
-        withdrawn: why, of a version that was.
-        step: the way back; None of the first version.
-        past: None of the newest, and of what is no longer read.
+        withdrawn: the reason, of a withdrawn version.
+        step: the backward transform; None of the first version.
+        past: None of the newest version, and of those that are no longer read.
     """
 
     version: int
@@ -70,14 +71,14 @@ class VersionFacts(_Facts):
 
 
 class ProbeFacts(_Facts):
-    """A consumer's own model, on what it would read.
+    """A consumer's probe: its own model, measured on the vectors that it would read.
 
     Args:
-        limit: the least that is good enough; the most, where `less_is_better`.
-        values: by the version that was read as the consumer's.
-        last: of the newest version; None where it was not measured.
-        holds: whether that is good enough; None where there is no limit, or nothing was measured.
-        failed: whether it could not be run on the newest; `metrics.json` says why.
+        limit: the least value that is good enough; the most, where `less_is_better`.
+        values: the value at each version that was read as the consumer's, by version.
+        last: the value at the newest version; None where it was not measured.
+        holds: whether `last` is good enough; None where there is no limit, or no `last`.
+        failed: whether the probe could not be run on the newest; `metrics.json` says why.
     """
 
     metric: str
@@ -90,11 +91,12 @@ class ProbeFacts(_Facts):
 
 
 class ConsumerFacts(_Facts):
-    """Who reads which version, since when.
+    """One consumer.
 
     Args:
         pinned: "v0", or a label.
-        version: that this is now; None where the label is no more.
+        version: the version that `pinned` is now; None where the label is gone.
+        since: when the consumer was added, ISO 8601.
     """
 
     name: str
@@ -108,9 +110,9 @@ class Traffic(_Facts):
     """Requests of one consumer to one version, since the service started.
 
     Args:
-        consumer: its name; "" of who needs none.
-        errors: how many of the requests were not answered as asked.
-        per_minute: of late, where the service counts that.
+        consumer: its name; "" of requests that needed no token.
+        errors: how many of the requests were refused or failed.
+        per_minute: the rate of the last minute, where the service counts it.
     """
 
     consumer: str
@@ -120,12 +122,12 @@ class Traffic(_Facts):
     per_minute: float | None = None
 
 
-class Backfill(_Facts):
-    """How far the rows of a store's side have been brought to a version.
+class BackfillFacts(_Facts):
+    """Progress of bringing the rows of a store's side to a version.
 
     Args:
         state: "planned", "under way", "applied" or "rolled back", as `evergram backfill` says;
-            "being filled" of the service's own snapshots.
+            "being filled" while the service fills its own snapshots.
     """
 
     side: str
@@ -135,14 +137,14 @@ class Backfill(_Facts):
     state: str
 
 
-class Drift(_Facts):
-    """How far the second moments of what was served are from those of what is stored.
+class DriftFacts(_Facts):
+    """Distance of the second moments of served vectors from those of the stored ones.
 
     Args:
-        version: whose vectors are compared.
-        relative: ‖served − stored‖ over ‖stored‖; 0 where both are the same.
-        vectors: how many were served.
-        limit: past which it is worth a look.
+        version: the version whose vectors are compared.
+        relative: ‖served − stored‖ / ‖stored‖; 0 where both are the same.
+        vectors: how many served vectors were measured.
+        limit: the distance past which the page marks it.
     """
 
     side: str
@@ -153,11 +155,11 @@ class Drift(_Facts):
 
 
 class Rate(_Facts):
-    """Requests within a few seconds.
+    """Rate of requests over a few seconds.
 
     Args:
-        ago: seconds from their end until now.
-        per_minute: how many they would be in a minute.
+        ago: seconds from the end of that time until now.
+        per_minute: requests, scaled to a minute.
     """
 
     ago: float
@@ -165,12 +167,12 @@ class Rate(_Facts):
 
 
 class Live(_Facts):
-    """What the running service knows; None is what it does not.
+    """Facts of the running service. None means not known.
 
     Args:
-        started: when, ISO 8601.
-        rates: of the last ten minutes, oldest first.
-        latency_ms: of answers, "p50" and "p99" to milliseconds.
+        started: when it started, ISO 8601.
+        rates: rates of the last ten minutes, oldest first.
+        latency_ms: "p50" and "p99" of the time to answer, in milliseconds.
         rows: side to version to rows in its store.
     """
 
@@ -178,17 +180,17 @@ class Live(_Facts):
     traffic: list[Traffic] | None = None
     rates: list[Rate] | None = None
     latency_ms: dict[str, float] | None = None
-    drift: list[Drift] | None = None
+    drift: list[DriftFacts] | None = None
     rows: dict[str, dict[int, int]] | None = None
-    backfill: list[Backfill] | None = None
+    backfill: list[BackfillFacts] | None = None
 
 
 class DashboardData(_Facts):
     """Everything on the page.
 
     Args:
-        at: when it was put together, ISO 8601.
-        production: what who asks for no version reads.
+        at: when the data was put together, ISO 8601.
+        production: the version that is read where a request names none.
     """
 
     lineage: str

@@ -1,4 +1,4 @@
-"""What the running service knows of itself, for the dashboard."""
+"""The dashboard's facts of the running service: requests, latency, drift, rows, backfills."""
 
 from __future__ import annotations
 
@@ -12,27 +12,33 @@ import numpy as np
 from evergram.errors import EvergramError
 from evergram.retrieval.backfill_progress import backfill_progress
 from evergram.retrieval.reader import Reader
-from evergram.serving.dashboard.schemas import Backfill, Drift, Live, Rate, Traffic
+from evergram.serving.dashboard.schemas import (
+    BackfillFacts,
+    DriftFacts,
+    Live,
+    Rate,
+    Traffic,
+)
 from evergram.serving.monitoring.metrics import Metrics
 
-# Requests that are remembered one by one, and for how many seconds they count as "of late".
+# Requests that are remembered one by one, and the seconds that latency and rates look back.
 REMEMBERED = 20_000
-LATE = 60.0
-# Rates are of so many seconds each, and of the last so many seconds together.
+RECENT = 60.0
+# Seconds of one rate, and seconds that all rates together look back.
 STEP, WINDOW = 5.0, 600.0
-# Seconds for which the rows of a store are not counted again: some stores look at each of them.
+# Seconds for which a count of a store's rows is kept: some stores look at each row to count them.
 COUNTED_FOR = 5.0
-# Of a relative distance; past it, what is asked for is not what was stored.
+# Relative distance past which served vectors are no longer like the stored ones.
 DRIFT_LIMIT = 0.5
 
 
-class Latest:
-    """The latest requests, and all of them in numbers."""
+class TrafficLog:
+    """Counts of all requests, and the latest ones by themselves."""
 
     def __init__(self) -> None:
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._begun = time.monotonic()
-        # How many requests there were in each step since then.
+        # Requests in each step of STEP seconds since then.
         self._steps: Counter[int] = Counter()
         self._counted = -COUNTED_FOR
         self._rows: dict[str, dict[int, int]] | None = None
@@ -41,7 +47,7 @@ class Latest:
         self._errors: Counter[tuple[str, int | None]] = Counter()
 
     def answered(self, consumer: str, version: int | None, status: int, seconds: float) -> None:
-        """One request, told from the event loop."""
+        """Record one request; called from the event loop alone."""
         now = time.monotonic()
         self._latest.append((now, consumer, version, seconds))
         self._count(now)
@@ -59,35 +65,38 @@ class Latest:
     def live(
         self, reader: Reader, metrics: Metrics, filling: Mapping[str, tuple[int, int, int]]
     ) -> Live:
-        """Reads how many rows each store has, and where its backfills are.
+        """Return the facts as they are now; counts the rows of each store and reads its backfills.
 
         Args:
-            filling: by side, the version that a store is being filled with, and how far that is.
+            filling: side to the version that its store is being filled with, the rows written and
+                the rows in all.
         """
         now = time.monotonic()
-        late = [one for one in list(self._latest) if one[0] > now - LATE]
-        # Where more came than are remembered, they came in less time.
-        full = len(late) == REMEMBERED
-        minutes = max(now - late[0][0], 1.0) / 60 if full else LATE / 60
-        recent = Counter((consumer, version) for _, consumer, version, _ in late)
+        recent = [request for request in list(self._latest) if request[0] > now - RECENT]
+        # More requests than are remembered came in less time.
+        full = len(recent) == REMEMBERED
+        minutes = max(now - recent[0][0], 1.0) / 60 if full else RECENT / 60
+        rates = Counter((consumer, version) for _, consumer, version, _ in recent)
         traffic = [
             Traffic(
                 consumer=consumer,
                 version=version,
                 requests=requests,
                 errors=self._errors[consumer, version],
-                per_minute=recent[consumer, version] / minutes,
+                per_minute=rates[consumer, version] / minutes,
             )
             for (consumer, version), requests in sorted(self._requests.copy().items(), key=_order)
         ]
-        seconds = [one[3] for one in late]
+        seconds = [request[3] for request in recent]
         latency = {
             name: float(np.percentile(seconds, share)) * 1000
             for name, share in (("p50", 50), ("p99", 99))
             if seconds
         }
         drift = [
-            Drift(side=side, version=version, relative=relative, vectors=count, limit=DRIFT_LIMIT)
+            DriftFacts(
+                side=side, version=version, relative=relative, vectors=count, limit=DRIFT_LIMIT
+            )
             for side, (version, relative, count) in metrics.drift.measured().items()
         ]
         return Live(
@@ -101,17 +110,20 @@ class Latest:
         )
 
     def _rates(self, now: float) -> list[Rate]:
-        """The step that is not over counts for as long as it has lasted, but for no less than a
-        second."""
+        """Return the rate of each step, oldest first.
+
+        The requests of the step under way are divided by the time that it has lasted, at least a
+        second.
+        """
         elapsed = now - self._begun
         last = int(elapsed / STEP)
         steps = self._steps.copy()
-        found = []
+        rates = []
         for step in range(max(0, last - int(WINDOW / STEP) + 1), last + 1):
             seconds = STEP if step < last else max(elapsed - step * STEP, 1.0)
             ago = max(0.0, elapsed - (step + 1) * STEP)
-            found.append(Rate(ago=round(ago, 3), per_minute=steps[step] / seconds * 60))
-        return found
+            rates.append(Rate(ago=round(ago, 3), per_minute=steps[step] / seconds * 60))
+        return rates
 
     def _rows_of(self, reader: Reader, now: float) -> dict[str, dict[int, int]] | None:
         if now - self._counted >= COUNTED_FOR:
@@ -120,18 +132,18 @@ class Latest:
 
 
 def _order(item: tuple[tuple[str, int | None], int]) -> tuple[str, int]:
-    """By consumer; what was refused before a version was known comes first."""
+    """Sort by consumer, requests that were refused before their version was known first."""
     (consumer, version), _ = item
     return consumer, -1 if version is None else version
 
 
-def _backfills(reader: Reader, filling: Mapping[str, tuple[int, int, int]]) -> list[Backfill]:
+def _backfills(reader: Reader, filling: Mapping[str, tuple[int, int, int]]) -> list[BackfillFacts]:
     own = [
-        Backfill(side=side, version=version, done=done, total=total, state="being filled")
+        BackfillFacts(side=side, version=version, done=done, total=total, state="being filled")
         for side, (version, done, total) in sorted(dict(filling).items())
     ]
     return own + [
-        Backfill(side=b.side, version=b.version, done=b.done, total=b.total, state=b.state)
+        BackfillFacts(side=b.side, version=b.version, done=b.done, total=b.total, state=b.state)
         for b in backfill_progress(reader.lineage.path)
     ]
 

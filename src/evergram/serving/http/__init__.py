@@ -1,0 +1,8 @@
+"""HTTP: from a connection to an answer.
+
+A request passes `connections` (limits on sockets), `host_check` (no foreign web pages),
+`request_handler` (token, body, time, counting), `workers` (threads) and then `vector_routes` or
+`listing_routes`. `openapi` describes all of it.
+
+Folders, each importing only from those before it: `answers/`, `fast_paths/`, `requests/`.
+"""

@@ -1,9 +1,9 @@
-"""Connections that wait for nothing for ever, and no more of them than there is room for.
+"""Limits on connections: how many there may be, and how long each may wait for its client.
 
 uvicorn closes a connection that is silent after an answer (`timeout_keep_alive`), and refuses
-requests past a number of connections (`limit_concurrency`). It waits for ever for the first byte of
-a request, for the rest of its headers, and for a client to take its answer; and a connection that
-asks for nothing counts as one that does.
+requests beyond a number of connections (`limit_concurrency`). It waits for ever for the first byte
+of a request, for the rest of its headers, and for a client to take its answer; and it counts idle
+connections like busy ones.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from evergram.serving.http.errors import RefusedError, Said, say
-from evergram.serving.settings import Settings
+from evergram.serving.http.answers.errors import ErrorResponse, RefusedError, error_response
+from evergram.serving.settings import ServiceSettings
 
-# Connections past the limit that are told so; the next is cut off.
+# Connections beyond the limit that get an answer saying so; any further one is cut off.
 REFUSED = 64
 # Bytes of a request's headers.
 HEADERS = 1 << 14
-# Bytes that are read of a connection at once. In chunks of one byte each, a quarter of a megabyte,
-# as asyncio would read, keeps the event loop from everybody else for more than a second.
+# Bytes that are read from a connection at once. asyncio reads a quarter of a megabyte, which in
+# HTTP chunks of one byte each keeps the event loop busy for more than a second.
 READ = 1 << 14
 
 
 class Wait(Enum):
-    """What a connection waits for."""
+    """The event that a connection waits for."""
 
-    HEADERS = auto()  # the first request, or the rest of one's headers
-    NEXT = auto()  # another request, of which nothing has come
-    ANSWER = auto()  # us
-    LINGER = auto()  # the client to stop sending what is not read any more
-    END = auto()  # what was written to be taken, before it is closed
+    HEADERS = auto()  # the first request, or the rest of a request's headers
+    NEXT = auto()  # the next request, of which nothing has come
+    ANSWER = auto()  # the service's answer
+    LINGER = auto()  # the client's end of a body that is no longer read
+    END = auto()  # the client taking what was written, before the connection closes
 
 
 @dataclass
@@ -46,9 +46,10 @@ class Connections:
     """The open connections of a service.
 
     Args:
-        most: how many there may be.
+        most: how many may be open.
         silence: seconds that a client may be silent within a request.
-        ended: is told why, whenever a connection is closed that its client kept open.
+        ended: called with the reason whenever the service closes a connection that its client kept
+            open.
     """
 
     most: int
@@ -56,36 +57,42 @@ class Connections:
     ended: Callable[[str], None]
     open: set[LimitedProtocol] = field(default_factory=set)
     refused: set[LimitedProtocol] = field(default_factory=set)
-    # In the order in which they began to wait.
+    # Those that wait for their client, longest first.
     waiting: dict[Wait, dict[LimitedProtocol, None]] = field(
         default_factory=lambda: {Wait.HEADERS: {}, Wait.NEXT: {}}
     )
 
     def add(self, new: LimitedProtocol) -> bool:
-        """Take a connection in; where there is no room, in place of the one that has waited for its
-        client for longest, first of those that never asked. Returns: whether it was."""
+        """Admit a connection, in place of a waiting one where there is no room.
+
+        The one that has waited for its client longest is closed, first of those that never sent a
+        request.
+
+        Returns: False where every connection is busy, and the new one is not admitted.
+        """
         if len(self.open) >= self.most:
-            silent = [one for waiting in self.waiting.values() for one in list(waiting)[:1]]
+            silent = [first for waiting in self.waiting.values() for first in list(waiting)[:1]]
             if not silent:
                 return False
             silent[0].end("full")
         self.open.add(new)
         return True
 
-    def remove(self, gone: LimitedProtocol) -> None:
-        self.open.discard(gone)
-        self.refused.discard(gone)
-        self.wait(gone, None)
+    def remove(self, closed: LimitedProtocol) -> None:
+        self.open.discard(closed)
+        self.refused.discard(closed)
+        self.wait(closed, None)
 
-    def wait(self, one: LimitedProtocol, what: Wait | None) -> None:
+    def wait(self, connection: LimitedProtocol, event: Wait | None) -> None:
+        """Record the event that a connection waits for from now on."""
         for waiting in self.waiting.values():
-            waiting.pop(one, None)
-        if what in self.waiting and one in self.open:
-            self.waiting[what][one] = None
+            waiting.pop(connection, None)
+        if event in self.waiting and connection in self.open:
+            self.waiting[event][connection] = None
 
 
 class LimitedProtocol(H11Protocol):
-    """uvicorn's protocol, which ends what waits for too long. One a connection."""
+    """uvicorn's protocol, which closes a connection that waits too long. One a connection."""
 
     rules: ClassVar[Connections]
     _waits: Wait | None = None
@@ -105,8 +112,8 @@ class LimitedProtocol(H11Protocol):
             return
         self.rules.refused.add(self)
         busy = RefusedError(503, "busy", "Too many connections are open already; try again.")
-        self._tell(say(busy))
-        # Closed at once, with a request of it on its way, the answer might be lost.
+        self._send(error_response(busy))
+        # Closing at once could lose the answer, where a request is on its way.
         transport.write_eof()
         self._wait(Wait.LINGER)
 
@@ -137,7 +144,7 @@ class LimitedProtocol(H11Protocol):
         self._settle()
 
     def send_400_response(self, msg: str) -> None:
-        self.end("invalid", RefusedError(400, "http", "The request is not HTTP as it should be."))
+        self.end("invalid", RefusedError(400, "http", "The request is not valid HTTP."))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -149,19 +156,20 @@ class LimitedProtocol(H11Protocol):
             self._reader_timer.cancel()
 
     def end(self, why: str, error: RefusedError | None = None) -> None:
-        """Close it, whatever its client does.
+        """Close the connection, whatever its client does.
 
         Args:
-            error: that the client is told first.
+            why: the reason, for `Connections.ended`.
+            error: sent to the client first.
         """
         self.rules.ended(why)
         if error is not None:
-            self._tell(say(error))
+            self._send(error_response(error))
         self.transport.close()
         self._settle()
 
     def _settle(self) -> None:
-        """Find what it waits for now, and for how long it may."""
+        """Find the event that the connection waits for now, and start its clock."""
         client, ours = self.conn.their_state, self.conn.our_state
         if self.transport.is_closing():
             now = Wait.END
@@ -175,17 +183,17 @@ class LimitedProtocol(H11Protocol):
         if now is not self._waits:
             self._wait(now)
 
-    def _wait(self, what: Wait) -> None:
-        self._waits = what
+    def _wait(self, event: Wait) -> None:
+        self._waits = event
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if what is Wait.END:
+        if event is Wait.END:
             self.rules.remove(self)
             self._watch_reader(self.transport.get_write_buffer_size())
             return
-        self.rules.wait(self, what)
-        if what in (Wait.HEADERS, Wait.LINGER):
+        self.rules.wait(self, event)
+        if event in (Wait.HEADERS, Wait.LINGER):
             self._timer = self.loop.call_later(self.rules.silence, self._expired)
 
     def _expired(self) -> None:
@@ -212,21 +220,21 @@ class LimitedProtocol(H11Protocol):
         self.rules.ended("unread_answer")
         self.transport.abort()
 
-    def _tell(self, said: Said) -> None:
-        """Write an answer that no request was waited for."""
-        reason = HTTPStatus(said.status).phrase
+    def _send(self, response: ErrorResponse) -> None:
+        """Write an answer without waiting for a whole request."""
+        reason = HTTPStatus(response.status).phrase
         headers = {
             "content-type": "application/json",
-            "content-length": str(len(said.body)),
+            "content-length": str(len(response.body)),
             "connection": "close",
-            **said.headers,
+            **response.headers,
         }
-        lines = [f"HTTP/1.1 {said.status} {reason}", *(f"{k}: {v}" for k, v in headers.items())]
-        self.transport.write("\r\n".join([*lines, "", ""]).encode() + said.body)
+        lines = [f"HTTP/1.1 {response.status} {reason}", *(f"{k}: {v}" for k, v in headers.items())]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + response.body)
 
 
-def server_of(app: Any, settings: Settings, connections: Connections) -> uvicorn.Server:
-    """uvicorn, with limits on connections, and without what nothing here needs."""
+def uvicorn_server(app: Any, settings: ServiceSettings, connections: Connections) -> uvicorn.Server:
+    """Return a uvicorn server of an application that keeps to the limits on connections."""
 
     class Protocol(LimitedProtocol):
         rules = connections
@@ -237,7 +245,7 @@ def server_of(app: Any, settings: Settings, connections: Connections) -> uvicorn
             host=settings.host,
             http=Protocol,
             ws="none",
-            # What is refused is counted; a client must not fill the log.
+            # Refusals are counted in the metrics; a client must not fill the log.
             log_level="error",
             access_log=False,
             server_header=False,

@@ -1,10 +1,10 @@
-"""Requests that a web page made a browser send are refused, unless the page is the service's own.
+"""Refuse requests that a foreign web page made a browser send.
 
-A page whose name is made to lead to this machine (DNS rebinding) is of the service's origin, as a
-browser sees it, and would read everything that an open service answers: only the host that it asked
-for tells. A page of another origin cannot read answers, but may send requests.
+A page whose name is made to lead to this machine (DNS rebinding) has the service's origin in the
+browser's eyes, and could read everything that an open service answers; only the host in the request
+gives it away. A page of another origin cannot read answers, but can send requests.
 
-Starlette's `TrustedHostMiddleware` knows one list of hosts for ever, and answers a text; here the
+Starlette's `TrustedHostMiddleware` has one fixed list of hosts and answers plain text. Here the
 list depends on whether tokens are asked for, and the refusal says what to do.
 """
 
@@ -20,8 +20,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from evergram.serving.http.errors import RefusedError, Said, say
-from evergram.serving.settings import Settings
+from evergram.serving.http.answers.errors import ErrorResponse, RefusedError, error_response
+from evergram.serving.settings import ServiceSettings
 
 _HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::([0-9]{1,5}))?", re.I)
 _PORTS = {"http": "80", "https": "443"}
@@ -31,17 +31,17 @@ class HostCheck:
     """Middleware that answers requests for a foreign host, or of a foreign page, with a refusal.
 
     Args:
-        tokens: says whether a consumer has a token: without one, and with no list given, no page
-            can read anything under any name.
-        refused: is told of every refusal.
+        tokens: returns whether a consumer has a token. A page has none, so where tokens are asked
+            for it can read nothing, under whatever name.
+        refused: called with every refusal.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        settings: Settings,
+        settings: ServiceSettings,
         tokens: Callable[[], bool],
-        refused: Callable[[Said], None],
+        refused: Callable[[ErrorResponse], None],
     ) -> None:
         self._app, self._settings = app, settings
         self._tokens, self._refused = tokens, refused
@@ -53,9 +53,9 @@ class HostCheck:
         try:
             self._check(Headers(raw=scope["headers"]), scope["method"])
         except RefusedError as error:
-            said = say(error)
-            self._refused(said)
-            answer = Response(said.body, said.status, said.headers, "application/json")
+            refusal = error_response(error)
+            self._refused(refusal)
+            answer = Response(refusal.body, refusal.status, refusal.headers, "application/json")
             await answer(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -99,7 +99,7 @@ class HostCheck:
             return False
         if _is_loopback(host) or host == settings.host.lower() or self._is_listed(host, "*"):
             return True
-        # An address leads where it leads; only names can be made to lead elsewhere.
+        # Only a name can be made to lead elsewhere; an address cannot.
         return not settings.loopback and _is_address(host)
 
     def _is_listed(self, host: str, *anything: str) -> bool:
@@ -124,17 +124,17 @@ class HostCheck:
 
 
 def _parted(text: str) -> tuple[str, str | None]:
-    """Split a header into host, in small letters and without brackets, and port; "" is no host."""
+    """Return a header's host, in lower case and without brackets, and its port; "" for none."""
     return _parted_short(text) if len(text) < 300 else ("", None)
 
 
-# The same few names, at every request.
+# Every request has one of the same few hosts.
 @lru_cache(256)
 def _parted_short(text: str) -> tuple[str, str | None]:
-    found = _HOST.fullmatch(text.strip())
-    if found is None:
+    match = _HOST.fullmatch(text.strip())
+    if match is None:
         return "", None
-    return found[1].strip("[]").rstrip(".").lower(), found[2]
+    return match[1].strip("[]").rstrip(".").lower(), match[2]
 
 
 @lru_cache(256)

@@ -1,4 +1,4 @@
-"""What there is to read: versions, models and consumers."""
+"""The routes that list versions, models and consumers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from evergram.errors import LineageError
 from evergram.lineage.disk.manifest import Manifest
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import version_warnings
-from evergram.serving.http.auth import Access
-from evergram.serving.http.errors import RefusedError
-from evergram.serving.http.schemas import (
+from evergram.serving.http.answers.errors import RefusedError
+from evergram.serving.http.answers.schemas import (
     ConsumerAnswer,
     ConsumersAnswer,
     ModelAnswer,
@@ -18,20 +17,21 @@ from evergram.serving.http.schemas import (
     VersionAnswer,
     VersionsAnswer,
 )
-from evergram.serving.service import State
+from evergram.serving.http.requests.auth import Access
+from evergram.serving.served_state import ServedState
 
 
-def versions(state: State, access: Access) -> VersionsAnswer:
-    """The versions that may be read, oldest first."""
+def versions(state: ServedState, access: Access) -> VersionsAnswer:
+    """Return the versions that may be read, oldest first."""
     lineage = state.lineage
     readable = access.readable(lineage)
-    held = sorted({v for side in state.reader.sides for v in state.reader.store(side).filled()})
+    stored = sorted({v for side in state.reader.sides for v in state.reader.store(side).filled()})
     default = _default(lineage, access)
     warnings = version_warnings(lineage)
-    # Of the lineage that is read from, which while stores are filled is one step ahead.
+    # Files are those of the reader's lineage, which is a version ahead while stores are filled.
     ahead = state.reader.lineage
     files = {m.version: ahead.files(m.version) for m in ahead.versions}
-    found = [
+    answers = [
         VersionAnswer(
             version=manifest.version,
             name=f"{lineage.name}@v{manifest.version}",
@@ -40,7 +40,7 @@ def versions(state: State, access: Access) -> VersionsAnswer:
             fingerprint=manifest.fingerprint,
             labels=sorted(k for k, v in lineage.labels.items() if v == manifest.version),
             default=manifest.version == default,
-            computed_from=held,
+            computed_from=stored,
             warnings=warnings[manifest.version],
             checked=[name for name, done in files.get(manifest.version, {}).items() if done],
             unchecked=[name for name, done in files.get(manifest.version, {}).items() if not done],
@@ -48,56 +48,56 @@ def versions(state: State, access: Access) -> VersionsAnswer:
         for manifest in lineage.versions
         if manifest.version in readable
     ]
-    return VersionsAnswer(object="list", name=lineage.name, data=found)
+    return VersionsAnswer(object="list", name=lineage.name, data=answers)
 
 
-def models(state: State, access: Access) -> ModelsAnswer:
-    """The same as OpenAI lists models: by number, by label, and the name alone."""
+def models(state: ServedState, access: Access) -> ModelsAnswer:
+    """Return the versions as OpenAI lists models: by number, by label, and by the bare name."""
     lineage = state.lineage
     readable = access.readable(lineage)
-    found = [
+    models = [
         _model(f"{lineage.name}@v{m.version}", m) for m in lineage.versions if m.version in readable
     ]
-    found += [
+    models += [
         _model(f"{lineage.name}@{label}", lineage.manifest(version))
         for label, version in sorted(lineage.labels.items())
         if version in readable
     ]
     default = _default(lineage, access)
     if default is not None:
-        found.append(_model(lineage.name, lineage.manifest(default)))
-    return ModelsAnswer(object="list", data=found)
+        models.append(_model(lineage.name, lineage.manifest(default)))
+    return ModelsAnswer(object="list", data=models)
 
 
-def model(state: State, access: Access, name: str) -> ModelAnswer:
-    """Raises: RefusedError: there is none of that name, or it may not be read."""
-    for found in models(state, access).data:
-        if found.id == name:
-            return found
+def model(state: ServedState, access: Access, name: str) -> ModelAnswer:
+    """Return one model. Raises: RefusedError: it does not exist, or may not be read."""
+    for listed in models(state, access).data:
+        if listed.id == name:
+            return listed
     raise RefusedError(
         404, "unknown_version", f"There is no model {name[:80]!r}; /v1/models lists them.", "model"
     )
 
 
-def consumers(state: State, access: Access) -> ConsumersAnswer:
-    """Who is pinned to what, without tokens. Raises: RefusedError: a consumer asks."""
+def consumers(state: ServedState, access: Access) -> ConsumersAnswer:
+    """Return the consumers without their tokens. Raises: RefusedError: a consumer asks."""
     access.require_admin("The list of consumers")
-    found = []
-    for known in state.roll.list():
+    answers = []
+    for consumer in state.consumers.list():
         try:
-            version = state.lineage.resolve(known.pinned)
+            version = state.lineage.resolve(consumer.pinned)
         except LineageError:
             version = None
-        found.append(
+        answers.append(
             ConsumerAnswer(
-                name=known.name,
-                pinned=known.pinned,
+                name=consumer.name,
+                pinned=consumer.pinned,
                 version=version,
-                allowed=list(known.allowed),
-                since=known.since,
+                allowed=list(consumer.allowed),
+                since=consumer.since,
             )
         )
-    return ConsumersAnswer(object="list", data=found)
+    return ConsumersAnswer(object="list", data=answers)
 
 
 def _default(lineage: Lineage, access: Access) -> int | None:

@@ -1,4 +1,4 @@
-"""What the service says of itself."""
+"""The service's OpenAPI description."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from evergram.serving.http.requests.arrow_stream import MEDIA as ARROW
-from evergram.serving.http.schemas import ASKED, ErrorAnswer
-from evergram.serving.http.vector_routes import JSON
-from evergram.serving.settings import Settings
+from evergram.serving.http.answers.arrow_answers import MEDIA as ARROW
+from evergram.serving.http.answers.schemas import ErrorAnswer
+from evergram.serving.http.call import JSON
+from evergram.serving.http.requests.schemas import REQUESTS
+from evergram.serving.settings import ServiceSettings
 
 _REF = "#/components/schemas/{model}"
 _STATUS = {
@@ -40,19 +41,24 @@ _HEADERS = {
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: how it refuses."""
+    """Return FastAPI's `responses` of a route for the statuses that it refuses with."""
     return {s: {"model": ErrorAnswer, "description": _STATUS[s]} for s in statuses}
 
 
-def vectors(asked: type[BaseModel], answered: type[BaseModel], column: str) -> dict[str, Any]:
-    """What `FastAPI.post` takes of a route that reads and answers vectors, in JSON or Arrow."""
-    body = {JSON: {"schema": {"$ref": _REF.format(model=asked.__name__)}}, ARROW: _STREAM}
-    said = (
+def vectors(request: type[BaseModel], answer: type[BaseModel], column: str) -> dict[str, Any]:
+    """Return the arguments of `FastAPI.post` that describe a route of vectors, in JSON or Arrow.
+
+    Args:
+        request, answer: their schemas.
+        column: the one column of an Arrow request.
+    """
+    body = {JSON: {"schema": {"$ref": _REF.format(model=request.__name__)}}, ARROW: _STREAM}
+    description = (
         f"JSON; or an uncompressed Arrow stream with one column, {column!r}, and all else as JSON "
         "under `evergram.request` in its schema's metadata."
     )
-    answer = {
-        "model": answered,
+    success = {
+        "model": answer,
         "description": "The rows, and what they were computed from.",
         "content": {ARROW: _STREAM},
         "headers": {
@@ -61,47 +67,52 @@ def vectors(asked: type[BaseModel], answered: type[BaseModel], column: str) -> d
         },
     }
     return {
-        "responses": {200: answer, **errors(*_REFUSED)},
-        "openapi_extra": {"requestBody": {"required": True, "content": body, "description": said}},
+        "responses": {200: success, **errors(*_REFUSED)},
+        "openapi_extra": {
+            "requestBody": {"required": True, "content": body, "description": description}
+        },
     }
 
 
-def describe(app: FastAPI, settings: Settings) -> None:
-    """Let the app's OpenAPI say what its routes read by themselves, limits with it."""
+def describe(app: FastAPI, settings: ServiceSettings) -> None:
+    """Add the bodies of requests for vectors, and the service's limits, to the app's OpenAPI."""
 
-    def made() -> dict[str, Any]:
+    def description() -> dict[str, Any]:
         if app.openapi_schema is None:
-            found = get_openapi(
+            schema = get_openapi(
                 title=app.title, version=app.version, routes=app.routes, summary=app.summary
             )
             schemas = models_json_schema(
-                [(kind, "validation") for kind in ASKED], ref_template=_REF
+                [(kind, "validation") for kind in REQUESTS], ref_template=_REF
             )[1]["$defs"]
             _limit(schemas, settings)
-            components = found.setdefault("components", {})
+            components = schema.setdefault("components", {})
             components.setdefault("schemas", {}).update(schemas)
-            _without_422(found)
+            _without_422(schema)
             components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-            # A token, or none where none is asked for.
-            found["security"] = [{"token": []}, {}]
-            app.openapi_schema = found
+            # A token, or none where the service is open.
+            schema["security"] = [{"token": []}, {}]
+            app.openapi_schema = schema
         return app.openapi_schema
 
-    app.openapi = made  # type: ignore[method-assign]
+    app.openapi = description  # type: ignore[method-assign]
 
 
-def _without_422(found: dict[str, Any]) -> None:
-    """FastAPI says that it checks the name in a path; any text is one."""
-    for path in found["paths"].values():
+def _without_422(schema: dict[str, Any]) -> None:
+    """Remove the answer 422, which no route gives.
+
+    FastAPI lists it for every path with a name in it, but no name is invalid here.
+    """
+    for path in schema["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
     for name in ("HTTPValidationError", "ValidationError"):
-        found["components"]["schemas"].pop(name, None)
+        schema["components"]["schemas"].pop(name, None)
 
 
-def _limit(schemas: dict[str, Any], settings: Settings) -> None:
-    def bound(of: Sequence[dict[str, Any]], items: int) -> None:
-        for schema in of:
+def _limit(schemas: dict[str, Any], settings: ServiceSettings) -> None:
+    def bound(lists: Sequence[dict[str, Any]], items: int) -> None:
+        for schema in lists:
             if schema.get("type") == "array":
                 schema["maxItems"] = items
 

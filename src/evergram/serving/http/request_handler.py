@@ -1,4 +1,4 @@
-"""What every request goes through: who asks, how much, how long; and how it was answered."""
+"""The steps that every request passes: token, body, worker, time limit, counting."""
 
 from __future__ import annotations
 
@@ -15,110 +15,120 @@ from starlette.responses import Response
 from evergram.errors import LineageError, UnknownVersionError
 from evergram.serving.dashboard.data import dashboard_data
 from evergram.serving.dashboard.schemas import DashboardData
-from evergram.serving.dashboard.traffic import Latest
-from evergram.serving.http.auth import Access, authenticate
+from evergram.serving.dashboard.traffic import TrafficLog
+from evergram.serving.http.answers.arrow_answers import MEDIA as ARROW
+from evergram.serving.http.answers.errors import ErrorResponse, RefusedError, error_response, log
+from evergram.serving.http.call import JSON, Answer, Call
 from evergram.serving.http.connections import Connections
-from evergram.serving.http.errors import RefusedError, Said, log, say
-from evergram.serving.http.requests.arrow_stream import MEDIA as ARROW
-from evergram.serving.http.requests.body import BodyBudget, HeldBody, is_stream
-from evergram.serving.http.vector_routes import JSON, Answer, Call, embeddings, is_quick
+from evergram.serving.http.fast_paths.inline_answers import is_quick
+from evergram.serving.http.requests.auth import Access, authenticate
+from evergram.serving.http.requests.body import BodyBudget, HeldBody, is_arrow
+from evergram.serving.http.vector_routes import embeddings
 from evergram.serving.http.workers import Workers
 from evergram.serving.monitoring.metrics import Metrics
-from evergram.serving.service import Opened, Service, State
-from evergram.serving.settings import Settings
+from evergram.serving.served_state import ServedState, SharedReader
+from evergram.serving.service import Service
+from evergram.serving.settings import ServiceSettings
 
 Operation = Callable[[Call], Answer]
-Listing = Callable[[State, Access], BaseModel]
-# Routes that are traffic, as the dashboard shows it.
+Listing = Callable[[ServedState, Access], BaseModel]
+# Routes that the dashboard counts as traffic.
 VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform")
-# Refusals that a version which is only being taken up may end. Of a consumer that may not read one,
-# it takes as long whether there is one or not.
-_MAY_COME = ("taking_up", "forbidden_version")
-# Seconds that a request for a version which is not known waits for it to be taken up.
+# Refusals that may end once the service has loaded a new version. A forbidden version is among
+# them so that its refusal takes as long whether the version exists or not.
+_MAY_END = ("taking_up", "forbidden_version")
+# Seconds that a request for an unknown version waits for the service to load it.
 PATIENCE = 2.0
-# Seconds between two looks at what was served.
+# Seconds between two measurements of drift.
 DRIFT_EVERY = 10.0
 
 
-class Front:
-    """Between HTTP and the service."""
+class RequestHandler:
+    """Answers requests from a service, and reloads it when its lineage changes."""
 
-    def __init__(self, service: Service, settings: Settings) -> None:
+    def __init__(self, service: Service, settings: ServiceSettings) -> None:
         self.service, self.settings = service, settings
         self.metrics = Metrics()
-        self.latest = Latest()
+        self.traffic = TrafficLog()
         self.workers = Workers(settings.workers, settings.max_waiting)
         self.bodies = BodyBudget(max(settings.max_buffered, settings.max_body))
         self.connections = Connections(
-            settings.max_connections, settings.silence, lambda why: self.metrics.ended(why)
+            settings.max_connections, settings.silence, self.metrics.connection_ended
         )
-        # Opening a new version may take long, and must not wait for requests, nor they for it.
         self._next_drift = 0.0
-        self._looking: Future[bool] | None = None
+        # Loading a new version may take long; its own thread keeps it apart from requests.
         self._refresher = ThreadPoolExecutor(1, thread_name_prefix="evergram-refresh")
+        self._refresh: Future[bool] | None = None
 
     async def answer(self, request: Request, route: str, operation: Operation) -> Response:
-        """The answer of an operation on vectors, whatever happens."""
+        """Return the answer of an operation on vectors, or the refusal of the request."""
         started = time.perf_counter()
-        seen = _Seen()
+        caller = _Caller()
         try:
             async with asyncio.timeout(self.settings.timeout):
-                answer = await self._operate(request, operation, seen)
+                answer = await self._operate(request, operation, caller)
         except Exception as error:
-            return self._refused(route, seen, started, error)
+            return self._refuse(route, caller, started, error)
         headers = {
             "x-evergram-version": str(answer.version),
             "x-evergram-computed-from": ",".join(str(v) for v in sorted(answer.sources)),
             "x-evergram-fingerprint": answer.fingerprint,
         }
-        # Counted once it is sent: nobody waits for that.
-        counted = BackgroundTask(self._counted, route, seen, answer, time.perf_counter() - started)
-        return Response(answer.body, 200, headers, answer.media, counted)
+        # Counted after it is sent, so that the client does not wait for it.
+        seconds = time.perf_counter() - started
+        counting = BackgroundTask(self._count_answer, route, caller, answer, seconds)
+        return Response(answer.body, 200, headers, answer.media, counting)
 
     async def list(self, request: Request, route: str, listing: Listing) -> Response:
-        """The answer of something that is listed."""
+        """Return the answer of a listing, or the refusal of the request."""
         started = time.perf_counter()
-        seen = _Seen()
+        caller = _Caller()
         try:
             async with asyncio.timeout(self.settings.timeout):
-                state, access = self._enter(request, seen)
-                found = await self.workers.run(lambda: listing(state, access), state.leave)
+                state, access = self._enter(request, caller)
+                answer = await self.workers.run(lambda: listing(state, access), state.leave)
         except Exception as error:
-            return self._refused(route, seen, started, error)
-        self._count(route, seen, None, 200, time.perf_counter() - started)
-        return Response(found.model_dump_json(), media_type=JSON)
+            return self._refuse(route, caller, started, error)
+        self._count(route, caller, None, 200, time.perf_counter() - started)
+        return Response(answer.model_dump_json(), media_type=JSON)
 
-    async def _operate(self, request: Request, operation: Operation, seen: _Seen) -> Answer:
-        # Whose token it is counts before anything else is read.
-        state, access = self._enter(request, seen)
+    async def _operate(self, request: Request, operation: Operation, caller: _Caller) -> Answer:
+        # The token is checked before anything else of the request is read.
+        state, access = self._enter(request, caller)
         body = HeldBody(self.bodies)
         try:
             try:
-                arrow_in = is_stream(request)
+                arrow_in = is_arrow(request)
                 await body.read(request, self.settings.max_body, self.settings.silence)
             except BaseException:
                 state.leave()
                 raise
             call = self._call(request, state, access, body, arrow_in)
-            if operation is embeddings and is_quick(call):
-                run = self._at_once(call, operation)
+            quick = is_quick(call.size, state.shared.in_memory, call.content)
+            if operation is embeddings and quick:
+                run = self._inline(call, operation)
             else:
-                run = self._in_a_worker(call, operation, body)
+                run = self._in_worker(call, operation, body)
             try:
                 return await run
             except (UnknownVersionError, RefusedError) as error:
-                if isinstance(error, RefusedError) and error.code not in _MAY_COME:
+                if isinstance(error, RefusedError) and error.code not in _MAY_END:
                     raise
-                if not await self._taken_up(call.state.opened):
+                if not await self._reloaded(call.state.shared):
                     raise
-            state, access = self._enter(request, seen)
+            state, access = self._enter(request, caller)
             call = self._call(request, state, access, body, arrow_in)
-            return await self._in_a_worker(call, operation, body)
+            return await self._in_worker(call, operation, body)
         finally:
             body.leave()
 
     def _call(
-        self, request: Request, state: State, access: Access, body: HeldBody, arrow_in: bool
+        self,
+        request: Request,
+        state: ServedState,
+        access: Access,
+        body: HeldBody,
+        arrow_in: bool,
     ) -> Call:
         return Call(
             state,
@@ -132,14 +142,14 @@ class Front:
             request.headers.get("x-evergram-fingerprint"),
         )
 
-    async def _at_once(self, call: Call, operation: Operation) -> Answer:
+    async def _inline(self, call: Call, operation: Operation) -> Answer:
         try:
             return operation(call)
         finally:
             call.state.leave()
 
-    async def _in_a_worker(self, call: Call, operation: Operation, body: HeldBody) -> Answer:
-        # A worker reads it to the end, also where nobody waits for the answer any more.
+    async def _in_worker(self, call: Call, operation: Operation, body: HeldBody) -> Answer:
+        # A worker reads the body to the end, even after the request was given up.
         body.hold()
 
         def done() -> None:
@@ -148,92 +158,95 @@ class Front:
 
         return await self.workers.run(lambda: operation(call), done)
 
-    def _enter(self, request: Request, seen: _Seen) -> tuple[State, Access]:
-        """Raises: RefusedError: a token is needed, or is not known."""
+    def _enter(self, request: Request, caller: _Caller) -> tuple[ServedState, Access]:
+        """Authenticate a request. Raises: RefusedError: its token is missing or unknown."""
         state = self.service.enter()
         try:
             headers = request.headers.getlist("authorization")
-            access = authenticate(self.settings, state.roll, state.tokens, headers)
+            access = authenticate(self.settings, state.consumers, state.tokens, headers)
         except BaseException:
             state.leave()
             raise
-        seen.consumer = access.name
+        caller.consumer = access.name
         return state, access
 
-    async def _taken_up(self, before: Opened) -> bool:
-        """Whether something else than `before` is served, now or within a moment."""
+    async def _reloaded(self, before: SharedReader) -> bool:
+        """Refresh the service, and wait a moment. Returns: whether its reader is a new one."""
         if self.service.least_poll:
             return False
-        # One look that has not begun serves everybody who waits: behind a long one, that fills
-        # stores, no queue of others gathers.
-        looked = self._looking
-        if looked is None or looked.running() or looked.done():
-            looked = self._looking = self._refresher.submit(self.service.refresh)
+        # All requests that wait share one refresh that has not started yet: no queue of them
+        # grows behind a long one, which fills stores.
+        refresh = self._refresh
+        if refresh is None or refresh.running() or refresh.done():
+            refresh = self._refresh = self._refresher.submit(self.service.refresh)
         end = time.monotonic() + PATIENCE
-        while self.service.opened is before and time.monotonic() < end:
-            if looked.done() and self.service.problem is None:
+        while self.service.shared is before and time.monotonic() < end:
+            if refresh.done() and self.service.problem is None:
                 break
             await asyncio.sleep(0.01)
-        return self.service.opened is not before
+        return self.service.shared is not before
 
     async def watch(self) -> None:
-        """Look again and again whether there is something new, and at what was served."""
+        """Refresh the service and measure drift, again and again, until cancelled."""
         loop = asyncio.get_running_loop()
         pause = max(self.settings.poll, self.service.least_poll)
         while True:
             await asyncio.sleep(pause)
-            look = loop.run_in_executor(self._refresher, self._look)
-            # It may be filling stores; who may read is looked after all the same.
-            while not (await asyncio.wait({look}, timeout=pause))[0]:
-                await asyncio.to_thread(self.service.refresh_roll)
+            looking = loop.run_in_executor(self._refresher, self._look)
+            # It may be filling stores; revoked tokens must not wait for that.
+            while not (await asyncio.wait({looking}, timeout=pause))[0]:
+                await asyncio.to_thread(self.service.refresh_consumers)
             try:
-                look.result()
+                looking.result()
             except Exception:
-                log.exception("Looking after the service failed; it is tried again.")
+                log.exception("Refreshing the service failed; it is tried again.")
 
     def _look(self) -> None:
         if self.service.refresh():
             self.metrics.reloads.inc()
         self.service.check_stores()
-        # Less often: it takes the interpreter from requests for some milliseconds.
+        # Less often: it keeps the interpreter from requests for some milliseconds.
         if time.monotonic() >= self._next_drift:
             self._next_drift = time.monotonic() + DRIFT_EVERY
             with self.service.entered() as state:
                 self.metrics.drift.look(state.reader)
 
     async def dashboard(self, request: Request) -> DashboardData:
-        """What the dashboard shows; it names consumers, so it is the administrator's.
+        """Return the dashboard's data, to the administrator: it names consumers.
 
         Raises: EvergramError.
         """
-        state, access = self._enter(request, _Seen())
+        state, access = self._enter(request, _Caller())
         try:
-            return await self._shown(state, access)
+            return await self._dashboard_data(state, access)
         except LineageError:
-            # Files of a version before are gone once another is published.
-            if not await self._taken_up(state.opened):
+            # A publication since then has removed files of the version before.
+            if not await self._reloaded(state.shared):
                 raise
-        state, access = self._enter(request, _Seen())
-        return await self._shown(state, access)
+        state, access = self._enter(request, _Caller())
+        return await self._dashboard_data(state, access)
 
-    async def _shown(self, state: State, access: Access) -> DashboardData:
-        def made() -> DashboardData:
+    async def _dashboard_data(self, state: ServedState, access: Access) -> DashboardData:
+        def collect() -> DashboardData:
             access.require_admin("The dashboard")
-            live = self.latest.live(state.reader, self.metrics, self.service.filling)
-            lineage, diagnosis = state.reader.lineage, state.opened.diagnosis()
-            return dashboard_data(lineage, list(state.roll.list()), live, diagnosis)
+            live = self.traffic.live(state.reader, self.metrics, self.service.filling)
+            facts = state.shared.published_facts()
+            return dashboard_data(state.reader.lineage, list(state.consumers.list()), live, facts)
 
-        return await self.workers.run(made, state.leave)
+        return await self.workers.run(collect, state.leave)
 
     def metrics_page(self, request: Request) -> Response:
-        """For Prometheus; names consumers, so it is the administrator's where tokens are asked."""
-        seen = _Seen()
+        """Return the page for Prometheus, to the administrator where tokens are asked for.
+
+        It names consumers.
+        """
+        caller = _Caller()
         try:
-            state, access = self._enter(request, seen)
+            state, access = self._enter(request, caller)
             state.leave()
             access.require_admin("The page of metrics")
         except Exception as error:
-            return self._refused("/metrics", seen, time.perf_counter(), error)
+            return self._refuse("/metrics", caller, time.perf_counter(), error)
         self.metrics.version.set(self.service.production)
         self.metrics.stale.set(self.service.problem is not None)
         self.metrics.working.set(self.workers.busy)
@@ -242,11 +255,12 @@ class Front:
         return Response(self.metrics.page(), media_type="text/plain; version=0.0.4")
 
     def close(self) -> None:
+        """Wait for the requests under way, and close the service."""
         self.workers.close()
         self._refresher.shutdown(wait=True, cancel_futures=True)
         self.service.close()
 
-    def _refused(self, route: str, seen: _Seen, started: float, error: Exception) -> Response:
+    def _refuse(self, route: str, caller: _Caller, started: float, error: Exception) -> Response:
         if isinstance(error, TimeoutError):
             error = RefusedError(
                 504,
@@ -255,28 +269,29 @@ class Front:
             )
         elif isinstance(error, ClientDisconnect):
             error = RefusedError(400, "disconnected", "The request ended before its body did.")
-        said = say(error)
-        self._count(route, seen, None, said.status, time.perf_counter() - started)
-        self.refused(said)
-        return Response(said.body, said.status, said.headers, JSON)
+        refusal = error_response(error)
+        self._count(route, caller, None, refusal.status, time.perf_counter() - started)
+        self.count_refusal(refusal)
+        return Response(refusal.body, refusal.status, refusal.headers, JSON)
 
-    def refused(self, said: Said) -> None:
-        """Count a refusal."""
-        self.metrics.errors.labels(said.code).inc()
+    def count_refusal(self, refusal: ErrorResponse) -> None:
+        self.metrics.errors.labels(refusal.code).inc()
 
-    async def _counted(self, route: str, seen: _Seen, answer: Answer, seconds: float) -> None:
-        self._count(route, seen, answer.version, 200, seconds)
+    async def _count_answer(
+        self, route: str, caller: _Caller, answer: Answer, seconds: float
+    ) -> None:
+        self._count(route, caller, answer.version, 200, seconds)
         self.metrics.served(answer.version, answer.sources)
 
     def _count(
-        self, route: str, seen: _Seen, version: int | None, status: int, seconds: float
+        self, route: str, caller: _Caller, version: int | None, status: int, seconds: float
     ) -> None:
-        self.metrics.answered(route, seen.consumer, version, status, seconds)
+        self.metrics.answered(route, caller.consumer, version, status, seconds)
         if route in VECTORS:
-            self.latest.answered(seen.consumer, version, status, seconds)
+            self.traffic.answered(caller.consumer, version, status, seconds)
 
 
-class _Seen:
-    """Whose request it is, as far as is known."""
+class _Caller:
+    """The consumer of a request; "" until it is authenticated."""
 
     consumer = ""

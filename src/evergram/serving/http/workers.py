@@ -1,4 +1,4 @@
-"""Requests are worked on in a few threads, and only so many may wait for one."""
+"""Worker threads beside the event loop, and a limit on how many requests may wait for one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from evergram.serving.http.errors import RefusedError
+from evergram.serving.http.answers.errors import RefusedError
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class Workers:
 
     Args:
         size: threads.
-        waiting: how many may wait for one.
+        waiting: requests that may wait for one.
     """
 
     def __init__(self, size: int, waiting: int) -> None:
@@ -29,15 +29,17 @@ class Workers:
 
     @property
     def busy(self) -> int:
-        """How many are worked on, or wait."""
+        """How many requests are worked on, or wait."""
         return self._busy
 
     async def run(self, work: Callable[[], T], done: Callable[[], None]) -> T:
-        """What `work` returns. Given up by its caller, it is not begun; begun, it ends.
+        """Run `work` in a worker's thread, and return its result.
+
+        Work cancelled before it starts never runs; once started it runs to completion.
 
         Args:
-            done: called once when the work has ended or was given up, and also where it is refused.
-        Raises: RefusedError: too many wait.
+            done: called exactly once: after the work has ended, was cancelled, or was refused.
+        Raises: RefusedError: too many requests wait.
         """
         with self._lock:
             full = self._busy >= self._most
@@ -56,5 +58,5 @@ class Workers:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Wait for what is under way; what waits is given up."""
+        """Cancel the work that waits, and wait for what has started."""
         self._pool.shutdown(wait=True, cancel_futures=True)

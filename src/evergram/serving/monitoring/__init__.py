@@ -1,0 +1,1 @@
+"""Measurements of a running service: `drift` of served vectors, `metrics` for Prometheus."""

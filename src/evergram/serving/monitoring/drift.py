@@ -1,7 +1,7 @@
-"""How far what is asked for has moved from what is stored: second moments against second moments.
+"""Drift: the second moments of served vectors against those of the stored ones.
 
-Nothing is measured while a request waits: ids are noted, and looked up again in between, as the
-version that they are stored at.
+No request waits for a measurement: ids are noted when they are served, and looked up again between
+requests, at the version that they are stored at.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from evergram.stores.store import Floats
 
 Matrix = npt.NDArray[np.float64]
 
-# Of a request so many ids are looked at, and so many of a side a second.
+# Ids that are sampled of one request, and of one side between two measurements.
 PER_REQUEST = 16
 PER_LOOK = 512
-# What was served this many vectors ago weighs 1/e.
+# Vectors after which the weight of a sample has fallen to 1/e.
 MEMORY = 50_000
 
 
 @dataclass
-class _Seen:
-    """Of the vectors of one side and version.
+class _RunningMoments:
+    """Moments of the vectors that were served of one side and version.
 
     Args:
-        count: in all.
-        mean, second: E[z] and E[z zᵀ], running.
-        stored: E[z zᵀ] at publication; None where it was not written.
+        count: vectors so far.
+        mean: [D], running E[z].
+        second: [D, D], running E[z zᵀ].
+        stored: [D, D], E[z zᵀ] at publication; None where none was written.
     """
 
     count: int
@@ -51,7 +52,7 @@ class _Seen:
 
     @property
     def relative(self) -> float | None:
-        """‖served − stored‖ over ‖stored‖, Frobenius."""
+        """‖served − stored‖ / ‖stored‖ of the second moments, Frobenius."""
         if self.stored is None or not self.count:
             return None
         length = float(np.linalg.norm(self.stored))
@@ -59,47 +60,51 @@ class _Seen:
 
 
 class Drift:
-    """Of every side, the vectors that are served at the version of most of its rows."""
+    """Drift of each side, at the version that most of its rows are stored at.
+
+    Several threads may use one.
+    """
 
     def __init__(self) -> None:
-        self._noted: deque[tuple[str, pa.Array, npt.NDArray[np.int64]]] = deque(maxlen=128)
+        self._served_ids: deque[tuple[str, pa.Array, npt.NDArray[np.int64]]] = deque(maxlen=128)
         self._encoded: deque[tuple[str, int, Floats]] = deque(maxlen=256)
-        self._seen: dict[tuple[str, int], _Seen] = {}
+        self._moments: dict[tuple[str, int], _RunningMoments] = {}
         self._lock = threading.Lock()
         self._draw = np.random.default_rng()
 
     def note(self, side: str, ids: pa.Array, sources: npt.NDArray[np.int64]) -> None:
-        """Ids that were served, and what each was computed from. Costs next to nothing."""
-        self._noted.append((side, ids, sources))
+        """Remember ids that were served, and the version that each row was computed from."""
+        self._served_ids.append((side, ids, sources))
 
     def note_vectors(self, side: str, version: int, vectors: Floats) -> None:
-        """Vectors [n, D] that were encoded on the spot, as their own version has them."""
+        """Remember vectors [n, D] that were encoded on the spot, in their own version's space."""
         self._encoded.append((side, version, vectors[:PER_REQUEST].copy()))
 
     def look(self, reader: Reader) -> None:
-        """Take up what was noted since the last time. A row that cannot be read is left out."""
+        """Measure what was noted since the last look; rows that cannot be read are left out."""
         with self._lock:
-            given: dict[tuple[str, int], list[pa.Array]] = {}
-            while self._noted:
-                side, asked, sources = self._noted.popleft()
-                version, ids = self._some(asked, sources)
+            sampled: dict[tuple[str, int], list[pa.Array]] = {}
+            while self._served_ids:
+                side, ids, sources = self._served_ids.popleft()
+                version, some = self._sample(ids, sources)
                 if version < 0:
                     continue
-                kept = given.setdefault((side, version), [])
-                if sum(map(len, kept)) < PER_LOOK:
-                    kept.append(ids)
-            for (side, version), parts in given.items():
+                parts = sampled.setdefault((side, version), [])
+                if sum(map(len, parts)) < PER_LOOK:
+                    parts.append(some)
+            for (side, version), parts in sampled.items():
                 try:
-                    found = reader.embed(pa.concat_arrays(parts), version, side)
+                    embedded = reader.embed(pa.concat_arrays(parts), version, side)
                 except (EvergramError, pa.ArrowException):
                     continue
-                self._add(reader, side, version, found.vectors[found.sources == version])
+                vectors = embedded.vectors[embedded.sources == version]
+                self._add(reader, side, version, vectors)
             while self._encoded:
                 side, version, vectors = self._encoded.popleft()
                 self._add(reader, side, version, vectors)
 
-    def _some(self, ids: pa.Array, sources: npt.NDArray[np.int64]) -> tuple[int, pa.Array]:
-        """A version that rows were computed from, drawn by its share, and some ids of it."""
+    def _sample(self, ids: pa.Array, sources: npt.NDArray[np.int64]) -> tuple[int, pa.Array]:
+        """Draw a version by its share of the rows, and some ids of its rows."""
         version = int(self._draw.choice(sources)) if len(sources) else -1
         rows = np.flatnonzero(sources == version)
         if len(rows) > PER_REQUEST:
@@ -107,23 +112,23 @@ class Drift:
         return version, ids.take(pa.array(rows))
 
     def measured(self) -> dict[str, tuple[int, float | None, int]]:
-        """Of each side: the version, the relative distance, and of how many vectors."""
-        found: dict[str, tuple[int, float | None, int]] = {}
+        """Return of each side the version, the relative distance, and of how many vectors."""
         with self._lock:
-            for (side, version), seen in sorted(self._seen.items()):
-                found[side] = (version, seen.relative, seen.count)
-        return found
+            return {
+                side: (version, moments.relative, moments.count)
+                for (side, version), moments in sorted(self._moments.items())
+            }
 
     def _add(self, reader: Reader, side: str, version: int, vectors: Floats) -> None:
         if not len(vectors):
             return
         key = side, version
-        if key not in self._seen:
+        if key not in self._moments:
             try:
-                moments = reader.lineage.moments(version).get(side)
+                published = reader.lineage.moments(version).get(side)
             except EvergramError:
-                moments = None
+                published = None
             dim = vectors.shape[1]
-            stored = None if moments is None else moments[2].numpy()
-            self._seen[key] = _Seen(0, np.zeros(dim), np.zeros((dim, dim)), stored)
-        self._seen[key].add(vectors)
+            stored = None if published is None else published[2].numpy()
+            self._moments[key] = _RunningMoments(0, np.zeros(dim), np.zeros((dim, dim)), stored)
+        self._moments[key].add(vectors)

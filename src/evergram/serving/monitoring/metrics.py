@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""Counters and gauges of a service, for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 
 
 class Metrics:
-    """Of one service, in a registry of its own."""
+    """The metrics of one service, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -43,34 +43,34 @@ class Metrics:
         )
         self.version = Gauge(
             "evergram_production_version",
-            "What is read where no version is named.",
+            "Version that is read where a request names none.",
             registry=self.registry,
         )
         self.stale = Gauge(
             "evergram_reload_failed",
-            "1 while a lineage that has changed cannot be taken up.",
+            "1 while a changed lineage cannot be loaded.",
             registry=self.registry,
         )
         self.reloads = Counter(
             "evergram_reloads",
-            "Changes of the lineage and its consumers that were taken up.",
+            "Changes of the lineage and its consumers that were loaded.",
             registry=self.registry,
         )
         self.working = Gauge(
-            "evergram_requests_working", "Being worked on, or waiting.", registry=self.registry
+            "evergram_requests_working", "Requests worked on, or waiting.", registry=self.registry
         )
         self.connections = Gauge(
-            "evergram_connections", "Connections that are open.", registry=self.registry
+            "evergram_connections", "Open connections.", registry=self.registry
         )
         self._ended = Counter(
             "evergram_connections_ended",
-            "Connections that the service closed, by why.",
+            "Connections that the service closed, by reason.",
             ["why"],
             registry=self.registry,
         )
         self.buffered = Gauge(
             "evergram_buffered_bytes",
-            "Of the budget for bodies of requests, what is taken.",
+            "Bytes taken of the budget for bodies of requests.",
             registry=self.registry,
         )
         self.distance = Gauge(
@@ -79,13 +79,13 @@ class Metrics:
             ["side", "version"],
             registry=self.registry,
         )
-        # Finding the counter of a request's labels takes longer than counting it.
+        # Looking up the counter of some labels takes longer than incrementing it.
         self._requests = lru_cache(4096)(self.requests.labels)
         self._seconds = lru_cache(64)(self.seconds.labels)
         self._rows = lru_cache(4096)(self.rows.labels)
         self.looked_at = Gauge(
             "evergram_drift_vectors",
-            "How many served vectors that distance is of.",
+            "Served vectors that the distance is measured on.",
             ["side", "version"],
             registry=self.registry,
         )
@@ -93,26 +93,27 @@ class Metrics:
     def answered(
         self, route: str, consumer: str, version: int | None, status: int, seconds: float
     ) -> None:
-        """One request."""
+        """Count one request."""
         number = "" if version is None else str(version)
         self._requests(route, consumer, number, str(status)).inc()
         self._seconds(route).observe(seconds)
 
-    def ended(self, why: str) -> None:
-        """A connection that was closed though its client kept it open."""
+    def connection_ended(self, why: str) -> None:
+        """Count a connection that the service closed while its client kept it open."""
         self._ended.labels(why).inc()
 
     def served(self, version: int, sources: Mapping[int, int]) -> None:
-        """Rows read as a version, by what they were computed from."""
+        """Count rows read as a version; `sources`: version computed from to rows."""
         for source, rows in sources.items():
             self._rows(str(version), str(source)).inc(rows)
 
     def page(self) -> bytes:
+        """Return the page that Prometheus reads, with drift as it is now."""
         self.distance.clear()
         self.looked_at.clear()
         for side, (version, relative, count) in self.drift.measured().items():
             self.looked_at.labels(side, str(version)).set(count)
             if relative is not None:
                 self.distance.labels(side, str(version)).set(relative)
-        found: bytes = generate_latest(self.registry)
-        return found
+        page: bytes = generate_latest(self.registry)
+        return page

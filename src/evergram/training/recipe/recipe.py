@@ -39,7 +39,15 @@ def _named(value: str) -> str:
 
 
 class Recipe(RecipeTable):
-    """One TOML file. Made by `load`, `of` or `stored`, which know the keys of every kind."""
+    """One TOML file. Made by `load`, `of` or `stored`, which know the keys of every kind.
+
+    >>> from evergram import Recipe
+    >>> recipe = Recipe.of({"data": {"kind": "synthetic"}, "model": {"dim": [32, 40]}})
+    >>> recipe.model.dim_of(version=1)
+    40
+    >>> Recipe.load("recipes/synthetic.toml", ["training.epochs=5"]).training.epochs
+    5
+    """
 
     name: Annotated[str, AfterValidator(_named)] = "embeddings"
     seed: Seed = 0

@@ -31,15 +31,15 @@ def test_a_batch_without_a_schema_is_refused(rows: int, kind: pa.DataType) -> No
         "try: read_stream(sys.stdin.buffer.read(), 'id', 100)\n"
         "except DataError as error: print(error)"
     )
-    found = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-c", code],
         input=batch.serialize().to_pybytes(),
         capture_output=True,
         timeout=120,
         check=False,
     )
-    assert found.returncode == 0, found.stderr.decode()[-2000:]
-    assert b"begins with a record batch; send its schema first" in found.stdout
+    assert run.returncode == 0, run.stderr.decode()[-2000:]
+    assert b"begins with a record batch; send its schema first" in run.stdout
 
 
 def test_a_stream_of_nothing_is_refused() -> None:
@@ -79,7 +79,7 @@ def test_metadata_of_a_wrong_type_is_refused(served: Running, route: str, asked:
 
 @pytest.mark.parametrize("path", ["/v1/search", "/v1/transform"])
 def test_a_fingerprint_may_be_a_field_of_the_request(served: Running, path: str) -> None:
-    lineage = served.service.opened.reader.lineage
+    lineage = served.service.shared.reader.lineage
     vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 10, pa.float32()), 10)
     for version, status in ((2, 200), (0, 409)):
         named = {"source": 2, "target": 0} if path == "/v1/transform" else {"version": 2}
@@ -94,7 +94,7 @@ def test_mutated_streams_are_refused_and_end_nothing(tmp_path: Path) -> None:
     """Every route that takes a stream, in a process whose death is the failure."""
     lineage_of(tmp_path / "numbers", rows=30)
     lineage_of(tmp_path / "texts", rows=30, text=True)
-    found = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-m", "tests.support.mutated_streams", str(tmp_path), str(STREAMS), "0"],
         capture_output=True,
         text=True,
@@ -103,8 +103,8 @@ def test_mutated_streams_are_refused_and_end_nothing(tmp_path: Path) -> None:
         check=False,
     )
     last = (tmp_path / "last").read_bytes()
-    assert found.returncode == 0, (found.returncode, last, found.stderr[-4000:])
-    statuses = json.loads(found.stdout)
+    assert run.returncode == 0, (run.returncode, last, run.stderr[-4000:])
+    statuses = json.loads(run.stdout)
     assert sum(statuses.values()) == STREAMS
     assert {name.split()[1] for name in statuses} <= {"200", "400", "404", "409", "413"}, statuses
     for route in ("embeddings", "search", "transform"):

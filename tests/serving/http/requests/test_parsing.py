@@ -15,25 +15,25 @@ from tests.support.arrow_requests import post_stream, stream, table_of
 from tests.support.lineages import DIMS, read_as, vectors_of
 from tests.support.running_service import Running, running
 
-from evergram.serving.http.errors import RefusedError, say
+from evergram.serving.http.answers.errors import RefusedError, error_response
+from evergram.serving.http.fast_paths.json_pieces import PIECE
 from evergram.serving.http.requests.ids import FEATURES, objects_of
-from evergram.serving.http.requests.json_pieces import PIECE
 from evergram.serving.http.requests.parsing import ELEMENT, parse
-from evergram.serving.http.schemas import (
-    MOST_FEATURES,
+from evergram.serving.http.requests.schemas import (
     EmbeddingsRequest,
     SearchRequest,
     TransformRequest,
 )
-from evergram.serving.settings import Settings
+from evergram.serving.object_features import MOST_FEATURES
+from evergram.serving.settings import ServiceSettings
 
-LIMITS = Settings()
+LIMITS = ServiceSettings()
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("parsing") / "line") as found:
-        yield found
+    with running(tmp_path_factory.mktemp("parsing") / "line") as served:
+        yield served
 
 
 def large(asked: dict[str, Any]) -> bytes:
@@ -53,8 +53,8 @@ def test_many_ids_are_embedded(served: Running, text: bool) -> None:
     given = [f"{'0' * 10}{n}" for n in ids] if text else ids
     answer = post(served, "/v1/embeddings", large({"input": given, "version": "v0"}))
     assert answer.status_code == 200, answer.text
-    found = [row["embedding"] for row in answer.json()["data"]]
-    assert_allclose(found, read_as(2, 0).numpy()[ids], rtol=1e-4, atol=1e-5)
+    rows = [row["embedding"] for row in answer.json()["data"]]
+    assert_allclose(rows, read_as(2, 0).numpy()[ids], rtol=1e-4, atol=1e-5)
 
 
 def test_many_vectors_are_transformed(served: Running) -> None:
@@ -79,8 +79,8 @@ def test_many_are_searched_among_many(served: Running, by: str) -> None:
     # The same ids, in the metadata of a stream.
     column = pa.FixedSizeListArray.from_arrays(pa.array(query, pa.float32()), DIMS[1])
     body = stream({"vector": column}, large(asked).decode())
-    found = table_of(post_stream(served, "/v1/search", body))
-    assert found["id"].to_pylist() == [hit["id"] for hit in expected["data"][0]["hits"]]
+    table = table_of(post_stream(served, "/v1/search", body))
+    assert table["id"].to_pylist() == [hit["id"] for hit in expected["data"][0]["hits"]]
 
 
 def test_a_vector_longer_than_a_piece() -> None:
@@ -206,7 +206,7 @@ def test_what_is_refused_takes_little_memory(
     finally:
         tracemalloc.stop()
     assert peak < 32 * 2**20
-    assert len(say(refused.value).body) < 1500
+    assert len(error_response(refused.value).body) < 1500
 
 
 def test_a_sentence_is_of_a_readable_length(served: Running) -> None:

@@ -1,39 +1,34 @@
-"""Rows of ids and vectors as an Arrow stream; what comes from outside is trusted in nothing."""
+"""Read requests that are Arrow streams; nothing in a stream from outside is trusted."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError
-from evergram.stores.store import Floats, Hits
+from evergram.serving.http.fast_paths.compression_check import is_compressed
+from evergram.stores.store import Floats
 
-Sources = npt.NDArray[np.int64]
-MEDIA = "application/vnd.apache.arrow.stream"
 REQUEST = b"evergram.request"
 FINGERPRINT = b"evergram.fingerprint"
-# So many columns are named in a refusal.
+# Columns that an error names, at most.
 _NAMED = 5
-# What stands after the last message of a stream.
-_END = struct.pack("<Ii", 0xFFFFFFFF, 0)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What a request as a stream holds.
+    """A request that was sent as a stream.
 
     Args:
-        column: its rows.
-        request: JSON, all else that it asks for.
-        fingerprint: that the rows are said to have; None where nothing is said.
+        column: the rows.
+        request: JSON of the other fields.
+        fingerprint: the fingerprint that the stream claims for its rows; None where it has none.
     """
 
     column: pa.ChunkedArray
@@ -42,16 +37,16 @@ class Stream:
 
 
 def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
-    """The one column that a request has, and what its metadata says.
+    """Return the one column of a request, and its metadata.
 
-    Compressed batches are refused: a few bytes of them may be any number of rows. The type of each
-    message is looked at before Arrow reads it: Arrow takes it for granted, and a record batch read
-    as a schema ends the process.
+    Compressed batches are refused: a few bytes of them may become any number of rows. The type of
+    each message is checked before Arrow reads it: Arrow takes it for granted, and a record batch
+    that is read as a schema ends the process.
 
     Args:
         column: "id" or "vector".
-        limit: rows that there may be.
-    Raises: DataError: it is not such a stream.
+        limit: rows that the stream may have.
+    Raises: DataError: the body is not a stream of that column, or is longer.
     """
     try:
         messages = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
@@ -62,10 +57,10 @@ def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
         _check_schema(schema, column)
         rows = 0
         batches: list[pa.RecordBatch] = []
-        for message in _each(messages):
+        for message in _remaining(messages):
             if message.type != "record batch":
                 raise DataError(f"The Arrow stream holds a {message.type}; send record batches.")
-            if _is_compressed(message.metadata.to_pybytes()):
+            if is_compressed(message.metadata.to_pybytes()):
                 raise DataError("The Arrow stream is compressed; send it without compression.")
             batch = pa.ipc.read_record_batch(message, schema)
             rows += batch.num_rows
@@ -80,17 +75,17 @@ def read_stream(body: bytes | bytearray, column: str, limit: int) -> Stream:
             raise
         raise DataError("The body is not an Arrow stream that can be read.") from error
     table = pa.Table.from_batches(batches, schema)
-    found = table[column]
-    if found.null_count:
-        raise DataError(f"The column {column!r} has a null in row {_first_null(found)}.")
+    rows_of_column = table[column]
+    if rows_of_column.null_count:
+        raise DataError(f"The column {column!r} has a null in row {_first_null(rows_of_column)}.")
     metadata = schema.metadata or {}
-    said = metadata.get(FINGERPRINT)
-    fingerprint = None if said is None else said.decode(errors="replace")
-    return Stream(found, metadata.get(REQUEST, b"{}"), fingerprint)
+    claimed = metadata.get(FINGERPRINT)
+    fingerprint = None if claimed is None else claimed.decode(errors="replace")
+    return Stream(rows_of_column, metadata.get(REQUEST, b"{}"), fingerprint)
 
 
 def vectors_of(column: pa.ChunkedArray) -> Floats:
-    """[n, D] of a column of lists. Raises: DataError: they are not of one length."""
+    """Return a column of lists as vectors [n, D]. Raises: DataError: their lengths differ."""
     rows = column.combine_chunks()
     if isinstance(rows, pa.ChunkedArray):
         rows = rows.combine_chunks()
@@ -100,80 +95,13 @@ def vectors_of(column: pa.ChunkedArray) -> Floats:
     lengths = pc.unique(pc.list_value_length(rows)).to_pylist()
     if len(lengths) > 1:
         raise DataError("The vectors are not all of one length.")
-    # A float64 past float32's range becomes infinite, and is refused where it is read.
+    # A float64 beyond float32's range becomes infinite; the reader refuses it.
     with np.errstate(over="ignore"):
-        found: Floats = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float32)
-    return found.reshape(len(rows), lengths[0] if lengths else 0)
+        numbers: Floats = np.asarray(flat.to_numpy(zero_copy_only=False), dtype=np.float32)
+    return numbers.reshape(len(rows), lengths[0] if lengths else 0)
 
 
-def write_stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> bytes:
-    """Columns as one batch, under a schema with this metadata."""
-    batch = pa.record_batch(list(columns.values()), names=list(columns))
-    batch = batch.replace_schema_metadata(dict(metadata))
-    return b"".join((memoryview(batch.schema.serialize()), memoryview(batch.serialize()), _END))
-
-
-def write_vectors(
-    ids: pa.Array | None, vectors: Floats, sources: Sources, metadata: Mapping[str, str]
-) -> bytes:
-    """The columns "id", where there are ids, "vector" [n, D] and "computed_from" [n].
-
-    Where all are numbers, what stands before them in a stream depends on their shape alone, and is
-    kept: Arrow takes longer to find it again than an answer of a hundred rows may.
-    """
-    if ids is not None and not pa.types.is_int64(ids.type):
-        return write_stream(_vector_columns(ids, vectors, sources), metadata)
-    head = _head(ids is not None, vectors.shape, tuple(metadata.items()))
-    parts = [head]
-    if ids is not None:
-        parts.append(ids.to_numpy().astype("<i8", copy=False).tobytes())
-    parts += [np.ascontiguousarray(vectors, dtype="<f4").tobytes(), _padding(vectors.shape)]
-    parts += [sources.astype("<i8", copy=False).tobytes(), _END]
-    return b"".join(parts)
-
-
-@lru_cache(maxsize=256)
-def _head(with_ids: bool, shape: tuple[int, int], metadata: tuple[tuple[str, str], ...]) -> bytes:
-    """What `write_vectors` puts before the numbers: taken from a stream of as many zeros."""
-    zeros = np.zeros(shape[0], dtype=np.int64)
-    vectors = np.zeros(shape, dtype=np.float32)
-    ids = pa.array(zeros) if with_ids else None
-    whole = write_stream(_vector_columns(ids, vectors, zeros), dict(metadata))
-    numbers = zeros.nbytes * (1 + with_ids) + vectors.nbytes + len(_padding(shape))
-    return whole[: len(whole) - len(_END) - numbers]
-
-
-def _padding(shape: tuple[int, ...]) -> bytes:
-    """After float32 of a shape: Arrow begins every column at a multiple of eight bytes."""
-    return bytes(-4 * shape[0] * shape[1] % 8)
-
-
-def _vector_columns(ids: pa.Array | None, vectors: Floats, sources: Sources) -> dict[str, pa.Array]:
-    flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).ravel())
-    found = {} if ids is None else {"id": ids}
-    return found | {
-        "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
-        "computed_from": pa.array(sources),
-    }
-
-
-def hit_columns(found: Sequence[Hits], id_type: pa.DataType) -> dict[str, pa.Array]:
-    """One row a hit: which query, id, score, and what the row was computed from."""
-    lengths = [len(hits) for hits in found]
-    parts = [hits.ids.cast(id_type) for hits in found] or [pa.array([], id_type)]
-    return {
-        "query": pa.array(np.repeat(np.arange(len(found), dtype=np.int32), lengths)),
-        "id": pa.concat_arrays(parts),
-        "score": pa.array(_joined([hits.scores for hits in found], np.float32)),
-        "computed_from": pa.array(_joined([hits.versions for hits in found], np.int64)),
-    }
-
-
-def _joined(parts: list[Any], kind: type) -> Any:
-    return np.concatenate(parts) if parts else np.zeros(0, kind)
-
-
-def _each(messages: Any) -> Any:
+def _remaining(messages: Any) -> Iterator[Any]:
     while True:
         try:
             message = messages.read_next_message()
@@ -214,25 +142,3 @@ def _check_schema(schema: pa.Schema, column: str) -> None:
 
 def _first_null(column: pa.ChunkedArray) -> int:
     return int(pc.index(pc.is_null(column), True).as_py()) + 1
-
-
-def _is_compressed(metadata: bytes) -> bool:
-    """Whether the flatbuffer of a record batch has the field `compression`.
-
-    Source: Arrow's `Message.fbs`: Message.header is its third field, RecordBatch.compression the
-    fourth.
-    """
-    header = _field(metadata, struct.unpack_from("<I", metadata, 0)[0], 2)
-    if header is None:
-        return False
-    return _field(metadata, header + struct.unpack_from("<I", metadata, header)[0], 3) is not None
-
-
-def _field(metadata: bytes, table: int, number: int) -> int | None:
-    """Where a field of a flatbuffer's table is; None where it is left out."""
-    entries = table - struct.unpack_from("<i", metadata, table)[0]
-    at = 4 + 2 * number
-    if at >= struct.unpack_from("<H", metadata, entries)[0]:
-        return None
-    offset: int = struct.unpack_from("<H", metadata, entries + at)[0]
-    return table + offset if offset else None

@@ -1,4 +1,4 @@
-"""Bodies of requests as they come in: none too long or too slow, all together within a budget."""
+"""Read the bodies of requests: none too long or too slow, all together within a budget."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import threading
 
 from starlette.requests import Request
 
-from evergram.serving.http.errors import RefusedError
-from evergram.serving.http.requests.arrow_stream import MEDIA as ARROW
+from evergram.serving.http.answers.arrow_answers import MEDIA as ARROW
+from evergram.serving.http.answers.errors import RefusedError
 
 JSON = "application/json"
-# Bytes of each body that are counted to no budget, so that whoever fills it keeps only large
-# requests out.
+# Bytes of each body that the budget does not count, so that a full budget keeps out large requests
+# only.
 FREE = 1 << 16
-# What a part of a body takes beside its bytes.
+# Bytes of memory that a part of a body takes beside its own.
 PART = 64
 
 
 class BodyBudget:
-    """Counts the bytes of bodies that are held at once, over all requests."""
+    """Bytes of bodies that all requests together may hold. Several threads may use one."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -31,7 +31,7 @@ class BodyBudget:
         return self._held
 
     def take(self, size: int) -> None:
-        """Raises: RefusedError: it is more than is left."""
+        """Take bytes from the budget. Raises: RefusedError: fewer are left."""
         with self._lock:
             if self._held + size > self._most:
                 raise RefusedError(
@@ -45,7 +45,7 @@ class BodyBudget:
 
 
 class HeldBody:
-    """The body of one request, on the budget until everybody has left who holds it."""
+    """The body of one request, which counts to the budget until its last holder leaves."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self.size = 0
@@ -54,7 +54,7 @@ class HeldBody:
         self._lock = threading.Lock()
 
     def content(self) -> bytes:
-        """Put it together, when it is first asked for: a large one in a worker's thread."""
+        """Return the body, joined on the first call: of a large one, in a worker's thread."""
         if len(self._parts) != 1:
             self._parts = [b"".join(self._parts)]
         return self._parts[0]
@@ -72,13 +72,14 @@ class HeldBody:
             self._taken = 0
 
     async def read(self, request: Request, limit: int, patience: float) -> None:
-        """Take the body in. It is counted as it comes: what a header says of its length may be
-        wrong, or missing.
+        """Receive the body.
+
+        Its bytes are counted as they come, as the header of its length may be wrong or missing.
 
         Args:
-            limit: bytes that it may have.
+            limit: bytes that the body may have.
             patience: seconds from one part to the next.
-        Raises: RefusedError: it is longer, stops coming, or is past the budget.
+        Raises: RefusedError: the body is longer, stops coming, or does not fit the budget.
         """
         clock = asyncio.get_running_loop()
         try:
@@ -110,21 +111,21 @@ class HeldBody:
             self._parts.append(chunk)
 
 
-def is_stream(request: Request) -> bool:
-    """Return whether the body is said to be an Arrow stream, and not JSON.
+def is_arrow(request: Request) -> bool:
+    """Return whether the header `Content-Type` says Arrow, and not JSON.
 
-    A page of another origin can send texts and forms without asking, but neither of these two.
+    Nothing else is accepted: a web page of another origin can send texts and forms without asking
+    first, but neither of these two.
 
-    Raises: RefusedError: it is said to be something else, or nothing is said.
+    Raises: RefusedError: the header says something else, or is missing.
     """
-    said = request.headers.get("content-type", "")
-    kind = said.partition(";")[0].strip().lower()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (JSON, ARROW):
-        given = f"of the type {kind[:80]!r}" if kind else "of no type"
+        described = f"of the type {kind[:80]!r}" if kind else "of no type"
         raise RefusedError(
             415,
             "media_type",
-            f"The body is {given}; send JSON with the header 'Content-Type: {JSON}', or an Arrow "
-            f"stream with 'Content-Type: {ARROW}'.",
+            f"The body is {described}; send JSON with the header 'Content-Type: {JSON}', or an "
+            f"Arrow stream with 'Content-Type: {ARROW}'.",
         )
     return kind == ARROW

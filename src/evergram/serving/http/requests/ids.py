@@ -1,4 +1,4 @@
-"""From what a request names to ids, vectors and versions."""
+"""The ids, objects, vectors and version that a request names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from evergram.errors import DataError, ShapeError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
-from evergram.serving.http.auth import Access
-from evergram.serving.http.errors import RefusedError
+from evergram.serving.http.answers.errors import RefusedError
+from evergram.serving.http.requests.auth import Access
 from evergram.serving.http.requests.parsing import Parsed
-from evergram.serving.http.schemas import (
+from evergram.serving.http.requests.schemas import (
     NUMBERS,
     OBJECTS,
     TEXTS,
@@ -22,91 +22,97 @@ from evergram.serving.http.schemas import (
     VECTORS,
     EmbeddingsOptions,
     EmbeddingsRequest,
-    Features,
     SearchRequest,
 )
-from evergram.serving.settings import Settings
+from evergram.serving.object_features import Features
+from evergram.serving.settings import ServiceSettings
 from evergram.stores.store import Floats, Store
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
-# Features of an object of a full request, on average.
+# Features that the objects of a full request may have on average.
 FEATURES = 32
-# So many of the ids that are not stored are named.
+# Ids that an error names, at most.
 _NAMED = 5
 
 
-def as_ids(store: Store, given: pa.Array | Sequence[Any]) -> pa.Array:
-    """Ids, of one type, as the store has them; digits are numbers where its ids are, as the client
-    of OpenAI sends strings.
+def as_ids(store: Store, keys: pa.Array | Sequence[Any]) -> pa.Array:
+    """Return ids in the store's type.
 
-    Raises: DataError: one cannot be an id there.
+    Strings of digits become numbers where the store's ids are numbers, as OpenAI's client sends
+    strings.
+
+    Args:
+        keys: integers or strings, all of one type.
+    Raises: DataError: a key cannot be an id of this store.
     """
     numbers = pa.types.is_int64(store.id_type)
-    if isinstance(given, pa.Array):
-        if not pa.types.is_null(given.type) and numbers != pa.types.is_integer(given.type):
-            raise DataError(f"Ids are {_said(numbers)} here; {given.type} was given.")
-        return store.as_ids(given)
+    if isinstance(keys, pa.Array):
+        if not pa.types.is_null(keys.type) and numbers != pa.types.is_integer(keys.type):
+            expected = "whole numbers" if numbers else "strings"
+            raise DataError(f"Ids are {expected} here; {keys.type} was given.")
+        return store.as_ids(keys)
     if not numbers:
-        if len(given) and isinstance(given[0], int):
+        if len(keys) and isinstance(keys[0], int):
             raise DataError("Ids are strings here; whole numbers were given.")
-        return store.as_ids(given)
+        return store.as_ids(keys)
     try:
-        plain = not len(given) or isinstance(given[0], int)
-        numbers_given = given if plain else [_number(key) for key in given]
-        return pa.array(np.array(numbers_given, dtype=np.int64))
+        plain = not len(keys) or isinstance(keys[0], int)
+        whole = keys if plain else [_number(key) for key in keys]
+        return pa.array(np.array(whole, dtype=np.int64))
     except (OverflowError, pa.ArrowInvalid):
         raise DataError("Ids are whole numbers of 64 bits here; one is larger.") from None
 
 
-def objects_of(request: Parsed[EmbeddingsRequest], settings: Settings) -> list[Any]:
+def objects_of(parsed: Parsed[EmbeddingsRequest], settings: ServiceSettings) -> list[Any]:
     """Return the ids, all of one type, or the objects with features that are to be embedded.
 
-    Raises: RefusedError: there are too many, or one is wrong.
+    Raises: RefusedError: there are too many, or an element is wrong.
     """
-    given = request.asked.input
-    if not isinstance(given, list):
-        return [given]
-    check_count(request.count("input"), settings.max_batch, "input", "input")
-    if not isinstance(given[0], Features):
-        return ids_of(request, "input")
-    found: list[Features] = []
+    first = parsed.request.input
+    if not isinstance(first, list):
+        return [first]
+    check_count(parsed.count("input"), settings.max_batch, "input", "input")
+    if not isinstance(first[0], Features):
+        return ids_of(parsed, "input")
+    objects: list[Features] = []
     features, most = 0, settings.max_batch * FEATURES
-    for part in request.parts("input", OBJECTS):
-        features += sum(len(one.features) for one in part)
+    for part in parsed.parts("input", OBJECTS):
+        features += sum(len(described.features) for described in part)
         if features > most:
             what = f"The objects have more than {most} features together; send fewer at a time."
             raise RefusedError(413, "limit", what, "input")
-        found += part
-    return found
+        objects += part
+    return objects
 
 
-def ids_of(request: Parsed[Any], name: str) -> list[Any]:
-    """Return the ids under a name. Raises: RefusedError: one is not of the first one's type."""
-    given = getattr(request.asked, name)
-    if given and isinstance(given[0], str):
-        return [key for part in request.parts(name, TEXTS) for key in part]
-    return [key for part in request.parts(name, NUMBERS) for key in part]
+def ids_of(parsed: Parsed[Any], name: str) -> list[Any]:
+    """Return the ids in a field. Raises: RefusedError: they are not all of the first one's type."""
+    first = getattr(parsed.request, name)
+    if first and isinstance(first[0], str):
+        return [key for part in parsed.parts(name, TEXTS) for key in part]
+    return [key for part in parsed.parts(name, NUMBERS) for key in part]
 
 
-def vector_of(request: Parsed[SearchRequest], settings: Settings) -> Floats:
+def vector_of(parsed: Parsed[SearchRequest], settings: ServiceSettings) -> Floats:
     """Return the request's `vector`, [1, D]. Raises: RefusedError: it is too long."""
-    return _rows([[x for part in request.parts("vector", VECTOR) for x in part]], settings)
+    return _rows([[x for part in parsed.parts("vector", VECTOR) for x in part]], settings)
 
 
-def vectors_of(request: Parsed[Any], settings: Settings) -> Floats:
+def vectors_of(parsed: Parsed[Any], settings: ServiceSettings) -> Floats:
     """Return the request's `vectors`, [n, D].
 
-    Raises: RefusedError: there are too many, or one is wrong. ShapeError: they differ in length.
+    Raises: RefusedError: there are too many, or an element is wrong. ShapeError: their lengths
+        differ.
     """
-    check_count(request.count("vectors"), settings.max_batch, "vectors", "vector")
-    parts = [_rows(part, settings) for part in request.parts("vectors", VECTORS)]
+    check_count(parsed.count("vectors"), settings.max_batch, "vectors", "vector")
+    parts = [_rows(part, settings) for part in parsed.parts("vectors", VECTORS)]
     if any(part.shape[1] != parts[0].shape[1] for part in parts):
         raise ShapeError("The vectors are not all of one length.")
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _rows(given: Sequence[Sequence[float]], settings: Settings) -> Floats:
-    longest = max(map(len, given))
+def _rows(rows: Sequence[Sequence[float]], settings: ServiceSettings) -> Floats:
+    longest = max(map(len, rows))
     if longest > settings.max_dim:
         raise RefusedError(
             413,
@@ -114,15 +120,11 @@ def _rows(given: Sequence[Sequence[float]], settings: Settings) -> Floats:
             f"A vector has {longest} coordinates; at most {settings.max_dim} are read.",
             "vectors",
         )
-    if any(len(row) != longest for row in given):
+    if any(len(row) != longest for row in rows):
         raise ShapeError("The vectors are not all of one length.")
-    # A float64 past float32's range becomes infinite, and is refused where it is read.
+    # A float64 beyond float32's range becomes infinite; the reader refuses it.
     with np.errstate(over="ignore"):
-        return np.asarray(given, dtype=np.float64).astype(np.float32)
-
-
-def _said(numbers: bool) -> str:
-    return "whole numbers" if numbers else "strings"
+        return np.asarray(rows, dtype=np.float64).astype(np.float32)
 
 
 def _number(key: int | str) -> int:
@@ -134,7 +136,7 @@ def _number(key: int | str) -> int:
 
 
 def missing_ids(missing: pa.Array, asked: int, side: str) -> RefusedError:
-    """The refusal of ids that are not stored."""
+    """Return the refusal of ids that are not stored, of so many that were asked for."""
     first = ", ".join(str(key)[:40] for key in missing.slice(0, _NAMED).to_pylist())
     more = ", …" if len(missing) > _NAMED else ""
     return RefusedError(
@@ -147,7 +149,7 @@ def missing_ids(missing: pa.Array, asked: int, side: str) -> RefusedError:
 
 
 def check_count(count: int, limit: int, field: str, what: str) -> None:
-    """Raises: RefusedError: more than may be in one request."""
+    """Refuse more elements than one request may have. Raises: RefusedError."""
     if count > limit:
         raise RefusedError(
             413, "limit", f"{count} {what}s are more than the {limit} of one request.", field
@@ -155,10 +157,10 @@ def check_count(count: int, limit: int, field: str, what: str) -> None:
 
 
 def model_version(lineage: Lineage, access: Access, options: EmbeddingsOptions) -> int:
-    """The version that `model` or `version` names.
+    """Return the version that `model` or `version` names.
 
-    Raises: UnknownVersionError: another model's name, or no such version. RefusedError: it may
-        not be read.
+    Raises: UnknownVersionError: `model` is not this lineage's name, or the version does not exist.
+        RefusedError: the version may not be read.
     """
     if options.model is None:
         return access.version(lineage, options.version)

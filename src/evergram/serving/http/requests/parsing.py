@@ -1,4 +1,4 @@
-"""A request's JSON, checked against what its route takes."""
+"""Parse the JSON of a request into its schema, the lists of a large one in pieces."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from evergram.serving.http.errors import RefusedError
-from evergram.serving.http.requests.json_pieces import PIECE, Body, Piece, cut
-from evergram.serving.http.schemas import problem_of
-from evergram.serving.settings import Settings
+from evergram.serving.http.answers.errors import RefusedError
+from evergram.serving.http.fast_paths.json_pieces import PIECE, Body, Piece, cut_body
+from evergram.serving.http.requests.schemas import problem_of
+from evergram.serving.settings import ServiceSettings
 
 T = TypeVar("T", bound=BaseModel)
 V = TypeVar("V")
 
-# Bytes of an object with features, or of an id; and of all that is in no list.
+# Bytes of an object with features or of an id, and of everything outside of lists.
 ELEMENT = 1 << 17
-# Bytes that a coordinate may take, with what stands between it and the next.
+# Bytes of a coordinate, with the separator after it.
 COORDINATE = 64
 
 
@@ -27,74 +27,78 @@ class Parsed(Generic[T]):
     """A request that fits its schema.
 
     Args:
-        asked: the request; of the lists of a large one, the first element alone.
-        lists: by name, all elements of these lists, not yet parsed.
+        request: the request. Where it was large, its lists have only their first element here.
+        lists: the unparsed pieces of those lists, by name.
     """
 
-    asked: T
+    request: T
     lists: Mapping[str, Sequence[Piece]]
 
     def count(self, name: str) -> int:
-        """Return how many elements the list of a name has."""
+        """Return how many elements a list has."""
         if name in self.lists:
             return sum(piece.count for piece in self.lists[name])
-        return len(getattr(self.asked, name))
+        return len(getattr(self.request, name))
 
     def parts(self, name: str, kind: TypeAdapter[list[V]]) -> Iterator[list[V]]:
         """Yield the elements of a list, some at a time.
 
         Args:
-            kind: that all of them are of.
-        Raises: RefusedError: one is not.
+            kind: validates a list of such elements.
+        Raises: RefusedError: an element is not valid.
         """
         if name not in self.lists:
-            yield getattr(self.asked, name)
+            yield getattr(self.request, name)
             return
-        before = 0
+        earlier = 0
         for piece in self.lists[name]:
             try:
                 elements = kind.validate_json(piece.text)
             except ValidationError as error:
-                raise _refusal(error, name, before) from None
+                raise _refusal(error, name, earlier) from None
             if len(elements) != piece.count:
                 raise RefusedError(
                     400, "request", f"The body is not JSON: {name!r} has a comma too many.", name
                 )
             yield elements
-            before += piece.count
+            earlier += piece.count
 
 
-def parse(kind: type[T], body: Body, settings: Settings) -> Parsed[T]:
-    """Check a request against its schema. Of a large one no list is parsed here, only counted.
+def parse(kind: type[T], body: Body, settings: ServiceSettings) -> Parsed[T]:
+    """Parse a request into its schema. The lists of a large one are only counted here.
 
-    Raises: RefusedError: it has more than that, or does not fit the schema.
+    Args:
+        kind: the schema.
+    Raises: RefusedError: the request does not fit the schema, or passes a limit.
     """
     short, lists = body, {}
     if len(body) > PIECE:
-        found = cut(
+        cut = cut_body(
             body,
             lambda name: settings.max_dim if name == "vector" else settings.max_batch,
             lambda name: COORDINATE * settings.max_dim if name == "vectors" else ELEMENT,
         )
-        short, lists = found.short, found.lists
+        short, lists = cut.short, cut.lists
     try:
-        asked = kind.model_validate_json(short)
+        request = kind.model_validate_json(short)
     except ValidationError as error:
         raise _refusal(error) from None
-    return Parsed(asked, {k: v for k, v in lists.items() if isinstance(getattr(asked, k), list)})
+    in_pieces = {k: v for k, v in lists.items() if isinstance(getattr(request, k), list)}
+    return Parsed(request, in_pieces)
 
 
-def _refusal(error: ValidationError, name: str | None = None, before: int = 0) -> RefusedError:
-    """Say what is wrong.
+def _refusal(error: ValidationError, name: str | None = None, earlier: int = 0) -> RefusedError:
+    """Return the refusal of a request that does not fit its schema.
 
     Args:
-        name: of the list that was parsed by itself; its first elements, `before`, were not in it.
+        name: the list whose piece was parsed, if one was.
+        earlier: how many elements of the list stand before the piece.
     """
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     if name is not None:
-        for one in errors:
-            index, *rest = one["loc"] or (0,)
-            place = index + before if isinstance(index, int) else index
-            one["loc"] = (name, place, *rest)
+        for details in errors:
+            index, *rest = details["loc"] or (0,)
+            place = index + earlier if isinstance(index, int) else index
+            details["loc"] = (name, place, *rest)
     message, field = problem_of(errors)
     return RefusedError(400, "request", message, field)

@@ -19,7 +19,7 @@ from tests.support.running_service import Running, running
 from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.serving.app import create_app
-from evergram.serving.settings import Settings, admin_token
+from evergram.serving.settings import ServiceSettings, admin_token
 
 ADMIN = "the-administrators"
 
@@ -51,7 +51,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     ):
         consumers.add(name, pinned, lineage.resolve, allowed=allowed)
     tokens = {c.name: consumers.issue_token(c.name) for c in consumers.list()}
-    with running(folder, Settings(admin_token=ADMIN)) as served:
+    with running(folder, ServiceSettings(admin_token=ADMIN)) as served:
         yield Guarded(served, tokens)
 
 
@@ -125,8 +125,8 @@ def test_a_token_reads_only_what_it_may(
 @pytest.mark.parametrize("who", sorted(MAY))
 def test_lists_name_only_what_may_be_read(guarded: Guarded, who: str) -> None:
     token = guarded.tokens[who]
-    found = guarded.served.get("/v1/versions", token).json()
-    assert {v["version"] for v in found["data"]} == MAY[who]
+    listed = guarded.served.get("/v1/versions", token).json()
+    assert {v["version"] for v in listed["data"]} == MAY[who]
     names = {m["id"] for m in guarded.served.get("/v1/models", token).json()["data"]}
     labels = {k for k, v in (("stable", 1), ("canary", 2)) if v in MAY[who]}
     wanted = {f"line@v{n}" for n in MAY[who]} | {f"line@{k}" for k in labels} | {"line"}
@@ -252,17 +252,17 @@ def test_a_label_that_moves_takes_its_readers_along(tmp_path: Path) -> None:
 def test_others_are_let_in_with_tokens_alone(
     served: Running, host: str, open_: bool, starts: bool
 ) -> None:
-    assert Settings(host=host).is_open(False) == open_
-    assert not Settings(host=host).is_open(True)
-    assert not Settings(host=host, admin_token="x").is_open(False)
-    assert Settings(host=host, no_auth=True).is_open(True)
+    assert ServiceSettings(host=host).is_open(False) == open_
+    assert not ServiceSettings(host=host).is_open(True)
+    assert not ServiceSettings(host=host, admin_token="x").is_open(False)
+    assert ServiceSettings(host=host, no_auth=True).is_open(True)
     if starts:
-        Settings(host=host).check(False)
+        ServiceSettings(host=host).check(False)
     else:
         with pytest.raises(ServiceError, match="--no-auth"):
-            create_app(served.service, Settings(host=host))
-        Settings(host=host, no_auth=True).check(False)
-        Settings(host=host).check(True)
+            create_app(served.service, ServiceSettings(host=host))
+        ServiceSettings(host=host, no_auth=True).check(False)
+        ServiceSettings(host=host).check(True)
 
 
 @pytest.mark.parametrize("given_token", ["pass word", "schlüssel"])

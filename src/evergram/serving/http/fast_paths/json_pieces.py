@@ -1,8 +1,9 @@
-"""A JSON object of any size, read without holding much more than it may ask for.
+"""Around pydantic's parser: count and cut the lists of a large JSON body before any is parsed.
 
-A list of two-byte elements takes a hundred times its bytes once it is parsed, and the parser lets
-no other thread run meanwhile. So the lists of a large body are first counted and cut into pieces,
-by its brackets, commas and quotes alone, and each piece is then parsed by itself.
+A parsed list of two-byte elements takes a hundred times its bytes, and the parser lets no other
+thread run meanwhile. So the lists of a large body are counted and cut into pieces, by its brackets,
+commas and quotes alone. A body with too many elements is refused unparsed; the pieces of any other
+are parsed one at a time.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from evergram.serving.http.errors import RefusedError
+from evergram.serving.http.answers.errors import RefusedError
 
-# Bytes of a body that is parsed as it is, and of a piece of a larger one.
+# Bytes of a body that is parsed whole, and of one piece of a larger body.
 PIECE = 1 << 16
-# Members of the object, and bytes of the name of one.
+# Members that the object may have, and bytes of a member's name.
 MEMBERS, NAME = 64, 1024
 _ESCAPED = re.compile(rb"\\[\s\S]")
 _OPEN, _CLOSE, _COMMA, _QUOTE = b"{[", b"}]", ord(","), ord('"')
@@ -30,12 +31,12 @@ Limit = Callable[[str], int]
 
 @dataclass(frozen=True)
 class Piece:
-    """Some elements of a list, next to each other.
+    """Neighbouring elements of a list.
 
     Args:
         body: the whole request.
-        begin, end: what stands around the elements.
-        count: how many they are.
+        begin, end: positions of the brackets or commas around the elements.
+        count: how many elements there are.
     """
 
     body: Body
@@ -45,17 +46,17 @@ class Piece:
 
     @property
     def text(self) -> bytes:
-        """Return a list of them alone, as JSON."""
+        """Return the elements as a JSON list of their own."""
         return b"".join((b"[", memoryview(self.body)[self.begin + 1 : self.end], b"]"))
 
 
 @dataclass(frozen=True)
-class Cut:
-    """What `cut` returns.
+class CutBody:
+    """A JSON object without most of its lists' elements, and these elements in pieces.
 
     Args:
-        short: the object; of every list of several elements the first alone.
-        lists: by name, all elements of the lists that are members of the object.
+        short: the object, with only the first element of each list that is a member of it.
+        lists: the pieces of each such list, by the member's name.
     """
 
     short: bytes
@@ -64,7 +65,7 @@ class Cut:
 
 @dataclass
 class _List:
-    """A member that is a list: where its brackets are, and the commas between its elements."""
+    """A member that is a list: the positions of its brackets, and of its elements' commas."""
 
     name: str
     start: int
@@ -73,18 +74,21 @@ class _List:
 
     @property
     def first(self) -> int:
-        """Return where its first element ends."""
+        """Return the position where the first element ends."""
         return self.commas[0] if self.commas else self.end
 
 
-def cut(body: Body, most: Limit, longest: Limit) -> Cut:
-    """Count and cut the lists of a JSON object. Nothing is parsed here: whoever parses `short` and
-    every piece has parsed the whole, and is told of whatever is wrong in it.
+def cut_body(body: Body, most: Limit, longest: Limit) -> CutBody:
+    """Count and cut the lists of a JSON object.
+
+    Nothing is parsed. Parsing `CutBody.short` and every piece parses the whole body, and finds
+    whatever is wrong in it.
 
     Args:
-        most: elements that the list of a name may have.
-        longest: bytes that one element of it may have; of "" all that is in no list.
-    Raises: RefusedError: there are more, or it is no JSON object.
+        most: returns how many elements the list of a name may have.
+        longest: returns how many bytes one of its elements may have; for "", how many bytes may
+            stand outside of lists.
+    Raises: RefusedError: a limit is passed, or the body is no JSON object.
     """
     lists = list(_lists(body, most, longest("")))
     beside = len(body) - sum(one.end - one.start for one in lists)
@@ -96,11 +100,11 @@ def cut(body: Body, most: Limit, longest: Limit) -> Cut:
     for one in lists:
         parts.append(whole[after : one.first])
         after = one.end
-    return Cut(b"".join([*parts, whole[after:]]), pieces)
+    return CutBody(b"".join([*parts, whole[after:]]), pieces)
 
 
 def _pieces(body: Body, one: _List, longest: int) -> Iterator[Piece]:
-    """Yield as many elements together as have no more than PIECE bytes."""
+    """Yield the elements of a list in pieces of at most PIECE bytes, or of one element."""
     if one.first - one.start <= longest and not body[one.start + 1 : one.first].strip():
         if one.commas:
             raise _no_json(f"{one.name[:80]!r} begins with a comma")
@@ -119,10 +123,10 @@ def _pieces(body: Body, one: _List, longest: int) -> Iterator[Piece]:
 
 
 def _lists(body: Body, most: Limit, longest: int) -> Iterator[_List]:
-    """Yield the lists that are members of the object, in their order."""
+    """Yield the lists that are members of the object, in order."""
     current: _List | None = None
     members, member = 0, -1
-    for at, sign, depth in _marks(body):
+    for at, sign, depth in _structure(body):
         if depth == 1 and sign in _OPEN:
             if member >= 0 or sign != _OPEN[0]:
                 raise _no_json("it should be one JSON object")
@@ -150,9 +154,11 @@ def _lists(body: Body, most: Limit, longest: int) -> Iterator[_List]:
                 raise RefusedError(413, "limit", what, current.name)
 
 
-def _marks(body: Body) -> Iterator[tuple[int, int, int]]:
-    """Yield the brackets and commas of the object, and the beginnings and commas of its members,
-    outside of texts: where each is, its sign, and how deep it is from there on."""
+def _structure(body: Body) -> Iterator[tuple[int, int, int]]:
+    """Yield the brackets and commas of the object and of its members, outside of strings.
+
+    Yields: the position of each, its byte, and the depth of brackets after it.
+    """
     depth, inside, escaping = 0, 0, False
     for start in range(0, len(body), PIECE):
         text = bytes(body[start : start + PIECE])
@@ -181,19 +187,19 @@ def _marks(body: Body) -> Iterator[tuple[int, int, int]]:
 
 
 def _is_either(signs: npt.NDArray[np.uint8], either: bytes) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = (signs == either[0]) | (signs == either[1])
-    return found
+    matches: npt.NDArray[np.bool_] = (signs == either[0]) | (signs == either[1])
+    return matches
 
 
 def _name(text: Body) -> str:
-    """Read the name of a member, from the text before its value."""
+    """Return the name of a member, from the bytes before its value."""
     try:
-        found = json.loads(bytes(text).rstrip().removesuffix(b":"))
+        name = json.loads(bytes(text).rstrip().removesuffix(b":"))
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, str):
+        name = None
+    if not isinstance(name, str):
         raise _no_json("a list of the request has no name")
-    return found
+    return name
 
 
 def _no_json(why: str) -> RefusedError:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evergram.serving.http.errors import RefusedError
-from evergram.serving.http.requests import json_pieces
-from evergram.serving.http.requests.json_pieces import cut
+from evergram.serving.http.answers.errors import RefusedError
+from evergram.serving.http.fast_paths import json_pieces
+from evergram.serving.http.fast_paths.json_pieces import cut_body
 
 TEXT = st.text(st.sampled_from('ab"\\[]{},: é\n'), max_size=8)
 VALUE = st.recursive(
@@ -29,11 +29,11 @@ def many(_: str) -> int:
 
 def joined(body: bytes) -> Any:
     """What the pieces of a body say. Raises: ValueError: one of them is not JSON."""
-    found = cut(body, many, many)
-    whole = json.loads(found.short)
+    cut = cut_body(body, many, many)
+    whole = json.loads(cut.short)
     if not isinstance(whole, dict):
         raise ValueError("no object")
-    for name, pieces in found.lists.items():
+    for name, pieces in cut.lists.items():
         elements = [json.loads(piece.text) for piece in pieces]
         if [len(e) for e in elements] != [piece.count for piece in pieces]:
             raise ValueError("a comma too many")
@@ -88,10 +88,10 @@ def test_what_is_no_json_is_none_in_pieces(
 
 def test_elements_are_counted_before_anything_is_parsed() -> None:
     body = b'{"input": [' + b"[]," * 99 + b"[]]}"
-    assert sum(piece.count for piece in cut(body, lambda _: 100, many).lists["input"]) == 100
+    assert sum(piece.count for piece in cut_body(body, lambda _: 100, many).lists["input"]) == 100
     for bad in (body, body.replace(b"[]", b"*")):
         with pytest.raises(RefusedError, match="more than the 99") as refused:
-            cut(bad, lambda _: 99, many)
+            cut_body(bad, lambda _: 99, many)
         assert (refused.value.status, refused.value.param) == (413, "input")
 
 
@@ -105,7 +105,7 @@ def test_elements_are_counted_before_anything_is_parsed() -> None:
 )
 def test_what_is_too_long_is_not_parsed(body: bytes, words: str) -> None:
     with pytest.raises(RefusedError, match=words) as refused:
-        cut(body, many, lambda _: 100)
+        cut_body(body, many, lambda _: 100)
     assert refused.value.status == 413
 
 
@@ -125,5 +125,5 @@ def test_what_is_too_long_is_not_parsed(body: bytes, words: str) -> None:
 )
 def test_what_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(RefusedError) as refused:
-        cut(body, many, many)
+        cut_body(body, many, many)
     assert refused.value.status == 400

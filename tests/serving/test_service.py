@@ -22,7 +22,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
-from evergram.serving.settings import Settings
+from evergram.serving.settings import ServiceSettings
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 
 
@@ -34,8 +34,8 @@ def until(holds: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def version_of(served: Running) -> int:
-    found: int = served.post("/v1/embeddings", {"input": 1}).json()["evergram"]["version"]
-    return found
+    version: int = served.post("/v1/embeddings", {"input": 1}).json()["evergram"]["version"]
+    return version
 
 
 def test_a_new_version_is_taken_up_by_itself(served: Running) -> None:
@@ -51,7 +51,7 @@ def test_a_new_version_is_taken_up_by_itself(served: Running) -> None:
 
 
 def test_a_version_that_is_asked_for_is_taken_up_at_once(tmp_path: Path) -> None:
-    with running(tmp_path / "line", Settings(poll=1000)) as served:
+    with running(tmp_path / "line", ServiceSettings(poll=1000)) as served:
         publish(Lineage.open(served.folder), 3)
         answer = served.post("/v1/embeddings", {"input": 1, "model": "line@v3"})
         assert answer.json()["evergram"]["version"] == 3
@@ -61,7 +61,7 @@ def test_many_who_ask_for_what_is_not_there_wait_for_one_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While stores are filled, which is a long look, no queue of others gathers behind it."""
-    with running(tmp_path / "line", Settings(poll=1000)) as served:
+    with running(tmp_path / "line", ServiceSettings(poll=1000)) as served:
         begun, go = threading.Event(), threading.Event()
         looks = 0
 
@@ -112,7 +112,7 @@ def test_a_version_that_is_taken_back_leaves_no_rows_behind(tmp_path: Path) -> N
 
 
 def test_a_change_of_consumers_does_not_open_the_lineage_again(served: Running) -> None:
-    reader = served.service.opened.reader
+    reader = served.service.shared.reader
     lineage = Lineage.open(served.folder)
     consumers = ConsumerRegistry.open(served.folder)
     consumers.add("ads", "v0", lineage.resolve)
@@ -120,7 +120,7 @@ def test_a_change_of_consumers_does_not_open_the_lineage_again(served: Running) 
     until(lambda: served.post("/v1/embeddings", {"input": 1}).status_code == 401)
     body = served.post("/v1/embeddings", {"input": 1}, token).json()
     assert body["evergram"]["version"] == 0
-    assert served.service.opened.reader is reader
+    assert served.service.shared.reader is reader
 
 
 def test_a_token_is_taken_back_while_stores_are_filled(
@@ -211,7 +211,7 @@ def test_three_upgrades_under_load_without_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "line"
     lineage = lineage_of(folder, versions=1)
     service = Service.open(folder)
-    assert isinstance(service.opened.reader.store(), SnapshotStore)
+    assert isinstance(service.shared.reader.store(), SnapshotStore)
     expected = {v: read_as(v, 0).numpy() for v in range(4)}
     stop = threading.Event()
     wrong: list[Any] = []
@@ -236,7 +236,7 @@ def test_three_upgrades_under_load_without_an_error(tmp_path: Path) -> None:
                     except AssertionError as error:
                         wrong.append((source, key, str(error)))
 
-    with server(create_app(service, Settings(poll=0.05))) as url:
+    with server(create_app(service, ServiceSettings(poll=0.05))) as url:
         threads = [threading.Thread(target=ask, args=(url, n)) for n in range(4)]
         for thread in threads:
             thread.start()

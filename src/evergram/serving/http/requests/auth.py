@@ -1,4 +1,4 @@
-"""Who asks, and which versions they may read."""
+"""Authenticate a request, and decide which versions it may read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Protocol
 
 from evergram.errors import LineageError, UnknownVersionError
 from evergram.lineage.consumers.registry import ConsumerRegistry
-from evergram.serving.http.errors import RefusedError
-from evergram.serving.settings import Settings
+from evergram.serving.http.answers.errors import RefusedError
+from evergram.serving.settings import ServiceSettings
 
 
 class Versions(Protocol):
-    """What is asked of a lineage here."""
+    """The part of `Lineage` that access is decided on."""
 
     @property
     def readable(self) -> list[int]: ...
@@ -27,12 +27,12 @@ class Versions(Protocol):
 
 @dataclass(frozen=True)
 class Access:
-    """What one request may do.
+    """The rights of one request.
 
     Args:
-        name: of the consumer; "admin", or "" where no token is needed.
-        default: what is read where no version is named; None is production.
-        allowed: versions and labels that may be read; None is all.
+        name: the consumer's name; "admin", or "" where no token is needed.
+        default: version or label that is read where the request names none; None for production.
+        allowed: versions and labels that may be read; None for all.
     """
 
     name: str
@@ -44,48 +44,49 @@ class Access:
         return self.allowed is None
 
     def readable(self, lineage: Versions) -> set[int]:
-        """The versions that it may read now. A label that has moved has moved here too."""
+        """Return the versions that may be read now, labels followed to where they are now."""
         if self.allowed is None:
             return set(lineage.readable)
-        found = set()
+        versions = set()
         for what in self.allowed:
             try:
-                found.add(lineage.resolve(what))
-            except LineageError:  # a label that is no more, a version that was retired
+                versions.add(lineage.resolve(what))
+            except LineageError:  # a label that is gone, a version that was retired
                 continue
-        return found
+        return versions
 
     def version(self, lineage: Versions, what: int | str | None) -> int:
-        """The number of what is asked for; the default where that is None.
+        """Return the number of a version or label; the default's where it is None.
 
-        A consumer is told the same of a version that it may not read, whether there is one or not.
+        A consumer gets the same answer for every version that it may not read, whether the version
+        exists or not.
 
-        Raises: UnknownVersionError: there is none, of what it may read. RefusedError: it may not be
-            read.
+        Raises: UnknownVersionError: the version may be read, but does not exist. RefusedError: it
+            may not be read.
         """
         if self.allowed is None:
             return lineage.resolve(what)
-        mine = self.readable(lineage)
+        readable = self.readable(lineage)
         asked = self.default if what is None else what
         try:
             number = lineage.resolve(asked)
         except LineageError:
             number = None
-        if number in mine:
+        if number in readable:
             return number
         if _plain(asked) in self.allowed:
             raise UnknownVersionError(
-                f"There is no version {asked!r} any more; this token may read {_listed(mine)}."
+                f"There is no version {asked!r} any more; this token may read {_listed(readable)}."
             )
         raise RefusedError(
             403,
             "forbidden_version",
-            f"This token may not read version {asked!r}; it may read {_listed(mine)}. "
+            f"This token may not read version {asked!r}; it may read {_listed(readable)}. "
             "'evergram consumer-pin' moves it to another.",
         )
 
     def require_admin(self, what: str) -> None:
-        """Raises: RefusedError: a consumer's token."""
+        """Refuse a consumer's token. Raises: RefusedError."""
         if not self.admin:
             raise RefusedError(
                 403, "forbidden", f"{what} is for the administrator; ask with that token."
@@ -93,14 +94,15 @@ class Access:
 
 
 def authenticate(
-    settings: Settings, roll: ConsumerRegistry, tokens: bool, headers: Sequence[str]
+    settings: ServiceSettings, consumers: ConsumerRegistry, tokens: bool, headers: Sequence[str]
 ) -> Access:
-    """Return who sent the headers `Authorization`.
+    """Return the rights of a request.
 
     Args:
-        tokens: whether a consumer has one.
-    Raises: RefusedError: a token is needed, this one is not known, or there are several: a proxy
-        before the service may have looked at another one than it would.
+        tokens: whether any consumer has a token.
+        headers: the values of all its headers `Authorization`.
+    Raises: RefusedError: a token is needed, the token is unknown, or there are several: a proxy
+        before the service may have checked another one than the service would.
     """
     if len(headers) > 1:
         raise RefusedError(
@@ -118,18 +120,18 @@ def authenticate(
         token.encode(), settings.admin_token.encode()
     ):
         return Access("admin")
-    known = roll.authenticate(token)
-    if known is None:
+    consumer = consumers.authenticate(token)
+    if consumer is None:
         raise RefusedError(
             401,
             "unknown_token",
             "This token is not known; 'evergram consumer-token' issues one.",
         )
-    return Access(known.name, known.pinned, tuple(known.allowed))
+    return Access(consumer.name, consumer.pinned, tuple(consumer.allowed))
 
 
 def _plain(what: int | str | None) -> str:
-    """Write a version as consumers' rights name it: "v0", or a label."""
+    """Return a version as consumers' rights name it: "v0", or a label."""
     text = str(what).removeprefix("v")
     return f"v{int(text)}" if text.isascii() and text.isdigit() else str(what)
 

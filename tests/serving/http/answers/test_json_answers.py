@@ -6,15 +6,13 @@ import base64
 import json
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from evergram.errors import DataError
-from evergram.serving.http.json_answers import base64_rows, embeddings_json, transform_json
-from evergram.serving.http.requests.arrow_stream import write_vectors
+from evergram.serving.http.answers.json_answers import base64_rows, embeddings_json, transform_json
 
 FLOATS = arrays(
     np.float32,
@@ -26,14 +24,13 @@ FLOATS = arrays(
 @given(FLOATS)
 def test_json_gives_the_same_numbers_again(vectors: np.ndarray) -> None:
     sources = np.zeros(len(vectors), np.int64)
-    found = json.loads(transform_json(vectors, sources, {}, "m"))["vectors"]
-    assert (np.asarray(found, dtype=np.float32) == vectors).all()
+    numbers = json.loads(transform_json(vectors, sources, {}, "m"))["vectors"]
+    assert (np.asarray(numbers, dtype=np.float32) == vectors).all()
 
 
 @given(FLOATS)
 def test_base64_is_that_of_the_library(vectors: np.ndarray) -> None:
-    found = [row.tobytes() for row in base64_rows(vectors)]
-    assert found == [base64.b64encode(row.tobytes()) for row in vectors]
+    assert base64_rows(vectors) == [base64.b64encode(row.tobytes()).decode() for row in vectors]
 
 
 @given(FLOATS, st.booleans(), st.booleans())
@@ -46,10 +43,10 @@ def test_an_answer_is_json(vectors: np.ndarray, as_base64: bool, turned: bool) -
     assert body["evergram"] == {"version": 1, "computed_from": sources.tolist()}
     assert [row["index"] for row in body["data"]] == sources.tolist()
     for row, vector in zip(body["data"], vectors, strict=True):
-        found = row["embedding"]
+        numbers = row["embedding"]
         if as_base64:
-            found = np.frombuffer(base64.b64decode(found), "<f4")
-        assert (np.asarray(found, dtype=np.float32) == vector).all()
+            numbers = np.frombuffer(base64.b64decode(numbers), "<f4")
+        assert (np.asarray(numbers, dtype=np.float32) == vector).all()
 
 
 @pytest.mark.parametrize("as_base64", [True, False])
@@ -59,31 +56,3 @@ def test_what_json_cannot_say_is_refused(as_base64: bool) -> None:
         embeddings_json(vectors, sources, {}, "m", as_base64)
     with pytest.raises(DataError, match="not finite"):
         transform_json(vectors, sources, {}, "m")
-
-
-@given(FLOATS, st.sampled_from(["none", "int64", "string"]))
-def test_an_arrow_stream_is_read_by_arrow(vectors: np.ndarray, ids: str) -> None:
-    keys = np.arange(len(vectors)) * 7 - 3
-    column = {
-        "none": None,
-        "int64": pa.array(keys),
-        "string": pa.array([f"k{key}" for key in keys]),
-    }[ids]
-    sources = np.arange(len(vectors))
-    metadata = {"evergram.model": "shop@v1", "evergram.version": "1"}
-    body = write_vectors(column, vectors, sources, metadata)
-    with pa.ipc.open_stream(body) as reader:
-        batches = list(reader)
-    assert len(batches) == 1
-    batch = batches[0]
-    batch.validate(full=True)
-    assert batch.schema.metadata == {k.encode(): v.encode() for k, v in metadata.items()}
-    assert batch.schema.names == [
-        *(["id"] if column is not None else []),
-        "vector",
-        "computed_from",
-    ]
-    if column is not None:
-        assert batch["id"].equals(column)
-    assert (np.array(batch["vector"].to_pylist(), dtype=np.float32) == vectors).all()
-    assert batch["computed_from"].to_pylist() == sources.tolist()

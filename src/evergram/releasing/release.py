@@ -1,0 +1,120 @@
+"""Train and publish in one call, as `evergram train` and `evergram upgrade` do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from evergram.errors import DataError
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.publish import Published, publish, refuse_unmeasurable
+from evergram.releasing.upgrade import train, upgrade, upgrade_lost
+from evergram.training.progress import Progress
+from evergram.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class ReleaseOptions:
+    """Conditions on which an upgrade is published.
+
+    Args:
+        max_degradation: percent of `training.metric` that the model and each past version may lose;
+            None for any.
+        strict_probes: publish only if no consumer's probe is past its limit.
+        promote: put the version into production.
+        allow_small_overlap: publish, without a certificate, a version that has few objects in
+            common with the past.
+        kept: publish the model that an earlier upgrade trained and another upgrade preceded; only
+            its transform is fitted.
+    """
+
+    max_degradation: float | None = None
+    strict_probes: bool = False
+    promote: bool = True
+    allow_small_overlap: bool = False
+    kept: bool = False
+
+
+def train_and_publish(
+    recipe: Recipe,
+    lineage: Lineage,
+    *,
+    device: str = "auto",
+    progress: Progress | None = None,
+    board: Path | None = None,
+) -> Artefact:
+    """Train version 0 and publish it in a new lineage.
+
+    An interrupted training resumes when it is called again.
+
+    Args:
+        lineage: without versions, see `Lineage.create`.
+        progress: where progress is shown; by default nowhere.
+        board: folder for TensorBoard's files.
+    Returns: the published version.
+    Raises: as `train` and `Lineage.publish`.
+    """
+    shown = Progress(quiet=True) if progress is None else progress
+    with lineage.training() as folder:
+        artefact = train(recipe, device=device, progress=shown, folder=folder, board=board)
+    publish(lineage, artefact)
+    return artefact
+
+
+def upgrade_and_publish(
+    recipe: Recipe,
+    lineage: Lineage,
+    options: ReleaseOptions = ReleaseOptions(),
+    *,
+    device: str = "auto",
+    progress: Progress | None = None,
+    board: Path | None = None,
+) -> Published:
+    """Train the next version with its backward transform, and publish it if the limits allow.
+
+    An interrupted training resumes when it is called again; limits that can never be met are
+    refused before it.
+
+    Args:
+        progress: where progress is shown; by default nowhere.
+        board: folder for TensorBoard's files.
+    Raises: DegradationError: a limit is passed, or cannot be measured. DataError: TensorBoard's
+        files are asked for where no model is trained. Others as `upgrade` and `publish`.
+    """
+    if board is not None and recipe.upgrade.start == "frozen":
+        raise DataError(
+            "upgrade.start = 'frozen' trains no model, so --tensorboard has nothing to write; "
+            "leave it out."
+        )
+    if board is not None and options.kept:
+        raise DataError("--kept trains no model, so --tensorboard has nothing to write; drop one.")
+    refuse_unmeasurable(
+        lineage,
+        recipe,
+        max_degradation=options.max_degradation,
+        strict_probes=options.strict_probes,
+    )
+    shown = Progress(quiet=True) if progress is None else progress
+    small = options.allow_small_overlap
+    if options.kept:
+        artefact = upgrade_lost(
+            recipe, lineage, device=device, progress=shown, allow_small_overlap=small
+        )
+    else:
+        artefact = upgrade(
+            recipe,
+            lineage,
+            device=device,
+            progress=shown,
+            folder=lineage.work_dir,
+            board=board,
+            allow_small_overlap=small,
+        )
+    return publish(
+        lineage,
+        artefact,
+        max_degradation=options.max_degradation,
+        strict_probes=options.strict_probes,
+        promote=options.promote,
+    )

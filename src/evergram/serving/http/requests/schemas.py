@@ -1,0 +1,176 @@
+"""Schemas of requests for vectors in JSON.
+
+A request may send its rows as an Arrow stream instead of `input`, `vector` or `vectors`. The other
+fields are then JSON under `evergram.request` in the stream's metadata.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    model_validator,
+)
+
+from evergram.serving.object_features import Features, Id, Int64, Text
+
+# A number, "v0", or a label.
+Version = Annotated[StrictInt, Field(ge=0, lt=2**31)] | Annotated[StrictStr, Field(max_length=64)]
+SideName = Annotated[StrictStr, Field(max_length=64)]
+# Validation of a list stops at the first wrong element: an error takes far more memory than the
+# element that it is about.
+Vector = Annotated[list[float], Field(min_length=1, fail_fast=True)]
+Vectors = Annotated[list[Vector], Field(fail_fast=True)]
+Numbers = Annotated[list[Int64], Field(fail_fast=True)]
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+Fingerprint = Annotated[StrictStr, Field(max_length=256)]
+Metric = Literal["ip", "l2", "cosine"]
+
+
+class _RequestModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+Objects = Annotated[list[Features], Field(fail_fast=True)]
+
+
+class EmbeddingsOptions(_RequestModel):
+    """OpenAI's fields of a request for embeddings, and a few more.
+
+    Args:
+        model: "name@v0", "name@stable", or "name" for the token's pinned version, else production.
+        version: names the version in place of `model`.
+        side: "query" or "candidate"; "object" of a lineage of files.
+        dimensions: must be the version's own; nothing is cut off.
+        missing: "zeros" answers an id that is not stored with zeros and `computed_from` -1.
+        user: ignored.
+    """
+
+    model: Annotated[StrictStr, Field(max_length=256)] | None = None
+    version: Version | None = None
+    side: SideName | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
+    missing: Literal["error", "zeros"] = "error"
+    user: Text | None = None
+
+    @model_validator(mode="after")
+    def _one_version(self) -> Self:
+        if self.model is not None and self.version is not None:
+            raise ValueError("name the version in 'model' or in 'version', not in both")
+        return self
+
+
+class EmbeddingsRequest(EmbeddingsOptions):
+    """A request for embeddings of ids, or of objects with features.
+
+    Whole numbers are ids, not OpenAI's tokens. In a lineage whose ids are numbers, "17" is 17.
+    """
+
+    input: (
+        Annotated[Numbers, Field(min_length=1)]
+        | Annotated[Texts, Field(min_length=1)]
+        | Annotated[Objects, Field(min_length=1)]
+        | Text
+        | Int64
+        | Features
+    ) = Field(union_mode="left_to_right")
+
+
+class SearchOptions(_RequestModel):
+    """A search without its queries.
+
+    Args:
+        version: the version whose space the queries are in.
+        side: the side that is searched.
+        ids: search among these ids only.
+        fingerprint: the queries' fingerprint; the request is refused where the version's differs.
+    """
+
+    k: Annotated[StrictInt, Field(ge=1)] = 10
+    version: Version | None = None
+    side: SideName | None = None
+    metric: Metric = "ip"
+    ids: Numbers | Texts | None = Field(default=None, union_mode="left_to_right")
+    fingerprint: Fingerprint | None = None
+
+
+class SearchRequest(SearchOptions):
+    """A search for one of `vector`, `vectors` and `id`.
+
+    Args:
+        id: an id whose stored embedding is the query.
+        id_side: the side of `id`; by default the searched side.
+    """
+
+    vector: Vector | None = None
+    vectors: Annotated[Vectors, Field(min_length=1)] | None = None
+    id: Id | None = None
+    id_side: SideName | None = None
+
+    @model_validator(mode="after")
+    def _one_query(self) -> Self:
+        if sum(q is not None for q in (self.vector, self.vectors, self.id)) != 1:
+            raise ValueError("give one of 'vector', 'vectors' and 'id'")
+        return self
+
+
+class TransformOptions(_RequestModel):
+    """Read vectors of version `source` as version `target`, without the vectors.
+
+    Args:
+        target: by default the token's pinned version, else production.
+        fingerprint: the vectors' fingerprint; the request is refused where that of `source`
+            differs.
+    """
+
+    source: Version
+    target: Version | None = None
+    fingerprint: Fingerprint | None = None
+
+
+class TransformRequest(TransformOptions):
+    vectors: Annotated[Vectors, Field(min_length=1)]
+
+
+# Validators of the lists that are parsed by themselves, piece by piece.
+_FINITE = ConfigDict(allow_inf_nan=False)
+NUMBERS: TypeAdapter[list[int]] = TypeAdapter(Numbers)
+TEXTS: TypeAdapter[list[str]] = TypeAdapter(Texts)
+OBJECTS: TypeAdapter[list[Features]] = TypeAdapter(Objects)
+VECTOR: TypeAdapter[list[float]] = TypeAdapter(Vector, config=_FINITE)
+VECTORS: TypeAdapter[list[list[float]]] = TypeAdapter(Vectors, config=_FINITE)
+
+
+REQUESTS: tuple[type[BaseModel], ...] = (EmbeddingsRequest, SearchRequest, TransformRequest)
+
+
+def problem_of(errors: list[Any]) -> tuple[str, str | None]:
+    """Return a sentence on the first problem of a request, and the field that has it.
+
+    Args:
+        errors: as `pydantic.ValidationError.errors` returns them.
+    """
+    # A field may be of several kinds, and each kind has its error. The one nearest to what was sent
+    # has more wrong with it than the type, or lies deepest.
+    first = min(errors, key=lambda e: (e["type"].endswith("_type"), -len(e["loc"])))
+    where = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
+    where = [part if isinstance(part, int) else part[:80] for part in where]
+    field = str(where[0]) if where else None
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return f"The body is not JSON: {reason}.", None
+    if field == "input":
+        return (
+            "'input' is an id, a list of ids of one type, or objects with 'features': "
+            f"{reason[:1].lower()}{reason[1:]}.",
+            field,
+        )
+    place = "The request" if field is None else f"'{'.'.join(map(str, where))}'"
+    return f"{place} is wrong: {reason[:1].lower()}{reason[1:]}.", field

@@ -1,0 +1,190 @@
+"""Serve a lineage over HTTP from this process."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from evergram.errors import ServiceError
+from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.serving.process_limits import allowed_connections
+from evergram.serving.service import Service, checked_sentence, has_tokens
+from evergram.serving.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    import uvicorn
+
+
+class Server:
+    """A service that listens at an address; `run` answers its requests.
+
+    Made by `listen`. Clients may connect as soon as it is made; they wait until it runs.
+
+    Args:
+        service: the service.
+        settings: its limits.
+        listening: a bound socket.
+    """
+
+    def __init__(
+        self, service: Service, settings: ServiceSettings, listening: socket.socket
+    ) -> None:
+        self.service, self.settings = service, settings
+        self._listening = listening
+        self._uvicorn = _uvicorn_server(service, settings)
+        listening.listen(self._uvicorn.config.backlog)
+
+    @property
+    def url(self) -> str:
+        host = self.settings.host
+        port: int = self._listening.getsockname()[1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests need no token."""
+        return self.settings.is_open(self.service.tokens)
+
+    @property
+    def checked_sentence(self) -> str:
+        """A sentence on the published files that were compared with their hashes so far."""
+        return checked_sentence(self.service.files())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the server's address, version and checked files, as `evergram serve --json`."""
+        files = self.service.files()
+        return {
+            "url": self.url,
+            "version": self.service.production,
+            "open": self.is_open,
+            "checked": [name for name, checked in files.items() if checked],
+            "unchecked": [name for name, checked in files.items() if not checked],
+        }
+
+    def run(self) -> None:
+        """Answer requests until the process is told to stop, or `stop` is called.
+
+        In the main thread, SIGTERM and SIGINT stop it after the requests under way. Objects that
+        exist when it starts are excluded from garbage collection until it ends: otherwise a request
+        waits now and then while all imported modules are searched.
+        """
+        gc.collect()
+        gc.freeze()
+        try:
+            self._uvicorn.run(sockets=[self._listening])
+        finally:
+            gc.unfreeze()
+
+    def stop(self) -> None:
+        """Let `run` return after the requests under way. Any thread may call it."""
+        self._uvicorn.should_exit = True
+
+    def close(self) -> None:
+        """Release the address and the stores of a server that never ran."""
+        self._listening.close()
+        if not self._uvicorn.started:
+            self.service.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def listen(
+    place: str | Path,
+    *,
+    port: int = 8000,
+    stores: Mapping[str, str] | None = None,
+    settings: ServiceSettings | None = None,
+) -> Server:
+    """Open a lineage as a service, and listen at an address.
+
+    The address is bound before the stores are filled, which may take long.
+
+    Args:
+        place: folder or address of the lineage.
+        port: 0 takes a free one.
+        stores: side to address of a store; by default the lineage's own snapshots.
+        settings: limits, and who may use it; `settings.host` is the address.
+    Raises: ServiceError: the address is taken, a package of `evergram[serve]` is missing, or as
+        `ServiceSettings.check`. EvergramError: the lineage, its consumers or a store cannot be
+        opened.
+    """
+    settings = ServiceSettings() if settings is None else settings
+    _check_packages()
+    settings.check(has_tokens(ConsumerRegistry.open(place)))
+    allowed = allowed_connections(settings.max_connections)
+    settings = replace(settings, max_connections=allowed)
+    listening = bound_socket(settings.host, port)
+    try:
+        return Server(Service.open(place, stores), settings, listening)
+    except BaseException:
+        listening.close()
+        raise
+
+
+def serve(
+    place: str | Path,
+    *,
+    port: int = 8000,
+    stores: Mapping[str, str] | None = None,
+    settings: ServiceSettings | None = None,
+) -> None:
+    """Serve a lineage until the process is told to stop; `evergram serve` from Python.
+
+    Args, Raises: as `listen`.
+    """
+    with listen(place, port=port, stores=stores, settings=settings) as server:
+        server.run()
+
+
+def _check_packages() -> None:
+    """Refuse to serve without the packages of `evergram[serve]`. Raises: ServiceError."""
+    try:
+        import evergram.serving.app
+        import evergram.serving.http.connections  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ServiceError(f"Serving needs {error.name}: pip install 'evergram[serve]'.") from None
+
+
+def _uvicorn_server(service: Service, settings: ServiceSettings) -> uvicorn.Server:
+    # Imported here, so that `_check_packages` is asked first.
+    from evergram.serving.app import create_app
+    from evergram.serving.http.connections import uvicorn_server
+
+    app = create_app(service, settings)
+    return uvicorn_server(app, settings, app.state.handler.connections)
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address.
+
+    uvicorn itself would log a traceback and end the process where the port is taken.
+
+    Raises: ServiceError: the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio otherwise leaves Nagle's algorithm on, and an answer of
+    # several packets waits 40 ms for the client's delayed acknowledgement.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise ServiceError(
+            f"{host}:{port} cannot be listened on: {error.strerror}; choose another with --port."
+        ) from error
+    return listening
