@@ -292,7 +292,8 @@ def test_a_killed_run_leaves_the_lineage_as_it_was(shop: Path, command: str) -> 
 def test_plain_lines_where_stderr_is_a_file(shop: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", "from evergram.cli import main; main()",
-         "train", "shop.toml", "--lineage", "lin"],
+         "train", "shop.toml", "--lineage", "lin", "--set", "task.penalty=10", "--set",
+         "task.l2=0.1", "--set", "training.table_rate=0.1"],
         capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100"},
     )  # fmt: skip
     lines = ran.stderr.splitlines()

@@ -40,6 +40,9 @@ class BackwardAlignment(nn.Module):
     Raises: ShapeError: dims do not fit, there is no such kind, or a value is not allowed.
     Source: [BC] Eq. (3), (7), (10).
 
+    >>> import torch
+    >>> from torch import nn
+    >>> from evergram.compatibility import BackwardAlignment
     >>> _ = torch.manual_seed(0)
     >>> model, old = nn.Linear(6, 8), torch.randn(32, 4)
     >>> backward = BackwardAlignment(new_dim=8, past=4)

@@ -34,6 +34,9 @@ class EncoderModules:
             the zero vector.
         batch_size: entities in a forward pass without gradient.
 
+    >>> import torch
+    >>> from torch import nn
+    >>> from evergram import EncoderModules
     >>> table = nn.Embedding(100, 8)
     >>> modules = EncoderModules(table, table, torch.tensor, torch.tensor)
     >>> modules

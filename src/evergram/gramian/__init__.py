@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         EntityBatch,
         GramianEstimator,
         Moment,
-        Population,
         exact_moment,
     )
     from evergram.gramian.exact import ExactGramian
@@ -49,7 +48,6 @@ __all__ = [
     "GramianPenalty",
     "GrowingSAGram",
     "Moment",
-    "Population",
     "SAGram",
     "SOGram",
     "SampledGramian",
@@ -63,7 +61,7 @@ export_lazily(
     __name__,
     {
         "adaptive_sogram": "AdaptiveSOGram",
-        "estimator": "EntityBatch GramianEstimator Moment Population exact_moment",
+        "estimator": "EntityBatch GramianEstimator Moment exact_moment",
         "exact": "ExactGramian",
         "gramian_penalty.entity_measure": "EntityMeasure",
         "gramian_penalty.gramian_penalty": "GramianErrors GramianPenalty",

@@ -42,6 +42,7 @@ class Aligner:
     Source: [BC] §3.2.3, post-hoc, solved for; see `compatibility.closed_form_solvers`.
 
     >>> import numpy as np
+    >>> from evergram.compatibility import Aligner
     >>> draw = np.random.default_rng(0)
     >>> new = draw.normal(size=(1000, 8))
     >>> old = new @ draw.normal(size=(8, 5)) + 0.1 * draw.normal(size=(1000, 5))
@@ -95,6 +96,7 @@ class Aligner:
             all are no error, and of a block that is refused nothing is added.
 
         >>> import torch
+        >>> from evergram.compatibility import Aligner
         >>> aligner = Aligner("affine")
         >>> for seed in range(5):
         ...     new = torch.randn(100, 4, generator=torch.Generator().manual_seed(seed))
