@@ -43,7 +43,10 @@ class AffineMap:
         """
         if self.transposed is None:
             return queries, None
-        turned: Floats = queries @ self.transposed.T
+        # A product of finite numbers sometimes sets the flag of an invalid one (a BLAS kernel reads
+        # past the end of a row, and drops what it read).
+        with np.errstate(invalid="ignore"):
+            turned: Floats = queries @ self.transposed.T
         return turned, None if self.offset is None else queries @ self.offset
 
 
