@@ -17,11 +17,11 @@ from evergram.training.recipe.automatic import rate_of, strengths_of
 
 # Training pairs up to which a training takes seconds.
 MOST_PAIRS = 200_000
-# Factors of the formula's l2 and λ, the likelier direction first; it is followed while it gains.
-L2_FACTORS = (4.0, 0.25)
-PENALTY_FACTORS = (1 / 3, 3.0)
+# Factors of the formula's numbers, the likelier direction first; it is followed while it gains.
+L2_FACTORS = (2.0, 0.5)
+PENALTY_FACTORS = (0.5, 2.0)
+RATE_FACTORS = (2.0, 0.5)
 MOST_MOVES = 3
-RATE_FACTOR = 2.0
 # A gain of less is within what another seed gives.
 LEAST_GAIN = 1.005
 
@@ -77,9 +77,7 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     if recipe.task.penalty == "auto":
         best, value = _climb(best, value, measure, _Chosen.with_penalty_times, PENALTY_FACTORS)
     if recipe.training.table_rate == "auto":
-        faster = replace(best, rate=RATE_FACTOR * best.rate)
-        if measure(faster) > LEAST_GAIN * value:
-            best = faster
+        best, _ = _climb(best, value, measure, _Chosen.with_rate_times, RATE_FACTORS)
     pilots.recipe = best.within(recipe)
     return pilots
 
@@ -98,6 +96,9 @@ class _Chosen:
 
     def with_penalty_times(self, factor: float) -> _Chosen:
         return replace(self, penalty=[factor * value for value in self.penalty])
+
+    def with_rate_times(self, factor: float) -> _Chosen:
+        return replace(self, rate=factor * self.rate)
 
     def within(self, recipe: Recipe) -> Recipe:
         """Return the recipe with these numbers."""
