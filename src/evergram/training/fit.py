@@ -46,6 +46,7 @@ class RunContext:
         folder: checkpoint folder; an interrupted run resumes from it. None saves nothing.
         callbacks: watch the search for the best epoch; a refit is not watched.
         title: the run's name in the folder, in progress and in warnings.
+        warns: whether warnings are logged; the result has them in any case.
     """
 
     device: torch.device
@@ -53,6 +54,7 @@ class RunContext:
     folder: Path | None = None
     callbacks: Sequence[Callback] = ()
     title: str = "train"
+    warns: bool = True
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def fit_encoder(
         l2=run.step.objective.l2,
         batch_size=run.sampler.batch_size,
         table_rate=rate_of(recipe),
-        warnings=_warnings(settings, stopping, ended, context.title),
+        warnings=_warnings(settings, stopping, ended, context),
     )
 
 
@@ -267,18 +269,19 @@ def _watch(recipe: Recipe, split: Split) -> MapWatch | None:
 
 
 def _warnings(
-    settings: TrainingRecipe, stopping: EarlyStopping, ended: str, title: str
+    settings: TrainingRecipe, stopping: EarlyStopping, ended: str, context: RunContext
 ) -> list[str]:
     """Return sentences for a person to read, and log them."""
     if not stopping.best_is_last:
         return []
     more = "budget" if ended == "budget" else "epochs"
     sentence = (
-        f"{title}: the best of {len(stopping.history)} evaluations is the last (epoch "
+        f"{context.title}: the best of {len(stopping.history)} evaluations is the last (epoch "
         f"{stopping.best_epoch}, {settings.metric} {stopping.best:.4f}), so more training may be "
         f"better; raise training.{more} ({getattr(settings, more):g})."
     )
-    log.warning(sentence)
+    if context.warns:
+        log.warning(sentence)
     return [sentence]
 
 

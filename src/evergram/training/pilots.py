@@ -42,8 +42,8 @@ class Pilots:
 def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) -> Pilots:
     """Return the recipe with the best l2, λ and table rate of a few trainings, by selection pairs.
 
-    No test pair is looked at. The recipe comes back as it is where it leaves none to "auto",
-    where the data is large or training has a budget, and for tasks without an automatic l2.
+    No test pair is looked at. The recipe comes back as it is where it leaves neither l2 nor λ to
+    "auto", where the data is large or training has a budget, and for tasks without an automatic l2.
 
     Args:
         split: the one that selects an epoch.
@@ -57,7 +57,7 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
 
     def measure(chosen: _Chosen) -> float:
         title = f"{context.title} pilot {len(pilots.tried) + 1}"
-        quiet = replace(context, folder=None, callbacks=(), title=title)
+        quiet = replace(context, folder=None, callbacks=(), title=title, warns=False)
         history = fit_encoder(chosen.within(recipe), untested, version, quiet).history
         value = max(record[recipe.training.metric] for record in history)
         pilots.tried.append(
@@ -111,10 +111,12 @@ class _Chosen:
 def _wants_pilots(recipe: Recipe, split: Split) -> bool:
     task, training = recipe.task, recipe.training
     return (
-        "auto" in (task.l2, task.penalty, training.table_rate)
+        "auto" in (task.l2, task.penalty)
         and task.kind == "pointwise"
         and recipe.model.kind == "factorization"
         and not recipe.model.normalize
+        # It distils a version that pilots are not given.
+        and recipe.prior.kind != "version"
         and training.budget is None
         and len(split.training) <= MOST_PAIRS
         and len(split.selection) > 0
