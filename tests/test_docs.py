@@ -150,6 +150,7 @@ def test_the_python_of_the_readme_runs(
     assert "recall@20" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_python_of_align_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a planted map, its blocks, another shard, and records that are taken out again."""
     draw = torch.Generator().manual_seed(0)

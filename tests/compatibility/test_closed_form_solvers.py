@@ -239,6 +239,7 @@ class TestProcrustes:
 
 
 class TestReducedRank:
+    @pytest.mark.long
     @settings(max_examples=15, deadline=None)
     @given(SEEDS, st.integers(1, 3), st.sampled_from([0.0, 0.2]), st.booleans())
     def test_alternation_ends_there(self, seed: int, rank: int, rho: float, multi: bool) -> None:

@@ -123,6 +123,7 @@ Grown = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(Grown)
 def test_what_a_version_was_trained_on_no_later_one_is_tested_on(

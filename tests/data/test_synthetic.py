@@ -21,6 +21,7 @@ def test_the_same_arguments_give_the_same_corpus() -> None:
     assert not one.corpus.interactions.equals(other.corpus.interactions)
 
 
+@pytest.mark.long
 def test_the_planted_ranking_is_far_better_than_popularity() -> None:
     planted = generate()
     split = random_split(planted.corpus, share=0.2, held_out=HeldOut("test"))
@@ -33,6 +34,7 @@ def test_the_planted_ranking_is_far_better_than_popularity() -> None:
     assert oracle["recall@20"] > 2 * baseline["recall@20"] > 0.1
 
 
+@pytest.mark.long
 def test_items_arrive_ratings_follow_quality_and_popularity_is_skewed() -> None:
     planted = generate()
     corpus = planted.corpus
@@ -57,6 +59,7 @@ def test_the_answer_is_in_the_corpus_row_order() -> None:
     assert planted.scores(torch.tensor([3, 1])).shape == (2, candidates)
 
 
+@pytest.mark.long
 def test_candidates_of_a_group_are_alike() -> None:
     planted = generate()
     group = planted.corpus.candidates.features["group"]

@@ -82,6 +82,7 @@ def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return run
 
 
+@pytest.mark.long
 def test_the_whole_way(evergram: Any, shop: Path) -> None:
     trained = evergram("train", "shop.toml", "--lineage", "lin", "--json")
     assert trained.code == 0, trained.err
@@ -120,6 +121,7 @@ def test_the_whole_way(evergram: Any, shop: Path) -> None:
         assert table.num_rows == written.json["rows"] == len(set(table["id"].to_pylist()))
 
 
+@pytest.mark.long
 def test_tables_for_people(evergram: Any, shop: Path) -> None:
     assert "popularity" in evergram("train", "shop.toml", "--lineage", "lin").out
     assert "Read as version 0" in evergram("upgrade", "shop.toml", "--lineage", "lin").out
@@ -289,6 +291,7 @@ def test_a_killed_run_leaves_the_lineage_as_it_was(shop: Path, command: str) -> 
     assert killed
 
 
+@pytest.mark.long
 def test_plain_lines_where_stderr_is_a_file(shop: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", "from evergram.cli import main; main()",

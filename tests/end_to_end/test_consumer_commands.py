@@ -71,6 +71,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 ADD = ("ads", "--pin", "v0", "--probe", "ads.safetensors", "--data", "ads.parquet")
 
 
+@pytest.mark.long
 def test_from_a_consumer_to_a_refused_version(evergram: Any, files: Path) -> None:
     assert evergram("align", "old.npy", "old.npy", "--lineage", "l").code == 0
     added = evergram("consumer-add", "l", *ADD, "--min", 0.9, "--token", "--json")

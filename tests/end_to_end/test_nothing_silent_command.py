@@ -273,6 +273,7 @@ def test_9_a_test_file_without_its_columns(refused: Any, shop: Path) -> None:
     assert not (shop / "l").exists()
 
 
+@pytest.mark.long
 def test_9_a_full_disk_in_train_is_one_sentence_and_leaves_nothing(shop: Path) -> None:
     """A limit of what a file may hold stands for the disk: the write fails in the same place."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)); "
@@ -606,6 +607,7 @@ def test_also_check_says_which_files_it_has_compared(evergram: Any, tmp_path: Pa
     assert evergram("check", tmp_path / "l").code == 2
 
 
+@pytest.mark.long
 def test_also_exit_codes_are_what_the_documents_say(evergram: Any, shop: Path) -> None:
     assert evergram("train", "shop.toml", "--lineage", "l").code == 0
     trained = GOLDEN / "format-3" / "trained"

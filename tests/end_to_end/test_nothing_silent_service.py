@@ -182,6 +182,7 @@ def heard(one: socket.socket) -> bytes:
     return found
 
 
+@pytest.mark.long
 def test_13_a_batch_without_a_schema_is_refused(line: Path) -> None:
     batches = [
         pa.record_batch([kind], names=["id"]).serialize().to_pybytes()
@@ -225,6 +226,7 @@ def hostile_bodies() -> dict[str, tuple[str, str, bytes]]:
     }
 
 
+@pytest.mark.long
 def test_14_one_body_exhausts_no_memory_and_stalls_nobody(line: Path) -> None:
     bodies = hostile_bodies()
     with serving(line) as served:
@@ -254,6 +256,7 @@ def test_14_one_body_exhausts_no_memory_and_stalls_nobody(line: Path) -> None:
         assert max(waited) < 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", ["rebound.attacker.example", "localhost.attacker.example:8000"])
 def test_15_a_name_that_leads_here_reads_nothing(opened: Served, host: str) -> None:
     for path in ("/", "/v1/versions", "/v1/dashboard", "/openapi.json", "/metrics", "/readyz"):
@@ -285,6 +288,7 @@ def test_15_a_redirect_never_names_a_foreign_host(opened: Served) -> None:
         assert answer.status_code in (404, 421)
 
 
+@pytest.mark.long
 def test_15_more_names_may_be_given(line: Path) -> None:
     with serving(line, "--allowed-host", "shop.example", "--allowed-host", "*.internal") as served:
         for host, status in (
@@ -299,6 +303,7 @@ def test_15_more_names_may_be_given(line: Path) -> None:
         evergram("serve", str(line), "--allowed-host", "http://shop.example")
 
 
+@pytest.mark.long
 def test_16_silent_connections_keep_nobody_out(line: Path) -> None:
     with serving(line, "--max-connections", "50") as served, ExitStack() as stack:
         for sent in (b"", b"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1\r\nX-"):
@@ -310,6 +315,7 @@ def test_16_silent_connections_keep_nobody_out(line: Path) -> None:
         assert 'evergram_connections_ended_total{why="full"}' in found
 
 
+@pytest.mark.long
 def test_16_what_is_half_sent_is_closed(line: Path) -> None:
     with serving(line, "--silence", "0.5") as served:
         asked = request(b'{"input": [1]}')
@@ -326,6 +332,7 @@ def test_16_what_is_half_sent_is_closed(line: Path) -> None:
             assert f'evergram_connections_ended_total{{why="{why}"}} 1.0' in ended
 
 
+@pytest.mark.long
 def test_16_an_answer_that_nobody_takes_is_given_up(line: Path) -> None:
     with serving(line, "--silence", "0.5") as served, ExitStack() as stack:
         asked = request(json.dumps({"input": list(range(300)) * 6}).encode())
@@ -362,6 +369,7 @@ def test_16_a_connection_is_kept_longer_than_clients_keep_theirs(opened: Served)
         assert one.recv(12) == b"HTTP/1.1 200"
 
 
+@pytest.mark.long
 def test_16_bodies_are_held_within_one_budget(line: Path) -> None:
     arguments = ["--max-body", "1", "--max-buffered", "1"]
     with serving(line, *arguments) as served, ExitStack() as stack:
@@ -383,6 +391,7 @@ def test_20_a_fingerprint_that_is_no_text_is_refused(opened: Served, fingerprint
         assert "fingerprint" in answer.json()["error"]["message"]
 
 
+@pytest.mark.long
 def test_20_a_refusal_does_not_tell_which_versions_there_are(guarded: tuple[Served, str]) -> None:
     served, token = guarded
     said = set()
@@ -413,6 +422,7 @@ def dashboard(served: Served) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_also_the_dashboard_shows_a_backfill_under_way(tmp_path: Path) -> None:
     folder, store = published(tmp_path / "shop", versions=1), f"object={tmp_path / 'store'}"
     evergram("fill", str(folder), "--store", store)

@@ -220,6 +220,7 @@ def test_19_a_forged_side_is_read_nowhere(
     outside.unlink()
 
 
+@pytest.mark.long
 def test_19_a_forged_side_is_not_served(lineage: Path) -> None:
     forge_side(lineage, "../../../x")
     served("serve", "l", "--port", "0").refused("'../../../x' cannot be the name of a file or")
@@ -258,6 +259,7 @@ def test_19_a_link_out_of_the_lineage_is_refused(
     assert not Path("out.parquet").exists()
 
 
+@pytest.mark.long
 def test_19_a_store_that_leads_out_of_the_lineage_is_not_served(lineage: Path) -> None:
     (lineage.parent / "outside").mkdir()
     (lineage / "stores").symlink_to(lineage.parent / "outside")
@@ -325,6 +327,7 @@ def train(evergram: Any, kind: str, path: Path) -> Ran:
     return found
 
 
+@pytest.mark.long
 def test_20_an_archive_that_expands_without_end_is_refused(evergram: Any, folder: Path) -> None:
     """80 MiB in a file of 80 KiB, as MovieLens and as a table."""
     rows = b"1,1,1,1\n" * 10_000_000

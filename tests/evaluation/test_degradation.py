@@ -34,6 +34,7 @@ def test_by_hand() -> None:
     assert found.by_task["early"] == pytest.approx({1: 0, 2: 100 * -0.2 / 0.7})
 
 
+@pytest.mark.long
 @given(st.lists(POSITIVE, min_size=1, max_size=5), st.data())
 def test_what_changes_nothing_costs_nothing(values: list[float], data: st.DataObject) -> None:
     intended = dict(enumerate(values))

@@ -190,6 +190,7 @@ def test_what_breaks_a_consumer_is_refused(tmp_path: Path, lineage: Lineage) -> 
         refuse_broken(readings)
 
 
+@pytest.mark.long
 def test_what_a_regressor_may_not_be_past(tmp_path: Path, lineage: Lineage) -> None:
     weight = torch.linalg.lstsq(OLD, torch.from_numpy(VALUE)[:, None]).solution.T
     model = linear(tmp_path / "m.safetensors", weight=weight.contiguous())
@@ -201,6 +202,7 @@ def test_what_a_regressor_may_not_be_past(tmp_path: Path, lineage: Lineage) -> N
     assert "at most 0.2 is needed" in found.sentence
 
 
+@pytest.mark.long
 def test_ids_that_are_missing_or_twice(tmp_path: Path, lineage: Lineage) -> None:
     """In any order, and in blocks; what has no embedding is counted and left out."""
     model, fitted = classifier(tmp_path / "m.onnx")

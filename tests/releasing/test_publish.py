@@ -68,6 +68,7 @@ def test_a_version_that_no_probe_was_run_on_is_refused(lineage: Lineage) -> None
         lineage.publish(replace(artefact(), metrics=lineage.metrics(1)))
 
 
+@pytest.mark.long
 def test_a_probe_that_came_since_is_run_too(lineage: Lineage, tmp_path: Path) -> None:
     tried, _ = with_probes(artefact(), lineage)
     consumers = ConsumerRegistry.open(lineage.path)
@@ -82,6 +83,7 @@ def test_a_probe_that_came_since_is_run_too(lineage: Lineage, tmp_path: Path) ->
     assert [r.consumer for r in publish(lineage, artefact()).probes] == ["ads", "web"]
 
 
+@pytest.mark.long
 def test_a_label_that_moved_since_is_another_version(lineage: Lineage) -> None:
     publish(lineage, artefact())
     tried, _ = with_probes(artefact(), lineage)

@@ -98,6 +98,7 @@ def test_dims_may_grow_and_shrink(lineage: Lineage) -> None:
     assert [lineage.view(j).embeddings("query")[1].shape[1] for j in range(3)] == [8, 12, 10]
 
 
+@pytest.mark.long
 def test_stored_vectors_are_what_the_encoder_gives(lineage: Lineage, recipe: Recipe) -> None:
     corpus = load_corpus(recipe)
     vectors = load_encoder(lineage, 2).embed_all(corpus)
@@ -107,6 +108,7 @@ def test_stored_vectors_are_what_the_encoder_gives(lineage: Lineage, recipe: Rec
         torch.testing.assert_close(stored, vectors[side][rows])
 
 
+@pytest.mark.long
 def test_evaluation_of_the_newest_gives_the_published_numbers(
     lineage: Lineage, recipe: Recipe
 ) -> None:
@@ -117,6 +119,7 @@ def test_evaluation_of_the_newest_gives_the_published_numbers(
     assert evaluate(recipe, lineage, 0)["model"]["recall@20"] > 0
 
 
+@pytest.mark.long
 def test_a_version_of_the_same_dim_and_seed_keeps_nothing_by_accident(
     recipe: Recipe, tmp_path: Path
 ) -> None:

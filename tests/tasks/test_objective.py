@@ -22,6 +22,7 @@ def moment(embeddings: Tensor, share: Tensor, factors: Tensor | None = None) -> 
     return Moment(exact_moment(lambda: [(embeddings, share, own)]))
 
 
+@pytest.mark.long
 def test_the_minimum_is_that_of_implicit_als() -> None:
     draw = torch.Generator().manual_seed(0)
     a, b, dim, alpha = 8, 6, 2, 0.3

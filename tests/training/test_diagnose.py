@@ -68,6 +68,7 @@ def test_an_exact_estimator_has_no_error_and_a_frozen_one_has(small: Recipe) -> 
     assert last["slow"] < 0.5 * last["fast"]
 
 
+@pytest.mark.long
 def test_a_version_is_diagnosed(small: Recipe, tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "l", "small")
     lineage.publish(train(small))

@@ -173,6 +173,7 @@ def test_it_learns(graph: Recipe, kind: str, task: str) -> None:
     assert metrics["model"]["recall@20"] > 1.3 * metrics["popularity"]["recall@20"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_versions_grow_in_layers_and_dims(graph: Recipe, kind: str, tmp_path: Path) -> None:
     recipe = Recipe.of(graph.model_dump(), [f"model.kind={kind}", "model.layers=[1, 2, 3]"])

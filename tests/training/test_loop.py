@@ -126,6 +126,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_setting_learns_more_than_popularity(small: Recipe, setting: str) -> None:
     recipe = Recipe.of(small.model_dump(), ["training.epochs=8", *SETTINGS[setting]])
@@ -162,6 +163,7 @@ def test_the_clock_of_a_metric() -> None:
     assert time_to_reach(history, "recall@20", None) is None
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_bits(small: Recipe) -> None:
     one, two = run(small), run(small)
     assert torch.equal(one.query, two.query)
@@ -171,6 +173,7 @@ def test_the_same_seed_gives_the_same_bits(small: Recipe) -> None:
     assert other.query.shape != one.query.shape or not torch.equal(other.query, one.query)
 
 
+@pytest.mark.long
 def test_the_best_epoch_is_kept(small: Recipe) -> None:
     found = run(Recipe.of(small.model_dump(), ["training.epochs=6"]))
     best = max(found.history, key=lambda h: h["recall@20"])

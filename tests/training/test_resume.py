@@ -43,6 +43,7 @@ def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
     return begun
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
     [

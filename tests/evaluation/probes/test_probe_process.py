@@ -74,6 +74,7 @@ def test_a_plain_model_is_run(tmp_path: Path) -> None:
         assert process.value(some, VECTORS[some]) == 1.0
 
 
+@pytest.mark.long
 def test_a_model_that_never_ends_is_ended(tmp_path: Path) -> None:
     files = files_of(tmp_path, graphs.looping().SerializeToString())
     process = ProbeProcess(files, "auc", LIMITS)

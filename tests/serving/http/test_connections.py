@@ -173,6 +173,7 @@ def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path) -> None:
         assert not service.handler.connections.open
 
 
+@pytest.mark.long
 def test_a_slow_reader_is_waited_for(tmp_path: Path) -> None:
     """As long as it takes something now and then, also where the connection is to be closed."""
     with serving(tmp_path / "line", silence=0.5) as service:

@@ -132,6 +132,7 @@ def test_more_rows_than_one_request_takes(
     assert store.count() == {0: 5}
 
 
+@pytest.mark.long
 def test_threads_work_together(store: LanceStore) -> None:
     work_together(store)
 
@@ -193,6 +194,7 @@ with LanceStore.open(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.long
 def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(store: LanceStore) -> None:
     store.add_space(Space(1, 3, "sha256:one"))
     for pause in (0.07, 0.2):

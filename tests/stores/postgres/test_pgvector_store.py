@@ -293,6 +293,7 @@ def test_a_restart_between_two_calls_is_not_noticed(
         store.delete(range(15))
 
 
+@pytest.mark.long
 def test_no_acknowledged_row_is_lost_when_the_server_crashes(
     server: PostgresServer, store: PgvectorStore
 ) -> None:

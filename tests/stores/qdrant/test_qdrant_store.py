@@ -38,6 +38,7 @@ def rows(ids: range, version: int = 0, dim: int = 4, value: float = 1.0) -> Rows
     return Rows(version, pa.array(ids, pa.int64()), vectors)
 
 
+@pytest.mark.long
 def test_the_local_mode_searches_exactly(store: QdrantStore) -> None:
     vectors, queries = planted(1_000)
     store.add_space(Space(2, 32, "sha256:two"))
@@ -265,6 +266,7 @@ with QdrantStore.open(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.long
 def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
     address = f"qdrant:{tmp_path}/killed#emb"
     with QdrantStore.open(address, "int64") as store:

@@ -58,6 +58,7 @@ def test_a_store_is_opened_by_its_address(tmp_path: Path) -> None:
         open_store(made.address, create="int64")
 
 
+@pytest.mark.long
 def test_there_are_few_segments_however_many_writes(store: SnapshotStore) -> None:
     oracle = DictionaryStore()
     oracle.add_space(SPACE)
@@ -212,6 +213,7 @@ def test_another_process_sees_each_write(store: SnapshotStore, tmp_path: Path) -
     assert reader.exitcode == 0
 
 
+@pytest.mark.long
 def test_readers_while_another_thread_writes(store: SnapshotStore, tmp_path: Path) -> None:
     store.load(SPACE, [rows(0, 500)])
     other = SnapshotStore(tmp_path / "store")

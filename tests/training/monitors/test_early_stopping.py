@@ -67,6 +67,7 @@ def run(recipe: Recipe, *overrides: str) -> tuple[int, int, str, list[str]]:
     return found.best_epoch, int(found.history[-1]["epoch"]), found.ended, found.warnings
 
 
+@pytest.mark.long
 def test_epochs_are_a_maximum(small: Recipe, caplog: pytest.LogCaptureFixture) -> None:
     best, last, ended, warnings = run(small, "training.epochs=60", "training.patience=2")
     assert (last, ended, warnings) == (best + 2, "patience", [])

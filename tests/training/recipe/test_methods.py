@@ -161,6 +161,7 @@ def test_a_model_that_was_trained_alone_is_not_trained_again(
         upgrade(by(small, "bc-aligner"), lineage, corpus, trained=encoder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("steps", ["single", "multi"])
 def test_gradient_approaches_the_closed_form(small: Recipe, lineage: Lineage, steps: str) -> None:
     """And single- and multi-step closed forms agree where there is next to no ridge."""

@@ -187,6 +187,7 @@ def trained(overrides: list[str]) -> torch.Tensor:
     return train(unchecked(overrides)).block("candidate")[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("base", "keys"),
     [
