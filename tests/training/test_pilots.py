@@ -10,6 +10,7 @@ import torch
 
 from evergram.data.row_pairs import RowPairs
 from evergram.data.split import Split
+from evergram.errors import TrainingError
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.pilots import MOST_MOVES, Pilots, run_pilots
@@ -89,3 +90,34 @@ def test_only_what_is_left_open_is_tried() -> None:
     fixed = recipe_of(training={"table_rate": 0.05})
     tried = run_pilots(fixed, split_of(fixed), 0, CONTEXT).tried
     assert {p["table_rate"] for p in tried} == {0.05}
+
+
+def test_settings_that_diverge_are_not_chosen_and_end_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = recipe_of()
+    first: list[Recipe] = []
+
+    def diverges(candidate: Recipe, *rest: Any) -> Any:
+        first.append(candidate)
+        if candidate != first[0]:
+            raise TrainingError("The loss is nan.")
+        return fit_encoder(candidate, *rest)
+
+    monkeypatch.setattr("evergram.training.pilots.fit_encoder", diverges)
+    pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
+    assert len(pilots.tried) == 1
+    assert len(first) == 7
+    assert pilots.recipe == first[0]
+
+
+def test_a_training_that_diverges_by_the_formula_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def diverges(*rest: Any) -> Any:
+        raise TrainingError("The loss is nan.")
+
+    monkeypatch.setattr("evergram.training.pilots.fit_encoder", diverges)
+    recipe = recipe_of()
+    with pytest.raises(TrainingError):
+        run_pilots(recipe, split_of(recipe), 0, CONTEXT)
