@@ -13,7 +13,7 @@ from evergram.data.split import Split
 from evergram.errors import TrainingError
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
-from evergram.training.pilots import MOST_MOVES, Pilots, run_pilots
+from evergram.training.pilots import LEAST_GAIN, MOST_PILOTS, Pilots, run_pilots
 from evergram.training.recipe import Recipe
 
 CONTEXT = RunContext(torch.device("cpu"))
@@ -34,18 +34,23 @@ def split_of(recipe: Recipe) -> Split:
     return split_for(recipe, load_corpus(recipe), 0)
 
 
+def _settings(pilot: dict[str, Any]) -> tuple[Any, ...]:
+    return pilot["penalty"], pilot["l2"], pilot["l2_measure"], pilot["table_rate"]
+
+
 def test_the_best_by_the_selection_pairs_is_chosen() -> None:
     recipe = recipe_of()
     split = split_of(recipe)
     pilots = run_pilots(recipe, split, 0, CONTEXT)
-    assert 7 <= len(pilots.tried) <= 1 + 3 * (MOST_MOVES + 1)
-    values = {(p["penalty"], p["l2"], p["table_rate"]): p["recall@20"] for p in pilots.tried}
+    assert 8 <= len(pilots.tried) <= MOST_PILOTS
+    values = {_settings(pilot): float(pilot["recall@20"]) for pilot in pilots.tried}
+    assert len(values) == len(pilots.tried)
     settings, rate = pilots.recipe.task, pilots.recipe.training.table_rate
     assert isinstance(settings.penalty, list)
     assert isinstance(settings.l2, float)
     assert isinstance(rate, float)
-    chosen = settings.penalty[0], settings.l2, rate
-    assert values[chosen] >= 0.995 * max(values.values())
+    chosen = settings.penalty[0], settings.l2, settings.l2_measure, rate
+    assert values[chosen] >= max(values.values()) / LEAST_GAIN
     # What it measured is what a training by these settings measures.
     again = fit_encoder(pilots.recipe, split, 0, CONTEXT)
     assert max(h["recall@20"] for h in again.history) == values[chosen]
@@ -87,6 +92,10 @@ def test_only_what_is_left_open_is_tried() -> None:
     assert len({p["table_rate"] for p in pilots.tried}) > 1
     assert len({p["penalty"] for p in pilots.tried}) > 1
     assert pilots.recipe.task.l2 == 0.1
+    assert {p["l2_measure"] for p in pilots.tried} == {"examples"}
+    measured = recipe_of(task={"l2_measure": "penalty"})
+    tried = run_pilots(measured, split_of(measured), 0, CONTEXT).tried
+    assert {p["l2_measure"] for p in tried} == {"penalty"}
     fixed = recipe_of(training={"table_rate": 0.05})
     tried = run_pilots(fixed, split_of(fixed), 0, CONTEXT).tried
     assert {p["table_rate"] for p in tried} == {0.05}
@@ -107,7 +116,7 @@ def test_settings_that_diverge_are_not_chosen_and_end_nothing(
     monkeypatch.setattr("evergram.training.pilots.fit_encoder", diverges)
     pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
     assert len(pilots.tried) == 1
-    assert len(first) == 7
+    assert len(first) == 8
     assert pilots.recipe == first[0]
 
 

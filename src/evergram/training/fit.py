@@ -127,7 +127,7 @@ class Trained:
     l2: float = 0.0
     batch_size: int = 0
     table_rate: float = 0.0
-    pilots: list[dict[str, float]] = field(default_factory=list)
+    pilots: list[dict[str, float | str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 

@@ -7,7 +7,7 @@ has 1.3 times its Recall@20. Small data is where that happens, and where it is c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from evergram.data.row_pairs import RowPairs
@@ -19,11 +19,8 @@ from evergram.training.recipe.automatic import rate_of, strengths_of
 
 # Training pairs up to which a training takes seconds.
 MOST_PAIRS = 200_000
-# Factors of the formula's numbers, the likelier direction first; it is followed while it gains.
-L2_FACTORS = (2.0, 0.5)
-PENALTY_FACTORS = (0.5, 2.0)
-RATE_FACTORS = (2.0, 0.5)
-MOST_MOVES = 3
+# Trainings at most.
+MOST_PILOTS = 24
 # A smaller gain is no reason to depart from the formula.
 LEAST_GAIN = 1.005
 
@@ -34,15 +31,15 @@ class Pilots:
 
     Args:
         recipe: with numbers in the place of the "auto" that pilots decide.
-        tried: λ, l2, table rate and selection metric of each pilot, in their order.
+        tried: λ, l2, its measure, table rate and selection metric of each pilot, in their order.
     """
 
     recipe: Recipe
-    tried: list[dict[str, float]] = field(default_factory=list)
+    tried: list[dict[str, float | str]] = field(default_factory=list)
 
 
 def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) -> Pilots:
-    """Return the recipe with the best l2, λ and table rate of a few trainings, by selection pairs.
+    """Return the recipe with the best l2, λ and table rate of some trainings, by selection pairs.
 
     No test pair is looked at. The recipe comes back as it is where it leaves neither l2 nor λ to
     "auto", where the data is large or training has a budget, and for tasks without an automatic l2.
@@ -57,11 +54,11 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     untested = replace(split, test=RowPairs.none(), final=None)
     pilots = Pilots(recipe)
 
-    def measure(chosen: _Chosen) -> float:
+    def measure(settings: _Settings) -> float:
         title = f"{context.title} pilot {len(pilots.tried) + 1}"
         quiet = replace(context, folder=None, callbacks=(), title=title, warns=False)
         try:
-            history = fit_encoder(chosen.within(recipe), untested, version, quiet).history
+            history = fit_encoder(settings.within(recipe), untested, version, quiet).history
         except TrainingError:
             if not pilots.tried:
                 raise
@@ -69,50 +66,80 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
         value = max(record[recipe.training.metric] for record in history)
         pilots.tried.append(
             {
-                "penalty": chosen.penalty[0],
-                "l2": chosen.l2,
-                "table_rate": chosen.rate,
+                "penalty": settings.penalty,
+                "l2": settings.l2,
+                "l2_measure": settings.l2_measure,
+                "table_rate": settings.rate,
                 recipe.training.metric: value,
             }
         )
         return value
 
-    best = _Chosen(strengths.penalty, strengths.l2, strengths.l2_measure, rate_of(recipe))
-    value = measure(best)
-    if recipe.task.l2 == "auto":
-        best, value = _climb(best, value, measure, _Chosen.with_l2_times, L2_FACTORS)
-    if recipe.task.penalty == "auto":
-        best, value = _climb(best, value, measure, _Chosen.with_penalty_times, PENALTY_FACTORS)
-    if recipe.training.table_rate == "auto":
-        best, _ = _climb(best, value, measure, _Chosen.with_rate_times, RATE_FACTORS)
+    start = _Settings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate_of(recipe))
+    best = _climb(start, measure, _moves(recipe))
     pilots.recipe = best.within(recipe)
     return pilots
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _Settings:
     """Numbers in the place of "auto"."""
 
-    penalty: list[float]
+    penalty: float
     l2: float
     l2_measure: str
     rate: float
 
-    def with_l2_times(self, factor: float) -> _Chosen:
-        return replace(self, l2=factor * self.l2)
-
-    def with_penalty_times(self, factor: float) -> _Chosen:
-        return replace(self, penalty=[factor * value for value in self.penalty])
-
-    def with_rate_times(self, factor: float) -> _Chosen:
-        return replace(self, rate=factor * self.rate)
-
     def within(self, recipe: Recipe) -> Recipe:
         """Return the recipe with these numbers."""
-        strengths = {"penalty": self.penalty, "l2": self.l2, "l2_measure": self.l2_measure}
+        # A λ for each measure stays as the recipe has it: "auto" is one λ.
+        penalty = [self.penalty] if recipe.task.penalty == "auto" else recipe.task.penalty
+        strengths = {"penalty": penalty, "l2": self.l2, "l2_measure": self.l2_measure}
         task = recipe.task.model_copy(update=strengths)
         training = recipe.training.model_copy(update={"table_rate": self.rate})
         return recipe.model_copy(update={"task": task, "training": training})
+
+
+_Move = Callable[[_Settings], _Settings]
+
+
+def _moves(recipe: Recipe) -> list[_Move]:
+    """Return the steps from settings to their neighbours, of what the recipe leaves to "auto"."""
+    moves: list[_Move] = []
+    if recipe.task.l2 == "auto":
+        moves += [lambda s: replace(s, l2=2 * s.l2), lambda s: replace(s, l2=s.l2 / 2)]
+        if recipe.task.l2_measure is None:
+            # The same for an entity of average count; less for rare ones, more for frequent ones.
+            moves.append(lambda s: replace(s, l2_measure=_OTHER_MEASURE[s.l2_measure]))
+    if recipe.task.penalty == "auto":
+        moves += [
+            lambda s: replace(s, penalty=s.penalty / 2),
+            lambda s: replace(s, penalty=2 * s.penalty),
+        ]
+    if recipe.training.table_rate == "auto":
+        moves += [lambda s: replace(s, rate=2 * s.rate), lambda s: replace(s, rate=s.rate / 2)]
+    return moves
+
+
+_OTHER_MEASURE = {"penalty": "examples", "examples": "penalty"}
+
+
+def _climb(
+    start: _Settings, measure: Callable[[_Settings], float], moves: Sequence[_Move]
+) -> _Settings:
+    """Return the best settings that single moves lead to, each followed while it gains."""
+    values = {start: measure(start)}
+    best = start
+    gained = True
+    while gained:
+        gained = False
+        for move in moves:
+            while (candidate := move(best)) not in values and len(values) < MOST_PILOTS:
+                values[candidate] = measure(candidate)
+                if values[candidate] <= LEAST_GAIN * values[best]:
+                    break
+                best, gained = candidate, True
+    return best
 
 
 def _wants_pilots(recipe: Recipe, split: Split) -> bool:
@@ -128,24 +155,3 @@ def _wants_pilots(recipe: Recipe, split: Split) -> bool:
         and len(split.training) <= MOST_PAIRS
         and len(split.selection) > 0
     )
-
-
-def _climb(
-    start: _Chosen,
-    value: float,
-    measure: Callable[[_Chosen], float],
-    times: Callable[[_Chosen, float], _Chosen],
-    factors: tuple[float, ...],
-) -> tuple[_Chosen, float]:
-    """Return the best of `start` times powers of one of the factors, and its value."""
-    best = start
-    for factor in factors:
-        for _ in range(MOST_MOVES):
-            candidate = times(best, factor)
-            measured = measure(candidate)
-            if measured <= LEAST_GAIN * value:
-                break
-            best, value = candidate, measured
-        if best is not start:
-            break
-    return best, value
