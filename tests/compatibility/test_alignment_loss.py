@@ -35,14 +35,17 @@ def draw_history(
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 5), st.integers(0, 10**6))
-def test_one_matrix_stands_for_all_of_history(versions: int, seed: int) -> None:
-    """[BC] Eq. (10): (1/k) Σ_{j<k} ‖W_{k-1}^j δ‖², with every product multiplied out."""
+@given(st.integers(1, 5), st.integers(0, 10**6), st.sampled_from(["norm", "paper"]))
+def test_one_matrix_stands_for_all_of_history(
+    versions: int, seed: int, unit: Literal["norm", "paper"]
+) -> None:
+    """[BC] Eq. (10): (1/k) Σ_{j<k} ‖W_{k-1}^j δ‖², with every product multiplied out; by the
+    authors' code each is divided by its dims, here times those of version k-1."""
     steps, transform, new, old = draw_history(versions, seed)
     dim = steps[0].shape[0] if steps else old.shape[1]
     chain = Chain([LinearTransform.from_matrix(step) for step in steps], dim)
-    loss = AlignmentLoss(chain)
-    metric = history_metric(steps, dim)
+    loss = AlignmentLoss(chain, unit=unit)
+    metric = history_metric(steps, dim, unit)
     expected, by_metric = 0.0, 0.0
     for z, past in zip(new, old, strict=True):
         delta = transform.weight.detach() @ z - past
@@ -51,7 +54,8 @@ def test_one_matrix_stands_for_all_of_history(versions: int, seed: int) -> None:
         expected += float(walked.square().sum())
         for step in reversed(steps):
             walked = step @ walked
-            expected += float(walked.square().sum())
+            share = 1.0 if unit == "norm" else len(delta) / len(walked)
+            expected += share * float(walked.square().sum())
     found = loss(transform, new, loss.lifted(old), torch.ones(6, dtype=torch.float64))
     assert float(found.detach()) == pytest.approx(expected / 6 / versions, rel=1e-9)
     assert by_metric == pytest.approx(expected, rel=1e-9)
@@ -76,8 +80,10 @@ def test_its_gradient_is_that_of_the_formula(steps: Literal["multi", "single"]) 
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(2, 4), st.integers(0, 10**6))
-def test_walking_down_gives_the_same_as_the_matrix(versions: int, seed: int) -> None:
+@given(st.integers(2, 4), st.integers(0, 10**6), st.sampled_from(["norm", "paper"]))
+def test_walking_down_gives_the_same_as_the_matrix(
+    versions: int, seed: int, unit: Literal["norm", "paper"]
+) -> None:
     """A residual MLP whose bent part is zero is linear, and takes the other way to the number."""
     steps, transform, new, old = draw_history(versions, seed)
     straight = [LinearTransform.from_matrix(step) for step in steps]
@@ -88,11 +94,11 @@ def test_walking_down_gives_the_same_as_the_matrix(versions: int, seed: int) -> 
         bent.append(mlp)
     dim = steps[0].shape[0]
     weight = torch.ones(6, dtype=torch.float64)
-    found = []
+    values = []
     for transforms in (straight, bent):
-        loss = AlignmentLoss(Chain(transforms, dim))
-        found.append(float(loss(transform, new, loss.lifted(old), weight).detach()))
-    assert found[0] == pytest.approx(found[1], rel=1e-9)
+        loss = AlignmentLoss(Chain(transforms, dim), unit=unit)
+        values.append(float(loss(transform, new, loss.lifted(old), weight).detach()))
+    assert values[0] == pytest.approx(values[1], rel=1e-9)
 
 
 @pytest.mark.parametrize("steps", ["multi", "single"])

@@ -31,5 +31,11 @@ def test_on_synthetic_data() -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not gowalla.available(), reason="real data is not beside the project")
 def test_on_movielens() -> None:
-    settings = (*pinned.SETTINGS, "training.epochs=3", "upgrade.alone=false")
+    data = gowalla.DATA / "movielens-latest-small" / "ml-latest-small.zip"
+    settings = (
+        *pinned.SETTINGS,
+        f"data.path={data}",
+        "training.epochs=8",
+        "upgrade.alone=false",
+    )
     holds(pinned.measure(settings=settings), 0.7)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from math import sqrt
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from evergram.compatibility.chain import Chain
+from evergram.compatibility.kinds import LambdaUnit
 from evergram.compatibility.transforms import Transform
 from evergram.errors import ShapeError
 
-LambdaUnit = Literal["norm", "paper"]
 
-
-def history_metric(matrices: Sequence[Tensor], dim: int) -> Tensor:
+def history_metric(matrices: Sequence[Tensor], dim: int, unit: LambdaUnit = "norm") -> Tensor:
     """Return S_{k-1}, float64 [D_{k-1}, D_{k-1}]: all past versions in one matrix.
 
-    S_0 = I and S_i = I + W_iᵀ S_{i-1} W_i, so that δᵀ S_{k-1} δ = Σ_{j<k} ‖W_{k-1}^j δ‖² and the
-    cost of the multi-step loss does not grow with the number of versions.
+    δᵀ S_{k-1} δ = Σ_{j<k} ‖W_{k-1}^j δ‖², and the cost of the multi-step loss does not grow with
+    the number of versions. It is made by S_0 = I and S_i = I + W_iᵀ S_{i-1} W_i. In unit "paper"
+    each version's term is D_{k-1}/D_j times as heavy, since the authors' code takes means over each
+    version's own dims: S_i = I + (D_i/D_{i-1}) W_iᵀ S_{i-1} W_i.
 
     Args:
         matrices: W_1 … W_{k-1}, W_i of [D_{i-1}, D_i].
@@ -28,13 +30,15 @@ def history_metric(matrices: Sequence[Tensor], dim: int) -> Tensor:
     """
     metric = torch.eye(dim, dtype=torch.float64)
     for matrix in matrices:
-        wide = matrix.detach().double().cpu()
-        metric = torch.eye(wide.shape[1], dtype=torch.float64) + wide.T @ metric @ wide
+        step = matrix.detach().double().cpu()
+        old_dim, new_dim = step.shape
+        share = new_dim / old_dim if unit == "paper" else 1.0
+        metric = torch.eye(new_dim, dtype=torch.float64) + share * (step.T @ metric @ step)
     return metric
 
 
 def alignment_weight(value: float, unit: LambdaUnit, old_dim: int) -> float:
-    """Return λ as a weight of mean ‖δ‖².
+    """Return λ as a weight of `AlignmentLoss` in the same unit.
 
     The authors' code sums three means over batch *and* dims (users, positive and negative items),
     so its λ is 3λ/D_{k-1} of ours. unit="norm" is a weight of mean ‖δ‖² itself; "paper" is theirs.
@@ -55,14 +59,26 @@ class AlignmentLoss(nn.Module):
     Args:
         chain: of versions 0 to k-1.
         steps: "multi" or "single".
+        unit: "norm": versions' terms are weighted alike; "paper": that of version j is D_{k-1}/D_j
+            times as heavy, see `history_metric`.
     Attributes:
         metric: S, float64 [D_{k-1}, D_{k-1}]; None where it is I, or where there is no matrix.
     Source: [BC] Eq. (7), (10); docs/method.md, "One matrix for all of history".
     """
 
-    def __init__(self, chain: Chain, steps: Literal["multi", "single"] = "multi") -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        steps: Literal["multi", "single"] = "multi",
+        unit: LambdaUnit = "norm",
+    ) -> None:
         super().__init__()
         past = chain.newest
+        # Scales of versions k-1, k-2, …, 0 in what is compared.
+        self.scales = [
+            sqrt(chain.dim(past) / chain.dim(n)) if unit == "paper" else 1.0
+            for n in range(past, -1, -1)
+        ]
         self.versions = past + 1 if steps == "multi" else 1
         self.metric: Tensor | None = None
         self.root: Tensor | None
@@ -71,7 +87,7 @@ class AlignmentLoss(nn.Module):
         if steps == "multi" and past:
             if chain.is_affine(past, 0):
                 back = [chain.matrix(n, n - 1) for n in range(1, past + 1)]
-                self.metric = history_metric(back, chain.dim(0))
+                self.metric = history_metric(back, chain.dim(0), unit)
                 root = torch.linalg.cholesky(self.metric, upper=True)
             else:
                 past_steps = [copy.deepcopy(t) for t in reversed(chain.transforms)]
@@ -85,7 +101,10 @@ class AlignmentLoss(nn.Module):
         levels = [embeddings]
         for step in self.walk:
             levels.append(step(levels[-1]))
-        return torch.cat(levels, dim=-1) if len(levels) > 1 else embeddings
+        if len(levels) == 1:
+            return embeddings
+        scaled = [scale * level for scale, level in zip(self.scales, levels, strict=True)]
+        return torch.cat(scaled, dim=-1)
 
     def forward(
         self, transform: Transform, embeddings: Tensor, past: Tensor, weight: Tensor
@@ -97,8 +116,8 @@ class AlignmentLoss(nn.Module):
             embeddings: [B, D_k], z_k.
             past: [B, M], `lifted` of z_{k-1}, which is in evaluation mode; no gradient flows
                 through it.
-            weight: [B], 1 where the object takes part and 0 where version k-1 cannot know it or it
-                is held out; the mean is over those that take part.
+            weight: [B], the share of each object in the mean; 0 where version k-1 cannot know it or
+                it is held out.
         Raises: ShapeError: they are not of the same objects, or not of the right dims.
         """
         affine = transform.affine()
@@ -116,4 +135,6 @@ class AlignmentLoss(nn.Module):
                 "they must be of the same objects and dims."
             )
         squared = (lifted - past.detach()).square().sum(-1) * weight
-        return squared.sum() / weight.sum().clamp(min=1) / self.versions
+        total = weight.sum()
+        # Without an object there is no loss, rather than 0 / 0.
+        return squared.sum() / torch.where(total > 0, total, 1) / self.versions

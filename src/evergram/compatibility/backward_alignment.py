@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from evergram.compatibility.alignment_loss import AlignmentLoss, LambdaUnit, alignment_weight
+from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.kinds import build_transform
+from evergram.compatibility.kinds import LambdaUnit, build_transform
 from evergram.compatibility.transforms import Transform
 from evergram.errors import ShapeError
 
@@ -33,7 +33,8 @@ class BackwardAlignment(nn.Module):
         kind: of B_k, a name of `transforms.TRANSFORMS`; or a transform to begin with, which is
             trained in place. Those built here are drawn from torch's generator.
         weight: λ.
-        unit: "norm": λ is on mean ‖δ‖²; "paper": in the unit of the authors' code, 3 λ / D_{k-1}.
+        unit: "norm": λ is on mean ‖δ‖²; "paper": in the unit of the authors' code, whose sum of
+            three means over rows and dims makes it 3 λ / D_j for the error at version j.
         steps: "multi" (Eq. 10), or "single" (Eq. 7), which counts errors at version k-1 alone.
     Attributes:
         transform: B_k. Once trained, `chain()` reads any version as any one before it.
@@ -85,7 +86,7 @@ class BackwardAlignment(nn.Module):
             self.transform = build_transform(
                 kind, old_dim, new_dim, generator=torch.default_generator
             )
-        self.loss = AlignmentLoss(self._past, steps)
+        self.loss = AlignmentLoss(self._past, steps, unit)
         self.strength = alignment_weight(weight, unit, old_dim)
 
     def forward(self, new: Tensor, old: Tensor, mask: Tensor | None = None) -> Tensor:

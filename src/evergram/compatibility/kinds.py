@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from evergram.errors import ShapeError
 from evergram.kinds import KindSettings, Positive, Weight, table_of
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import torch
 
     from evergram.compatibility.transforms import Transform
+
+
+# Of λ: on mean ‖δ‖², or as the authors of [BC] count it, see `alignment_loss.alignment_weight`.
+LambdaUnit = Literal["norm", "paper"]
 
 
 class TransformSettings(KindSettings):

@@ -110,7 +110,7 @@ class BackwardTransformFit:
         self.past, self.known = known_vectors(before, corpus)
         self.held_out, self.aside = _set_aside(corpus, self.known, settings.held_out)
         self.used = {side: self.known[side] & ~self.aside[side] for side in SIDES}
-        self.loss = AlignmentLoss(chain, settings.steps)
+        self.loss = AlignmentLoss(chain, settings.steps, settings.unit)
         self.transform: Transform = build_transform(
             settings.transform,
             before.dim,

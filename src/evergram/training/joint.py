@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from evergram.compatibility.transforms import Transform
 from evergram.data.sampling import Batch
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
+from evergram.training.recipe.upgrade import AlignedObjects
 from evergram.training.step import Joint
 
 
@@ -23,18 +25,29 @@ class JointAlignmentSettings:
     Args:
         strength: λ on mean ‖δ‖².
         rate: of the transform's optimiser.
-        objects: "batch": the loss is over a batch's own objects; "uniform": over objects drawn
-            uniformly among all that take part, whatever the batch. A graph encoder has them at
-            hand.
-        rows: at most how many of each side enter the loss in a step.
+        objects: "all": the mean is over all objects of both sides, as [BC] Eq. (7) and (10) have
+            it; exact where the encoder embeds all of them in a pass anyway, else estimated by some
+            that are drawn uniformly. "paper-code": as the authors' code has it, over the batch's
+            queries, its candidates and as many negative ones, each third with a mean of its own.
+            "batch": over the batch's queries and candidates, frequent ones mostly.
+        rows: of each side, at most so many that "all" draws and that "batch" takes.
         seed: of the draws.
     """
 
     strength: float
     rate: float = 3e-3
-    objects: str = "batch"
+    objects: AlignedObjects = "all"
     rows: int = 512
     seed: int = 0
+
+
+class _Part(NamedTuple):
+    """Embeddings [B, D] of the rows `ids` [B] of a side, and their weights [B] in the mean."""
+
+    side: str
+    ids: Tensor
+    vectors: Tensor
+    weight: Tensor
 
 
 class JointAlignment(Joint):
@@ -46,7 +59,7 @@ class JointAlignment(Joint):
         past: for each side, z_{k-1} [N, D_{k-1}] of the training corpus's entities, computed once:
             M_{k-1} is frozen.
         weight: for each side, float [N], 1 for an object that takes part.
-    Source: [BC] Eq. (3); its authors' code has the objects of the batch.
+    Source: [BC] Eq. (3), (7), (10).
     """
 
     def __init__(
@@ -73,26 +86,60 @@ class JointAlignment(Joint):
     def forward(
         self, query: Tensor, candidate: Tensor, batch: Batch, embeddings: Embeddings
     ) -> Tensor:
-        limit = self.settings.rows
-        if self.settings.objects == "batch":
-            rows = {"query": batch.query[:limit], "candidate": batch.candidate[:limit]}
-            aligned = torch.cat([query[:limit], candidate[:limit]])
-        else:
-            rows = {side: self._draw(side) for side in SIDES}
-            aligned = torch.cat([embeddings.rows(side, rows[side]) for side in SIDES])
-        weight = self._cat("weight", rows)
+        match self.settings.objects:
+            case "all":
+                parts = [self._all(side, embeddings) for side in SIDES]
+            case "paper-code":
+                parts = self._thirds(query, candidate, batch, embeddings)
+            case "batch":
+                first = slice(self.settings.rows)
+                parts = [
+                    self._part("query", batch.query[first], query[first]),
+                    self._part("candidate", batch.candidate[first], candidate[first]),
+                ]
         self.steps += 1
-        loss: Tensor = self.loss(self.transform, aligned, self._cat("lifted", rows), weight)
+        lifted = torch.cat([self.get_buffer(f"lifted_{part.side}")[part.ids] for part in parts])
+        vectors, weight = (torch.cat([getattr(p, n) for p in parts]) for n in ("vectors", "weight"))
+        loss: Tensor = self.loss(self.transform, vectors, lifted, weight)
         return self.settings.strength * loss + self.transform.penalty().to(loss)
 
-    def _cat(self, name: str, rows: Mapping[str, Tensor]) -> Tensor:
-        return torch.cat([self.get_buffer(f"{name}_{s}")[rows[s]] for s in SIDES])
+    def _part(self, side: str, ids: Tensor, vectors: Tensor) -> _Part:
+        return _Part(side, ids, vectors, self.get_buffer(f"weight_{side}")[ids])
 
-    def _draw(self, side: str) -> Tensor:
-        known = self.get_buffer(f"known_{side}")
-        if len(known) <= self.settings.rows:
-            return known
+    def _all(self, side: str, embeddings: Embeddings) -> _Part:
+        """Return the side's objects that take part, or some of them; each drawn one stands for
+        as many as there are to each draw, so that the sum estimates that over all."""
+        known: Tensor = self.get_buffer(f"known_{side}")
+        whole = embeddings.whole(side)
+        if whole is not None:
+            return self._part(side, known, whole[known])
+        drawn = known
+        if len(known) > self.settings.rows:
+            drawn = known[self._draw(side, len(known), self.settings.rows).to(known.device)]
+        part = self._part(side, drawn, embeddings.rows(side, drawn))
+        return part._replace(weight=part.weight * (len(known) / max(len(drawn), 1)))
+
+    def _thirds(
+        self, query: Tensor, candidate: Tensor, batch: Batch, embeddings: Embeddings
+    ) -> list[_Part]:
+        """Return a batch's queries, candidates and negatives; each group's weights sum to one."""
+        negative = batch.negative
+        if negative is None:  # the task has none of its own
+            count = len(self.get_buffer("weight_candidate"))
+            drawn = self._draw("candidate", count, len(batch.candidate))
+            negative = drawn.to(batch.candidate.device)
+        groups = [
+            ("query", batch.query, query),
+            ("candidate", batch.candidate, candidate),
+            ("candidate", negative, embeddings.rows("candidate", negative)),
+        ]
+        parts = [self._part(*group) for group in groups]
+        return [
+            part._replace(weight=part.weight / part.weight.sum().clamp(min=1)) for part in parts
+        ]
+
+    def _draw(self, side: str, count: int, size: int) -> Tensor:
+        """Return `size` numbers below `count`, other ones each step, the same in a resumed run."""
         seed = self.settings.seed * 1_000_003 + int(self.steps) * 2 + SIDES.index(side)
         generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(len(known), (self.settings.rows,), generator=generator)
-        return known[drawn.to(known.device)]
+        return torch.randint(count, (size,), generator=generator)

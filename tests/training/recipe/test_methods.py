@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from evergram.compatibility.alignment_loss import AlignmentLoss
-from evergram.compatibility.chain import Chain
-from evergram.compatibility.transforms import LinearTransform
 from evergram.encoders.features import SIDES
 from evergram.errors import DegradationError, RecipeError, ShapeError
 from evergram.lineage.artefact import Artefact
@@ -21,7 +18,6 @@ from evergram.releasing.publish import degradation, refuse_degradation
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.methods import METHODS
 
@@ -176,32 +172,6 @@ def test_gradient_approaches_the_closed_form(small: Recipe, lineage: Lineage, st
     trained = upgrade(by(small, "post-lin-sloss", *more, "upgrade.fit_epochs=600"), lineage, corpus)
     assert error_of(closed) == pytest.approx(error_of(single), rel=0.02)
     assert error_of(trained) == pytest.approx(error_of(closed), rel=0.05)
-
-
-def test_uniform_objects_are_drawn_anew_each_step_and_resume(small: Recipe) -> None:
-    """Every known object comes up as often as any other, and draws are a function of the step."""
-    known = torch.ones(50)
-    known[10:] = 0
-    joint = JointAlignment(
-        LinearTransform(2, 2),
-        AlignmentLoss(Chain([], 2)),
-        {s: torch.zeros(50, 2) for s in SIDES},
-        dict.fromkeys(SIDES, known),
-        JointAlignmentSettings(1.0, objects="uniform", rows=5),
-    )
-    counts = torch.zeros(50)
-    draws = []
-    for _ in range(400):
-        rows = joint._draw("query")
-        counts += torch.bincount(rows, minlength=50)
-        draws.append(rows)
-        joint.steps += 1
-    assert float(counts[10:].sum()) == 0
-    # 2,000 draws over ten objects: five standard deviations of 200 ± 13.4.
-    assert float((counts[:10] - 200).abs().max()) < 67
-    joint.steps.fill_(7)
-    assert torch.equal(joint._draw("query"), draws[7])
-    assert not torch.equal(joint._draw("candidate"), draws[7])
 
 
 def test_the_error_is_of_objects_that_alignment_never_saw(small: Recipe, lineage: Lineage) -> None:

@@ -19,8 +19,8 @@ METHODS: dict[str, dict[str, str]] = {
     "joint-notrans": {**JOINT, "transform": "truncate", "steps": "single"},
     "joint-lin-sloss": {**JOINT, "steps": "single"},
     "bc-aligner": JOINT,
-    # Beyond the paper: the post-hoc transform in closed form, and BC-Aligner over all objects
-    # alike, whose transform is solved for in the end.
+    # Ours: the post-hoc transform in closed form, and BC-Aligner whose transform is solved for in
+    # the end.
     "post-closed": {**POSTHOC, "solver": "closed"},
-    "evergram": {**JOINT, "objects": "uniform", "solver": "closed"},
+    "evergram": {**JOINT, "solver": "closed"},
 }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from evergram.compatibility.kinds import TRANSFORMS, TransformSettings
+from evergram.compatibility.kinds import TRANSFORMS, LambdaUnit, TransformSettings
 from evergram.kinds import Positive, Rate, Share, Weight, kinds_where
 from evergram.training.recipe.methods import METHODS
 from evergram.training.recipe.table import KindTable, RecipeTable
+
+# Which objects the mean of the joint alignment loss is over.
+AlignedObjects = Literal["all", "paper-code", "batch"]
 
 
 class UpgradeRecipe(KindTable):
@@ -31,11 +34,12 @@ class UpgradeRecipe(KindTable):
     start: Literal["fresh", "previous", "frozen"] = "fresh"
     # λ, on mean ‖δ‖² ("norm") or in the unit of [BC]'s code ("paper").
     weight: Weight = 16.0
-    unit: Literal["norm", "paper"] = "paper"
+    unit: LambdaUnit = "paper"
     transform_rate: Rate = 3e-3
-    # joint: a step aligns its batch's objects, or some drawn uniformly among all that are known;
-    # at most so many of each side.
-    objects: Literal["batch", "uniform"] = "batch"
+    # joint: the loss is over all objects, as [BC] has it; over a batch's, with negatives, as its
+    # authors' code; or over a batch's pairs.
+    objects: AlignedObjects = "all"
+    # Of each side, at most so many that "all" draws for a step, or that "batch" takes.
     rows: Positive = 512
     # The transform is Adam's, or in the end replaced by the closed form on all objects.
     solver: Literal["gradient", "closed"] = "gradient"
@@ -57,6 +61,12 @@ class UpgradeRecipe(KindTable):
         if name not in METHODS:
             raise ValueError(f"upgrade.method is {name!r}; it must be one of {', '.join(METHODS)}")
         return {**METHODS[name], **values}
+
+    @field_validator("objects", mode="before")
+    @classmethod
+    def _former_name(cls, value: Any) -> Any:
+        # What "all" was called while it was not the default.
+        return "all" if value == "uniform" else value
 
     @model_validator(mode="after")
     def _closed_where_there_is_one(self) -> UpgradeRecipe:
