@@ -94,7 +94,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, arguments: list[str], w
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "requests"), [("snapshot", 6_000), ("pgvector", 3_000)])
+@pytest.mark.parametrize(("kind", "requests"), [("snapshot", 4_000), ("pgvector", 2_000)])
 def test_two_hundred_at_once(tmp_path: Path, kind: str, requests: int) -> None:
     """No error, and memory that does not grow once all has been warm."""
     lineage = lineage_of(tmp_path / "line")

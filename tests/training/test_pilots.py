@@ -69,6 +69,8 @@ def test_no_test_pair_is_looked_at() -> None:
     [
         {"task": {"l2": 0.1, "penalty": 5.0}},
         {"training": {"budget": 5.0}},
+        {"training": {"epochs": 2}},
+        {"training": {"patience": 0}},
         {"prior": {"kind": "version"}},
         {"task": {"kind": "bpr"}},
         {"model": {"normalize": True}},

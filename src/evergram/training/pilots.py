@@ -42,7 +42,8 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     """Return the recipe with the best l2, λ and table rate of some trainings, by selection pairs.
 
     No test pair is looked at. The recipe comes back as it is where it leaves neither l2 nor λ to
-    "auto", where the data is large or training has a budget, and for tasks without an automatic l2.
+    "auto", where the data is large, where training has a budget or too few epochs to end by its
+    patience, and for tasks without an automatic l2.
 
     Args:
         split: the one that selects an epoch.
@@ -152,6 +153,8 @@ def _wants_pilots(recipe: Recipe, split: Split) -> bool:
         # It distils a version that pilots are not given.
         and recipe.prior.kind != "version"
         and training.budget is None
+        # Trainings too short to end by themselves would be compared by their speed.
+        and 0 < training.patience < training.epochs
         and len(split.training) <= MOST_PAIRS
         and len(split.selection) > 0
     )
