@@ -77,7 +77,7 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
         return value
 
     start = _Settings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate_of(recipe))
-    best = _climb(start, measure, _moves(recipe))
+    best = _climb(_starts(start, recipe), measure, _moves(recipe))
     pilots.recipe = best.within(recipe)
     return pilots
 
@@ -99,6 +99,21 @@ class _Settings:
         task = recipe.task.model_copy(update=strengths)
         training = recipe.training.model_copy(update={"table_rate": self.rate})
         return recipe.model_copy(update={"task": task, "training": training})
+
+
+def _starts(formula: _Settings, recipe: Recipe) -> list[_Settings]:
+    """Return the formula's settings, then the same with the other measure of l2 and other rates:
+    each measure has a rate of its own that suits it, and single moves do not lead from one to the
+    other."""
+    measures = [formula.l2_measure]
+    if recipe.task.l2 == "auto" and recipe.task.l2_measure is None:
+        measures.append(_OTHER_MEASURE[formula.l2_measure])
+    factors = (1.0, 2.0, 0.5) if recipe.training.table_rate == "auto" else (1.0,)
+    return [
+        replace(formula, l2_measure=measure, rate=factor * formula.rate)
+        for measure in measures
+        for factor in factors
+    ]
 
 
 _Move = Callable[[_Settings], _Settings]
@@ -126,18 +141,25 @@ _OTHER_MEASURE = {"penalty": "examples", "examples": "penalty"}
 
 
 def _climb(
-    start: _Settings, measure: Callable[[_Settings], float], moves: Sequence[_Move]
+    starts: Sequence[_Settings], measure: Callable[[_Settings], float], moves: Sequence[_Move]
 ) -> _Settings:
-    """Return the best settings that single moves lead to, each followed while it gains."""
-    values = {start: measure(start)}
-    best = start
+    """Return the best settings that single moves lead to from the best of the starts, each followed
+    while it gains."""
+    best = starts[0]
+    values = {best: measure(best)}
+
+    def gains(candidate: _Settings) -> bool:
+        values[candidate] = measure(candidate)
+        return values[candidate] > LEAST_GAIN * values[best]
+
+    for start in starts[1:]:
+        best = start if gains(start) else best
     gained = True
     while gained:
         gained = False
         for move in moves:
             while (candidate := move(best)) not in values and len(values) < MOST_PILOTS:
-                values[candidate] = measure(candidate)
-                if values[candidate] <= LEAST_GAIN * values[best]:
+                if not gains(candidate):
                     break
                 best, gained = candidate, True
     return best
