@@ -122,6 +122,9 @@ SECTIONS = {
     ),
     "gowalla": Section(by_command.gowalla_section, by_command.tiny_gowalla, needs_data=True),
     "defaults": Section(defaults.measure, defaults.tiny, defaults.table, needs_data=True),
+    "defaults-large": Section(
+        defaults.measure_large, defaults.tiny, defaults.table, needs_data=True
+    ),
     "quality-movielens": _quality("movielens", "random"),
     "quality-gowalla": _quality("gowalla", "given"),
     "towers": Section(towers.section, towers.tiny, needs_data=True),
