@@ -14,7 +14,7 @@ import evergram.compatibility
 from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import KINDS as CLOSED_FORMS
-from evergram.compatibility.gradient_fit import fit_by_gradient
+from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
 from evergram.compatibility.kinds import TRANSFORMS, build_transform
 from evergram.compatibility.transforms import (
     AffineTransform,
@@ -66,9 +66,9 @@ class TestTransform:
     def test_shapes_and_batch_dimensions(self, kind: str, old: int, new: int) -> None:
         transform = shaken(kind, old, new)
         z = torch.randn(2, 7, new)
-        found = transform(z)
-        assert found.shape == (2, 7, old)
-        torch.testing.assert_close(found[1, 3], transform(z[1, 3]))
+        mapped = transform(z)
+        assert mapped.shape == (2, 7, old)
+        torch.testing.assert_close(mapped[1, 3], transform(z[1, 3]))
         with pytest.raises(ShapeError, match=f"takes {new}"):
             transform(torch.ones(1, new + 1))
 
@@ -106,9 +106,9 @@ class TestTransform:
         values = tuple(p.detach().clone().requires_grad_() for p in transform.parameters())
 
         def of(z: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-            found = torch.func.functional_call(transform, dict(zip(names, values, strict=True)), z)
-            assert isinstance(found, torch.Tensor)
-            return found
+            mapped = torch.func.functional_call(transform, dict(zip(names, values, strict=True)), z)
+            assert isinstance(mapped, torch.Tensor)
+            return mapped
 
         assert torch.autograd.gradcheck(of, (z, *values))
 
@@ -122,7 +122,7 @@ class TestTransform:
         weight = torch.ones(200)
         with torch.no_grad():
             before = float(loss(transform, z, past, weight))
-        fit_by_gradient(transform, z, past, loss, rate=0.05, epochs=50, batch_size=64)
+        fit_by_gradient(transform, z, past, loss, GradientFit(0.05, epochs=50, batch_size=64))
         with torch.no_grad():
             assert float(loss(transform, z, past, weight)) < 0.9 * before
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.data.sampling import Batch
-from evergram.gramian.penalty import orthogonal_penalty, quadratic_penalty
+from evergram.gramian.penalty import BatchSide, orthogonal_penalty, quadratic_penalty
 from evergram.tasks.task import Encoded, Moments, Task, score
 
 
@@ -81,14 +81,13 @@ class Objective(nn.Module):
             if not strength:
                 continue
             penalty = quadratic_penalty(
-                query.rows,
-                candidate.rows,
-                moments["query"][r],
-                moments["candidate"][r],
-                query.weight[:, r],
-                candidate.weight[:, r],
-                query.factors,
-                candidate.factors,
+                BatchSide(query.rows, query.weight[:, r], moments["query"][r], query.factors),
+                BatchSide(
+                    candidate.rows,
+                    candidate.weight[:, r],
+                    moments["candidate"][r],
+                    candidate.factors,
+                ),
             )
             loss = loss + strength * penalty
             # ĝ estimates 2g, and the objective holds g.

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tests.compatibility.aligner.planted import planted
+from tests.support.planted_maps import planted_map
 
 from evergram.compatibility import Aligner
 from evergram.compatibility.aligner.aligner_file import KEY
@@ -38,7 +38,7 @@ def test_a_loaded_aligner_is_the_saved_one_bit_by_bit(
     tmp_path_factory: pytest.TempPathFactory, kind: str, moments: bool, solved: bool, seed: int
 ) -> None:
     path = tmp_path_factory.mktemp("saved") / "back.safetensors"
-    new, old, _ = planted(250, 3, 5, seed, noise=0.5)
+    new, old, _ = planted_map(250, 3, 5, seed, noise=0.5)
     aligner = Aligner(kind).fit(new, old)
     if solved:
         aligner.report()
@@ -60,7 +60,7 @@ def test_a_loaded_aligner_is_the_saved_one_bit_by_bit(
 
 
 def test_a_loaded_aligner_goes_on(tmp_path: Path) -> None:
-    new, old, _ = planted(300, 3, 5, noise=0.5)
+    new, old, _ = planted_map(300, 3, 5, noise=0.5)
     whole = Aligner().fit(new, old)
     paths = [tmp_path / f"{i}.safetensors" for i in range(2)]
     # The first part is too small for a map of its own.
@@ -72,7 +72,7 @@ def test_a_loaded_aligner_goes_on(tmp_path: Path) -> None:
 
 
 def test_without_moments_the_file_is_small_and_can_only_be_applied(tmp_path: Path) -> None:
-    new, old, _ = planted(300, 30, 50, noise=0.5)
+    new, old, _ = planted_map(300, 30, 50, noise=0.5)
     aligner = Aligner().fit(new, old)
     small, large = tmp_path / "small.safetensors", tmp_path / "large.safetensors"
     aligner.save(small, moments=False)
@@ -97,7 +97,7 @@ def test_without_moments_the_file_is_small_and_can_only_be_applied(tmp_path: Pat
 def test_what_fails_to_be_written_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new, old, _ = planted(200, 3, 5)
+    new, old, _ = planted_map(200, 3, 5)
     path = tmp_path / "back.safetensors"
     Aligner().fit(new, old).save(path)
     before = path.read_bytes()
@@ -110,7 +110,7 @@ def test_what_fails_to_be_written_leaves_what_was_there(
         Aligner("affine").fit(new, old).save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(DataError, match="gone is no folder; make it first"):
+    with pytest.raises(DataError, match="gone is not a folder; make it first"):
         Aligner().fit(new, old).save(tmp_path / "gone" / "back.safetensors")
     with pytest.raises(DataError, match="seen no rows"):
         Aligner().save(path)
@@ -156,7 +156,7 @@ def test_what_is_not_understood_is_refused_in_one_sentence(
     tmp_path: Path, message: str, spoil: Spoil
 ) -> None:
     path = tmp_path / "back.safetensors"
-    new, old, _ = planted(200, 3, 5)
+    new, old, _ = planted_map(200, 3, 5)
     Aligner().fit(new, old).save(path)
     tensors, metadata = parts_of(path)
     spoil(tensors, metadata)
@@ -175,7 +175,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
         Aligner.load(path)
     with pytest.raises(DataError, match="cannot be read"):
         Aligner.load(tmp_path)
-    new, old, _ = planted(200, 3, 5)
+    new, old, _ = planted_map(200, 3, 5)
     Aligner().fit(new, old).save(path)
     for content in (b"", b"no safetensors at all", path.read_bytes()[:-10]):
         path.write_bytes(content)
