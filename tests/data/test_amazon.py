@@ -199,7 +199,9 @@ GOOD = review_2018("al", "B1", 5.0, 1)
 )
 def test_a_bad_line_is_named_by_its_file_and_row(tmp_path: Path, bad: str, words: str) -> None:
     path = write(tmp_path / "r.json.gz", GOOD, "", bad, GOOD)
-    with pytest.raises(DataError, match=r"r\.json\.gz row 3: .*; mend or remove it\.$") as caught:
+    with pytest.raises(
+        DataError, match=r"r\.json\.gz row 3: .*; correct or remove it\.$"
+    ) as caught:
         load_amazon(path)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -21,8 +21,8 @@ from evergram.errors import DataError
     ],
 )
 def test_it_is_read(text: str, share: float | None, seconds: float | None) -> None:
-    found = RollingWindow.parse(text)
-    assert (found.share, found.seconds) == (share, seconds)
+    window = RollingWindow.parse(text)
+    assert (window.share, window.seconds) == (share, seconds)
 
 
 @pytest.mark.parametrize("text", ["", "5", "0 %", "100 %", "0 days", "-1 days", "7 moons", "5 %%"])
@@ -42,5 +42,5 @@ def test_a_day_is_a_day_in_every_unit(units: int) -> None:
 def test_times_that_are_no_dates_take_a_share_alone() -> None:
     time = torch.arange(100)
     assert RollingWindow.parse("5 %").begins(time) == 95
-    with pytest.raises(DataError, match="none between 1980 and 2100"):
+    with pytest.raises(DataError, match="99, which is not between 1980 and 2100"):
         RollingWindow.parse("7 days").begins(time)

@@ -43,7 +43,7 @@ def trained(split: Split) -> list[tuple[str, str]]:
 
 
 def test_the_growing_corpus_by_hand() -> None:
-    found = time_split(
+    split = time_split(
         corpus(
             [
                 ("old", "a"),
@@ -65,7 +65,7 @@ def test_the_growing_corpus_by_hand() -> None:
         held_out=HeldOut("salt", selection="paper"),
     )
     # A new query's only edge, or all but its last, join training.
-    assert trained(found) == [
+    assert trained(split) == [
         ("old", "a"),
         ("old", "b"),
         ("x", "a"),
@@ -75,8 +75,8 @@ def test_the_growing_corpus_by_hand() -> None:
         ("new", "b"),
     ]
     # An existing query's, and a new one's last, are held out; c and d were never trained.
-    assert named(found, found.test) == {("old", None), ("new", None)}
-    assert found.unknown_queries == 0
+    assert named(split, split.test) == {("old", None), ("new", None)}
+    assert split.unknown_queries == 0
 
 
 PAIRS = st.lists(
@@ -204,9 +204,9 @@ def test_the_last_days_are_the_window() -> None:
     data = Corpus.from_tables(
         pa.table({"query": ["q"] * 30, "candidate": [f"c{i}" for i in range(30)], "time": time})
     )
-    found = window_split(data, last=RollingWindow.parse("2 days"), held_out=HeldOut("salt"))
+    split = window_split(data, last=RollingWindow.parse("2 days"), held_out=HeldOut("salt"))
     # Seven thirds of a day from the last one back, ends included.
-    assert len(found.training) == 30 - 7
+    assert len(split.training) == 30 - 7
     with pytest.raises(DataError, match="holds all interactions"):
         window_split(data, last=RollingWindow.parse("20 days"), held_out=HeldOut("salt"))
     with pytest.raises(DataError, match="holds no interaction"):

@@ -25,9 +25,9 @@ def speedia(folder: Path, **changed: str) -> Path:
 
 
 def bags(corpus: Corpus, feature: str) -> list[set[str]]:
-    found = corpus.candidates.features[feature]
-    keys, ends = found.vocabulary.keys.to_pylist(), found.offsets.tolist()
-    return [{keys[row] for row in found.indices[a:b]} for a, b in itertools.pairwise(ends)]
+    column = corpus.candidates.features[feature]
+    keys, ends = column.vocabulary.keys.to_pylist(), column.offsets.tolist()
+    return [{keys[row] for row in column.indices[a:b]} for a, b in itertools.pairwise(ends)]
 
 
 def test_wikispeedia(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from evergram.data.movielens import load_movielens
     from evergram.data.pair_hash import PairHash, TrainedPairs
     from evergram.data.rolling_window import RollingWindow
-    from evergram.data.sampling import EntitySampler, ExampleSampler
+    from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws
     from evergram.data.split import (
         HeldOut,
         Split,
@@ -47,6 +47,7 @@ __all__ = [
     "ExampleSampler",
     "Feature",
     "HeldOut",
+    "PairDraws",
     "PairHash",
     "Planted",
     "RollingWindow",
@@ -76,7 +77,7 @@ export_lazily(
         "movielens": "load_movielens",
         "pair_hash": "PairHash TrainedPairs",
         "rolling_window": "RollingWindow",
-        "sampling": "EntitySampler ExampleSampler",
+        "sampling": "EntitySampler ExampleSampler PairDraws",
         "split": "HeldOut Split given_split random_split time_split window_split",
         "synthetic": "Planted generate",
         "tables": "load_table",

@@ -142,24 +142,24 @@ def test_every_malformed_row_is_counted(tmp_path: Path) -> None:
     mixed = rows + bad * 50
     random.Random(0).shuffle(mixed)
     for chunk in (64, 1000, 1 << 20):
-        found, report = read(tmp_path, CREATE.encode() + insert(mixed), chunk)
-        assert len(found) == 500
+        rows, report = read(tmp_path, CREATE.encode() + insert(mixed), chunk)
+        assert len(rows) == 500
         assert report.malformed == 200
 
 
 @pytest.mark.parametrize("chunk", [7, 1 << 20])
 def test_a_file_cut_anywhere_says_so(tmp_path: Path, chunk: int) -> None:
-    rows = [written((b"x", i, 0.5, f"t\\{i}")) for i in range(3)]
-    text = CREATE.encode() + insert(rows)
+    lines = [written((b"x", i, 0.5, f"t\\{i}")) for i in range(3)]
+    text = CREATE.encode() + insert(lines)
     start = len(CREATE)
     for end in range(start + 3, len(text) - 2):
-        found, report = read(tmp_path, text[:end], chunk)
+        records, report = read(tmp_path, text[:end], chunk)
         assert report.truncated.startswith("it ends inside"), text[start:end]
-        assert found == [(f"t\\{i}", i) for i in range(len(found))]
+        assert records == [(f"t\\{i}", i) for i in range(len(records))]
         after = text[start:end].partition(b"VALUES ")[2]
         # A row is there once the comma after it is, and one that has begun is malformed.
         *whole, begun = after.split(b"'),")
-        assert (len(found), report.malformed) == (len(whole), len(begun) > 0)
+        assert (len(records), report.malformed) == (len(whole), len(begun) > 0)
         assert ("inside a row" in report.truncated) == (len(begun) > 0)
     assert read(tmp_path, text[:-1], chunk)[1].truncated == ""
 
@@ -181,11 +181,11 @@ def test_a_cut_or_damaged_gzip_is_refused_by_name(tmp_path: Path, chunk: int) ->
 def test_null_may_be_malformed(tmp_path: Path, chunk: int) -> None:
     path = tmp_path / "x-t.sql"
     fields = (("A", 1), (None, 2), ("C", None), ("D", -4))
-    rows = [written((None, number, 0.5, title)) for title, number in fields]
-    path.write_bytes(CREATE.encode() + insert(rows))
+    lines = [written((None, number, 0.5, title)) for title, number in fields]
+    path.write_bytes(CREATE.encode() + insert(lines))
     table = SqlTable(path, "t", chunk)
-    found = [row for batch in table.batches(COLUMNS, ["id"]) for row in batch.to_pylist()]
-    assert [row["id"] for row in found] == [1, 2, -4]
+    records = [row for batch in table.batches(COLUMNS, ["id"]) for row in batch.to_pylist()]
+    assert [row["id"] for row in records] == [1, 2, -4]
     assert table.report.malformed == 1
     assert "row 3 (byte" in table.report.first_malformed
     assert sum(batch.num_rows for batch in table.batches(COLUMNS, COLUMNS)) == 2
@@ -286,9 +286,9 @@ def test_real_dumps(
     read = SqlTable(real_data / "mediawiki" / file, table, chunk)
     text = ("title", "sortkey")
     kinds = {c: pa.string() if c.endswith(text) else pa.int64() for c in columns.split()}
-    found = [row for batch in read.batches(kinds) for row in batch.to_pylist()]
-    assert len(found) == rows
-    assert (list(found[0].values()) if found else None) == first
+    records = [row for batch in read.batches(kinds) for row in batch.to_pylist()]
+    assert len(records) == rows
+    assert (list(records[0].values()) if records else None) == first
     assert (read.report.malformed, read.report.truncated) == (0, "")
 
 
