@@ -142,8 +142,8 @@ def test_every_malformed_row_is_counted(tmp_path: Path) -> None:
     mixed = rows + bad * 50
     random.Random(0).shuffle(mixed)
     for chunk in (64, 1000, 1 << 20):
-        rows, report = read(tmp_path, CREATE.encode() + insert(mixed), chunk)
-        assert len(rows) == 500
+        records, report = read(tmp_path, CREATE.encode() + insert(mixed), chunk)
+        assert len(records) == 500
         assert report.malformed == 200
 
 
