@@ -15,7 +15,7 @@ from evergram.tasks.task import Encoded, Moments, Task, score
 
 @dataclass(frozen=True)
 class Loss:
-    """A batch's loss, to step on, and the value of the objective that it estimates, to report."""
+    """A batch's loss, for the gradient step, and the objective that it estimates, for reports."""
 
     total: Tensor
     objective: Tensor
@@ -59,7 +59,7 @@ class Objective(nn.Module):
 
     @property
     def wants_moments(self) -> bool:
-        """Whether it uses any Gramian."""
+        """True if it uses any Gramian."""
         return any(self.penalty) or bool(self.orthogonal) or self.task.wants_means
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Loss:
