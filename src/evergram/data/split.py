@@ -162,42 +162,21 @@ def given_split(corpus: Corpus, test: pa.Table, *, share: float, held_out: HeldO
     repeated = len(test) - len(ids[0])
     chosen = _pairs(training, *ids, held_out)
     everything = torch.ones(len(corpus), dtype=torch.bool)
-    return Split(
-        training,
-        selection.pairs,
-        chosen.pairs,
-        selection.unknown + chosen.unknown,
-        chosen.trained,
-        final=partial(_final, corpus, everything, ids, held_out, repeated),
-        in_training=repeated + chosen.in_training,
-    )
+    final = partial(_final, corpus, everything, ids, held_out, repeated)
+    return _with_test(training, chosen, selection, final, repeated)
 
 
 def _split(corpus: Corpus, training: Tensor, held: Tensor, held_out: HeldOut) -> Split:
     compact = corpus.restrict(torch.nonzero(training).flatten())
     if held_out.selection == "paper":
         both = _pairs(compact, *_ids(corpus, held), held_out)
-        return Split(
-            compact,
-            both.pairs,
-            both.pairs,
-            both.unknown,
-            both.trained,
-            in_training=both.in_training,
-        )
+        return replace(_with_test(compact, both), selection=both.pairs)
     selects = held & _selecting(corpus, held_out)[corpus.column("query")]
     tests = _ids(corpus, held & ~selects)
     selection = _pairs(compact, *_ids(corpus, selects))
     test = _pairs(compact, *tests, held_out)
-    return Split(
-        compact,
-        selection.pairs,
-        test.pairs,
-        selection.unknown + test.unknown,
-        test.trained,
-        final=partial(_final, corpus, training | selects, tests, held_out),
-        in_training=test.in_training,
-    )
+    final = partial(_final, corpus, training | selects, tests, held_out)
+    return _with_test(compact, test, selection, final)
 
 
 def _selecting(corpus: Corpus, held_out: HeldOut) -> Tensor:
@@ -232,10 +211,7 @@ class _Testable:
 
 
 def _pairs(
-    training: Corpus,
-    query_ids: pa.Array,
-    candidate_ids: pa.Array,
-    tested: HeldOut | None = None,
+    training: Corpus, query_ids: pa.Array, candidate_ids: pa.Array, tested: HeldOut | None = None
 ) -> _Testable:
     """Return held-out pairs as distinct rows of the training corpus, without those of training.
 
@@ -284,14 +260,26 @@ def _final(
     """
     rows = torch.nonzero(used).flatten()
     training = corpus if len(rows) == len(corpus) else corpus.restrict(rows)
-    testable = _pairs(training, *test, held_out)
+    return _with_test(training, _pairs(training, *test, held_out), repeated=repeated)
+
+
+def _with_test(
+    training: Corpus,
+    test: _Testable,
+    selection: _Testable | None = None,
+    final: Callable[[], Split] | None = None,
+    repeated: int = 0,
+) -> Split:
+    """Return the split of these pairs, of which `repeated` test pairs were left out before."""
+    selects = _Testable(RowPairs.none(), 0, 0, 0) if selection is None else selection
     return Split(
         training,
-        RowPairs.none(),
-        testable.pairs,
-        testable.unknown,
-        testable.trained,
-        in_training=repeated + testable.in_training,
+        selects.pairs,
+        test.pairs,
+        selects.unknown + test.unknown,
+        test.trained,
+        final=final,
+        in_training=repeated + test.in_training,
     )
 
 
