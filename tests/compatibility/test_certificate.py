@@ -100,7 +100,7 @@ def test_nothing_is_claimed_where_nothing_is_known() -> None:
         StepError.of(torch.ones(2, 3), torch.ones(3, 3))
 
 
-def test_what_is_measured_on_few_objects_has_no_certificate() -> None:
+def test_a_step_measured_on_few_objects_has_no_certificate() -> None:
     """Nor has any chain through it; a step that is the identity needs no measure."""
     chain, _, errors = lineage(3, 1)
     few = {**errors, 2: replace(errors[2], objects=LEAST_OBJECTS - 1)}

@@ -1,4 +1,4 @@
-"""What is published of a closed form, and how many pairs it asks for."""
+"""The transform of a closed form, its ridge, and the pairs that a fit needs."""
 
 from __future__ import annotations
 

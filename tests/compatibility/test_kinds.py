@@ -1,4 +1,4 @@
-"""Transforms by their kind, and the kinds and options that there are not."""
+"""Transforms by their kind; unknown kinds and options are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every backward transform keeps to, whichever it is."""
+"""The behaviour that every backward transform has, whatever its kind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_transform_of_the_package_is_in_the_table_under_its_kind() -> None
 
 
 @pytest.mark.parametrize("kind", list(TRANSFORMS))
-def test_its_settings_say_how_it_is_made_and_what_it_can(kind: str) -> None:
+def test_its_settings_give_its_options_and_abilities(kind: str) -> None:
     settings = TRANSFORMS[kind]()
     transform = build_transform(kind, 40, 50, settings.options())
     assert transform.options == settings.options()
@@ -78,7 +78,9 @@ class TestTransform:
         if kind != "truncate":
             assert not torch.equal(build(kind, old, new)(z), build(kind, old, new, seed=1)(z))
 
-    def test_it_survives_the_disk(self, kind: str, old: int, new: int, tmp_path: Path) -> None:
+    def test_its_state_is_restored_from_disk(
+        self, kind: str, old: int, new: int, tmp_path: Path
+    ) -> None:
         transform, z = shaken(kind, old, new), torch.randn(4, new)
         save_file(transform.state_dict(), tmp_path / "t.safetensors")
         options = json.loads(json.dumps(transform.options))
@@ -86,7 +88,7 @@ class TestTransform:
         again.load_state_dict(load_file(tmp_path / "t.safetensors"))
         assert torch.equal(again(z), transform(z))
 
-    def test_its_matrix_is_what_it_does(self, kind: str, old: int, new: int) -> None:
+    def test_its_matrix_gives_the_same_vectors(self, kind: str, old: int, new: int) -> None:
         transform, z = shaken(kind, old, new), torch.randn(4, new)
         affine = transform.affine()
         if affine is None:
@@ -99,7 +101,7 @@ class TestTransform:
         expected = z @ weight.T + (0 if offset is None else offset)
         torch.testing.assert_close(transform(z), expected)
 
-    def test_its_gradient(self, kind: str, old: int, new: int) -> None:
+    def test_its_gradient_is_right(self, kind: str, old: int, new: int) -> None:
         transform = shaken(kind, old, new).double()
         z = torch.randn(3, new, dtype=torch.float64, requires_grad=True)
         names = [name for name, _ in transform.named_parameters()]

@@ -1,4 +1,4 @@
-"""Ids to rows, order, repeats, features, and what is refused."""
+"""A corpus maps ids to rows, and keeps order, repeats and features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where data sets are looked for, and what is said where they are not."""
+"""Paths of data sets, and the errors that say how to get missing ones."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_the_folder_is_the_variable_or_data_where_the_process_runs(
     assert whole_path("../x.csv", Path("/recipes")) == Path("/x.csv")
 
 
-def test_what_is_there_is_returned_and_other_paths_are_named(tmp_path: Path) -> None:
+def test_an_existing_path_is_returned_and_a_missing_one_is_named(tmp_path: Path) -> None:
     assert existing(tmp_path) == tmp_path
     with pytest.raises(DataError, match=r"^There is no file or folder .*rows\.csv\.$"):
         existing(tmp_path / "rows.csv")
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
-def test_a_data_set_that_is_absent_is_told_of_in_one_sentence(name: str, tmp_path: Path) -> None:
+def test_the_error_about_a_missing_data_set_gives_its_command(name: str, tmp_path: Path) -> None:
     data_set = DATA_SETS[name]
     with pytest.raises(DataError) as caught:
         existing(tmp_path / name / "train.txt")
@@ -49,7 +49,7 @@ def test_a_data_set_that_is_absent_is_told_of_in_one_sentence(name: str, tmp_pat
     assert f"mkdir -p {tmp_path} && cd {tmp_path} &&" in said
 
 
-def test_tables_that_are_made_of_a_data_set_are_told_apart(tmp_path: Path) -> None:
+def test_the_error_about_missing_tables_gives_the_command_that_makes_them(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"`python -m benchmarks.gowalla` makes it of the data set"):
         existing(tmp_path / "build" / "gowalla" / "train.parquet")
 

@@ -1,4 +1,4 @@
-"""The end of a growing corpus, as a person writes it."""
+"""The window at the end of a growing corpus, from its text."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from evergram.errors import DataError
         ("2 weeks", None, 1_209_600),
     ],
 )
-def test_it_is_read(text: str, share: float | None, seconds: float | None) -> None:
+def test_a_share_or_a_length_of_time_is_read(
+    text: str, share: float | None, seconds: float | None
+) -> None:
     window = RollingWindow.parse(text)
     assert (window.share, window.seconds) == (share, seconds)
 
 
 @pytest.mark.parametrize("text", ["", "5", "0 %", "100 %", "0 days", "-1 days", "7 moons", "5 %%"])
-def test_anything_else_is_refused(text: str) -> None:
+def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"split\.last is"):
         RollingWindow.parse(text)
 

@@ -1,4 +1,4 @@
-"""The growing corpus, by hand and as properties."""
+"""Splits of the growing corpus, by hand and as properties."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ Grown = st.lists(
 @pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(Grown)
-def test_what_a_version_was_trained_on_no_later_one_is_tested_on(
+def test_no_version_is_tested_on_pairs_that_an_earlier_one_was_trained_on(
     versions: list[tuple[list[tuple[str, str]], str, float]],
 ) -> None:
     # However the data changes from version to version, and by whichever split.
@@ -160,7 +160,7 @@ def test_more_rows_in_another_order_hold_out_the_same_pairs() -> None:
     assert abs(len(held(pairs)) / len(pairs) - 0.3) < 0.07
 
 
-def test_who_selects_goes_by_the_query() -> None:
+def test_queries_either_select_or_are_tested() -> None:
     pairs = [(str(q), str(c)) for q in range(40) for c in range(12)]
     splits = [
         random_split(corpus(rows), share=0.3, held_out=HeldOut("salt"))

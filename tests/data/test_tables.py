@@ -1,4 +1,4 @@
-"""Tables where cells are wrong or odd; the formats themselves are in test_loaders."""
+"""Tables with wrong or odd cells; the formats themselves are in test_loaders."""
 
 from __future__ import annotations
 

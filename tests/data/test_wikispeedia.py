@@ -1,4 +1,4 @@
-"""Wikispeedia: names, features and what is wrong with a file."""
+"""Wikispeedia: names, features and damaged files."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ def test_by_hand() -> None:
 
 @pytest.mark.long
 @given(st.lists(POSITIVE, min_size=1, max_size=5), st.data())
-def test_what_changes_nothing_costs_nothing(values: list[float], data: st.DataObject) -> None:
+def test_a_method_that_equals_keep_all_costs_nothing(
+    values: list[float], data: st.DataObject
+) -> None:
     intended = dict(enumerate(values))
     tasks = {
         name: data.draw(st.dictionaries(st.integers(1, 4), POSITIVE, min_size=1))

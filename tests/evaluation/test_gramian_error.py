@@ -67,7 +67,7 @@ def test_the_gramian_error_is_relative() -> None:
     assert gramian_error(torch.zeros(3, 3), truth) == pytest.approx(1)
 
 
-def test_an_empty_population_is_said() -> None:
+def test_an_empty_population_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one entity"):
         Truth.of(lambda: [])
 

@@ -1,4 +1,4 @@
-"""What a mapping keeps, on vectors whose answers are known."""
+"""The quality of maps of vectors whose answers are known."""
 
 from __future__ import annotations
 

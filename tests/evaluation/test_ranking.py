@@ -115,7 +115,7 @@ def test_nothing_to_judge_is_not_a_number() -> None:
     assert math.isnan(metrics["recall@1"])
 
 
-def test_what_cannot_be_ranked_is_refused() -> None:
+def test_other_dims_names_and_scores_are_refused() -> None:
     one = relevance([(0, 0)], [])
     with pytest.raises(ShapeError, match="one version"):
         rank_metrics(torch.ones(1, 2), torch.ones(1, 3), one)

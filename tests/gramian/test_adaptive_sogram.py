@@ -1,4 +1,4 @@
-"""The averaging rate that predicts best is near the best there is, whatever the embeddings do."""
+"""The chosen averaging rate is near the best fixed one, however the embeddings move."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def errors(speed: float, steps: int = 400) -> tuple[float, list[float]]:
 
 
 @pytest.mark.parametrize("speed", [0.0, 0.002, 0.01, 0.05])
-def test_it_is_near_the_best_fixed_rate(speed: float) -> None:
+def test_the_chosen_rate_is_near_the_best_fixed_one(speed: float) -> None:
     adaptive, fixed = errors(speed)
     assert adaptive < 1.25 * min(fixed) + 0.01
     assert adaptive < 0.5 * max(fixed)

@@ -1,4 +1,4 @@
-"""Settings of estimators: what they hand on to the estimators that they build."""
+"""Settings of estimators reach the estimators that they build."""
 
 from __future__ import annotations
 

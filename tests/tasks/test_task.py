@@ -57,14 +57,14 @@ def test_every_task_of_the_package_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("kind", TASKS)
 class TestTask:
-    def test_its_settings_say_what_it_asks_for(self, kind: str) -> None:
+    def test_its_settings_state_its_demands(self, kind: str) -> None:
         task, settings = make(kind), TASKS[kind]
         assert task.wants_negatives == settings.wants_negatives
         assert task.wants_means == settings.wants_means
         # Something has to keep scores apart.
         assert settings.needs_penalty or settings().pair_target == "one"
 
-    def test_its_loss_is_a_finite_number_whose_gradient_reaches_all_it_was_given(
+    def test_its_loss_is_a_finite_number_whose_gradient_reaches_every_input(
         self, kind: str
     ) -> None:
         task = make(kind)

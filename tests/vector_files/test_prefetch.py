@@ -1,4 +1,4 @@
-"""The same items in the same order, one ahead, and errors where they belong."""
+"""Prefetched items keep their order, one is made ahead, and errors come at their place."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from evergram.vector_files.writers import write_vectors
     st.integers(1, 4),
     st.integers(0, 10**6),
 )
-def test_what_is_written_is_read_again(
+def test_rows_that_are_written_are_read_back(
     tmp_path_factory: pytest.TempPathFactory,
     name: str,
     kind: str,
@@ -72,7 +72,7 @@ def test_what_is_written_is_read_again(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_failure_leaves_what_was_there(tmp_path: Path, name: str) -> None:
+def test_a_failure_leaves_the_files_of_before(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     write_vectors(path, blocks_of(TEXT, torch.ones(5, 2), 2))
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
@@ -88,7 +88,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, name: str) -> None:
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_ids_and_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     one = [(pa.array(["a\nb"]), torch.ones(1, 2))]
     for name in ("x.npy", "x.safetensors"):
         with pytest.raises(DataError, match=r"'a\\nb' has a line break"):

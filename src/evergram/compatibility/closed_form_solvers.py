@@ -46,7 +46,7 @@ class Spectrum:
         """Decompose C_kk and S.
 
         Args:
-            metric: S [D_{k-1}, D_{k-1}], positive definite; I where it is None.
+            metric: S [D_{k-1}, D_{k-1}], positive definite; None is I.
             centred: take the moments about the means, for an affine map.
         Raises: ShapeError: S has another dim. DataError: there are no pairs.
         """

@@ -1,4 +1,4 @@
-"""Interactions from files, as a corpus in columns; what a version may see of it; batches.
+"""Load interactions as a corpus in columns, split it for a version, and draw batches.
 
 Read in this order:
 
@@ -7,7 +7,7 @@ Read in this order:
 2. The loaders, each from one kind of file to a `Corpus`: `tables` (any Parquet, Arrow, CSV or TSV),
    `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), and `synthetic`, a corpus
    whose answer is known. `loaders` is the table of them by the kind that a recipe names.
-3. `split`: what is held out, by a hash of the pair (`pair_hash`), by time, or by a published file.
+3. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
 4. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3).
 
 [G2]: Krichene et al., *Efficient training on very large corpora via Gramian estimation*, ICLR 2019.

@@ -78,7 +78,7 @@ def weights(measures: Tensor, rate: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PairDraws:
-    """How an `ExampleSampler` draws pairs, and what it adds to each.
+    """Settings of how an `ExampleSampler` draws pairs.
 
     Args:
         target: "one" (every observed pair should score 1) or "value" (the value of the corpus).

@@ -121,7 +121,7 @@ class ConsumerClassifiers(nn.Module):
 
 @dataclass(frozen=True)
 class ConsumerFit:
-    """How classifiers are trained.
+    """Settings of the training of classifiers.
 
     Args:
         epochs: the most there are.

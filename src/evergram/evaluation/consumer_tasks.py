@@ -132,7 +132,7 @@ def consumer_tasks(
 
 
 def _check_times(corpus: Corpus, times: int, versions: int) -> None:
-    """Raises: DataError: the corpus has no times, or their number does not fit the versions."""
+    """Check that the corpus has times, and one time more than versions. Raises: DataError."""
     if not corpus.has_times:
         raise DataError("Consumer tasks look ahead in time; the corpus has no column 'time'.")
     if versions < 2 or times != versions + 1:
@@ -143,7 +143,7 @@ def _check_times(corpus: Corpus, times: int, versions: int) -> None:
 
 
 def _all_tasks(line: _Line, last: int) -> Iterator[ConsumerTask]:
-    """Yield the tasks that the corpus has columns for, whatever their classes."""
+    """Yield the tasks that the corpus has columns for, also those with one class."""
 
     def task(
         name: str, first: int, at: Callable[[int], Examples], now: Examples | None = None

@@ -103,7 +103,7 @@ def orthogonal_penalty(rows: Tensor, moment: Moment, weight: Tensor) -> Tensor:
 
 
 def _check_dims(query: BatchSide, candidate: BatchSide) -> None:
-    """Raises: ShapeError: the embeddings and the moments of both sides do not have one dim."""
+    """Check that embeddings and moments of both sides have one dim. Raises: ShapeError."""
     rows = [side.embeddings.shape[-1] for side in (query, candidate)]
     moments = [side.moment.dim for side in (query, candidate)]
     if len({*rows, *moments}) > 1:

@@ -32,7 +32,7 @@ class Objective(nn.Module):
         penalty: λ_r, one a measure; zero leaves it out. The equal of implicit ALS with weight α₀ on
             all pairs is λ = ½ α₀ |A||B| / n, with the uniform measure.
         l2: weight of squared norms.
-        l2_measure: "examples", mean over the batch, negatives included where there are any; or
+        l2_measure: "examples", mean over the batch including its negatives, if any; or
             "penalty", under the (first) measure of the penalty, which is the same as l2/λ added to
             the diagonal of both Gramians.
         orthogonal: for each side, the weight of global orthogonal regularisation.

@@ -115,7 +115,7 @@ def _in_order_of(file: EmbeddingFile, rows: np.ndarray, size: int) -> Iterator[T
 
 
 def refuse_repeats(file: EmbeddingFile, ids: pa.Array) -> None:
-    """Raises: DataError: an id occurs twice."""
+    """Refuse a file in which an id occurs twice. Raises: DataError."""
     if pc.count_distinct(ids).as_py() < len(ids):
         counts = pc.value_counts(ids)
         twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")

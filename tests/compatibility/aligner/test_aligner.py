@@ -1,4 +1,4 @@
-"""An aligner against slow oracles, and what must not change what it gives."""
+"""An aligner against slow oracles, and under changes that must not matter."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ from evergram.lineage.lineage import Lineage
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.0, 10.0))
-def test_a_ridge_that_is_given_is_that_of_least_squares_with_more_rows(
-    seed: int, rho: float
-) -> None:
+def test_a_fixed_ridge_is_that_of_least_squares_with_more_rows(seed: int, rho: float) -> None:
     new, old, _ = planted_map(200, 3, 5, seed, noise=1.0)
     kept = ~groups_of(new, 0.2)["held"]
     expected = ridge_by_rows(new[kept], old[kept], rho)
@@ -81,7 +79,7 @@ def test_merging_is_associative_and_gives_what_one_fit_gives(kind: str, seed: in
         assert one.report().held_out_rows == whole.report().held_out_rows
 
 
-def test_what_is_merged_or_fitted_again_is_not_changed_or_kept() -> None:
+def test_merging_changes_no_other_aligner_and_fitting_forgets_earlier_rows() -> None:
     new, old, _ = planted_map(200, 3, 5, noise=1.0)
     other = Aligner().fit(new[:100], old[:100])
     before = other.report()
@@ -148,7 +146,7 @@ def test_the_map_forward_is_the_same_with_the_roles_exchanged() -> None:
     np.testing.assert_allclose(forward.transform(old), new, atol=1e-5)
 
 
-def test_it_becomes_a_link_of_a_chain_and_of_a_lineage(tmp_path: Path) -> None:
+def test_an_aligner_becomes_a_link_of_a_chain_and_of_a_lineage(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     newest = draw.normal(size=(500, 6))
     middle = newest @ draw.normal(size=(6, 5)) + 0.2 * draw.normal(size=(500, 5))

@@ -1,4 +1,4 @@
-"""What is saved is read bit by bit, and what is not understood is not read at all."""
+"""A saved aligner is read bit by bit, and a file that is not understood is not read at all."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_without_moments_the_file_is_small_and_can_only_be_applied(tmp_path: Pat
     assert applied.fit(new, old).report() == aligner.report()  # which forgets what was there
 
 
-def test_what_fails_to_be_written_leaves_what_was_there(
+def test_a_failed_write_leaves_the_file_of_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new, old, _ = planted_map(200, 3, 5)
@@ -117,7 +117,7 @@ def test_what_fails_to_be_written_leaves_what_was_there(
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> Spoil:
-    """What changes the JSON beside the tensors."""
+    """Return a change of the JSON beside the tensors."""
 
     def spoil(tensors: Tensors, metadata: dict[str, str]) -> None:
         record = json.loads(metadata[KEY])
@@ -152,7 +152,7 @@ SPOILT: list[tuple[str, Spoil]] = [
 
 
 @pytest.mark.parametrize(("message", "spoil"), SPOILT, ids=[f"{i}" for i in range(len(SPOILT))])
-def test_what_is_not_understood_is_refused_in_one_sentence(
+def test_a_damaged_file_is_refused_in_one_sentence(
     tmp_path: Path, message: str, spoil: Spoil
 ) -> None:
     path = tmp_path / "back.safetensors"
@@ -169,7 +169,7 @@ def test_what_is_not_understood_is_refused_in_one_sentence(
     assert said.endswith(".")
 
 
-def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "back.safetensors"
     with pytest.raises(DataError, match="is not there"):
         Aligner.load(path)

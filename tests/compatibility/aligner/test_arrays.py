@@ -1,4 +1,4 @@
-"""What comes in as one kind of array goes out as that kind, and what cannot be read is named."""
+"""Vectors of each type of array are mapped to the same type, and unreadable ones are named."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_kinds_may_be_mixed_and_fit_the_same() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_array_of_vectors_is_said_to_be_none(vectors: Any, message: str) -> None:
+def test_other_types_and_shapes_are_refused(vectors: Any, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         ALIGNER.transform(vectors)
 

@@ -1,4 +1,4 @@
-"""Pages that link to pages: MediaWiki's dumps, in their schemas."""
+"""The graph of pages from MediaWiki's dumps, in their schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any table that is written as mysqldump writes it is read back, whatever its strings hold."""
+"""Tables as mysqldump writes them are read back, whatever their strings hold."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ row_of = st.tuples(st.none() | st.binary(max_size=20), numbers, reals, strings)
     st.booleans(),
 )
 @example([[(b"'),(\\", -1, -1e-05, "\\'),(';\n")] * 3] * 2, 1, True)
-def test_what_is_written_is_read_back(inserts: list[list[Row]], chunk: int, packed: bool) -> None:
+def test_rows_that_are_written_are_read_back(
+    inserts: list[list[Row]], chunk: int, packed: bool
+) -> None:
     text = CREATE.encode() + b"".join(insert([written(row) for row in rows]) for rows in inserts)
     with tempfile.TemporaryDirectory() as folder:
         rows, report = read(Path(folder), text + b"-- Dump completed", chunk, packed=packed)
@@ -220,7 +222,7 @@ def test_quotes_may_be_doubled(tmp_path: Path) -> None:
     assert read(tmp_path, CREATE.encode() + text)[0] == [("O'Brien", 1), ("'", 2), ("", 3)]
 
 
-def test_what_a_backslash_makes_of_a_letter(tmp_path: Path) -> None:
+def test_a_backslash_escapes_letters_as_in_mysql(tmp_path: Path) -> None:
     text = rb"""INSERT INTO `t` VALUES ('',1,0,'','\0\b\n\r\t\Z\\\'\"\%\_\a');"""
     (row,), _ = read(tmp_path, CREATE.encode() + text)
     assert row[0] == "\0\b\n\r\t\x1a\\'\"\\%\\_a"  # as MySQL's manual has it

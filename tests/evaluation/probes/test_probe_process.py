@@ -1,4 +1,4 @@
-"""Probes that loop, swallow memory, die or lie: each is a sentence, and the publisher goes on."""
+"""Probes that loop, take memory, die or lie end in one sentence, and the publisher goes on."""
 
 from __future__ import annotations
 

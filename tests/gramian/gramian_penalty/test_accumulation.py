@@ -77,7 +77,7 @@ def test_an_error_while_accumulating_folds_nothing_in() -> None:
     assert not bool(penalty.query_gramian.any())
 
 
-def test_what_is_held_does_not_change_with_the_callers_tensor() -> None:
+def test_rows_that_are_held_do_not_change_with_the_callers_tensor() -> None:
     users, _ = tables()
     expected = users.T @ users / len(users)
     for penalty in (GramianPenalty(DIM), GramianPenalty(DIM, "sampled"), GramianPenalty(64)):

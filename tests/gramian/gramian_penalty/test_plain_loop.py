@@ -1,4 +1,4 @@
-"""Ten lines of a plain PyTorch loop with the penalty: the Gramian is followed."""
+"""In ten lines of a plain PyTorch loop, the penalty follows the Gramian."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a `GramianPenalty`: saved, copied, moved, and in float32 whatever comes in."""
+"""The state of a `GramianPenalty`: saved, copied, moved, and of float32 for any input."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def test_half_precision_is_computed_with_in_float32(width: torch.dtype, estimato
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("side", [0, 1])
-def test_what_is_not_finite_is_in_the_value_and_not_in_the_state(wrong: float, side: int) -> None:
+def test_a_batch_that_is_not_finite_shows_in_the_value_and_leaves_the_state(
+    wrong: float, side: int
+) -> None:
     penalty = GramianPenalty(DIM)
     run(penalty, 5)
     before = copy.deepcopy(penalty.state_dict())

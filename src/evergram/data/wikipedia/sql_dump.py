@@ -35,17 +35,17 @@ REST = re.compile(rb"\s*\Z")
 
 @dataclass
 class TableReport:
-    """Counts of the rows that were read of one file, and of those that were not.
+    """Counts of the rows of a file that were read, and of those that were not.
 
     Args:
         source: the file.
         rows: rows read.
         malformed: rows left out: a wrong number of fields, a broken string, a column that is not
-            of its type or is NULL where it may not be, text that is not UTF-8, or a row that the
+            of another type or NULL against the schema, text that is not UTF-8, or a row that the
             file's end cuts.
-        first_malformed: where the first of them stands (its row and its byte in the uncompressed
-            text), what is wrong and how it begins.
-        truncated: how the text, though its file is sound, breaks off; or "".
+        first_malformed: the place of the first of them (its row, and its byte in the uncompressed
+            text), its fault, and its beginning.
+        truncated: how the text of a sound file breaks off; or "".
     """
 
     source: str

@@ -229,7 +229,7 @@ def _tensor(path: Path, name: str, facts: dict[str, Any]) -> Floats:
 
 
 def _refuse_rows(path: Path, output: Any, rows: int) -> None:
-    """Raises: DataError: an output does not have one answer for each row."""
+    """Refuse an output without one answer for each row. Raises: DataError."""
     whole = isinstance(output, list) or (isinstance(output, np.ndarray) and output.ndim > 0)
     has = len(output) if whole else None
     if has != rows:
@@ -263,7 +263,7 @@ def _other_dim(path: Path, wanted: int, actual: int) -> DataError:
 
 
 def _refuse_memory(error: Exception) -> None:
-    """Raises: MemoryError: this error of onnxruntime says that memory ran out."""
+    """Raise MemoryError if this error of onnxruntime says that memory ran out."""
     text = str(error).lower()
     if isinstance(error, MemoryError) or "bad_alloc" in text or "failed to allocate" in text:
         raise MemoryError from error

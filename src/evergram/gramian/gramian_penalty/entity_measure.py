@@ -81,7 +81,7 @@ class EntityMeasure(nn.Module):
         return torch.where(counts > 0, weight, 0.0)
 
     def check(self, ids: Tensor) -> None:
-        """Raises: DataError: an id is negative or lies beyond the tables."""
+        """Check that ids are rows of the tables. Raises: DataError."""
         if not len(ids):
             return
         least, most = int(ids.min()), int(ids.max())
@@ -109,8 +109,8 @@ class EntityMeasure(nn.Module):
             if bool((self.counts[ids] == 0).any()):
                 never = int(ids[self.counts[ids] == 0][0])
                 raise DataError(
-                    f"{self.name}_counts say that id {never} never occurs, and here it is; give "
-                    "the counts of what is trained on, or none and they are streamed."
+                    f"{self.name}_counts say that id {never} never occurs, and this batch has it; "
+                    "give the counts of the training data, or none to stream them."
                 )
             return
         if not len(ids):

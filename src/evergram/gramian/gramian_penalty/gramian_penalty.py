@@ -81,7 +81,7 @@ class GramianPenalty(nn.Module):
 
     Args:
         dim: D.
-        estimator: "sogram": averages of batch Gramians, 12 D² floats a side, whatever the corpus.
+        estimator: "sogram": averages of batch Gramians, 12 D² floats a side for any corpus.
             "sagram": the last embedding of each entity, N × D floats a side; needs ids, and is more
             exact unless whole towers move fast. "sampled": the last batch alone.
         query_measure, candidate_measure: p and q: "uniform", "example" (every row alike), γ for
@@ -245,9 +245,9 @@ class GramianPenalty(nn.Module):
             held.append(replace(of_side, embeddings=of_side.embeddings.clone()))
 
     def _check_own_batch(self, *embeddings: Tensor) -> None:
-        """Raises: TrainingError: a gradient would use an estimate that contains its own batch.
+        """Refuse a gradient whose estimate contains its own batch. Raises: TrainingError.
 
-        Only what a graph computed is looked at: a parameter is the same tensor in every step.
+        It looks only at results of a graph: a parameter is the same tensor in every step.
         """
         folded = [ref() for ref in self._folded]
         for tensor in embeddings:
@@ -293,5 +293,5 @@ def _between(query: Moment, candidate: Moment) -> Tensor:
 
 
 def _finite(rows: Tensor) -> bool:
-    """Whether a batch's Gramian is finite: no entry of it exceeds the sum of squares."""
+    """Return True if a batch's Gramian is finite: no entry exceeds the sum of squares."""
     return bool(torch.isfinite(rows.detach().square().sum()))

@@ -32,7 +32,7 @@ class GrowingSAGram(SAGram):
         self.register_buffer("one_factor", same, persistent=False)
         self.register_buffer("seen", torch.zeros(len(shares), dtype=torch.bool))
         self.register_buffer("seen_share", torch.zeros((), dtype=torch.float64))
-        self.filled.fill_(True)  # nothing to begin with: what is not seen does not count
+        self.filled.fill_(True)  # it starts without a population, as unseen entities do not count
 
     def moment(self) -> Moment:
         return Moment(self.matrix / self.seen_share.clamp(min=1e-30).to(self.matrix))

@@ -70,7 +70,7 @@ class PenaltySide(nn.Module):
         return len(self.factors) > 1
 
     def check_rows(self, embeddings: Tensor) -> None:
-        """Raises: ShapeError: not floating [B, D] on the device of this module."""
+        """Check that embeddings are floats [B, D] on this module's device. Raises: ShapeError."""
         if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
             kind = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
             raise ShapeError(
@@ -128,7 +128,7 @@ class PenaltySide(nn.Module):
         return rows
 
     def _check_without_ids(self) -> None:
-        """Raises: TrainingError: the estimator, the prior or the measure is a table by id."""
+        """Check that estimator, prior and measure work without ids. Raises: TrainingError."""
         needs = None
         if isinstance(self.estimator, GrowingSAGram):
             needs = "'sagram' keeps the last embedding of each entity"
