@@ -41,7 +41,7 @@ def test_wikispeedia(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"links": "A_b\tAlone\nA_b\tNobody\n"}, r"links\.tsv row 2: 'Nobody' is not in"),
         ({"links": "A_b\tAlone\nA_b\n"}, r"links\.tsv row 2 cannot be read"),
@@ -51,9 +51,9 @@ def test_wikispeedia(tmp_path: Path) -> None:
     ],
 )
 def test_wikispeedia_that_cannot_be_used(
-    tmp_path: Path, changed: dict[str, str], said: str
+    tmp_path: Path, changed: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         load_wikispeedia(speedia(tmp_path, **changed))
 
 

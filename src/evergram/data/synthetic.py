@@ -57,8 +57,7 @@ def generate(
     5) follow a quality that is linear in the candidate's factors, affinity, and noise.
 
     Args:
-        queries, candidates, interactions: how many of each.
-        factors: F.
+        queries, candidates, interactions, factors: how many of each.
         seed: of all draws.
         drift: how far the taste of each query moves from start to end, from 0 to 1.
         popularity: exponent of the candidates' power law.
@@ -66,8 +65,7 @@ def generate(
     """
     draw = torch.Generator().manual_seed(seed)
     centres = _unit(torch.randn(GROUPS, factors, generator=draw))
-    taste = _around(centres, queries, 0.6, draw)[0]
-    target = _around(centres, queries, 0.6, draw)[0]
+    taste, target = (_around(centres, queries, 0.6, draw)[0] for _ in range(2))
     item, group = _around(centres, candidates, 0.5, draw)
     rank = torch.randperm(candidates, generator=draw) + 1
     log_popularity = -popularity * torch.log(rank.float() + 10)
@@ -86,22 +84,22 @@ def generate(
         current = _unit((1 - drift * now) * taste + drift * now * target)[who]
         what = _chosen(current @ item.T, log_popularity, arrivals[1] <= now, draw)
         liking = (current * item[what]).sum(1)
-        noisy = 3.2 + 1.5 * quality[what] + 0.6 * liking
-        noisy = noisy + 0.5 * torch.randn(count, generator=draw)
         columns["query"].append(who)
         columns["candidate"].append(what)
-        columns["value"].append(noisy.round().clamp(1, 5))
+        columns["value"].append(_ratings(quality[what], liking, draw))
         columns["time"].append(torch.arange(count) + begun)
     table = pa.table({name: torch.cat(parts).numpy() for name, parts in columns.items()})
     groups = [f"g{g}" for g in group.tolist()]
     features = pa.table({"id": range(candidates), "group": groups, "tags": _tags(group, draw)})
     corpus = Corpus.from_tables(table, candidate_features=features, source="The synthetic corpus")
     final = _unit((1 - drift) * taste + drift * target)
-    mine, theirs = (
+    query, candidate = (
         torch.from_numpy(side.vocabulary.keys.to_numpy().copy())
         for side in (corpus.queries, corpus.candidates)
     )
-    return Planted(corpus, final[mine], item[theirs], log_popularity[theirs], quality[theirs])
+    return Planted(
+        corpus, final[query], item[candidate], log_popularity[candidate], quality[candidate]
+    )
 
 
 def _unit(vectors: Tensor) -> Tensor:
@@ -126,6 +124,13 @@ def _chosen(
     # With Gumbel noise the largest logit is a draw from the softmax.
     noise = torch.rand(logits.shape, generator=draw).clamp(1e-12, 1 - 1e-7)
     return (logits - torch.log(-torch.log(noise))).argmax(1)
+
+
+def _ratings(quality: Tensor, liking: Tensor, draw: torch.Generator) -> Tensor:
+    """Return ratings from 1 to 5 with noise, [b]."""
+    exact = 3.2 + 1.5 * quality + 0.6 * liking
+    noisy = exact + 0.5 * torch.randn(len(exact), generator=draw)
+    return noisy.round().clamp(1, 5)
 
 
 def _arrivals(size: int, draw: torch.Generator) -> Tensor:

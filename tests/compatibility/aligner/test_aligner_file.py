@@ -163,10 +163,10 @@ def test_a_damaged_file_is_refused_in_one_sentence(
     save_file(tensors, path, metadata)
     with pytest.raises(DataError, match=message) as refused:
         Aligner.load(path)
-    said = str(refused.value)
-    assert str(path) in said
-    assert "\n" not in said
-    assert said.endswith(".")
+    sentence = str(refused.value)
+    assert str(path) in sentence
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -185,9 +185,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 def test_the_first_format_is_read_for_ever() -> None:
     """Made by `python tests/golden/make.py aligner` when it was added, and never again."""
-    said = json.loads((GOLDEN / "expected.json").read_text())
-    assert set(said) == {path.stem for path in GOLDEN.glob("*.safetensors")}
-    for name, expected in said.items():
+    recorded = json.loads((GOLDEN / "expected.json").read_text())
+    assert set(recorded) == {path.stem for path in GOLDEN.glob("*.safetensors")}
+    for name, expected in recorded.items():
         loaded = Aligner.load(GOLDEN / f"{name}.safetensors")
         assert repr(loaded) == expected["aligner"]
         mapped = loaded.transform(np.array(expected["new"]))

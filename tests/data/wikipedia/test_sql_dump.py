@@ -132,10 +132,10 @@ def test_a_malformed_row_is_counted_and_the_others_are_read(
         assert rows == whole + whole
         assert report.malformed == 1
         assert report.truncated == ""
-        said = re.match(r"row (\d+) \(byte (\d+)\): ", report.first_malformed)
-        assert said
-        assert int(said[1]) == place + 1
-        assert text[int(said[2]) :].startswith(bad[:20])
+        first = re.match(r"row (\d+) \(byte (\d+)\): ", report.first_malformed)
+        assert first
+        assert int(first[1]) == place + 1
+        assert text[int(first[2]) :].startswith(bad[:20])
 
 
 def test_every_malformed_row_is_counted(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def gradients(penalty: GramianPenalty, own_batch: bool) -> Tensor:
     """Mean gradient by both tables over many batches of six pairs."""
     draw = torch.Generator().manual_seed(0)
     users, items = (t[:12].clone().requires_grad_() for t in tables())
-    rounds = 3000
+    rounds = 1000
     for _ in range(rounds):
         a = torch.randint(12, (6,), generator=draw)
         b = a  # each query has one candidate: what is close together must not push itself apart
