@@ -93,13 +93,11 @@ def generate(
     features = pa.table({"id": range(candidates), "group": groups, "tags": _tags(group, draw)})
     corpus = Corpus.from_tables(table, candidate_features=features, source="The synthetic corpus")
     final = _unit((1 - drift) * taste + drift * target)
-    query, candidate = (
+    who, what = (
         torch.from_numpy(side.vocabulary.keys.to_numpy().copy())
         for side in (corpus.queries, corpus.candidates)
     )
-    return Planted(
-        corpus, final[query], item[candidate], log_popularity[candidate], quality[candidate]
-    )
+    return Planted(corpus, final[who], item[what], log_popularity[what], quality[what])
 
 
 def _unit(vectors: Tensor) -> Tensor:
