@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 from evergram.gramian.estimator import EntityBatch
-from evergram.gramian.penalty import quadratic_penalty
+from evergram.gramian.penalty import BatchSide, quadratic_penalty
 from evergram.gramian.sampled import SampledGramian
 
 DIMS = (32, 64, 128)
@@ -91,6 +91,8 @@ class _Steps:
                 side.update(rows)
             query, candidate = (rows.embeddings.clone().requires_grad_() for rows in self.rows)
             first, second = (side.moment() for side in self.sides)
-            penalty = quadratic_penalty(query, candidate, first, second, self.weights, self.weights)
+            penalty = quadratic_penalty(
+                BatchSide(query, self.weights, first), BatchSide(candidate, self.weights, second)
+            )
             penalty.backward()  # type: ignore[no-untyped-call]
         return (time.perf_counter() - started) / STEPS

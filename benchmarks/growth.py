@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evergram.gramian.estimator import EntityBatch, GramianEstimator
-from evergram.gramian.penalty import quadratic_penalty
+from evergram.gramian.penalty import BatchSide, quadratic_penalty
 from evergram.gramian.sagram import SAGram
 from evergram.gramian.sampled import SampledGramian
 from evergram.gramian.sogram import SOGram
@@ -107,7 +107,9 @@ class _Part:
                 side.begin(self._population)
             query, candidate = (rows.embeddings.clone().requires_grad_() for rows in batch)
             first, second = (side.moment() for side in self.sides)
-            penalty = quadratic_penalty(query, candidate, first, second, self.weights, self.weights)
+            penalty = quadratic_penalty(
+                BatchSide(query, self.weights, first), BatchSide(candidate, self.weights, second)
+            )
             penalty.backward()  # type: ignore[no-untyped-call]
             for side, rows in zip(self.sides, batch, strict=True):
                 side.update(rows)

@@ -42,14 +42,14 @@ def rms(delta: torch.Tensor) -> float:
 def test_the_true_error_is_within_the_bound(newest: int, seed: int) -> None:
     chain, z, errors = lineage(newest, seed)
     for target in range(newest):
-        found = certify(chain, errors, newest, target)
-        assert found is not None
+        certificate = certify(chain, errors, newest, target)
+        assert certificate is not None
         true = rms(chain.apply(z[newest], newest, target) - z[target])
-        assert true <= found.bound * (1 + 1e-9)
-        assert found.estimate <= found.bound * (1 + 1e-9)
+        assert true <= certificate.bound * (1 + 1e-9)
+        assert certificate.estimate <= certificate.bound * (1 + 1e-9)
         if target == newest - 1:
-            assert found.bound == pytest.approx(true) == pytest.approx(found.estimate)
-        assert found.relative == pytest.approx(found.estimate / rms(z[target]))
+            assert certificate.bound == pytest.approx(true) == pytest.approx(certificate.estimate)
+        assert certificate.relative == pytest.approx(certificate.estimate / rms(z[target]))
 
 
 @settings(max_examples=30, deadline=None)
@@ -57,16 +57,16 @@ def test_the_true_error_is_within_the_bound(newest: int, seed: int) -> None:
 def test_terms_are_what_each_step_contributes(newest: int, seed: int) -> None:
     """By the objects themselves, where the certificate used Σ alone."""
     chain, z, errors = lineage(newest, seed)
-    found = certify(chain, errors, newest, 0)
-    assert found is not None
-    for i, term in found.terms.items():
+    certificate = certify(chain, errors, newest, 0)
+    assert certificate is not None
+    for i, term in certificate.terms.items():
         delta = chain.apply(z[i], i, i - 1) - z[i - 1]
         assert term == pytest.approx(rms(chain.apply(delta, i - 1, 0)))
     largest = max(
         float((chain.matrix(newest, 0) @ x).norm() / x.norm())
         for x in torch.randn(200, chain.dim(newest), dtype=torch.float64)
     )
-    assert largest <= found.amplification * (1 + 1e-9)
+    assert largest <= certificate.amplification * (1 + 1e-9)
 
 
 def test_uncorrelated_errors_add_up_in_squares() -> None:
@@ -79,11 +79,11 @@ def test_uncorrelated_errors_add_up_in_squares() -> None:
         noise = 0.1 * torch.randn(len(newest), 4, generator=draw, dtype=torch.float64)
         z.insert(0, z[0] @ step.T + noise)
     errors = {i: StepError.of(chain.apply(z[i], i, i - 1), z[i - 1]) for i in (1, 2, 3)}
-    found = certify(chain, errors, 3, 0)
-    assert found is not None
+    certificate = certify(chain, errors, 3, 0)
+    assert certificate is not None
     true = rms(chain.apply(z[3], 3, 0) - z[0])
-    assert found.estimate == pytest.approx(true, rel=0.01)
-    assert found.bound > 1.2 * true
+    assert certificate.estimate == pytest.approx(true, rel=0.01)
+    assert certificate.bound > 1.2 * true
 
 
 def test_nothing_is_claimed_where_nothing_is_known() -> None:
@@ -100,7 +100,7 @@ def test_nothing_is_claimed_where_nothing_is_known() -> None:
         StepError.of(torch.ones(2, 3), torch.ones(3, 3))
 
 
-def test_what_is_measured_on_few_objects_has_no_certificate() -> None:
+def test_a_step_measured_on_few_objects_has_no_certificate() -> None:
     """Nor has any chain through it; a step that is the identity needs no measure."""
     chain, _, errors = lineage(3, 1)
     few = {**errors, 2: replace(errors[2], objects=LEAST_OBJECTS - 1)}
@@ -121,5 +121,5 @@ def test_what_is_measured_on_few_objects_has_no_certificate() -> None:
 
 
 def test_no_objects_is_no_error_and_says_so() -> None:
-    found = StepError.of(torch.zeros(0, 3), torch.zeros(0, 3))
-    assert (found.objects, found.rms) == (0, 0.0)
+    error = StepError.of(torch.zeros(0, 3), torch.zeros(0, 3))
+    assert (error.objects, error.rms) == (0, 0.0)

@@ -1,4 +1,4 @@
-"""How much better than chance a map is: against permutations that are really made."""
+"""Chance against permutations of the objects that are really made."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ def randn(seed: int, *shape: int) -> Tensor:
 
 
 def moments(old: Tensor, new: Tensor) -> SecondMoments:
-    found = SecondMoments(old.shape[1], new.shape[1])
-    found.add(old, new)
-    return found
+    sums = SecondMoments(old.shape[1], new.shape[1])
+    sums.add(old, new)
+    return sums
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_it_is_what_mixing_the_objects_up_gives(seed: int) -> None:
+def test_chance_is_the_error_over_permutations_of_the_objects(seed: int) -> None:
     new, weight, offset = randn(seed, ROWS, 5), randn(seed + 10, 4, 5) / 3, randn(seed + 20, 4)
     old = new @ weight.T + randn(seed + 30, ROWS, 4) + 1
-    found = beside_chance(moments(old, new), weight, offset)
+    chance = beside_chance(moments(old, new), weight, offset)
     mapped = new @ weight.T + offset
     own = float((mapped - old).square().sum(1).mean())
     pairs = torch.cdist(mapped, old).square()
     others = float(pairs.sum() - pairs.diag().sum()) / (ROWS * (ROWS - 1))
     power = float(old.square().sum(1).mean())
-    assert found.relative_error == pytest.approx(math.sqrt(others / power))
-    assert found.ratio == pytest.approx(math.sqrt(own / others))
+    assert chance.relative_error == pytest.approx(math.sqrt(others / power))
+    assert chance.ratio == pytest.approx(math.sqrt(own / others))
     draw = torch.Generator().manual_seed(seed)
     orders = torch.stack([torch.randperm(ROWS, generator=draw) for _ in range(20_000)])
     mixed = pairs[torch.arange(ROWS), orders].mean(1)
-    assert found.deviations == pytest.approx(float((mixed.mean() - own) / mixed.std()), rel=0.05)
+    assert chance.deviations == pytest.approx(float((mixed.mean() - own) / mixed.std()), rel=0.05)
 
 
-def test_what_says_nothing_is_no_better() -> None:
+def test_constant_and_random_vectors_are_no_better_than_chance() -> None:
     old = randn(0, ROWS, 4) + 3
     nothing = beside_chance(moments(old, torch.ones(ROWS, 2).double()), randn(1, 4, 2))
     assert nothing.ratio == pytest.approx(1)
@@ -55,18 +55,18 @@ def test_what_says_nothing_is_no_better() -> None:
         assert abs(beside_chance(moments(old[15:], new[15:]), weight).deviations) < 4.5
 
 
-def test_of_one_object_nothing_is_known() -> None:
-    found = beside_chance(moments(randn(0, 1, 2), randn(1, 1, 2)), torch.eye(2))
-    assert math.isnan(found.ratio)
-    assert found.deviations == 0
+def test_one_object_gives_no_figures() -> None:
+    chance = beside_chance(moments(randn(0, 1, 2), randn(1, 1, 2)), torch.eye(2))
+    assert math.isnan(chance.ratio)
+    assert chance.deviations == 0
 
 
-def test_its_line_of_the_table() -> None:
+def test_the_reading_of_chance_is_that_of_mixed_up_objects() -> None:
     old, new, weight = randn(0, ROWS, 4) + 2, randn(1, ROWS, 4) + 2, torch.eye(4)
     chance = beside_chance(moments(old, new), weight)
-    found = chance_reading((weight, None), chance, VectorPairs(old.float(), new.float()), 40)
+    reading = chance_reading((weight, None), chance, VectorPairs(old.float(), new.float()), 40)
     cosines = torch.nn.functional.cosine_similarity(new[:, None], old[None], dim=2)
     off = (cosines.sum() - cosines.diag().sum()) / (ROWS * (ROWS - 1))
-    assert found["cosine"] == pytest.approx(float(off), abs=1e-5)
-    assert found["relative_error"] == chance.relative_error
-    assert found["overlap@10"] == found["overlap@10_own_queries"] == 0.25
+    assert reading["cosine"] == pytest.approx(float(off), abs=1e-5)
+    assert reading["relative_error"] == chance.relative_error
+    assert reading["overlap@10"] == reading["overlap@10_own_queries"] == 0.25

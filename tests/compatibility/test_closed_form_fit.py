@@ -1,4 +1,4 @@
-"""What is published of a closed form, and how many pairs it asks for."""
+"""The transform of a closed form, its ridge, and the pairs that a fit needs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def noisy(seed: int, rows: int) -> tuple[SecondMoments, Tensor, Tensor]:
     """Pairs of one planted map from 8 to 5 dims, and an offset."""
     new = randn(seed, rows, 8) + 0.5
     old = new @ randn(1000, 8, 5) + 2 + 2 * randn(seed + 1, rows, 5)
-    found = SecondMoments(5, 8)
-    found.add(old, new)
-    return found, old, new
+    moments = SecondMoments(5, 8)
+    moments.add(old, new)
+    return moments, old, new
 
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_transform_is_what_was_fitted(kind: str, scaled: bool) -> None:
     moments, _, new = noisy(0, 60)
-    found = fit_closed_form(kind, moments, noisy(2, 30)[0], rank=3, scaled=scaled)
+    fitted = fit_closed_form(kind, moments, noisy(2, 30)[0], rank=3, scaled=scaled)
     expected = "linear" if kind == "orthogonal" and scaled else kind
-    assert found.transform.kind == expected
-    assert (found.offset is not None) == (kind == "affine")
-    offset = torch.zeros(5) if found.offset is None else found.offset
+    assert fitted.transform.kind == expected
+    assert (fitted.offset is not None) == (kind == "affine")
+    offset = torch.zeros(5) if fitted.offset is None else fitted.offset
     with torch.no_grad():
-        mapped = found.transform(new.float())
-    torch.testing.assert_close(mapped.double(), new @ found.weight.T + offset, rtol=0, atol=1e-4)
+        mapped = fitted.transform(new.float())
+    torch.testing.assert_close(mapped.double(), new @ fitted.weight.T + offset, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["linear", "affine", "low_rank"])

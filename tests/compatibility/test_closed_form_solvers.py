@@ -1,4 +1,4 @@
-"""Closed forms against other algorithms: least squares on the rows, descent, alternation, luck."""
+"""Closed forms against other algorithms: least squares on rows, descent, alternation, luck."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def pairs(seed: int, rows: int, old_dim: int, new_dim: int) -> tuple[Tensor, Ten
 
 
 def moments_of(old: Tensor, new: Tensor) -> SecondMoments:
-    found = SecondMoments(old.shape[1], new.shape[1])
-    found.add(old, new)
-    return found
+    moments = SecondMoments(old.shape[1], new.shape[1])
+    moments.add(old, new)
+    return moments
 
 
 def metric_of(seed: int, dim: int) -> Tensor:
@@ -61,8 +61,8 @@ def random_orthonormal(seed: int, old_dim: int, new_dim: int) -> Tensor:
 @pytest.mark.parametrize(("old_dim", "new_dim"), [(3, 5), (5, 3), (4, 4)])
 def test_ridge_is_least_squares_on_the_rows(old_dim: int, new_dim: int, rho: float) -> None:
     old, new = pairs(0, 40, old_dim, new_dim)
-    found = ridge(Spectrum.of(moments_of(old, new)), rho)
-    torch.testing.assert_close(found, with_ridge(old, new, rho), rtol=1e-8, atol=1e-10)
+    weight = ridge(Spectrum.of(moments_of(old, new)), rho)
+    torch.testing.assert_close(weight, with_ridge(old, new, rho), rtol=1e-8, atol=1e-10)
 
 
 def test_affine_is_least_squares_with_a_column_of_ones() -> None:
@@ -93,7 +93,7 @@ def test_multi_step_ridge_is_where_descent_ends(rho: float) -> None:
     old, new = pairs(4, 30, 4, 3)
     steps = [randn(1, 3, 2), randn(2, 2, 4)]
     metric = history_metric(steps, 3)
-    found = ridge(Spectrum.of(moments_of(old, new), metric), rho)
+    solved = ridge(Spectrum.of(moments_of(old, new), metric), rho)
     weight = torch.zeros(4, 3, dtype=torch.float64, requires_grad=True)
 
     def loss() -> Tensor:
@@ -114,10 +114,10 @@ def test_multi_step_ridge_is_where_descent_ends(rho: float) -> None:
         return float(value.detach())
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(found, weight.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(solved, weight.detach(), rtol=1e-5, atol=1e-6)
     # The normal equations of method.md.
     new_new, cross, _ = moments_of(old, new).second()
-    torch.testing.assert_close(metric @ found @ new_new + rho * found, metric @ cross)
+    torch.testing.assert_close(metric @ solved @ new_new + rho * solved, metric @ cross)
 
 
 def test_a_planted_map_is_found_exactly() -> None:
@@ -125,9 +125,9 @@ def test_a_planted_map_is_found_exactly() -> None:
     linear = ridge(Spectrum.of(moments_of(new @ planted.T, new)))
     torch.testing.assert_close(linear, planted, rtol=1e-10, atol=1e-11)
     moments = moments_of(new @ planted.T + offset, new)
-    weight, found = affine(moments, ridge(Spectrum.of(moments, centred=True)))
+    weight, shift = affine(moments, ridge(Spectrum.of(moments, centred=True)))
     torch.testing.assert_close(weight, planted, rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(found, offset, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(shift, offset, rtol=1e-10, atol=1e-11)
 
 
 def test_the_way_forward_is_the_same_fit_with_the_roles_exchanged() -> None:
@@ -141,15 +141,17 @@ class TestSingular:
 
     def test_fewer_rows_than_dims_give_the_solution_of_least_norm(self) -> None:
         old, new = pairs(0, 4, 3, 9)
-        found = ridge(Spectrum.of(moments_of(old, new)))
-        torch.testing.assert_close(found, (torch.linalg.pinv(new) @ old).T, rtol=1e-6, atol=1e-8)
+        weight = ridge(Spectrum.of(moments_of(old, new)))
+        torch.testing.assert_close(weight, (torch.linalg.pinv(new) @ old).T, rtol=1e-6, atol=1e-8)
 
     def test_constant_and_repeated_columns(self) -> None:
         old, new = pairs(0, 40, 3, 5)
         new[:, 1], new[:, 3] = 1000.1, new[:, 0]
         moments = moments_of(old, new)
-        found = ridge(Spectrum.of(moments))
-        torch.testing.assert_close(found, (torch.linalg.pinv(new) @ old).T, rtol=1e-4, atol=1e-6)
+        uncentred = ridge(Spectrum.of(moments))
+        torch.testing.assert_close(
+            uncentred, (torch.linalg.pinv(new) @ old).T, rtol=1e-4, atol=1e-6
+        )
         # About the means the constant column is nothing but rounding, and must count for nothing.
         weight, _ = affine(moments, ridge(Spectrum.of(moments, centred=True)))
         assert float(weight[:, 1].abs().max()) * 1e3 < 1e-8
@@ -201,26 +203,26 @@ class TestProcrustes:
         old = 1.5 * new @ turn.T + 0.5 * randn(seed + 2, 40, old_dim)
         moments = moments_of(old, new)
         metric = metric_of(seed + 7, old_dim) if multi else None
-        found, scale = procrustes(moments, metric, scaled=scaled, rounds=2000, tolerance=1e-12)
-        small = found.T if new_dim < old_dim else found
+        best_turn, scale = procrustes(moments, metric, scaled=scaled, rounds=2000, tolerance=1e-12)
+        small = best_turn.T if new_dim < old_dim else best_turn
         eye = torch.eye(len(small), dtype=torch.float64)
         torch.testing.assert_close(small @ small.T, eye, rtol=0, atol=1e-10)
         assert scaled or scale == 1.0
-        best = moments.error(scale * found, metric=metric)
+        best = moments.error(scale * best_turn, metric=metric)
         for i in range(30):
-            # Anywhere, and near what was found.
+            # Anywhere, and near the best.
             far = random_orthonormal(seed + 100 + i, old_dim, new_dim)
-            near = polar(found + 0.05 * randn(seed + 200 + i, old_dim, new_dim))
+            near = polar(best_turn + 0.05 * randn(seed + 200 + i, old_dim, new_dim))
             for other in (far, near):
                 assert best <= moments.error(scale * other, metric=metric) + 1e-6 * moments.power
         if scaled:
             for factor in (0.99, 1.01):
-                assert best <= moments.error(factor * scale * found, metric=metric)
+                assert best <= moments.error(factor * scale * best_turn, metric=metric)
 
     def test_a_planted_turn_is_found(self) -> None:
         turn, new = random_orthonormal(0, 6, 6), randn(1, 50, 6)
-        found, scale = procrustes(moments_of(2.5 * new @ turn.T, new), scaled=True)
-        torch.testing.assert_close(found, turn, rtol=0, atol=1e-10)
+        fitted, scale = procrustes(moments_of(2.5 * new @ turn.T, new), scaled=True)
+        torch.testing.assert_close(fitted, turn, rtol=0, atol=1e-10)
         assert scale == pytest.approx(2.5)
 
     def test_into_fewer_dims_the_rounds_improve_on_the_first(self) -> None:
@@ -228,14 +230,14 @@ class TestProcrustes:
         new = randn(4, 60, 6) * torch.tensor([3, 2, 1, 1, 0.5, 0.2], dtype=torch.float64)
         moments = moments_of(new @ turn.T, new)
         first, _ = procrustes(moments, rounds=0)
-        found, _ = procrustes(moments, rounds=5000, tolerance=1e-14)
+        last, _ = procrustes(moments, rounds=5000, tolerance=1e-14)
         assert moments.error(first) > 0.1 * moments.power
-        assert moments.error(found) < 1e-6 * moments.power
-        torch.testing.assert_close(found, turn, rtol=0, atol=0.01)
+        assert moments.error(last) < 1e-6 * moments.power
+        torch.testing.assert_close(last, turn, rtol=0, atol=0.01)
 
     def test_an_undetermined_direction_is_filled_up(self) -> None:
-        found, _ = procrustes(moments_of(torch.zeros(5, 3), randn(0, 5, 3)))
-        torch.testing.assert_close(found @ found.T, torch.eye(3, dtype=torch.float64))
+        filled, _ = procrustes(moments_of(torch.zeros(5, 3), randn(0, 5, 3)))
+        torch.testing.assert_close(filled @ filled.T, torch.eye(3, dtype=torch.float64))
 
 
 class TestReducedRank:

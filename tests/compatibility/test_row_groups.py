@@ -1,4 +1,4 @@
-"""Groups are decided by a vector's numbers alone, evenly, and the same for ever."""
+"""A vector's numbers alone decide its group, evenly and for ever."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_hash_is_of_the_row_alone(dim: int, seed: int) -> None:
     assert len(set(hashes.tolist())) == 50
 
 
-def test_it_never_changes() -> None:
+def test_the_hashes_never_change() -> None:
     """A saved aligner goes on with it, so no row may change its group."""
     rows = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0], [0.1, 0.2]], dtype=torch.float64)
     assert vector_hashes(rows).tolist() == [1789990018, 1789990018, 1090463486, 439451484]

@@ -1,4 +1,4 @@
-"""One pass over pairs, against sums written out; adding, merging and taking out again."""
+"""Second moments: one pass over pairs against sums written out; adding, merging, removing."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def pairs(seed: int, rows: int, old_dim: int, new_dim: int) -> tuple[Tensor, Ten
 
 
 def moments_of(old: Tensor, new: Tensor) -> SecondMoments:
-    found = SecondMoments(old.shape[1], new.shape[1])
-    found.add(old, new)
-    return found
+    moments = SecondMoments(old.shape[1], new.shape[1])
+    moments.add(old, new)
+    return moments
 
 
 def same(one: SecondMoments, other: SecondMoments, rtol: float = 1e-10) -> None:
@@ -42,24 +42,24 @@ def same(one: SecondMoments, other: SecondMoments, rtol: float = 1e-10) -> None:
 
 # Dims on both sides of a panel's edge.
 @pytest.mark.parametrize(("old_dim", "new_dim"), [(3, 5), (4, 1), (PANEL - 1, 3), (2, PANEL + 9)])
-def test_they_are_the_sums_written_out(old_dim: int, new_dim: int) -> None:
+def test_moments_are_the_sums_written_out(old_dim: int, new_dim: int) -> None:
     old, new = pairs(0, 7, old_dim, new_dim)
-    found = moments_of(old, new)
-    assert found.count == 7
-    new_new, cross, old_old = found.second()
+    moments = moments_of(old, new)
+    assert moments.count == 7
+    new_new, cross, old_old = moments.second()
     torch.testing.assert_close(new_new, sum(z[:, None] * z for z in new) / 7)
     torch.testing.assert_close(
         cross, sum(y[:, None] * z for y, z in zip(old, new, strict=True)) / 7
     )
     torch.testing.assert_close(old_old, sum(y[:, None] * y for y in old) / 7)
-    torch.testing.assert_close(found.mean_old, old.mean(0))
-    torch.testing.assert_close(found.mean_new, new.mean(0))
-    about = found.second(centred=True)
+    torch.testing.assert_close(moments.mean_old, old.mean(0))
+    torch.testing.assert_close(moments.mean_new, new.mean(0))
+    about = moments.second(centred=True)
     both = torch.cat([new, old], dim=1).T.cov(correction=0)
     torch.testing.assert_close(about[0], both[:new_dim, :new_dim])
     torch.testing.assert_close(about[1], both[new_dim:, :new_dim])
     torch.testing.assert_close(about[2], both[new_dim:, new_dim:])
-    assert found.power == pytest.approx(float(old.square().sum(1).mean()))
+    assert moments.power == pytest.approx(float(old.square().sum(1).mean()))
 
 
 @settings(max_examples=30, deadline=None)
@@ -80,9 +80,9 @@ def test_shards_add_up(seed: int, sizes: list[int]) -> None:
 @given(SEEDS, st.integers(1, 8), st.integers(1, 8))
 def test_a_record_that_is_removed_was_never_there(seed: int, kept: int, gone: int) -> None:
     old, new = pairs(seed, kept + gone, 3, 4)
-    found = moments_of(old, new)
-    found.remove(old[kept:], new[kept:])
-    same(found, moments_of(old[:kept], new[:kept]), rtol=1e-8)
+    moments = moments_of(old, new)
+    moments.remove(old[kept:], new[kept:])
+    same(moments, moments_of(old[:kept], new[:kept]), rtol=1e-8)
 
 
 @settings(max_examples=30, deadline=None)
@@ -97,37 +97,37 @@ def test_errors_need_no_vectors(seed: int, with_offset: bool) -> None:
     delta = torch.stack(
         [weight @ z + (0 if offset is None else offset) - y for y, z in zip(old, new, strict=True)]
     )
-    found = moments_of(old, new)
+    moments = moments_of(old, new)
     sigma = torch.stack([d[:, None] * d for d in delta]).mean(0)
-    torch.testing.assert_close(found.sigma(weight, offset), sigma, rtol=1e-9, atol=1e-9)
-    assert found.error(weight, offset) == pytest.approx(float(delta.square().sum(1).mean()))
+    torch.testing.assert_close(moments.sigma(weight, offset), sigma, rtol=1e-9, atol=1e-9)
+    assert moments.error(weight, offset) == pytest.approx(float(delta.square().sum(1).mean()))
     weighed = torch.stack([d @ metric @ d for d in delta]).mean()
-    assert found.error(weight, offset, metric) == pytest.approx(float(weighed))
+    assert moments.error(weight, offset, metric) == pytest.approx(float(weighed))
 
 
 def test_floats_of_any_size_are_summed_in_float64() -> None:
     # 1 + 2⁻³⁰ is not a float32.
-    found = SecondMoments(1, 1)
-    found.add(torch.ones(1, 1), torch.ones(1, 1))
+    moments = SecondMoments(1, 1)
+    moments.add(torch.ones(1, 1), torch.ones(1, 1))
     small = torch.full((1, 1), 2.0**-15)
-    found.add(small, small)
-    assert float(found.second()[0]) * 2 - 1 == 2.0**-30
+    moments.add(small, small)
+    assert float(moments.second()[0]) * 2 - 1 == 2.0**-30
 
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_long_file_loses_nothing_beside_its_means(merged: bool) -> None:
     """Two thousand blocks; what is added to a large sum is rounded, always the same way here."""
     draw = torch.Generator().manual_seed(0)
-    found, spread = SecondMoments(1, 2), []
+    moments, spread = SecondMoments(1, 2), []
     for _ in range(2000):
         new = torch.full((50, 2), 1000.1, dtype=torch.float64)
         spread.append(1e-3 * torch.randn(50, generator=draw, dtype=torch.float64))
         new[:, 0] += spread[-1]
         if merged:
-            found.merge(moments_of(new[:, :1], new))
+            moments.merge(moments_of(new[:, :1], new))
         else:
-            found.add(new[:, :1], new)
-    covariance = found.second(centred=True)[0]
+            moments.add(new[:, :1], new)
+    covariance = moments.second(centred=True)[0]
     expected = float(torch.cat(spread).var(correction=0))  # 1e-6, where the squares are 1e6
     assert float(covariance[0, 0]) == pytest.approx(expected, rel=1e-3)
     assert abs(float(covariance[1, 1])) < 1e-8
@@ -138,29 +138,29 @@ def test_swapped_they_are_those_of_the_way_forward() -> None:
     same(moments_of(old, new).swapped(), moments_of(new, old))
 
 
-def test_they_are_kept_in_a_file(tmp_path: Path) -> None:
+def test_moments_read_from_a_file_go_on(tmp_path: Path) -> None:
     old, new = pairs(1, 8, 2, 5)
-    found = moments_of(old[:5], new[:5])
-    found.save(tmp_path / "moments.safetensors")
+    moments = moments_of(old[:5], new[:5])
+    moments.save(tmp_path / "moments.safetensors")
     again = SecondMoments.load(tmp_path / "moments.safetensors")
     again.add(old[5:], new[5:])
     same(again, moments_of(old, new))
     assert [p.name for p in tmp_path.iterdir()] == ["moments.safetensors"]
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_pairs_matrices_and_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     old, new = pairs(0, 4, 2, 3)
-    found = moments_of(old, new)
+    moments = moments_of(old, new)
     with pytest.raises(ShapeError, match="same b objects"):
-        found.add(old[:3], new)
+        moments.add(old[:3], new)
     with pytest.raises(ShapeError, match=r"\[b, 2\]"):
-        found.add(new, new)
+        moments.add(new, new)
     with pytest.raises(ShapeError, match="merged"):
-        found.merge(SecondMoments(3, 2))
+        moments.merge(SecondMoments(3, 2))
     with pytest.raises(ShapeError, match="need \\[2, 3\\]"):
-        found.sigma(torch.eye(2))
+        moments.sigma(torch.eye(2))
     with pytest.raises(DataError, match="only 4 were ever added"):
-        found.remove(old.repeat(2, 1), new.repeat(2, 1))
+        moments.remove(old.repeat(2, 1), new.repeat(2, 1))
     with pytest.raises(DataError, match="no pairs"):
         SecondMoments(2, 2).second()
     (tmp_path / "text").write_text("no tensors")

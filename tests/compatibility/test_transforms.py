@@ -1,4 +1,4 @@
-"""What every backward transform keeps to, whichever it is."""
+"""The behaviour that every backward transform has, whatever its kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import evergram.compatibility
 from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import KINDS as CLOSED_FORMS
-from evergram.compatibility.gradient_fit import fit_by_gradient
+from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
 from evergram.compatibility.kinds import TRANSFORMS, build_transform
 from evergram.compatibility.transforms import (
     AffineTransform,
@@ -52,7 +52,7 @@ def test_every_transform_of_the_package_is_in_the_table_under_its_kind() -> None
 
 
 @pytest.mark.parametrize("kind", list(TRANSFORMS))
-def test_its_settings_say_how_it_is_made_and_what_it_can(kind: str) -> None:
+def test_its_settings_give_its_options_and_abilities(kind: str) -> None:
     settings = TRANSFORMS[kind]()
     transform = build_transform(kind, 40, 50, settings.options())
     assert transform.options == settings.options()
@@ -66,9 +66,9 @@ class TestTransform:
     def test_shapes_and_batch_dimensions(self, kind: str, old: int, new: int) -> None:
         transform = shaken(kind, old, new)
         z = torch.randn(2, 7, new)
-        found = transform(z)
-        assert found.shape == (2, 7, old)
-        torch.testing.assert_close(found[1, 3], transform(z[1, 3]))
+        mapped = transform(z)
+        assert mapped.shape == (2, 7, old)
+        torch.testing.assert_close(mapped[1, 3], transform(z[1, 3]))
         with pytest.raises(ShapeError, match=f"takes {new}"):
             transform(torch.ones(1, new + 1))
 
@@ -78,7 +78,9 @@ class TestTransform:
         if kind != "truncate":
             assert not torch.equal(build(kind, old, new)(z), build(kind, old, new, seed=1)(z))
 
-    def test_it_survives_the_disk(self, kind: str, old: int, new: int, tmp_path: Path) -> None:
+    def test_its_state_is_restored_from_disk(
+        self, kind: str, old: int, new: int, tmp_path: Path
+    ) -> None:
         transform, z = shaken(kind, old, new), torch.randn(4, new)
         save_file(transform.state_dict(), tmp_path / "t.safetensors")
         options = json.loads(json.dumps(transform.options))
@@ -86,7 +88,7 @@ class TestTransform:
         again.load_state_dict(load_file(tmp_path / "t.safetensors"))
         assert torch.equal(again(z), transform(z))
 
-    def test_its_matrix_is_what_it_does(self, kind: str, old: int, new: int) -> None:
+    def test_its_matrix_gives_the_same_vectors(self, kind: str, old: int, new: int) -> None:
         transform, z = shaken(kind, old, new), torch.randn(4, new)
         affine = transform.affine()
         if affine is None:
@@ -99,16 +101,16 @@ class TestTransform:
         expected = z @ weight.T + (0 if offset is None else offset)
         torch.testing.assert_close(transform(z), expected)
 
-    def test_its_gradient(self, kind: str, old: int, new: int) -> None:
+    def test_its_gradient_is_right(self, kind: str, old: int, new: int) -> None:
         transform = shaken(kind, old, new).double()
         z = torch.randn(3, new, dtype=torch.float64, requires_grad=True)
         names = [name for name, _ in transform.named_parameters()]
         values = tuple(p.detach().clone().requires_grad_() for p in transform.parameters())
 
         def of(z: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-            found = torch.func.functional_call(transform, dict(zip(names, values, strict=True)), z)
-            assert isinstance(found, torch.Tensor)
-            return found
+            mapped = torch.func.functional_call(transform, dict(zip(names, values, strict=True)), z)
+            assert isinstance(mapped, torch.Tensor)
+            return mapped
 
         assert torch.autograd.gradcheck(of, (z, *values))
 
@@ -122,7 +124,7 @@ class TestTransform:
         weight = torch.ones(200)
         with torch.no_grad():
             before = float(loss(transform, z, past, weight))
-        fit_by_gradient(transform, z, past, loss, rate=0.05, epochs=50, batch_size=64)
+        fit_by_gradient(transform, z, past, loss, GradientFit(0.05, epochs=50, batch_size=64))
         with torch.no_grad():
             assert float(loss(transform, z, past, weight)) < 0.9 * before
 

@@ -1,4 +1,4 @@
-"""Amazon's files: the layouts of 2014 and 2018, Beauty in columns, and what is damaged or odd."""
+"""Amazon's files: the layouts of 2014 and 2018, Beauty in columns, and damaged or odd files."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_both_layouts_in_every_file(tmp_path: Path, name: str, line: Any) -> Non
         assert corpus.candidates.features == {}
 
 
-def test_what_is_in_a_file_counts_and_not_its_name(tmp_path: Path) -> None:
+def test_the_content_of_a_file_counts_and_not_its_name(tmp_path: Path) -> None:
     zipped = write(tmp_path / "a.gz", review_2018("al", "B1", 5.0, 1))
     zipped.rename(tmp_path / "a.json")
     assert rows(load_amazon(tmp_path / "a.json")) == [("al", "B1", 5.0, 1)]
@@ -199,7 +199,9 @@ GOOD = review_2018("al", "B1", 5.0, 1)
 )
 def test_a_bad_line_is_named_by_its_file_and_row(tmp_path: Path, bad: str, words: str) -> None:
     path = write(tmp_path / "r.json.gz", GOOD, "", bad, GOOD)
-    with pytest.raises(DataError, match=r"r\.json\.gz row 3: .*; mend or remove it\.$") as caught:
+    with pytest.raises(
+        DataError, match=r"r\.json\.gz row 3: .*; correct or remove it\.$"
+    ) as caught:
         load_amazon(path)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -244,7 +246,7 @@ def test_a_cut_file_is_named_with_the_row_where_it_ends(tmp_path: Path) -> None:
         load_amazon(tmp_path)
 
 
-def test_what_a_folder_may_hold(tmp_path: Path) -> None:
+def test_a_folder_holds_one_file_of_reviews_and_one_of_metadata_at_most(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="There is no file or folder"):
         load_amazon(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"one file of reviews .* holds none"):

@@ -1,4 +1,4 @@
-"""What every loader does; a new one is enrolled by the table, and by docs/extend/loader.md."""
+"""The behaviour of every loader; the table and docs/extend/loader.md enrol a new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The split of a last training, and what no test list may hold."""
+"""The split of a last training, and the pairs that no test list may hold."""
 
 from __future__ import annotations
 

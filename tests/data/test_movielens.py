@@ -1,4 +1,4 @@
-"""MovieLens where files are damaged or odd; the layouts themselves are in test_loaders."""
+"""MovieLens: damaged and odd files; the layouts themselves are in test_loaders."""
 
 from __future__ import annotations
 

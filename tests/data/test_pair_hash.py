@@ -16,8 +16,8 @@ PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, 
 
 def hashed(pairs: list[tuple[int, int]], salt: str = "salt") -> list[int]:
     query, candidate = zip(*pairs, strict=True)
-    found: list[int] = PairHash(salt).of_pairs(pa.array(query), pa.array(candidate)).tolist()
-    return found
+    numbers: list[int] = PairHash(salt).of_pairs(pa.array(query), pa.array(candidate)).tolist()
+    return numbers
 
 
 def test_known_numbers() -> None:

@@ -1,4 +1,4 @@
-"""The end of a growing corpus, as a person writes it."""
+"""The window at the end of a growing corpus, from its text."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from evergram.errors import DataError
         ("2 weeks", None, 1_209_600),
     ],
 )
-def test_it_is_read(text: str, share: float | None, seconds: float | None) -> None:
-    found = RollingWindow.parse(text)
-    assert (found.share, found.seconds) == (share, seconds)
+def test_a_share_or_a_length_of_time_is_read(
+    text: str, share: float | None, seconds: float | None
+) -> None:
+    window = RollingWindow.parse(text)
+    assert (window.share, window.seconds) == (share, seconds)
 
 
 @pytest.mark.parametrize("text", ["", "5", "0 %", "100 %", "0 days", "-1 days", "7 moons", "5 %%"])
-def test_anything_else_is_refused(text: str) -> None:
+def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"split\.last is"):
         RollingWindow.parse(text)
 
@@ -42,5 +44,5 @@ def test_a_day_is_a_day_in_every_unit(units: int) -> None:
 def test_times_that_are_no_dates_take_a_share_alone() -> None:
     time = torch.arange(100)
     assert RollingWindow.parse("5 %").begins(time) == 95
-    with pytest.raises(DataError, match="none between 1980 and 2100"):
+    with pytest.raises(DataError, match="99, which is not between 1980 and 2100"):
         RollingWindow.parse("7 days").begins(time)

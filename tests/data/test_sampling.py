@@ -1,4 +1,4 @@
-"""Whatever is drawn, and however: batches stand for their measure exactly."""
+"""Batches stand for their measure exactly, whatever is drawn and however."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import EntitySampler, ExampleSampler, measure, measures
+from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws, measure, measures
 from evergram.errors import DataError
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30)
@@ -38,13 +38,7 @@ def gramian(embeddings: Tensor, counts: Tensor, power: float) -> Tensor:
 def test_weighted_batches_have_the_gramians_of_the_measures(pairs: list[tuple[int, int]]) -> None:
     data = corpus(pairs)
     chosen = {s: measures(data.counts(s), POWERS) for s in ("query", "candidate")}
-    sampler = ExampleSampler(
-        data,
-        batch_size=1,
-        seed=0,
-        query_measures=chosen["query"],
-        candidate_measures=chosen["candidate"],
-    )
+    sampler = ExampleSampler(data, batch_size=1, seed=0, measures=chosen)
     draw = torch.Generator().manual_seed(1)
     for side in ("query", "candidate"):
         counts = data.counts(side)
@@ -66,10 +60,10 @@ def test_query_uniform_positives_carry_their_own_weights(pairs: list[tuple[int, 
     data = corpus(pairs)
     sampler = ExampleSampler(
         data,
+        PairDraws(positives="queries"),
         batch_size=1,
         seed=0,
-        positives="queries",
-        candidate_measures=measures(data.counts("candidate"), POWERS),
+        measures={"candidate": measures(data.counts("candidate"), POWERS)},
     )
     degrees = data.counts("query")
     embeddings = torch.eye(len(data.candidates), dtype=torch.float64)
@@ -85,27 +79,27 @@ def test_query_uniform_positives_carry_their_own_weights(pairs: list[tuple[int, 
 
 def test_query_uniform_positives_are_drawn_as_they_say() -> None:
     data = corpus([(0, 0)] * 3 + [(0, 1)] + [(1, 0)] * 2 + [(2, 2)] * 6)
-    sampler = ExampleSampler(data, batch_size=12, seed=0, positives="queries")
-    found = torch.zeros(3, 3)
+    sampler = ExampleSampler(data, PairDraws(positives="queries"), batch_size=12, seed=0)
+    drawn = torch.zeros(3, 3)
     for epoch in range(2000):
         for batch in sampler.epoch(epoch):
-            found.index_put_((batch.query, batch.candidate), torch.ones(12), accumulate=True)
+            drawn.index_put_((batch.query, batch.candidate), torch.ones(12), accumulate=True)
     expected = torch.tensor([[0.75, 0.25, 0], [1, 0, 0], [0, 0, 1]]) / 3
-    assert float((found / found.sum() - expected).abs().max()) < 0.01
+    assert float((drawn / drawn.sum() - expected).abs().max()) < 0.01
 
 
 def test_negatives_are_uniform_over_what_the_query_has_not_met() -> None:
     data = corpus([(0, 0), (0, 1), (1, 2), (1, 3), (2, 4)])
-    sampler = ExampleSampler(data, batch_size=5, seed=0, negatives=True)
-    found = torch.zeros(3, 5)
+    sampler = ExampleSampler(data, PairDraws(negatives=True), batch_size=5, seed=0)
+    drawn = torch.zeros(3, 5)
     for epoch in range(4000):
         for batch in sampler.epoch(epoch):
             assert batch.negative is not None
-            found.index_put_((batch.query, batch.negative), torch.ones(5), accumulate=True)
+            drawn.index_put_((batch.query, batch.negative), torch.ones(5), accumulate=True)
     expected = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 1], [0.75] * 4 + [0]]) / 3
-    shares = found / found.sum(1, keepdim=True)
+    shares = drawn / drawn.sum(1, keepdim=True)
     assert float((shares - expected).abs().max()) < 0.02
-    assert bool((found[expected == 0] == 0).all())
+    assert bool((drawn[expected == 0] == 0).all())
 
 
 @pytest.mark.parametrize("kind", ["uniform", "sqrt", "linear"])
@@ -114,12 +108,12 @@ def test_entities_drawn_apart_stand_for_the_measure(kind: str, power: float) -> 
     counts = torch.tensor([1, 9, 0, 4, 2])
     share = measure(counts, power)
     sampler = EntitySampler(counts, share[:, None], kind=kind, batch_size=500, seed=0)
-    found = torch.zeros(5, dtype=torch.float64)
+    weighted = torch.zeros(5, dtype=torch.float64)
     plain = torch.zeros(5)
     for draw in sampler.epoch(0, 400):
-        found.index_add_(0, draw.ids, draw.weights[:, 0].double())
+        weighted.index_add_(0, draw.ids, draw.weights[:, 0].double())
         plain += torch.bincount(draw.ids, minlength=5)
-    torch.testing.assert_close(found / 200_000, share, rtol=0.05, atol=1e-9)
+    torch.testing.assert_close(weighted / 200_000, share, rtol=0.05, atol=1e-9)
     rate = counts.double() ** {"uniform": 0, "sqrt": 0.5, "linear": 1}[kind] * (counts > 0)
     torch.testing.assert_close(plain.double() / 200_000, rate / rate.sum(), rtol=0.05, atol=1e-9)
 
@@ -139,7 +133,7 @@ def test_the_sparse_weights_keep_their_sum_however_pairs_are_drawn() -> None:
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     for positives, chance in (("examples", [1 / 5] * 5), ("queries", [1 / 9] * 3 + [1 / 3] * 2)):
         sampler = ExampleSampler(
-            data, batch_size=1, seed=0, positives=positives, pair_weight=weight
+            data, PairDraws(positives=positives), batch_size=1, seed=0, pair_weight=weight
         )
         assert sampler.pair_weight is not None
         expectation = torch.tensor(chance) * sampler.pair_weight
@@ -164,4 +158,4 @@ def test_an_epoch_is_every_pair_once_and_the_same_for_the_same_seed() -> None:
 
 def test_values_as_targets_need_values() -> None:
     with pytest.raises(DataError, match=r"task\.target"):
-        ExampleSampler(corpus([(0, 0)]), batch_size=1, seed=0, target="value")
+        ExampleSampler(corpus([(0, 0)]), PairDraws(target="value"), batch_size=1, seed=0)

@@ -1,4 +1,4 @@
-"""The growing corpus, by hand and as properties."""
+"""Splits of the growing corpus, by hand and as properties."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trained(split: Split) -> list[tuple[str, str]]:
 
 
 def test_the_growing_corpus_by_hand() -> None:
-    found = time_split(
+    split = time_split(
         corpus(
             [
                 ("old", "a"),
@@ -65,7 +65,7 @@ def test_the_growing_corpus_by_hand() -> None:
         held_out=HeldOut("salt", selection="paper"),
     )
     # A new query's only edge, or all but its last, join training.
-    assert trained(found) == [
+    assert trained(split) == [
         ("old", "a"),
         ("old", "b"),
         ("x", "a"),
@@ -75,8 +75,8 @@ def test_the_growing_corpus_by_hand() -> None:
         ("new", "b"),
     ]
     # An existing query's, and a new one's last, are held out; c and d were never trained.
-    assert named(found, found.test) == {("old", None), ("new", None)}
-    assert found.unknown_queries == 0
+    assert named(split, split.test) == {("old", None), ("new", None)}
+    assert split.unknown_queries == 0
 
 
 PAIRS = st.lists(
@@ -126,7 +126,7 @@ Grown = st.lists(
 @pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(Grown)
-def test_what_a_version_was_trained_on_no_later_one_is_tested_on(
+def test_no_version_is_tested_on_pairs_that_an_earlier_one_was_trained_on(
     versions: list[tuple[list[tuple[str, str]], str, float]],
 ) -> None:
     # However the data changes from version to version, and by whichever split.
@@ -160,7 +160,7 @@ def test_more_rows_in_another_order_hold_out_the_same_pairs() -> None:
     assert abs(len(held(pairs)) / len(pairs) - 0.3) < 0.07
 
 
-def test_who_selects_goes_by_the_query() -> None:
+def test_queries_either_select_or_are_tested() -> None:
     pairs = [(str(q), str(c)) for q in range(40) for c in range(12)]
     splits = [
         random_split(corpus(rows), share=0.3, held_out=HeldOut("salt"))
@@ -204,9 +204,9 @@ def test_the_last_days_are_the_window() -> None:
     data = Corpus.from_tables(
         pa.table({"query": ["q"] * 30, "candidate": [f"c{i}" for i in range(30)], "time": time})
     )
-    found = window_split(data, last=RollingWindow.parse("2 days"), held_out=HeldOut("salt"))
+    split = window_split(data, last=RollingWindow.parse("2 days"), held_out=HeldOut("salt"))
     # Seven thirds of a day from the last one back, ends included.
-    assert len(found.training) == 30 - 7
+    assert len(split.training) == 30 - 7
     with pytest.raises(DataError, match="holds all interactions"):
         window_split(data, last=RollingWindow.parse("20 days"), held_out=HeldOut("salt"))
     with pytest.raises(DataError, match="holds no interaction"):

@@ -1,4 +1,4 @@
-"""The planted corpus: the same every time, and its answer is worth finding."""
+"""The planted corpus is the same every time, and its answer can be learned."""
 
 from __future__ import annotations
 

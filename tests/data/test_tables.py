@@ -1,4 +1,4 @@
-"""Tables where cells are wrong or odd; the formats themselves are in test_loaders."""
+"""Tables with wrong or odd cells; the formats themselves are in test_loaders."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_a_bad_cell_is_named_by_its_row(tmp_path: Path, text: str, message: str)
 def test_a_column_is_of_one_type_from_its_first_line_to_its_last(tmp_path: Path) -> None:
     text = "query,candidate,value\n" + "1,2,3\n" * MANY + "A1,2,3.5\n"
     (tmp_path / "x.csv").write_text(text)
-    found = read_interactions(tmp_path / "x.csv")
-    assert found["query"].type == pa.string()
-    assert found["value"][-1].as_py() == 3.5
+    table = read_interactions(tmp_path / "x.csv")
+    assert table["query"].type == pa.string()
+    assert table["value"][-1].as_py() == 3.5
 
 
 def test_dates_become_times_in_order(tmp_path: Path) -> None:
@@ -80,11 +80,11 @@ def test_only_text_has_separators(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("query,candidate\n1,5\n")
     features = pa.table({"id": [5], "title": ["Either|Or"], "tags": [["a", "b"]]})
     pq.write_table(features, tmp_path / "f.parquet")
-    found = load_table(
+    features = load_table(
         tmp_path / "x.csv", candidate_features=tmp_path / "f.parquet"
     ).candidates.features
-    assert found["title"].vocabulary.keys.to_pylist() == ["Either|Or"]
-    assert found["tags"].vocabulary.keys.to_pylist() == ["a", "b"]
+    assert features["title"].vocabulary.keys.to_pylist() == ["Either|Or"]
+    assert features["tags"].vocabulary.keys.to_pylist() == ["a", "b"]
 
 
 def test_a_file_by_id_has_each_id_once_and_no_other_kind(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Wikispeedia: names, features and what is wrong with a file."""
+"""Wikispeedia: names, features and damaged files."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def speedia(folder: Path, **changed: str) -> Path:
 
 
 def bags(corpus: Corpus, feature: str) -> list[set[str]]:
-    found = corpus.candidates.features[feature]
-    keys, ends = found.vocabulary.keys.to_pylist(), found.offsets.tolist()
-    return [{keys[row] for row in found.indices[a:b]} for a, b in itertools.pairwise(ends)]
+    column = corpus.candidates.features[feature]
+    keys, ends = column.vocabulary.keys.to_pylist(), column.offsets.tolist()
+    return [{keys[row] for row in column.indices[a:b]} for a, b in itertools.pairwise(ends)]
 
 
 def test_wikispeedia(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_wikispeedia(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"links": "A_b\tAlone\nA_b\tNobody\n"}, r"links\.tsv row 2: 'Nobody' is not in"),
         ({"links": "A_b\tAlone\nA_b\n"}, r"links\.tsv row 2 cannot be read"),
@@ -51,9 +51,9 @@ def test_wikispeedia(tmp_path: Path) -> None:
     ],
 )
 def test_wikispeedia_that_cannot_be_used(
-    tmp_path: Path, changed: dict[str, str], said: str
+    tmp_path: Path, changed: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         load_wikispeedia(speedia(tmp_path, **changed))
 
 

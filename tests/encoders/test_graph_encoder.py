@@ -1,188 +1,25 @@
-"""Graph encoders against slow sums over dense matrices and sets, in float64."""
+"""The behaviour that both graph encoders have."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from tests.support.graph_corpora import (
+    PAIRS,
+    Pairs,
+    graph_corpus,
+    random_encoder,
+)
 from torch import Tensor
 
-from evergram.data.corpus import Corpus
-from evergram.encoders.adjacency import (
-    adjacency,
-    degrees,
-    neighbour_balanced,
-    neighbour_mean,
-    neighbour_sum,
-)
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.features import SIDES
 from evergram.encoders.graph_encoder import GraphEncoder
 from evergram.encoders.graphsage import GraphSage
 from evergram.encoders.lightgcn import LightGCN
 from evergram.errors import TrainingError
-
-Pairs = list[tuple[int, int]]
-# Query 3 met one candidate, candidate 4 met one query, and a pair came twice.
-PAIRS: Pairs = [(0, 0), (0, 1), (1, 1), (1, 2), (1, 1), (2, 0), (2, 2), (2, 3), (3, 3), (0, 4)]
-
-
-def corpus(pairs: Pairs = PAIRS, features: bool = True) -> Corpus:
-    """Genres of every candidate, and brands of some."""
-    names = sorted({c for _, c in pairs})
-    table = pa.table(
-        {
-            "id": names,
-            "genres": [[str(i % 2), "all"] if i % 3 else [str(i % 2)] for i in names],
-            "brand": pa.array([None if i == 2 else i % 3 for i in names]),
-        }
-    )
-    return Corpus.from_tables(
-        pa.table({"query": [q for q, _ in pairs], "candidate": [c for _, c in pairs]}),
-        candidate_features=table if features else None,
-    )
-
-
-def build(kind: type[GraphEncoder], data: Corpus, dim: int = 3, **options: Any) -> Encoder:
-    """In float64, with no parameter where a start would leave it."""
-    draw = torch.Generator().manual_seed(0)
-    schema = Schema.of(data, features=True)
-    found: GraphEncoder = kind(schema, dim, generator=draw, **options).double()  # type: ignore[call-arg]
-    with torch.no_grad():
-        for parameter in found.parameters():
-            parameter.normal_(generator=draw)
-    return found
-
-
-def dense(data: Corpus) -> Tensor:
-    """The adjacency as a matrix of zeros and ones, [N, N]."""
-    queries = len(data.queries)
-    size = queries + len(data.candidates)
-    found = torch.zeros(size, size, dtype=torch.float64)
-    for q, c in zip(data.column("query").tolist(), data.column("candidate").tolist(), strict=True):
-        found[q, queries + c] = found[queries + c, q] = 1
-    return found
-
-
-class TestAdjacency:
-    @settings(deadline=None)
-    @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=30))
-    def test_sums_over_distinct_neighbours(self, pairs: Pairs) -> None:
-        data = corpus(pairs)
-        matrix, expected = adjacency(data), dense(data)
-        assert torch.equal(matrix.to_dense().double(), expected)
-        degree = expected.sum(1)
-        assert torch.equal(degrees(matrix).double(), degree)
-        nodes = torch.randn(len(expected), 2, dtype=torch.float64)
-        torch.testing.assert_close(neighbour_sum(matrix, nodes), expected @ nodes)
-        torch.testing.assert_close(
-            neighbour_mean(matrix, nodes), expected @ nodes / degree[:, None]
-        )
-        root = degree.rsqrt()
-        balanced = root[:, None] * expected * root
-        torch.testing.assert_close(neighbour_balanced(matrix, nodes), balanced @ nodes)
-
-    @pytest.mark.parametrize("combine", [neighbour_sum, neighbour_mean, neighbour_balanced])
-    def test_gradients(self, combine: Any) -> None:
-        matrix = adjacency(corpus())
-        nodes = torch.randn(len(matrix), 3, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(lambda x: combine(matrix, x), nodes)
-
-
-def bags(encoder: Encoder, data: Corpus) -> list[Tensor]:
-    """Of each candidate, the sum of the mean rows of its features, from external keys."""
-    tables = {k: v.detach() for k, v in encoder.named_parameters() if "tables" in k}
-    found: list[Tensor] = []
-    for i in range(len(data.candidates)):
-        total = torch.zeros(tables["start.tables.feature/genres"].shape[1], dtype=torch.float64)
-        for name, column in data.candidates.features.items():
-            keys = column.indices[column.offsets[i] : column.offsets[i + 1]].tolist()
-            words = [column.vocabulary.keys[k] for k in keys]
-            rows = [
-                tables[f"start.tables.feature/{name}"][r]
-                for r in encoder.schema.vocabularies[f"feature.{name}"]
-                .rows(pa.array(words, column.vocabulary.keys.type))
-                .tolist()
-                if r >= 0
-            ]
-            if rows:
-                total = total + torch.stack(rows).mean(0)
-        found.append(total)
-    return found
-
-
-def slow_sage(encoder: Encoder, data: Corpus, *, training: bool) -> Tensor:
-    """One node after another, its neighbours from a set. [BC] §5."""
-    state = {name: value.detach() for name, value in encoder.state_dict().items()}
-    queries = len(data.queries)
-    nodes = [state["start.shared.query"]] * queries + bags(encoder, data)
-    pairs = set(zip(data.column("query").tolist(), data.column("candidate").tolist(), strict=True))
-    near: list[list[int]] = [[] for _ in nodes]
-    for q, c in sorted(pairs):
-        near[q].append(queries + c)
-        near[queries + c].append(q)
-    depth = sum(1 for name in state if name.endswith("lin_l.weight"))
-    for k in range(depth):
-        left, right = (state[f"convolutions.{k}.lin_{s}.weight"] for s in "lr")
-        raw = []
-        for i, own in enumerate(nodes):
-            mean = torch.zeros_like(own)
-            for j in near[i]:
-                mean = mean + nodes[j] / len(near[i])
-            raw.append(left @ mean + state[f"convolutions.{k}.lin_l.bias"] + right @ own)
-        if training:
-            centre = sum(raw, torch.zeros_like(raw[0])) / len(raw)
-            spread = sum(((r - centre) ** 2 for r in raw), torch.zeros_like(raw[0])) / len(raw)
-        else:
-            centre, spread = state[f"norms.{k}.running_mean"], state[f"norms.{k}.running_var"]
-        nodes = [
-            state[f"norms.{k}.weight"] * (r - centre) / (spread + 1e-5).sqrt()
-            + state[f"norms.{k}.bias"]
-            for r in raw
-        ]
-        if k < depth - 1:
-            nodes = [n.clamp(min=0) for n in nodes]
-    return torch.stack(nodes)
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("options", [{}, {"layers": 1}, {"layers": 3, "width": 5}])
-def test_graphsage_is_its_definition(training: bool, options: dict[str, Any]) -> None:
-    data = corpus()
-    encoder = build(GraphSage, data, **options)
-    for name, buffer in encoder.named_buffers():
-        if name.endswith(("mean", "var")):
-            buffer.uniform_(0.5, 2)
-    encoder.train(training)
-    expected = slow_sage(encoder, data, training=training)
-    embeddings = encoder(encoder.read(data))
-    found = torch.cat([torch.cat(list(embeddings.blocks(side))) for side in SIDES])
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_lightgcn_is_its_definition(layers: int) -> None:
-    data = corpus()
-    encoder = build(LightGCN, data, layers=layers)
-    state = encoder.state_dict()
-    start = torch.cat(
-        [
-            state["start.tables.query/id"],
-            state["start.tables.candidate/id"] + torch.stack(bags(encoder, data)),
-        ]
-    )
-    edges = dense(data)
-    root = edges.sum(1).rsqrt()
-    balanced = root[:, None] * edges * root
-    powers = [torch.linalg.matrix_power(balanced, k) for k in range(layers + 1)]
-    expected = torch.stack([p @ start for p in powers]).mean(0)
-    found = encoder.embed_all(data)
-    torch.testing.assert_close(torch.cat([found[s] for s in SIDES]), expected)
 
 
 @pytest.mark.parametrize("kind", [GraphSage, LightGCN])
@@ -191,8 +28,11 @@ class TestGraphEncoder:
         """A new query and a new candidate with edges get vectors of their own; whoever is farther
         than the layers reach stays where it was, and who met the new ones moves."""
         far: Pairs = [(7, 7), (7, 8), (8, 8)]
-        data, grown = corpus([*PAIRS, *far]), corpus([*PAIRS, *far, (9, 0), (9, 2), (1, 9)])
-        encoder = build(kind, data, layers=2)
+        data, grown = (
+            graph_corpus([*PAIRS, *far]),
+            graph_corpus([*PAIRS, *far, (9, 0), (9, 2), (1, 9)]),
+        )
+        encoder = random_encoder(kind, data, layers=2)
         old, new = encoder.embed_all(data), encoder.embed_all(grown)
         for side, entities in (("query", grown.queries), ("candidate", grown.candidates)):
             place = {key: i for i, key in enumerate(entities.vocabulary.keys.to_pylist())}
@@ -207,8 +47,8 @@ class TestGraphEncoder:
             assert (others - new[side][place[9]]).abs().sum(1).min() > 1e-6
 
     def test_the_order_of_a_corpus_does_not_matter(self, kind: type[GraphEncoder]) -> None:
-        data, other = corpus(), corpus(PAIRS[::-1])
-        encoder = build(kind, data)
+        data, other = graph_corpus(), graph_corpus(PAIRS[::-1])
+        encoder = random_encoder(kind, data)
         first, second = encoder.embed_all(data), encoder.embed_all(other)
         rows = other.queries.vocabulary.rows(data.queries.vocabulary.keys)
         torch.testing.assert_close(second["query"][rows], first["query"])
@@ -216,8 +56,8 @@ class TestGraphEncoder:
     def test_one_pass_serves_all_rows(
         self, kind: type[GraphEncoder], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        data = corpus()
-        encoder = build(kind, data)
+        data = graph_corpus()
+        encoder = random_encoder(kind, data)
         passes: list[Any] = []
         real = kind.propagate
 
@@ -233,8 +73,8 @@ class TestGraphEncoder:
         assert len(passes) == 1
 
     def test_rows_of_unit_norm(self, kind: type[GraphEncoder]) -> None:
-        data = corpus()
-        for vectors in build(kind, data, normalize=True).embed_all(data).values():
+        data = graph_corpus()
+        for vectors in random_encoder(kind, data, normalize=True).embed_all(data).values():
             torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)).double())
 
     def test_without_the_extra_it_says_what_to_install(
@@ -242,25 +82,4 @@ class TestGraphEncoder:
     ) -> None:
         monkeypatch.setitem(sys.modules, "torch_geometric.nn", None)
         with pytest.raises(TrainingError, match=r"pip install 'evergram\[graph\]'"):
-            build(kind, corpus())
-
-
-def test_ids_of_candidates_where_there_are_no_features_or_where_asked_for() -> None:
-    def tables(features: bool, **options: Any) -> set[str]:
-        encoder = build(GraphSage, corpus(features=features), **options)
-        return {n.rsplit(".", 1)[1] for n, _ in encoder.named_parameters() if "tables" in n}
-
-    assert tables(False) == {"candidate/id"}
-    assert tables(True) == {"feature/genres", "feature/brand"}
-    assert tables(True, ids=True) == {"feature/genres", "feature/brand", "candidate/id"}
-
-
-def test_embeddings_start_with_the_deviation_asked_for() -> None:
-    data = corpus([(q, (3 * q + k) % 11) for q in range(40) for k in range(4)])
-    draw = torch.Generator().manual_seed(0)
-    encoder = GraphSage(Schema.of(data, features=True), 8, generator=draw, ids=True, scale=0.2)
-    embeddings = encoder(encoder.read(data))
-    nodes = torch.cat([torch.cat(list(embeddings.blocks(side))) for side in SIDES])
-    torch.testing.assert_close(
-        nodes.std(0, unbiased=False), torch.full((8,), 0.2), rtol=0.05, atol=0
-    )
+            random_encoder(kind, graph_corpus())

@@ -1,4 +1,4 @@
-"""The user's own modules as an encoder: what they are called with, and what is refused."""
+"""The user's own modules as an encoder: their ids, their tensors, and the modules refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder_modules import EncoderModules, outputs_of
+from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.module_encoder import (
     ModuleEncoder,
     check_vectors,
@@ -33,23 +33,6 @@ def modules(dim: int = 4, **options: Any) -> EncoderModules:
     )
 
 
-class Pair(nn.Module):
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        return torch.stack([first, second], dim=1)
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        lambda ids: (torch.ones(len(ids)), torch.zeros(len(ids))),
-        lambda ids: {"second": torch.zeros(len(ids)), "first": torch.ones(len(ids))},
-    ],
-)
-def test_tuples_are_positional_and_dicts_are_keywords(inputs: Any) -> None:
-    own = EncoderModules(Pair(), Pair(), inputs, inputs)
-    assert outputs_of(own, "query", [1, 2, 3]).tolist() == [[1.0, 0.0]] * 3
-
-
 @pytest.mark.parametrize(
     ("module", "message"),
     [
@@ -57,7 +40,7 @@ def test_tuples_are_positional_and_dicts_are_keywords(inputs: Any) -> None:
         (nn.LSTM(4, 4), "returned tuple for 1 ids"),
     ],
 )
-def test_what_is_no_b_by_d_is_a_sentence(module: nn.Module, message: str) -> None:
+def test_modules_that_do_not_return_b_by_d_are_refused(module: nn.Module, message: str) -> None:
     own = EncoderModules(
         module, nn.Embedding(20, 4), lambda ids: torch.ones(len(ids), 4), torch.tensor
     )
@@ -127,9 +110,6 @@ def test_tied_tensors_are_kept_once_and_stay_tied() -> None:
     encoder = ModuleEncoder.of(own, CORPUS)
     tensors = encoder.tensors()
     assert list(tensors) == ["query.weight"]
-    copy = own.copied()
-    assert copy.query is copy.candidate
-    assert copy.query is not table
     other = nn.Embedding(26, 4)
     again = restore_module_encoder(
         EncoderModules(other, other, letters, torch.tensor),
@@ -144,7 +124,7 @@ def test_tied_tensors_are_kept_once_and_stay_tied() -> None:
         restore_module_encoder(modules(), encoder.options, encoder.schema, tensors, "version 0")
 
 
-def test_other_modules_are_a_sentence() -> None:
+def test_other_modules_than_the_published_ones_are_refused() -> None:
     encoder = ModuleEncoder.of(modules(), CORPUS)
     parts = encoder.options, encoder.schema, encoder.tensors(), "version 3"
     with pytest.raises(ShapeError, match=r"not the modules of version 3: .*another shape or type"):
@@ -171,7 +151,7 @@ class Remembers(nn.Embedding):
         pass
 
 
-def test_what_is_no_tensor_is_refused() -> None:
+def test_state_that_is_not_a_tensor_is_refused() -> None:
     own = EncoderModules(Remembers(26, 4), nn.Embedding(20, 4), letters, torch.tensor)
     with pytest.raises(DataError, match=r"query\._extra_state .* is str; only tensors"):
         ModuleEncoder.of(own, CORPUS).tensors()

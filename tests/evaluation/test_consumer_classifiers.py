@@ -1,18 +1,14 @@
-"""Classifiers that are trained side by side are what each would be alone."""
+"""Classifiers trained side by side are those that are trained one at a time."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
-from evergram.errors import DataError
-from evergram.evaluation.auc import roc_auc
 from evergram.evaluation.consumer_classifiers import (
     ConsumerClassifiers,
+    ConsumerFit,
     ConsumerInputs,
     choose_consumer,
     fit_consumers,
@@ -29,28 +25,7 @@ def parts() -> tuple[tuple[ConsumerInputs, Tensor], tuple[ConsumerInputs, Tensor
     return (ConsumerInputs.of(x[:300]), y[:300]), (ConsumerInputs.of(x[300:400]), y[300:400])
 
 
-def test_auc_counts_pairs_and_ties_are_half() -> None:
-    score = np.array([0.1, 0.4, 0.4, 0.8])
-    label = np.array([False, False, True, True])
-    # Pairs won: (.4,.1) (.8,.1) (.8,.4), tied (.4,.4): 3.5 of 4.
-    assert roc_auc(score, label) == pytest.approx(3.5 / 4)
-    with pytest.raises(DataError, match="positive and negative"):
-        roc_auc(score, np.ones(4, dtype=bool))
-
-
-@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=30))
-def test_auc_equals_the_count_over_all_pairs(found: list[tuple[int, bool]]) -> None:
-    positive = [s for s, y in found if y]
-    negative = [s for s, y in found if not y]
-    if not positive or not negative:
-        return
-    won = sum((p > n) + 0.5 * (p == n) for p in positive for n in negative)
-    scores = np.array([s for s, _ in found], dtype=np.float32)
-    labels = np.array([y for _, y in found])
-    assert roc_auc(scores, labels) == pytest.approx(won / len(positive) / len(negative))
-
-
-def test_one_learns_and_leaves_the_random_state_alone() -> None:
+def test_one_learns_without_the_global_random_state() -> None:
     x, y = planted()
     before = torch.random.get_rng_state()
     first, reached = fit_consumers(*parts(), seeds=[1])
@@ -61,11 +36,11 @@ def test_one_learns_and_leaves_the_random_state_alone() -> None:
     assert reached == first.auc(*parts()[1])
 
 
-def test_who_is_trained_beside_it_changes_nothing() -> None:
+def test_the_classifiers_beside_it_change_nothing() -> None:
     x = ConsumerInputs.of(planted()[0])
     together, reached = fit_consumers(*parts(), seeds=[0, 1, 2], dropout=[0.0, 0.5, 0.25])
-    alone, one = fit_consumers(*parts(), seeds=[1], dropout=0.5)
-    torch.testing.assert_close(together.score(x)[1:2], alone.score(x), rtol=1e-4, atol=1e-4)
+    separate, one = fit_consumers(*parts(), seeds=[1], dropout=0.5)
+    torch.testing.assert_close(together.score(x)[1:2], separate.score(x), rtol=1e-4, atol=1e-4)
     assert reached[1] == pytest.approx(one[0], abs=1e-3)
     assert not torch.allclose(together.score(x)[0], together.score(x)[2])
 
@@ -102,3 +77,15 @@ def test_width_and_dropout_are_chosen_on_validation() -> None:
     sets = (ConsumerInputs.of(x[:400]), y[:400]), (ConsumerInputs.of(x[400:]), y[400:])
     hidden, dropout = choose_consumer(*sets, hidden=[1, 32], dropout=[0.0, 0.9])
     assert (hidden, dropout) == (32, 0.0)
+
+
+def test_patience_ends_the_training_at_the_best_epoch() -> None:
+    (x, y), validation = parts()
+    torch.manual_seed(0)
+    noise = torch.rand(len(y)) < 0.5  # nothing to learn: the first epochs are as good as any
+    patient = ConsumerFit(epochs=30, patience=30)
+    hasty = ConsumerFit(epochs=30, patience=2)
+    _, best = fit_consumers((x, noise), validation, seeds=[0], settings=patient)
+    stopped, reached = fit_consumers((x, noise), validation, seeds=[0], settings=hasty)
+    assert reached[0] <= best[0]
+    assert stopped.auc(*validation) == reached

@@ -1,4 +1,4 @@
-"""Labels that were counted by hand, on ten interactions and on a corpus of a few thousand."""
+"""Labels of consumer tasks, counted by hand on twelve interactions, and on a larger corpus."""
 
 from __future__ import annotations
 
@@ -70,63 +70,63 @@ def labels(examples: Examples) -> dict[int, bool]:
 
 
 def test_activity_by_hand(tasks: dict[str, ConsumerTask]) -> None:
-    found = tasks["activity"]
+    task = tasks["activity"]
     # Rows: a 0, b 1, c 2, d 3. In (t_0, t_1] a and c are active, and c is not of V_0.
-    assert (found.training.version, labels(found.training)) == (0, {0: True, 1: False})
+    assert (task.training.version, labels(task.training)) == (0, {0: True, 1: False})
     # V_1 has c; in (t_1, t_2] b and c are active.
-    assert found.validation.version == 1
-    assert labels(found.validation) == {0: False, 1: True, 2: True}
+    assert task.validation.version == 1
+    assert labels(task.validation) == {0: False, 1: True, 2: True}
     # In the last interval a, b and c; d is new.
-    assert {k: labels(e) for k, e in found.tests.items()} == {2: {0: True, 1: True, 2: True}}
-    assert found.sides == ("query",)
+    assert {k: labels(e) for k, e in task.tests.items()} == {2: {0: True, 1: True, 2: True}}
+    assert task.sides == ("query",)
 
 
 def test_positive_activity_by_hand(tasks: dict[str, ConsumerTask]) -> None:
-    found = tasks["positive-activity"]
-    assert labels(found.training) == {0: True, 1: False}
+    task = tasks["positive-activity"]
+    assert labels(task.training) == {0: True, 1: False}
     # b's 3.5 is not positive, c's 4.5 is.
-    assert labels(found.validation) == {0: False, 1: False, 2: True}
+    assert labels(task.validation) == {0: False, 1: False, 2: True}
     # a gives 2, b 5 and c 4.
-    assert {k: labels(e) for k, e in found.tests.items()} == {2: {0: False, 1: True, 2: True}}
+    assert {k: labels(e) for k, e in task.tests.items()} == {2: {0: False, 1: True, 2: True}}
 
 
 def test_mean_rating_by_hand(tasks: dict[str, ConsumerTask]) -> None:
-    found = tasks["mean-rating"]
+    task = tasks["mean-rating"]
     # At t_0: x (row 0) has 5, 2: mean 3.5; y (row 1) has 4, 4: mean 4; the median is 3.75.
-    assert (found.training.version, labels(found.training)) == (0, {0: False, 1: True})
+    assert (task.training.version, labels(task.training)) == (0, {0: False, 1: True})
     # The same two at t_0, ratings until t_1: x 5, 2, 4: 3.67; y 4, 4, 1: 3.
-    assert (found.validation.version, labels(found.validation)) == (0, {0: False, 1: False})
+    assert (task.validation.version, labels(task.validation)) == (0, {0: False, 1: False})
     # Until t_2: x 5, 2, 4, 4.5: 3.875. z has one rating there and is too young.
-    assert labels(found.tests[1]) == {0: True, 1: False}
+    assert labels(task.tests[1]) == {0: True, 1: False}
     # Until the end: x 5, 2, 4, 4.5, 5: 4.1; y 4, 4, 1, 2: 2.75; z still had but one at t_2.
-    assert labels(found.tests[2]) == {0: True, 1: False}
+    assert labels(task.tests[2]) == {0: True, 1: False}
 
 
 def test_deviation_of_ratings_by_hand(tasks: dict[str, ConsumerTask]) -> None:
-    found = tasks["rating-deviation"]
+    task = tasks["rating-deviation"]
     # x 5, 2: 2.1; y 4, 4: 0.
-    assert labels(found.training) == {0: True, 1: False}
+    assert labels(task.training) == {0: True, 1: False}
     # Until t_1: x 1.5; y 4, 4, 1: 1.7.
-    assert labels(found.validation) == {0: True, 1: True}
+    assert labels(task.validation) == {0: True, 1: True}
     # Until the end: x 1.2; y 4, 4, 1, 2: 1.5.
-    assert labels(found.tests[2]) == {0: True, 1: True}
+    assert labels(task.tests[2]) == {0: True, 1: True}
 
 
 def test_pair_rating_by_hand(tasks: dict[str, ConsumerTask]) -> None:
-    found = tasks["pair-rating"]
-    assert found.sides == ("query", "candidate")
-    assert found.training.rows["query"].tolist() == [0, 1, 0, 1]
-    assert found.training.rows["candidate"].tolist() == [0, 0, 1, 1]
-    assert found.training.label.tolist() == [True, False, True, True]
+    task = tasks["pair-rating"]
+    assert task.sides == ("query", "candidate")
+    assert task.training.rows["query"].tolist() == [0, 1, 0, 1]
+    assert task.training.rows["candidate"].tolist() == [0, 0, 1, 1]
+    assert task.training.label.tolist() == [True, False, True, True]
     # Of (t_0, t_1], c is new: one pair cannot be read, and is counted.
-    assert (found.validation.version, found.validation.absent) == (0, 1)
-    assert found.validation.rows["query"].tolist() == [0]
-    assert found.validation.label.tolist() == [True]
+    assert (task.validation.version, task.validation.absent) == (0, 1)
+    assert task.validation.rows["query"].tolist() == [0]
+    assert task.validation.label.tolist() == [True]
     # (t_1, t_2]: z is new at t_1, so (c, x) is left.
-    assert (found.tests[1].version, found.tests[1].absent) == (1, 1)
-    assert found.tests[1].rows["query"].tolist() == [2]
+    assert (task.tests[1].version, task.tests[1].absent) == (1, 1)
+    assert task.tests[1].rows["query"].tolist() == [2]
     # (t_2, end]: (a, y) 2, (c, z) 4 and (b, x) 5 are left, (d, w) is not.
-    assert found.tests[2].label.tolist() == [False, True, True]
+    assert task.tests[2].label.tolist() == [False, True, True]
 
 
 def test_the_median_of_an_odd_number_is_its_middle_and_is_not_above_itself() -> None:
@@ -143,17 +143,17 @@ def test_the_deviation_is_the_samples() -> None:
     assert labels(line.deviation(0, 5)) == {0: True, 1: False, 2: False}
 
 
-def test_what_cannot_be_judged_is_left_out_with_a_sentence() -> None:
+def test_a_task_that_cannot_be_scored_is_left_out_with_a_sentence() -> None:
     corpus = corpus_of(ROWS)
     times = [n / len(ROWS) for n in ENDS]
     training = [corpus.restrict(torch.arange(n)) for n in ENDS[:-1]]
-    found, left_out = consumer_tasks(corpus, times, training, minimum=2)
-    assert [task.name for task in found] == ["positive-activity"]
+    judged, left_out = consumer_tasks(corpus, times, training, minimum=2)
+    assert [task.name for task in judged] == ["positive-activity"]
     text = " ".join(left_out)
     assert "activity is left out: its 3 test examples at version 2 are not of both" in text
     assert "mean-rating is left out: its 2 validation examples are not of both" in text
-    found, left_out = consumer_tasks(corpus_of(ROWS, values=False), times, training)
-    assert not found
+    judged, left_out = consumer_tasks(corpus_of(ROWS, values=False), times, training)
+    assert not judged
     assert "no ratings" in left_out[0]
     _, left_out = consumer_tasks(corpus, [*times[:2], 1.0], training[:2], minimum=2)
     assert "tested from version 2 on, and there is none" in " ".join(left_out)
@@ -168,11 +168,11 @@ def test_tasks_on_a_growing_corpus_and_a_limit() -> None:
         time_split(corpus, share=a, until=b, held_out=HeldOut("test")).training
         for a, b in pairwise(times)
     ]
-    found, left_out = consumer_tasks(corpus, times, training)
+    judged, left_out = consumer_tasks(corpus, times, training)
     # These ratings never deviate by 1.
     assert "rating-deviation is left out: its 65 training examples" in " ".join(left_out)
-    assert [list(task.tests) for task in found] == [[2], [2], [1, 2], [1, 2]]
-    pair = found[-1]
+    assert [list(task.tests) for task in judged] == [[2], [2], [1, 2], [1, 2]]
+    pair = judged[-1]
     # The rows are those of the version's own corpus: the same external ids as in the whole.
     at = pair.tests[2]
     assert at.version == 2

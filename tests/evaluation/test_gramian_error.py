@@ -39,13 +39,13 @@ def test_the_gradient_error_is_that_of_all_embeddings(width: int) -> None:
 
     def gradients(moments: dict[str, Tensor]) -> Tensor:
         # Entity by entity, of Σ p (uᵀ G u − 2 uᵀ H q) with G, H of the other side.
-        found = []
+        rows = []
         for side, other in (("query", "candidate"), ("candidate", "query")):
             m = moments[other]
             for u, p, q in zip(vectors[side], share[side], factors[side], strict=True):
                 # The form that an estimate gives need not be symmetric: ĝ pushes u by G u.
-                found.append(2 * p * (m[:, :dim] @ u - m[:, dim : dim + width] @ q))
-        return torch.cat(found)
+                rows.append(2 * p * (m[:, :dim] @ u - m[:, dim : dim + width] @ q))
+        return torch.cat(rows)
 
     exact = gradients({s: t.moment for s, t in truths.items()})
     expected = (gradients(estimates) - exact).norm() / exact.norm()
@@ -67,7 +67,7 @@ def test_the_gramian_error_is_relative() -> None:
     assert gramian_error(torch.zeros(3, 3), truth) == pytest.approx(1)
 
 
-def test_an_empty_population_is_said() -> None:
+def test_an_empty_population_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one entity"):
         Truth.of(lambda: [])
 
@@ -75,18 +75,18 @@ def test_an_empty_population_is_said() -> None:
 def test_histograms_of_observed_and_random_pairs() -> None:
     query = torch.eye(4)
     pairs = (torch.arange(4), torch.arange(4))
-    found = score_histograms(query, query, pairs, samples=40_000, bins=2)
+    histograms = score_histograms(query, query, pairs, samples=40_000, bins=2)
     # Observed pairs score 1; a random pair does in one of four cases.
-    assert found.edges.tolist() == [0.0, 0.5, 1.0]
-    assert found.observed.tolist() == [0.0, 2.0]
-    assert found.random.tolist() == pytest.approx([1.5, 0.5], abs=0.02)
-    assert found.means[0] == 1
+    assert histograms.edges.tolist() == [0.0, 0.5, 1.0]
+    assert histograms.observed.tolist() == [0.0, 2.0]
+    assert histograms.random.tolist() == pytest.approx([1.5, 0.5], abs=0.02)
+    assert histograms.means[0] == 1
     # Above three quarters, and level with one.
-    assert found.separation == pytest.approx(0.875, abs=0.01)
+    assert histograms.separation == pytest.approx(0.875, abs=0.01)
 
 
 def test_constant_scores_make_a_histogram_too() -> None:
     one = torch.ones(3, 2)
-    found = score_histograms(one, one, (torch.arange(3), torch.arange(3)), samples=100)
-    assert float(found.observed.sum()) > 0
-    assert found.separation == 0.5
+    histograms = score_histograms(one, one, (torch.arange(3), torch.arange(3)), samples=100)
+    assert float(histograms.observed.sum()) > 0
+    assert histograms.separation == 0.5

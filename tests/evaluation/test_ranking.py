@@ -70,9 +70,9 @@ def test_metrics_are_those_of_sorted_lists(
     # Distinct scores: a permutation for each query, by one-hot queries.
     order = [torch.randperm(candidates, generator=draw) for _ in range(queries)]
     table = torch.stack(order).float()
-    found = rank_metrics(torch.eye(queries), table.T.contiguous(), relevance(pairs, seen), NAMES)
+    metrics = rank_metrics(torch.eye(queries), table.T.contiguous(), relevance(pairs, seen), NAMES)
     for name in NAMES:
-        assert found[name] == pytest.approx(oracle(table.tolist(), pairs, seen, name)), name
+        assert metrics[name] == pytest.approx(oracle(table.tolist(), pairs, seen, name)), name
 
 
 def test_blocks_give_the_same_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +87,8 @@ def test_blocks_give_the_same_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_constant_embedding_scores_nothing() -> None:
     held = [(q, q) for q in range(5)]
-    found = rank_metrics(torch.ones(5, 2), torch.ones(50, 2), relevance(held, []))
-    assert found == {"recall@20": 0.0, "ndcg@20": 0.0, "map@10": 0.0}
+    metrics = rank_metrics(torch.ones(5, 2), torch.ones(50, 2), relevance(held, []))
+    assert metrics == {"recall@20": 0.0, "ndcg@20": 0.0, "map@10": 0.0}
 
 
 @pytest.mark.parametrize("shift", [-1000.0, 0.0, 1000.0])
@@ -104,18 +104,18 @@ def test_metrics_do_not_change_when_all_scores_shift(shift: float) -> None:
 
 def test_popularity_ranks_by_count_and_ties_cost_it_nothing() -> None:
     counts = torch.tensor([1, 5, 5, 0])
-    found = popularity_metrics(counts, relevance([(0, 2)], [(0, 1)]), ["recall@1"])
-    assert found == {"recall@1": 1.0}
+    metrics = popularity_metrics(counts, relevance([(0, 2)], [(0, 1)]), ["recall@1"])
+    assert metrics == {"recall@1": 1.0}
     tied = popularity_metrics(torch.ones(9), relevance([(0, 1)], []), ["recall@2"])
     assert tied == {"recall@2": 1.0}
 
 
 def test_nothing_to_judge_is_not_a_number() -> None:
-    found = rank_metrics(torch.ones(1, 1), torch.ones(1, 1), relevance([], []), ["recall@1"])
-    assert math.isnan(found["recall@1"])
+    metrics = rank_metrics(torch.ones(1, 1), torch.ones(1, 1), relevance([], []), ["recall@1"])
+    assert math.isnan(metrics["recall@1"])
 
 
-def test_what_cannot_be_ranked_is_refused() -> None:
+def test_other_dims_names_and_scores_are_refused() -> None:
     one = relevance([(0, 0)], [])
     with pytest.raises(ShapeError, match="one version"):
         rank_metrics(torch.ones(1, 2), torch.ones(1, 3), one)
@@ -129,10 +129,10 @@ def test_a_pair_held_out_twice_is_one_target() -> None:
     query, candidate = torch.eye(2), torch.tensor([[3.0, 0], [2, 0], [1, 1]])
     none = torch.zeros(0, dtype=torch.int64)
     rows = (torch.tensor([0, 1, 0, 0, 0]), torch.tensor([1, 2, 1, -1, -1]))
-    found = rank_metrics(query, candidate, Relevance.of(*rows, none, none), ["recall@2", "map@2"])
+    metrics = rank_metrics(query, candidate, Relevance.of(*rows, none, none), ["recall@2", "map@2"])
     # Query 0: one of three targets, two of them unknown, at rank 2. Query 1: its target is first.
-    assert found["recall@2"] == pytest.approx((1 / 3 + 1) / 2)
-    assert found["map@2"] == pytest.approx((0.5 / 2 + 1) / 2)
+    assert metrics["recall@2"] == pytest.approx((1 / 3 + 1) / 2)
+    assert metrics["map@2"] == pytest.approx((0.5 / 2 + 1) / 2)
 
 
 @pytest.mark.parametrize("name", ["recall@50", "ndcg@50", "map@50"])

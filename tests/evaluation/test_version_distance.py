@@ -1,4 +1,4 @@
-"""Drift, overlap, and the consumer's AUC."""
+"""Drift and overlap of embeddings, by hand."""
 
 from __future__ import annotations
 

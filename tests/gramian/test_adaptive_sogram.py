@@ -1,4 +1,4 @@
-"""The averaging rate that predicts best is near the best there is, whatever the embeddings do."""
+"""The chosen averaging rate is near the best fixed one, however the embeddings move."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def batch(embeddings: Tensor, draw: torch.Generator) -> EntityBatch:
 
 
 def errors(speed: float, steps: int = 400) -> tuple[float, list[float]]:
-    """Mean error over the last quarter: the adaptive one's, and that of every fixed rate."""
+    """Return the mean error over the last quarter: of the adaptive rate, and of every fixed one."""
     draw = torch.Generator().manual_seed(0)
     embeddings = torch.randn(N, DIM, generator=draw)
     turn = torch.randn(DIM, DIM, generator=draw)
@@ -44,18 +44,18 @@ def errors(speed: float, steps: int = 400) -> tuple[float, list[float]]:
 
 
 @pytest.mark.parametrize("speed", [0.0, 0.002, 0.01, 0.05])
-def test_it_is_near_the_best_fixed_rate(speed: float) -> None:
-    found, every = errors(speed)
-    assert found < 1.25 * min(every) + 0.01
-    assert found < 0.5 * max(every)
+def test_the_chosen_rate_is_near_the_best_fixed_one(speed: float) -> None:
+    adaptive, fixed = errors(speed)
+    assert adaptive < 1.25 * min(fixed) + 0.01
+    assert adaptive < 0.5 * max(fixed)
 
 
 def test_a_slow_drift_in_a_short_training_is_not_missed() -> None:
     """Rate "auto" models the drift from windows of 32 batches, in which this one does not show."""
-    found, every = errors(0.004, steps=300)
-    slowest = every[-1]
-    assert slowest > 2 * min(every)
-    assert found < 1.25 * min(every) + 0.005
+    adaptive, fixed = errors(0.004, steps=300)
+    slowest = fixed[-1]
+    assert slowest > 2 * min(fixed)
+    assert adaptive < 1.25 * min(fixed) + 0.005
 
 
 def test_embeddings_that_shrink_do_not_leave_the_choice_to_the_past() -> None:

@@ -1,4 +1,4 @@
-"""What the room's docstrings show runs, and what it exports is there."""
+"""The examples in the room's docstrings run, and its exports exist."""
 
 from __future__ import annotations
 

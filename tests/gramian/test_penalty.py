@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evergram.errors import ShapeError
 from evergram.gramian.estimator import EntityBatch, Moment, batch_moment
-from evergram.gramian.penalty import orthogonal_penalty, quadratic_penalty
+from evergram.gramian.penalty import BatchSide, orthogonal_penalty, quadratic_penalty
 
 
 def shares(n: int, draw: torch.Generator) -> Tensor:
@@ -60,17 +60,11 @@ def test_its_gradient_is_that_of_the_double_sum(
     expected = torch.autograd.grad(naive, [query, candidate])
     # The batch is everybody, once: r = 1/a, so that the weights are p·a and q·b.
     estimate = quadratic_penalty(
-        query,
-        candidate,
-        moment(query, p, of_query, pairs=pairs),
-        moment(candidate, q, of_candidate, pairs=pairs),
-        p * a,
-        q * b,
-        of_query,
-        of_candidate,
+        BatchSide(query, p * a, moment(query, p, of_query, pairs=pairs), of_query),
+        BatchSide(candidate, q * b, moment(candidate, q, of_candidate, pairs=pairs), of_candidate),
     )
-    found = torch.autograd.grad(3 * estimate, [query, candidate])
-    for mine, theirs in zip(found, expected, strict=True):
+    gradients = torch.autograd.grad(3 * estimate, [query, candidate])
+    for mine, theirs in zip(gradients, expected, strict=True):
         torch.testing.assert_close(mine, 3 * theirs, rtol=1e-10, atol=1e-10)
     # Its value is 2(g − c).
     torch.testing.assert_close(0.5 * estimate + constant, naive, rtol=1e-10, atol=1e-10)
@@ -84,14 +78,12 @@ def test_further_columns_of_the_moment_are_not_the_prior() -> None:
     share = torch.full((5,), 0.2)
     ones = torch.ones(5)
     with_mean = torch.cat([factors, torch.ones(5, 1)], dim=1)
-    values = [
-        quadratic_penalty(
-            rows, rows, moment(rows, share, f, pairs=p), moment(rows, share, f, pairs=p),
-            ones, ones, factors, factors,
-        )
+    sides = [
+        BatchSide(rows, ones, moment(rows, share, f, pairs=pairs), factors)
         for f in (factors, with_mean)
-        for p in (False, True)
-    ]  # fmt: skip
+        for pairs in (False, True)
+    ]
+    values = [quadratic_penalty(side, side) for side in sides]
     for value in values[1:]:
         torch.testing.assert_close(value, values[0])
 
@@ -100,15 +92,19 @@ def test_no_gradient_flows_into_the_gramians() -> None:
     gramian = torch.eye(2, requires_grad=True)
     query = torch.ones(3, 2, requires_grad=True)
     ones = torch.ones(3)
-    found = quadratic_penalty(query, query, Moment(gramian), Moment(gramian), ones, ones)
-    found.backward()  # type: ignore[no-untyped-call]
+    side = BatchSide(query, ones, Moment(gramian))
+    quadratic_penalty(side, side).backward()  # type: ignore[no-untyped-call]
     assert gramian.grad is None
 
 
 def test_dims_that_differ_are_refused() -> None:
-    eye, ones = Moment(torch.eye(2)), torch.ones(3)
-    with pytest.raises(ShapeError, match="dim 2"):
-        quadratic_penalty(torch.ones(3, 2), torch.ones(3, 3), eye, eye, ones, ones)
+    pairs = Moment(None, torch.ones(5, 4), torch.ones(5, 4))
+    sides = [
+        BatchSide(torch.ones(3, dim), torch.ones(3), of)
+        for dim, of in ((2, Moment(torch.eye(2))), (3, pairs))
+    ]
+    with pytest.raises(ShapeError, match="Queries have dim 2, candidates 3, the Gramians 2 and 4"):
+        quadratic_penalty(*sides)
 
 
 @settings(max_examples=30, deadline=None)
@@ -125,15 +121,15 @@ def test_orthogonal_regularisation_is_that_of_all_pairs_of_a_side(
         for j in range(n):
             spread = spread + p[i] * p[j] * torch.dot(rows[i], rows[j]) ** 2
     objective = torch.clamp(spread, min=1 / dim + 1e-12)
-    found = orthogonal_penalty(rows, moment(rows, p, torch.zeros(n, 0)), p * n)
+    penalty = orthogonal_penalty(rows, moment(rows, p, torch.zeros(n, 0)), p * n)
     expected = torch.autograd.grad(objective, rows)[0]
     value = float(spread.detach())
     if abs(value - 1 / dim) > 1e-9:
         torch.testing.assert_close(
-            torch.autograd.grad(found, rows)[0], expected, rtol=1e-9, atol=1e-9
+            torch.autograd.grad(penalty, rows)[0], expected, rtol=1e-9, atol=1e-9
         )
     if value > 1 / dim + 1e-9:
-        torch.testing.assert_close(0.5 * found, spread, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(0.5 * penalty, spread, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=30, deadline=None)
@@ -153,10 +149,9 @@ def test_the_gradients_error_is_that_of_the_gramian_weighted_by_the_other(
     own = moment(query, p, none_a)
 
     def gradient(of_candidates: Moment) -> Tensor:
-        found = quadratic_penalty(
-            query, candidate[:1].expand(a, dim), own, of_candidates, p * a, torch.zeros(a)
-        )
-        return torch.autograd.grad(found, query)[0]
+        unweighted = BatchSide(candidate[:1].expand(a, dim), torch.zeros(a), of_candidates)
+        penalty = quadratic_penalty(BatchSide(query, p * a, own), unweighted)
+        return torch.autograd.grad(penalty, query)[0]
 
     error = (gradient(exact) - gradient(other)).square().sum()
     difference = exact.gramian - other.gramian

@@ -1,4 +1,4 @@
-"""The code of docs/penalty.md runs as it stands, and does what the page says."""
+"""The code of docs/penalty.md runs as it stands and gives the results that the page states."""
 
 from __future__ import annotations
 

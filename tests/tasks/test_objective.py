@@ -161,6 +161,8 @@ def test_two_measures_a_prior_and_sparse_weights_are_one_sum_over_all_pairs(widt
         },
     )
     torch.testing.assert_close(loss.objective, expected.detach())
-    found = torch.autograd.grad(loss.total, [query, candidate])
-    for mine, theirs in zip(found, torch.autograd.grad(expected, [query, candidate]), strict=True):
+    gradients = torch.autograd.grad(loss.total, [query, candidate])
+    for mine, theirs in zip(
+        gradients, torch.autograd.grad(expected, [query, candidate]), strict=True
+    ):
         torch.testing.assert_close(mine, theirs)

@@ -1,4 +1,4 @@
-"""Two files side by side, against a dictionary; whatever the order, the formats and the blocks."""
+"""Pairs of two files against a dictionary, for any order, formats and blocks."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ def test_an_id_that_is_there_twice_is_named(tmp_path: Path) -> None:
             Pairing(old, new)
 
 
-def test_nothing_in_common_is_said_with_examples(tmp_path: Path) -> None:
+def test_nothing_in_common_is_refused_with_examples(tmp_path: Path) -> None:
     old = file_of(tmp_path / "a.parquet", ["x"], torch.ones(1, 2))
     new = file_of(tmp_path / "b.parquet", [3], torch.ones(1, 2))
     with pytest.raises(DataError, match=r"no id in common .*'x'.*'3'"):
         Pairing(old, new)
 
 
-def test_no_room_for_the_temporary_file_is_said(
+def test_no_room_for_the_temporary_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = file_of(tmp_path / "a.parquet", ["x", "y"], torch.ones(2, 2))

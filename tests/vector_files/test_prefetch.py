@@ -1,4 +1,4 @@
-"""The same items in the same order, one ahead, and errors where they belong."""
+"""Prefetched items keep their order, one is made ahead, and errors come at their place."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def test_the_next_item_is_made_while_one_is_used() -> None:
             made.release()
             yield i
 
-    found = ahead(items())
-    assert next(found) == 0
+    items_ahead = ahead(items())
+    assert next(items_ahead) == 0
     assert made.acquire(timeout=5)
     assert made.acquire(timeout=5)  # the second, which nobody has asked for
-    assert list(found) == [1, 2]
+    assert list(items_ahead) == [1, 2]
 
 
 def test_an_error_comes_after_the_items_before_it() -> None:
@@ -30,7 +30,7 @@ def test_an_error_comes_after_the_items_before_it() -> None:
         yield 1
         raise ValueError("two")
 
-    found = ahead(items())
-    assert next(found) == 1
+    items_ahead = ahead(items())
+    assert next(items_ahead) == 1
     with pytest.raises(ValueError, match="two"):
-        next(found)
+        next(items_ahead)

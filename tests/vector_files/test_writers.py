@@ -1,21 +1,112 @@
-"""What files of vectors are written as, and what is not written over."""
+"""Files of vectors are written whole in every format, and never over others by mistake."""
 
 from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
 from tests.support.vector_blocks import NAMES, NUMBERS, TEXT, blocks_of
+from tests.support.vector_file_makers import (
+    whole,
+)
+from torch import Tensor
 
 from evergram.errors import DataError
+from evergram.vector_files.array_files import companion
 from evergram.vector_files.open_embeddings import open_embeddings
 from evergram.vector_files.provenance import FINGERPRINT
 from evergram.vector_files.writers import write_vectors
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(NAMES),
+    st.sampled_from(["numbers", "text", "rows"]),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(0, 10**6),
+)
+def test_rows_that_are_written_are_read_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    kind: str,
+    rows: int,
+    dim: int,
+    size: int,
+    seed: int,
+) -> None:
+    path = tmp_path_factory.mktemp("round") / name
+    draw = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(rows, dim, generator=draw)
+    ids: list[Any] = list(range(rows))
+    if kind == "numbers":
+        ids = [7 * i - 3 for i in torch.randperm(rows, generator=draw).tolist()]
+    elif kind == "text":
+        ids = [f"ü {i}" for i in ids]
+    # What an earlier run left of other ids must not be taken for these, nor is it removed.
+    stale = "stale\n" * rows
+    companion(path).write_text(stale)
+    assert write_vectors(path, blocks_of(ids, vectors, size)) == rows
+    if path.suffix in (".npy", ".safetensors"):
+        # By other readers.
+        again = np.load(path) if path.suffix == ".npy" else load_file(path)["vector"]
+        assert torch.equal(torch.as_tensor(again), vectors)
+        beside = kind == "text" or path.suffix == ".npy"
+        lines = "".join(f"{i}\n" for i in ids)
+        assert companion(path).read_text() == (lines if beside else stale)
+    read_ids, matrix = whole(open_embeddings(path), size)
+    assert read_ids == ids
+    assert torch.equal(matrix, vectors)
+    assert not list(path.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_failure_leaves_the_files_of_before(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write_vectors(path, blocks_of(TEXT, torch.ones(5, 2), 2))
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def failing() -> Iterator[tuple[pa.Array, Tensor]]:
+        yield pa.array(["a"]), torch.zeros(1, 2)
+        raise DataError("no more")
+
+    with pytest.raises(DataError, match="no more"):
+        write_vectors(path, failing())
+    with pytest.raises(DataError, match="no embeddings to write"):
+        write_vectors(path, iter([]))
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_ids_and_paths_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    one = [(pa.array(["a\nb"]), torch.ones(1, 2))]
+    for name in ("x.npy", "x.safetensors"):
+        with pytest.raises(DataError, match=r"'a\\nb' has a line break"):
+            write_vectors(tmp_path / name, one)
+    for name, message in (("x.txt", "known format"), ("no/x.npy", "is not there"), (".", "folder")):
+        with pytest.raises(DataError, match=message):
+            write_vectors(tmp_path / name, one)
+    assert write_vectors(tmp_path / "x.parquet", one) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def test_the_header_of_a_safetensors_file_is_plain_json(tmp_path: Path) -> None:
+    write_vectors(tmp_path / "x.safetensors", [(pa.array([5, 7]), torch.ones(2, 3))])
+    content = (tmp_path / "x.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert header["vector"]["shape"] == [2, 3]
+    assert header["id"]["data_offsets"] == [24, 40]
 
 
 @pytest.mark.parametrize("ids", [TEXT, NUMBERS, ['say "x"', "a,b", "line\nbreak", "00017", ""]])
@@ -29,8 +120,8 @@ def test_csv_is_read_by_others_to_the_last_bit(tmp_path: Path, ids: list[Any]) -
         header, *lines = csv.reader(file)
     assert header == ["id", "vector_0", "vector_1", "vector_2"]
     assert [line[0] for line in lines] == [str(i) for i in ids]
-    found = np.array([[np.float32(x) for x in line[1:]] for line in lines])
-    assert (found == vectors.numpy()).all()
+    matrix = np.array([[np.float32(x) for x in line[1:]] for line in lines])
+    assert (matrix == vectors.numpy()).all()
     assert json.loads((tmp_path / "x.csv.json").read_text()) == {FINGERPRINT: "sha256:a"}
     # Without marks, those of the vectors before are gone.
     write_vectors(path, blocks_of(ids, vectors, 2))

@@ -1,20 +1,22 @@
-"""Keep old embeddings usable: the way back from a new version to the ones before.
+"""Keep old embeddings usable: transforms from a new version back to the earlier ones.
 
 The paper is [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Version k has
 embeddings z_k of D_k dims and a light transform B_k, B_k(z_k) ≈ z_{k-1}; transforms compose, so
-that whoever stays at version j reads B_{j+1} ∘ … ∘ B_k (z_k).
+that a consumer who stays at version j reads B_{j+1} ∘ … ∘ B_k (z_k).
 
-Two doors, which need nothing else of Evergram (docs/aligner.md):
+Two classes need nothing else of Evergram (docs/aligner.md):
 
-- `Aligner`: two arrays are there already; the map from one to the other, in closed form.
-- `BackwardAlignment`: a model is being trained; the loss that holds it to its past.
+- `Aligner` fits the map between two arrays of embeddings in closed form.
+- `BackwardAlignment` is the loss that keeps a model in training compatible with its past versions.
 
-To read the room, begin with what a way back is, `transforms` (chosen among by `kinds`), and how
-several are one, `chain`.
-Then what is trained, `alignment_loss` (Eq. 7 and 10, all of history in one matrix) and
-`backward_alignment`; or what is solved for, `second_moments`, `closed_form_solvers`,
-`closed_form_fit` (which of them, and the ridge) and `aligner`. Last, what is known of the error:
-`chance`, `degenerate` and `certificate` (Eq. 9).
+Read in this order:
+
+1. `transforms`, the maps, with their table in `kinds`; `chain`, their composition.
+2. Trained transforms: `alignment_loss` (Eq. 7 and 10, all of history in one matrix),
+   `backward_alignment` and `gradient_fit`.
+3. Solved transforms: `second_moments`, `closed_form_solvers`, `closed_form_fit` (which solver, and
+   the choice of the ridge) and `aligner/`.
+4. Their error: `chance`, `degenerate` and `certificate` (Eq. 9).
 
 >>> from evergram import compatibility
 >>> sorted(set(compatibility.__all__) & {"Aligner", "BackwardAlignment", "Chain"})
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from evergram.compatibility.certificate import Guarantee, StepError, certify
     from evergram.compatibility.chain import Chain
     from evergram.compatibility.closed_form_fit import ClosedForm, fit_closed_form
-    from evergram.compatibility.gradient_fit import fit_by_gradient
+    from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
     from evergram.compatibility.kinds import build_transform
     from evergram.compatibility.second_moments import SecondMoments
     from evergram.compatibility.transforms import Transform
@@ -47,6 +49,7 @@ __all__ = [
     "BackwardAlignment",
     "Chain",
     "ClosedForm",
+    "GradientFit",
     "Guarantee",
     "SecondMoments",
     "StepError",
@@ -67,7 +70,7 @@ export_lazily(
         "certificate": "Guarantee StepError certify",
         "chain": "Chain",
         "closed_form_fit": "ClosedForm fit_closed_form",
-        "gradient_fit": "fit_by_gradient",
+        "gradient_fit": "GradientFit fit_by_gradient",
         "kinds": "build_transform",
         "second_moments": "SecondMoments",
         "transforms": "Transform",

@@ -25,8 +25,8 @@ class StepError:
     Args:
         sigma: float64 [D_{i-1}, D_{i-1}], Σ_i = E[δ_i δ_iᵀ].
         objects: how many objects it is the mean over.
-        power: E‖z_{i-1}‖² over the same objects, which relative errors are divided by; NaN of a
-            step that is the identity, of which nothing was measured.
+        power: E‖z_{i-1}‖² over the same objects, the divisor of relative errors; NaN if the step is
+            the identity and was not measured.
     """
 
     sigma: Tensor
@@ -35,7 +35,7 @@ class StepError:
 
     @classmethod
     def of(cls, transformed: Tensor, past: Tensor) -> StepError:
-        """Measure it on B_i(z_i) and z_{i-1}, both [N, D_{i-1}].
+        """Measure the error of B_i(z_i) against z_{i-1}, both [N, D_{i-1}].
 
         Raises: ShapeError: their shapes differ.
         """
@@ -56,7 +56,7 @@ class StepError:
 
     @property
     def is_known(self) -> bool:
-        """Whether it was measured on enough objects, or is the identity, which needs none."""
+        """True if it was measured on enough objects, or is the identity, which needs none."""
         return self.objects >= LEAST_OBJECTS or math.isnan(self.power)
 
 

@@ -27,7 +27,7 @@ class Chain:
 
     Args:
         transforms: B_1 … B_k, where B_i takes version i to version i - 1.
-        dim: D_0, needed where there is no transform yet.
+        dim: D_0, which no transform says if there is none yet.
     Raises: ShapeError: neighbours do not fit.
     Source: [BC] Eq. (2), (6).
     """
@@ -70,8 +70,8 @@ class Chain:
         return self._dims[version]
 
     def is_affine(self, source: int, target: int) -> bool:
-        """Return whether reading `source` as `target` is one matrix and one offset."""
-        self._check_way(source, target)
+        """Return True if reading `source` as `target` is one matrix and one offset."""
+        self._check_versions(source, target)
         return all(step is not None for step in self._steps[target:source])
 
     def affine(self, source: int, target: int) -> tuple[Tensor, Tensor]:
@@ -80,7 +80,7 @@ class Chain:
         Raises: UnknownVersionError: there is no such version, or target is later than source.
             ShapeError: a transform between them is not affine.
         """
-        self._check_way(source, target)
+        self._check_versions(source, target)
         key = source, target
         if key not in self._composed:
             if source == target:
@@ -105,17 +105,17 @@ class Chain:
     def apply(self, embeddings: Tensor, source: int, target: int) -> Tensor:
         """Return embeddings [..., D_k] of version k as those of version j, [..., D_j].
 
-        Where j = k they are returned as they are.
+        If j = k they are returned unchanged.
         Raises: ShapeError: the embeddings have another dim. UnknownVersionError.
         """
-        self._check_way(source, target)
+        self._check_versions(source, target)
         if embeddings.shape[-1] != self._dims[source]:
             raise ShapeError(
                 f"Embeddings have dim {embeddings.shape[-1]}; version {source} has "
                 f"{self._dims[source]}."
             )
         while source > target:
-            # As far as one matrix leads, and at least one step.
+            # Apply the affine steps up to the next other one as one matrix.
             stop = source
             while stop > target and self._steps[stop - 1] is not None:
                 stop -= 1
@@ -137,7 +137,7 @@ class Chain:
                 f"Version {version} was asked for; the lineage has versions 0 to {self.newest}."
             )
 
-    def _check_way(self, source: int, target: int) -> None:
+    def _check_versions(self, source: int, target: int) -> None:
         self._check(source)
         self._check(target)
         if target > source:

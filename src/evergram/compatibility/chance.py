@@ -21,14 +21,15 @@ LEAST_DEVIATIONS = 5.0
 
 @dataclass(frozen=True)
 class Chance:
-    """A map's error beside that of the same map with the held-out objects mixed up: each mapped
-    vector is then compared with the old vector of another object, on average over all others.
+    """A map's error beside that of the same map with the held-out objects mixed up.
+
+    Mixed up, each mapped vector is compared with the old vectors of all other objects.
 
     Args:
         relative_error: √(E‖δ‖² / E‖z_old‖²) with the objects mixed up.
         ratio: the map's own error over that. Of constant vectors it is 1, of random ones near it.
-        deviations: by how many standard deviations the own error is the smaller, over all ways of
-            mixing the objects up.
+        deviations: by how many standard deviations the map's own error is smaller, over all
+            permutations of the objects.
     """
 
     relative_error: float
@@ -37,7 +38,7 @@ class Chance:
 
     @property
     def is_beaten(self) -> bool:
-        """Whether the map is better than chance; what could not be measured is not."""
+        """True if the map is better than chance; False if that could not be measured."""
         return self.ratio <= MOST_OF_CHANCE and self.deviations >= LEAST_DEVIATIONS
 
 

@@ -1,4 +1,4 @@
-"""Fit a backward transform of an affine kind to second moments; held-out ones choose the ridge."""
+"""Fit an affine backward transform to second moments; those of other pairs choose the ridge."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from evergram.compatibility.transforms import (
 from evergram.errors import ShapeError
 
 KINDS = ("linear", "affine", "orthogonal", "low_rank")
-# Pairs wanted for each number that a coordinate of the old vector is made of. With least squares
-# the excess error is about 1/(3 − 1), and the ridge takes some of it off.
+# Pairs needed for each free number of an old coordinate. The excess error of least squares is then
+# about 1/(3 − 1), and the ridge reduces it.
 PAIRS_PER_NUMBER = 3
 
 
@@ -38,7 +38,7 @@ class ClosedForm:
 
     Args:
         transform: in float32, ready to publish; the scaled orthogonal one is of kind "linear".
-        ridge: ρ, 0 where there is none.
+        ridge: ρ; 0 without a ridge.
         weight, offset: the map in float64, W [D_{k-1}, D_k] and b [D_{k-1}].
     """
 
@@ -62,13 +62,13 @@ def fit_closed_form(
 
     Args:
         kind: one of `KINDS`.
-        held: moments of other pairs, which choose ρ and are then fitted to as well; None takes
+        held: moments of other pairs, which choose ρ and are then fitted to as well; None uses
             `rho`.
         metric: S_{k-1} of `history_metric` for the multi-step loss; None for the single-step one.
         rank: of "low_rank".
-        scaled: whether "orthogonal" may stretch.
-        rho: ρ where nothing chooses it, in the unit of C_kk; an orthogonal map has none.
-    Raises: ShapeError: no closed form is of that kind, or the rank exceeds the dims.
+        scaled: True lets "orthogonal" stretch by one factor.
+        rho: ρ without `held`, in the unit of C_kk; an orthogonal map has none.
+    Raises: ShapeError: the kind has no closed form, or the rank exceeds the dims.
     """
     if kind not in KINDS:
         raise ShapeError(f"The transform {kind!r} has no closed form; {', '.join(KINDS)} have one.")

@@ -46,7 +46,7 @@ class Spectrum:
         """Decompose C_kk and S.
 
         Args:
-            metric: S [D_{k-1}, D_{k-1}], positive definite; I where it is None.
+            metric: S [D_{k-1}, D_{k-1}], positive definite; None is I.
             centred: take the moments about the means, for an affine map.
         Raises: ShapeError: S has another dim. DataError: there are no pairs.
         """
@@ -95,7 +95,7 @@ def reduced_rank(spectrum: Spectrum, rank: int, rho: float = 0.0) -> tuple[Tenso
     """
     most = min(spectrum.cross.shape)
     if not 1 <= rank <= most:
-        raise ShapeError(f"Rank {rank} was asked for; between these dims it is 1 to {most}.")
+        raise ShapeError(f"The rank is {rank}; between these dims it must be 1 to {most}.")
     root = spectrum.metric_values.sqrt()[:, None]
     inverse = spectrum.inverse(rho)
     weighted = root * spectrum.cross
@@ -107,8 +107,10 @@ def reduced_rank(spectrum: Spectrum, rank: int, rho: float = 0.0) -> tuple[Tenso
 
 
 def affine(moments: SecondMoments, weight: Tensor) -> Affine:
-    """Return W and its best offset, b = m_{k-1} − W m_k: the best affine map if W is of centred
-    moments."""
+    """Return W and its best offset, b = m_{k-1} − W m_k.
+
+    It is the best affine map if W was solved from centred moments.
+    """
     return weight, moments.mean_old - weight @ moments.mean_new
 
 
@@ -120,16 +122,16 @@ def procrustes(
     rounds: int = 100,
     tolerance: float = 1e-6,
 ) -> tuple[Tensor, float]:
-    """Return Q [D_{k-1}, D_k] and a scale c of the best W = c Q; Q has orthonormal rows (columns,
-    when dims shrink).
+    """Return Q [D_{k-1}, D_k], with orthonormal rows or columns, and c of the best W = c Q.
 
-    Where ‖Q z‖ cannot change (D_k ≤ D_{k-1}, S = I) the polar factor of C_{k-1,k} is the best.
-    Elsewhere none is known in closed form: from there, each round solves the Procrustes problem
-    that lies above the loss and touches it at the Q before, so no round can make it worse.
+    If ‖Q z‖ cannot change (D_k ≤ D_{k-1}, S = I), Q is the polar factor of C_{k-1,k}. Otherwise no
+    closed form is known: starting from that factor, each round solves a Procrustes problem whose
+    loss lies above the true one and touches it at the last Q, so no round makes it worse.
 
     Args:
-        scaled: whether c is free; otherwise it is 1.
-        rounds, tolerance: when to stop, the latter as a share of E‖z_{k-1}‖².
+        scaled: True leaves c free; otherwise it is 1.
+        rounds: the most that are tried.
+        tolerance: a round that gains less, as a share of E‖z_{k-1}‖², is the last.
     Source: Schönemann 1966; the rounds are Kiers's majorisation, 1990 (Green and Gower's is its
         case of equal dims).
     """
@@ -183,15 +185,15 @@ def choose_ridge(
     metric: Tensor | None = None,
     ridges: tuple[float, ...] = RIDGES,
 ) -> float:
-    """Return the ρ whose fit errs least on pairs that it was not fitted to.
+    """Return the ρ whose fit has the least error on held-out pairs.
 
-    Of ridges whose errors differ by rounding only it is the smallest. No pair is read again.
+    Of ridges whose errors differ by rounding only, return the smallest. No pair is read again.
 
     Args:
         fit: ρ to a map.
         unit: the factor of the relative `ridges`.
         held: moments of the held-out pairs.
-        metric: S, where the error at all past versions counts.
+        metric: S, for the error at all past versions; None for that at the last one.
     """
     tried = {rho * unit: held.error(*fit(rho * unit), metric) for rho in sorted(ridges)}
     nothing = torch.zeros(held.old_dim, held.new_dim, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Vectors that say nothing: zero, constant, or all on one line. No map of them is worth keeping."""
+"""Detect vectors that no map can be fitted to: mostly zero, all equal, or all on one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDING = 1e-10
 def degenerate_side(
     moments: SecondMoments, zeros: tuple[int, int]
 ) -> tuple[Literal["old", "new"], str] | None:
-    """Return which vectors cannot be aligned, and why; None where both can.
+    """Return the side whose vectors cannot be aligned, and the reason; None if both can.
 
     Args:
         moments: of all pairs.

@@ -25,9 +25,9 @@ LambdaUnit = Literal["norm", "paper"]
 class TransformSettings(KindSettings):
     """Settings of a transform, and how it is made."""
 
-    # Whether `fit_closed_form` solves for it.
+    # True if `fit_closed_form` solves for it.
     has_closed_form: ClassVar[bool] = False
-    # Whether it has anything to learn.
+    # True if it has parameters.
     is_learned: ClassVar[bool] = True
 
     @classmethod
@@ -36,8 +36,7 @@ class TransformSettings(KindSettings):
         """Return the class, which is built by (old_dim, new_dim, generator=…, **options)."""
 
     def options(self) -> dict[str, Any]:
-        """Return the keywords that `transform_class()` takes beside the dims, as JSON: artefacts
-        keep them."""
+        """Return the keywords of `transform_class()` other than the dims, as JSON for artefacts."""
         return self.model_dump()
 
 

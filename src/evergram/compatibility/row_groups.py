@@ -1,4 +1,4 @@
-"""Which pairs are fitted to, which choose the ridge and which measure: by a hash, for ever."""
+"""Divide pairs by a hash into those to fit to, to choose the ridge on, and to measure on."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ CHOOSING = 0.1
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows of a pairing, each bool [N]: `seen` is fitted to, on `chosen` the ridge is chosen (and
-    they are then fitted to), `held` is measured on."""
+    """Three masks of the rows of a pairing, bool [N]; each row is in exactly one.
+
+    Args:
+        seen: the fit uses them.
+        chosen: they choose the ridge, and the final fit uses them too.
+        held: they measure the error and no fit uses them.
+    """
 
     seen: Tensor
     chosen: Tensor
@@ -41,7 +46,7 @@ def vector_hashes(vectors: Tensor) -> Tensor:
 
     It depends on the row's numbers and on nothing else: neither on where the row stands, nor on
     the width of the floats it came in, nor on the machine. Equal rows have equal hashes, so that a
-    row which is there twice is never both fitted to and measured on.
+    row that occurs twice is never both fitted to and measured on.
     Source: multilinear hashing, Carter and Wegman, 1979; the last mixing is Steele et al.'s
         SplitMix, 2014.
     """
@@ -55,7 +60,7 @@ def vector_hashes(vectors: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _multipliers(dim: int) -> npt.NDArray[np.uint64]:
-    """Odd, [D], and the same for ever: a saved aligner goes on with them."""
+    """Return odd numbers [D] that never change, as saved aligners depend on them."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     return _mix(np.arange(1, dim + 1, dtype=np.uint64) * golden) | np.uint64(1)
 

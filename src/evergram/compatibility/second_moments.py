@@ -1,4 +1,4 @@
-"""Second moments of pairs (z_{k-1}, z_k): all that closed-form alignment needs of them."""
+"""Second moments of pairs (z_{k-1}, z_k), from which alignment is solved in closed form."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PANEL = 256
 class SecondMoments:
     """Counts, sums and second moments of pairs of vectors, from one pass, in float64.
 
-    With x = (1, z_k, z_{k-1}) everything is one matrix, Σ x xᵀ. It is additive: shards and machines
-    are merged by adding, and a record is taken out by subtracting it, up to rounding.
+    With x = (1, z_k, z_{k-1}) they are one matrix, Σ x xᵀ. It is additive: shards and machines are
+    merged by adding, and a record is removed by subtracting it, up to rounding.
 
     C_{k-1,k} is the H of docs/method.md, "Priors", with the old vectors as prior factors:
     `evergram.gramian.estimator.Moment` holds the same pair of matrices, for embeddings that move
@@ -35,8 +35,8 @@ class SecondMoments:
         self.old_dim = old_dim
         self.new_dim = new_dim
         size = 1 + new_dim + old_dim
-        # Valid on and above the diagonal of panels only. The excess is what rounding has added to
-        # the sum: without it a long file would lose what is small beside its means.
+        # Valid on and above the diagonal of panels only. `_excess` is the rounding error of `_sum`;
+        # without it the small spread of a long file would be lost beside its large means.
         self._sum = torch.zeros(size, size, dtype=torch.float64)
         self._excess = torch.zeros(size, size, dtype=torch.float64)
 
@@ -48,9 +48,9 @@ class SecondMoments:
         self._accumulate(old, new, 1.0)
 
     def remove(self, old: Tensor, new: Tensor) -> None:
-        """Take out pairs that were added before, as if they had never been there.
+        """Remove pairs that were added before.
 
-        Raises: ShapeError. DataError: more pairs than there are.
+        Raises: ShapeError: as of `add`. DataError: there are fewer pairs than these.
         """
         if len(new) > self.count:
             raise DataError(
@@ -69,7 +69,7 @@ class SecondMoments:
         _compensated(self._sum, self._excess, other._sum - other._excess)
 
     def swapped(self) -> SecondMoments:
-        """Return the moments of the same pairs with old and new exchanged, for the map forward."""
+        """Return the moments of the same pairs with old and new exchanged, for the forward map."""
         order = torch.cat(
             [
                 torch.zeros(1, dtype=torch.int64),
@@ -97,8 +97,10 @@ class SecondMoments:
         return self._mean()[1 : 1 + self.new_dim]
 
     def second(self, *, centred: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """C_kk [D_k, D_k], C_{k-1,k} [D_{k-1}, D_k] and C_{k-1,k-1}; about the means if `centred`.
+        """Return C_kk [D_k, D_k], C_{k-1,k} [D_{k-1}, D_k] and C_{k-1,k-1}, float64.
 
+        Args:
+            centred: take them about the means.
         Raises: DataError: there are no pairs.
         """
         mean = self._mean()
@@ -109,7 +111,7 @@ class SecondMoments:
         return both[new, new], both[old, new], both[old, old]
 
     def sigma(self, weight: Tensor, offset: Tensor | None = None) -> Tensor:
-        """E[δ δᵀ], float64 [D_{k-1}, D_{k-1}], of δ = W z_k + b − z_{k-1}; no vector is read.
+        """Return E[δ δᵀ], float64 [D_{k-1}, D_{k-1}], of δ = W z_k + b − z_{k-1}.
 
         Args:
             weight: W [D_{k-1}, D_k].
@@ -124,10 +126,15 @@ class SecondMoments:
     def error(
         self, weight: Tensor, offset: Tensor | None = None, metric: Tensor | None = None
     ) -> float:
-        """E[δᵀ S δ], with S = I the mean of ‖δ‖². Arguments as in `sigma`."""
+        """Return E[δᵀ S δ] of δ as in `sigma`; with S = I it is the mean of ‖δ‖².
+
+        Args:
+            weight, offset: as of `sigma`.
+            metric: S [D_{k-1}, D_{k-1}]; None is I.
+        """
         if metric is not None:
             return max(0.0, float((self.sigma(weight, offset) * metric.double()).sum()))
-        # Its trace alone is one product of matrices in place of three.
+        # The trace of sigma takes one product of matrices instead of three.
         w = self._fitting(weight)
         new, cross, old = self.second(centred=True)
         shift = self._shift(w, offset)
@@ -149,16 +156,16 @@ class SecondMoments:
 
     @property
     def power(self) -> float:
-        """E‖z_{k-1}‖², what an error is relative to."""
+        """E‖z_{k-1}‖², the divisor of relative errors."""
         return float(self.second()[2].trace())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What `from_state_dict` takes, and safetensors holds."""
+        """Return the moments as tensors, for `from_state_dict` and for safetensors."""
         return {"sum": self._symmetric(), "dims": torch.tensor([self.old_dim, self.new_dim])}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> SecondMoments:
-        """Raises: DataError: these are no moments."""
+        """Return the moments of a `state_dict`. Raises: DataError: it is not one."""
         try:
             moments = cls(*(int(d) for d in state["dims"]))
             if state["sum"].shape != moments._sum.shape:
@@ -181,7 +188,7 @@ class SecondMoments:
 
     @classmethod
     def load(cls, path: Path) -> SecondMoments:
-        """Raises: DataError: the file cannot be read, or holds something else."""
+        """Read what `save` wrote. Raises: DataError: the file is damaged or of another kind."""
         try:
             state = load_file(path)
         except (SafetensorError, OSError) as error:
@@ -214,7 +221,7 @@ class SecondMoments:
 
 
 def _compensated(total: Tensor, excess: Tensor, part: Tensor) -> None:
-    """total += part, in place, with `excess` the rounding so far. Source: Kahan, 1965."""
+    """Add `part` to `total` in place; `excess` carries the rounding error. Source: Kahan, 1965."""
     part = part - excess
     after = total + part
     excess.copy_((after - total) - part)

@@ -14,8 +14,7 @@ from evergram.errors import ShapeError
 class Transform(nn.Module, ABC):
     """A map of embeddings of version k [..., D_k] to version k-1 [..., D_{k-1}].
 
-    A subclass has a `kind`, see `evergram.compatibility.kinds`, and is built by
-    (old_dim, new_dim, generator=…, **options).
+    Subclasses have a `kind`, see `kinds`, and take (old_dim, new_dim, generator=…, **options).
     """
 
     kind: str
@@ -27,7 +26,7 @@ class Transform(nn.Module, ABC):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords that `build_transform` takes beside the dims, as JSON."""
+        """The options of `build_transform` that make it, as JSON."""
         return {}
 
     def forward(self, embeddings: Tensor) -> Tensor:
@@ -43,7 +42,7 @@ class Transform(nn.Module, ABC):
 
     @abstractmethod
     def _apply_to(self, embeddings: Tensor) -> Tensor:
-        """Do what `forward` does, once the dim is known to fit."""
+        """Return the mapped embeddings; `forward` has checked the dim."""
 
     @abstractmethod
     def affine(self) -> tuple[Tensor, Tensor | None] | None:
@@ -153,7 +152,7 @@ class AffineTransform(Transform):
 
 
 class TruncateTransform(Transform):
-    """The first D_{k-1} coordinates, [BC]'s NoTrans; zeros fill up where dims shrink.
+    """The first D_{k-1} coordinates, padded with zeros if D_k is less; [BC]'s NoTrans.
 
     >>> import torch
     >>> from evergram.compatibility.transforms import TruncateTransform
@@ -182,7 +181,7 @@ class OrthogonalTransform(Transform):
     """B(z) = Q z with orthonormal rows (columns, when dims shrink): no error is ever amplified.
 
     Q is the orthogonal factor of a free matrix's QR decomposition, the diagonal of R positive, so
-    that a matrix which is orthonormal already is its own Q.
+    that an orthonormal matrix is its own Q.
     """
 
     kind = "orthogonal"
@@ -255,7 +254,7 @@ class LowRankTransform(Transform):
 class ResidualMLPTransform(Transform):
     """B(z) = W z + V relu(U z + a) + b; V starts at zero, so it begins as a linear transform.
 
-    It cannot be moved to the query's side of a search: such chains serve fetches only.
+    It cannot be applied to the query of a search instead: chains with it serve fetches only.
     """
 
     kind = "residual_mlp"
@@ -292,8 +291,8 @@ class ResidualMLPTransform(Transform):
 def _orthonormal(rows: int, columns: int, generator: torch.Generator | None) -> Tensor:
     """Return an orthonormal matrix drawn from the generator; without one, the first coordinates.
 
-    A transform that a file fills needs no drawing: the decomposition would be waste, and in a
-    forked process LAPACK's threads may never wake.
+    A transform whose state is loaded needs no decomposition, which in a forked process might wait
+    for LAPACK's threads for ever.
     """
     if generator is None:
         return torch.eye(rows, columns)

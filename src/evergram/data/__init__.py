@@ -1,4 +1,4 @@
-"""Interactions from files, as a corpus in columns; what a version may see of it; batches.
+"""Load interactions as a corpus in columns, split it for a version, and draw batches.
 
 Read in this order:
 
@@ -7,7 +7,7 @@ Read in this order:
 2. The loaders, each from one kind of file to a `Corpus`: `tables` (any Parquet, Arrow, CSV or TSV),
    `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), and `synthetic`, a corpus
    whose answer is known. `loaders` is the table of them by the kind that a recipe names.
-3. `split`: what is held out, by a hash of the pair (`pair_hash`), by time, or by a published file.
+3. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
 4. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3).
 
 [G2]: Krichene et al., *Efficient training on very large corpora via Gramian estimation*, ICLR 2019.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from evergram.data.movielens import load_movielens
     from evergram.data.pair_hash import PairHash, TrainedPairs
     from evergram.data.rolling_window import RollingWindow
-    from evergram.data.sampling import EntitySampler, ExampleSampler
+    from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws
     from evergram.data.split import (
         HeldOut,
         Split,
@@ -47,6 +47,7 @@ __all__ = [
     "ExampleSampler",
     "Feature",
     "HeldOut",
+    "PairDraws",
     "PairHash",
     "Planted",
     "RollingWindow",
@@ -76,7 +77,7 @@ export_lazily(
         "movielens": "load_movielens",
         "pair_hash": "PairHash TrainedPairs",
         "rolling_window": "RollingWindow",
-        "sampling": "EntitySampler ExampleSampler",
+        "sampling": "EntitySampler ExampleSampler PairDraws",
         "split": "HeldOut Split given_split random_split time_split window_split",
         "synthetic": "Planted generate",
         "tables": "load_table",

@@ -1,5 +1,4 @@
-"""The loader of Amazon reviews in the layouts of McAuley's group: JSON lines, or Beauty in
-columns."""
+"""The loader of Amazon reviews in the layouts of McAuley's group: JSON lines or columns."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ def load_amazon(path: Path, metadata: Path | None = None) -> Corpus:
             not; or a folder with one, and perhaps its metadata in a file named `meta…`; or the
             folder of Beauty in columns (`events.tsv.gz`), which has no ratings.
         metadata: a file of products in either layout; None reads the one in the folder, if any.
-    Raises: DataError: there are no reviews, or a file is damaged; the row is named.
+    Raises: DataError: there are no reviews, or a file is damaged; the error names the row.
     Source: R. He, J. McAuley, "Ups and downs", WWW 2016 (2014 layout); J. Ni et al., "Justifying
         recommendations using distantly-labeled reviews", EMNLP 2019 (2018 layout).
     """
@@ -122,8 +121,7 @@ def read_metadata(path: Path, ids: pa.Array) -> tuple[pa.Table, int]:
 
 
 def _find(folder: Path, metadata: Path | None) -> tuple[Path, Path | None]:
-    """Return the one file of reviews in a folder and the one of metadata; `metadata` replaces
-    it."""
+    """Return the file of reviews in a folder, and `metadata` or the file of metadata in it."""
     files = sorted(f for f in folder.iterdir() if f.name.endswith(SUFFIXES) and f.is_file())
     reviews = [f for f in files if not f.name.startswith("meta")]
     products = [f for f in files if f.name.startswith("meta")]

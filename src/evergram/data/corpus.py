@@ -1,4 +1,4 @@
-"""Interactions of two sides of entities, in columns, under rows that stand for external ids."""
+"""`Corpus`: interactions of two sides of entities in columns; rows stand for external ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Corpus", "Feature", "Side", "Vocabulary", "plain", "take_ragged", "t
 
 @dataclass(frozen=True, repr=False)
 class Corpus:
-    """Who met what, when and how much, over two sides of entities.
+    """Interactions between two sides of entities, with times, values and weights.
 
     >>> import pyarrow as pa
     >>> from evergram import Corpus
@@ -33,14 +33,14 @@ class Corpus:
     >>> corpus.counts("candidate").tolist()
     [2, 1]
 
-    Interactions are in order of time where there is one (ties keep the source's order), else in the
-    source's order. A pair that comes twice is kept twice.
+    Interactions are in order of time if they have one (ties keep the source's order), else in the
+    source's order. A pair that occurs twice is kept twice.
 
     Args:
         queries, candidates: the two sides.
         interactions: Arrow table, n rows: `query` and `candidate` (int64 rows of the sides), and
-            where the source has them `value` and `weight` (float32), `time` (int64 or float64).
-        shared_ids: both sides are one vocabulary (pages that link to pages).
+            if the source has them `value` and `weight` (float32), `time` (int64 or float64).
+        shared_ids: True if both sides have one vocabulary, as pages that link to pages.
     """
 
     queries: Side
@@ -66,8 +66,8 @@ class Corpus:
     ) -> Corpus:
         """Return the corpus of a table, a sparse matrix or a list in memory.
 
-        Ids stay what they are: integers or strings. Neither pandas nor Polars has to be installed
-        for the other kinds.
+        Ids stay integers or strings. Neither pandas nor Polars needs to be installed for the other
+        kinds.
 
         >>> from evergram import Corpus
         >>> Corpus.of([("ann", 7), ("ben", 7), ("ann", 8)])
@@ -83,16 +83,16 @@ class Corpus:
                 - a list of tuples (query, candidate), (query, candidate, weight) or (query,
                   candidate, weight, time), all of one length;
                 - a SciPy sparse matrix [queries, candidates]: each stored entry other than zero is
-                  an interaction, and its number the weight. Where all are 1 there is no weight.
+                  an interaction, and its number the weight. If all are 1 there is no weight.
             query, candidate: names of the columns of ids.
-            value, time, weight: names of these columns; where None, `value`, `time` and `weight`
-                are read where they are there.
+            value, time, weight: names of these columns; None reads the columns `value`, `time` and
+                `weight` if they exist.
             query_features, candidate_features: tables of the same kinds with a column `id` and one
                 column a feature, as in `from_tables`.
             query_ids, candidate_ids: ids of a matrix's rows [queries] and of its columns
-                [candidates]; the row and column numbers where None.
-            shared_ids: query and candidate ids name the same things.
-        Raises: DataError: `interactions` is of another kind; or as `from_tables`.
+                [candidates]; None takes the row and column numbers.
+            shared_ids: True if query and candidate ids name the same things.
+        Raises: DataError: `interactions` is of another kind; or as of `from_tables`.
         """
         names = {"query": query, "candidate": candidate}
         optional = {"value": value, "time": time, "weight": weight}
@@ -125,8 +125,8 @@ class Corpus:
                 strings or booleans for a single key, lists of them for a bag. Ids without an
                 interaction are left out; ids without a row get empty bags. A feature of the same
                 name on both sides shares one vocabulary.
-            shared_ids: query and candidate ids name the same things.
-            source: what an error calls the table of interactions.
+            shared_ids: True if query and candidate ids name the same things.
+            source: name of the table of interactions, for errors.
         Raises: DataError: a missing column, an empty table, a null id, a value or time that is
             null or not finite, a feature of floats, a repeated id; the row is named.
         """
@@ -201,8 +201,7 @@ class Corpus:
         return torch.bincount(self.column(side), minlength=size)
 
     def restrict(self, index: Tensor) -> Corpus:
-        """Return the corpus of the interactions `index` (int64 [m]) alone, without the entities
-        that have none of them."""
+        """Return the corpus of the interactions `index` (int64 [m]) and of their entities only."""
         table = self.interactions.take(pa.array(index.numpy()))
         query, candidate = to_tensor(table["query"]), to_tensor(table["candidate"])
         if self.shared_ids:

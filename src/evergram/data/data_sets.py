@@ -1,4 +1,4 @@
-"""The data sets that recipes name: where each is had, under which terms, with which command.
+"""The data sets that recipes name: their sources, their terms, and commands that fetch them.
 
 `$EVERGRAM_DATA` at the start of a path in a recipe stands for the folder of data sets: the value of
 that variable, or a folder `data/` where the process runs.
@@ -21,11 +21,11 @@ class DataSet:
     """A public data set.
 
     Args:
-        title: what it is.
-        terms: under which its owner gives it.
-        command: makes the folder, run in the folder of data sets.
-        tables: makes Parquet tables of it in `build/`, run in Evergram's repository; "" where
-            recipes read the folder itself.
+        title: a short description.
+        terms: of its owner.
+        command: makes its folder, run in the folder of data sets.
+        tables: makes Parquet tables of it in `build/`, run in Evergram's repository; "" if recipes
+            read the folder itself.
     """
 
     title: str
@@ -97,7 +97,7 @@ DATA_SETS = {
 
 
 def data_folder() -> Path:
-    """Return the folder of data sets: $EVERGRAM_DATA, or `data` where the process runs."""
+    """Return the folder of data sets: $EVERGRAM_DATA, or `data` in the current folder."""
     return Path(os.environ.get(VARIABLE) or "data")
 
 
@@ -105,8 +105,8 @@ def whole_path(text: str, folder: Path) -> Path:
     """Return the path that a recipe names, absolute.
 
     Args:
-        text: what the recipe says; `$EVERGRAM_DATA/` at its start is the folder of data sets.
-        folder: what a relative path is relative to.
+        text: the path in the recipe; `$EVERGRAM_DATA/` at its start is the folder of data sets.
+        folder: the base of relative paths.
     """
     if text.startswith(PREFIX):
         return (data_folder() / text.removeprefix(PREFIX)).resolve()
@@ -114,10 +114,10 @@ def whole_path(text: str, folder: Path) -> Path:
 
 
 def existing(path: str | Path) -> Path:
-    """Return the path of data that is there.
+    """Return an existing path of data.
 
-    Raises: DataError: it is not; of a public data set the sentence says where it is had, under
-        which terms and with which command.
+    Raises: DataError: nothing is there; for a public data set the error gives its terms and the
+        command that fetches it.
     """
     path = Path(path)
     if path.exists():
@@ -130,11 +130,11 @@ def existing(path: str | Path) -> Path:
     if data_set.tables and path.suffix == ".parquet":
         raise DataError(
             f"There is no file or folder {path}: `{data_set.tables}` makes it of the data set "
-            f"{folder.name} (docs/data-sets.md says how that is had)."
+            f"{folder.name} (docs/data-sets.md says how to get that)."
         )
     command = f"mkdir -p {folder.parent} && cd {folder.parent} && {data_set.command}"
     raise DataError(
         f"There is no file or folder {path}: get {data_set.title}, under {data_set.terms}, with "
         f"`{command}`, or set {VARIABLE} to the folder that has {folder.name}/ (docs/data-sets.md "
-        "tells of all data sets)."
+        "lists all data sets)."
     )

@@ -1,4 +1,4 @@
-"""The table of loaders: for each `data.kind` of a recipe, the function that makes its corpus."""
+"""The table of loaders: the function that makes the corpus of each `data.kind` of a recipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evergram.data.wikispeedia import load_wikispeedia
 
 
 class DataSettings(Protocol):
-    """The table [data] of a recipe; docs/recipes.md says what each key is."""
+    """The table [data] of a recipe; docs/recipes.md explains each key."""
 
     @property
     def path(self) -> str | None: ...
@@ -44,7 +44,7 @@ class DataSettings(Protocol):
     def drift(self) -> float: ...
 
 
-# Makes a corpus of the settings and the recipe's seed.
+# Makes a corpus from the settings and the recipe's seed.
 Loader = Callable[[DataSettings, int], Corpus]
 
 
@@ -100,7 +100,7 @@ LOADERS: dict[str, Loader] = {
 # The kinds that need `data.path`.
 READ_FROM_A_PATH = tuple(kind for kind in LOADERS if kind != "synthetic")
 
-# What `data.kind` may be.
+# The values of `data.kind`.
 if TYPE_CHECKING:
     LoaderKind = str
 else:
@@ -110,7 +110,7 @@ else:
 def load(kind: str, data: DataSettings, seed: int) -> Corpus:
     """Return all interactions that the settings name.
 
-    Raises: DataError: a file is not there or cannot be used.
+    Raises: DataError: a file is missing or cannot be used.
     """
     return LOADERS[kind](data, seed)
 

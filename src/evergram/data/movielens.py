@@ -31,7 +31,7 @@ def load_movielens(path: Path) -> Corpus:
     Args:
         path: a folder or a zip with `ratings.csv` or `ratings.dat` (and `movies.…`) in it, at any
             depth; in a folder each may itself be zipped (`ratings.csv.zip`).
-    Raises: DataError: no ratings are there, or a file is damaged; the row is named.
+    Raises: DataError: there are no ratings, or a file is damaged; the error names the row.
     """
     if not path.exists():
         raise DataError(f"There is no file or folder {path}.")
@@ -57,7 +57,7 @@ def _features(movies: pa.Table) -> pa.Table:
 
 
 def _find(path: Path, stem: str, types: dict[str, pa.DataType]) -> tuple[pa.Table, str] | None:
-    """Return the table of `stem` at `path` and its file, or None where there is none."""
+    """Return the table of `stem` at `path` and the name of its file; None if there is none."""
     for suffix in (".csv", ".dat"):
         name = stem + suffix
         if path.is_dir():

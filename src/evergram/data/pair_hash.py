@@ -1,5 +1,4 @@
-"""A hash of (query id, candidate id) pairs, which decides what is held out, and a set of the pairs
-that were trained on, by their hash."""
+"""`PairHash` decides by ids which pairs are held out; `TrainedPairs` is a set of such hashes."""
 
 from __future__ import annotations
 
@@ -29,13 +28,13 @@ class PairHash:
     on their order, or on a seed. An id counts as its text: 5 and "5" are one id, "05" is another.
 
     Args:
-        salt: any text; another one gives numbers that have nothing to do with these.
+        salt: any text; another one gives independent numbers.
     """
 
     salt: str
 
     def of_ids(self, ids: pa.Array | pa.ChunkedArray, side: str) -> Hashes:
-        """Return one number an id, uint64 [n]; query "a" and candidate "a" have different ones."""
+        """Return one number for each id, uint64 [n]; the two sides have different numbers."""
         key = hashlib.blake2b(f"{side}\0{self.salt}".encode()).digest()
         text = plain(ids).cast(pa.string()).to_pylist()
         digests = b"".join(
@@ -46,7 +45,7 @@ class PairHash:
     def of_pairs(
         self, queries: pa.Array | pa.ChunkedArray, candidates: pa.Array | pa.ChunkedArray
     ) -> Hashes:
-        """Return one number a pair of external ids, uint64 [n]."""
+        """Return one number for each pair of external ids, uint64 [n]."""
         parts = []
         for side, ids in (("query", queries), ("candidate", candidates)):
             distinct = Vocabulary.by_first_appearance(ids)
@@ -54,7 +53,7 @@ class PairHash:
         return _combined(*parts)
 
     def of_corpus(self, corpus: Corpus) -> Hashes:
-        """Return one number an interaction, uint64 [n]."""
+        """Return one number for each interaction, uint64 [n]."""
         query, candidate = (
             self.of_ids(entities.vocabulary.keys, side)[
                 to_tensor(corpus.interactions[side]).numpy()
@@ -65,7 +64,7 @@ class PairHash:
 
 
 def below(hashes: Hashes, share: float) -> NDArray[np.bool_]:
-    """Return whether each number is in the lowest `share` of all numbers, bool [n]."""
+    """Return bool [n], True for numbers in the lowest `share` of all numbers."""
     return hashes.astype(np.float64) < share * 2.0**64
 
 
@@ -73,8 +72,8 @@ def below(hashes: Hashes, share: float) -> NDArray[np.bool_]:
 class TrainedPairs:
     """Pairs that versions were trained on, as 32 bits of their hash.
 
-    It never forgets a pair, and takes a pair that nobody trained on for one with the chance
-    len(self) / 2³²: that share of a test is left out, at random.
+    It never forgets a pair, and mistakes any other pair for a trained one with the chance
+    len(self) / 2³², so that share of a test is left out at random.
 
     Args:
         marks: uint32, ascending, each once.
@@ -90,7 +89,7 @@ class TrainedPairs:
         return len(self.marks)
 
     def has(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """Return which of these pairs were trained on, bool [n]."""
+        """Return bool [n], True for pairs that were trained on."""
         if not len(self.marks):
             return np.zeros(len(hashes), dtype=np.bool_)
         marks = _mark(hashes)
@@ -108,8 +107,7 @@ class TrainedPairs:
 
 
 def _mark(hashes: Hashes) -> NDArray[np.uint32]:
-    """Return the low bits: `below` compares the high ones, so trained pairs are uniform in
-    these."""
+    """Return the low bits; `below` compares the high ones, so these stay uniform."""
     return (hashes & np.uint64(0xFFFFFFFF)).astype(np.uint32)
 
 

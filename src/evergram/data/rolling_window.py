@@ -1,4 +1,4 @@
-"""A window at the end of a growing corpus, such as its last 5 % or its last 7 days."""
+"""`RollingWindow`: the end of a growing corpus, such as its last 5 % or its last 7 days."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class RollingWindow:
 
     @classmethod
     def parse(cls, text: str) -> RollingWindow:
-        """Parse such a text. Raises: ValueError: it is neither a percentage nor a length of
-        time."""
+        """Parse a text. Raises: ValueError: it is neither a percentage nor a length of time."""
         read = _WINDOW.fullmatch(text.strip())
         number = float(read[1]) if read else 0.0
         if read is None or number <= 0 or (read[2] == "%" and number >= 100):
@@ -47,11 +46,12 @@ class RollingWindow:
         return cls(text, seconds=number * _SECONDS[read[2]])
 
     def begins(self, time: Tensor) -> int:
-        """Return how many of the interactions, at ascending times [n], come before the window.
+        """Return the number of interactions, at ascending times [n], before the window.
 
-        A length of time counts back from the last interaction; one just as old is in the window.
+        A length of time counts back from the last interaction; one of exactly that age is in the
+        window.
 
-        Raises: DataError: a length of time was asked for and the times are no Unix times.
+        Raises: DataError: the window is a length of time and the times are not Unix times.
         """
         if self.share is not None:
             return round((1 - self.share) * len(time))
@@ -61,11 +61,11 @@ class RollingWindow:
 
 
 def _per_second(time: float, text: str) -> int:
-    """Return units of time a second: the unit in which `time` is a date between 1980 and 2100."""
+    """Return how many units of `time` make a second, as it must be a date from 1980 to 2100."""
     for units in _UNITS.values():
         if _FIRST * units <= time < _LAST * units:
             return units
     raise DataError(
         f"split.last = {text!r} needs dates, or Unix times in {', '.join(_UNITS)}; the latest time "
-        f"here is {time:g}, which is none between 1980 and 2100. Give a percentage such as '5 %'."
+        f"here is {time:g}, which is not between 1980 and 2100. Give a percentage such as '5 %'."
     )

@@ -1,4 +1,4 @@
-"""Pairs of a corpus as rows of its two sides, and which of them are among others."""
+"""Pairs of entities as rows of a corpus, and their membership in other pairs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RowPairs:
 
     Args:
         query: int64 [m].
-        candidate: int64 [m]; -1 where training never saw the candidate: no list can hold it, so
+        candidate: int64 [m]; -1 for a candidate that training never saw. No list can hold it, so
             it counts as a miss.
     """
 
@@ -38,7 +38,7 @@ class RowPairs:
 
 
 def among(pairs: RowPairs, others: RowPairs) -> Tensor:
-    """Return which pairs are among the others, bool [m]."""
+    """Return bool [m], True for pairs that are among the others."""
     width = 2 + max(int(p.candidate.max()) if len(p) else 0 for p in (pairs, others))
     first, second = (p.query * width + p.candidate + 1 for p in (pairs, others))
     return torch.isin(first, second)
@@ -47,8 +47,10 @@ def among(pairs: RowPairs, others: RowPairs) -> Tensor:
 def pairs_outside(
     corpus: Corpus, query_ids: pa.Array, candidate_ids: pa.Array
 ) -> tuple[pa.Array, pa.Array]:
-    """Return the pairs of external ids that the corpus does not have; one that it has is trained
-    on, or has selected the epoch."""
+    """Return the pairs of external ids that the corpus does not have.
+
+    Its own pairs are trained on or select the epoch, so they cannot be tested.
+    """
     query = corpus.queries.vocabulary.rows(query_ids)
     candidate = corpus.candidates.vocabulary.rows(candidate_ids)
     width = len(corpus.candidates)

@@ -1,8 +1,8 @@
-"""Samplers of pairs and of entities, with weights that make a batch an estimate of a measure."""
+"""Samplers of pairs and of entities, with weights that make batches stand for a measure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from evergram.data.corpus import Corpus
 from evergram.errors import DataError
 
-# Rounds in which a rejected negative is drawn again; a query that has met nearly all keeps one.
+# Rounds of drawing rejected negatives again; a query that has met nearly all keeps its last.
 REJECTIONS = 32
 # r ∝ count^power of the samplers of [G2] §4.1.
 POWERS = {"uniform": 0.0, "sqrt": 0.5, "linear": 1.0}
@@ -76,45 +76,60 @@ def weights(measures: Tensor, rate: Tensor) -> Tensor:
     return torch.where(drawn, measures / rate.clamp(min=1e-300)[:, None], 0.0).float()
 
 
+@dataclass(frozen=True)
+class PairDraws:
+    """Settings of how an `ExampleSampler` draws pairs.
+
+    Args:
+        target: "one" (every observed pair should score 1) or "value" (the value of the corpus).
+        positives: "examples": every pair once an epoch, in a new order. "queries": a query drawn
+            uniformly, then one of its pairs (p ∝ 1/deg(query)), with replacement.
+        negatives: True draws for each pair another candidate, uniformly among those that the query
+            has not met.
+    """
+
+    target: str = "one"
+    positives: str = "examples"
+    negatives: bool = False
+
+
 class ExampleSampler:
     """Draws epochs of the observed pairs; each is a function of (seed, epoch).
 
     Args:
-        query_measures, candidate_measures: float64 [N, R], R measures of each side; None is the
-            uniform one.
-        target: "one" (every observed pair should score 1) or "value" (the corpus's own).
-        positives: "examples": every pair once an epoch, in a new order. "queries": a query drawn
-            uniformly, then one of its pairs (p ∝ 1/deg(query)), with replacement.
-        negatives: also draw for each pair a candidate uniformly among those that the query has not
-            met.
+        corpus: the observed pairs.
+        draws: how they are drawn; None is `PairDraws()`.
+        batch_size: B; a smaller corpus is one batch.
+        seed: of the draws.
+        measures: of each side, "query" and "candidate", R measures, float64 [N, R]; a side that is
+            not there has the uniform one.
         pair_weight: float [n], one for each observed pair.
+    Raises: DataError: targets are values and the corpus has none.
     """
 
     def __init__(
         self,
         corpus: Corpus,
+        draws: PairDraws | None = None,
         *,
         batch_size: int,
         seed: int,
-        query_measures: Tensor | None = None,
-        candidate_measures: Tensor | None = None,
-        target: str = "one",
-        positives: str = "examples",
-        negatives: bool = False,
+        measures: Mapping[str, Tensor] | None = None,
         pair_weight: Tensor | None = None,
     ) -> None:
-        if target == "value" and not corpus.has_values:
+        draws = draws or PairDraws()
+        if draws.target == "value" and not corpus.has_values:
             raise DataError("task.target = 'value' needs a column 'value'; use 'one' without it.")
         self.query = corpus.column("query")
         self.candidate = corpus.column("candidate")
-        self.target = corpus.column("value") if target == "value" else torch.ones(len(corpus))
+        self.target = corpus.column("value") if draws.target == "value" else torch.ones(len(corpus))
         self.batch_size = min(batch_size, len(corpus))
         self.seed = seed
-        self.positives = positives
+        self.positives = draws.positives
         counts = {side: corpus.counts(side) for side in ("query", "candidate")}
         size = len(corpus)
         chance = torch.full((size,), 1 / size, dtype=torch.float64)
-        if positives == "queries":
+        if draws.positives == "queries":
             seen = int((counts["query"] > 0).sum())
             chance = 1 / (seen * counts["query"].double()[self.query])
             self.order = torch.argsort(self.query, stable=True)
@@ -122,25 +137,24 @@ class ExampleSampler:
             torch.cumsum(counts["query"], 0, out=self.offsets[1:])
         self.rates: dict[str, Tensor] = {}
         self.measures: dict[str, Tensor] = {}
-        chosen = {"query": query_measures, "candidate": candidate_measures}
+        chosen = measures or {}
         for side, count in counts.items():
-            wanted = chosen[side]
-            self.measures[side] = measure(count, 0.0)[:, None] if wanted is None else wanted
+            self.measures[side] = chosen[side] if side in chosen else measure(count, 0.0)[:, None]
             rate = torch.zeros(len(count), dtype=torch.float64)
             self.rates[side] = rate.index_add_(0, getattr(self, side), chance)
         self.query_weights = weights(self.measures["query"], self.rates["query"])
         self.candidate_weights = weights(self.measures["candidate"], self.rates["candidate"])
-        # A mean over batches is to be a sum over pairs by 1/n, however the pairs are drawn.
+        # A mean over batches estimates the mean over all pairs, however the pairs are drawn.
         self.pair_weight = None
         if pair_weight is not None:
             self.pair_weight = (pair_weight.double() / (size * chance)).float()
         self.candidates = len(counts["candidate"])
         self.known = torch.zeros(0)
-        if negatives:
+        if draws.negatives:
             self.known = torch.unique(self.query * self.candidates + self.candidate)
 
     def __len__(self) -> int:
-        """The number of batches in an epoch, without the last, smaller one: all weigh the same."""
+        """Return the number of batches in an epoch; a last, smaller one is left out."""
         return len(self.query) // self.batch_size
 
     def epoch(self, number: int) -> Iterator[Batch]:
@@ -202,7 +216,7 @@ class EntitySampler:
         self.seed = seed
 
     def epoch(self, number: int, batches: int) -> Iterator[Draw]:
-        """Yield so many draws for an epoch."""
+        """Yield `batches` draws for an epoch."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         for _ in range(batches):
             chance = torch.rand(self.batch_size, generator=generator, dtype=torch.float64)

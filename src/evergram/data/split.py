@@ -1,8 +1,8 @@
-"""Splits of a corpus into what a version learns from and what it is judged on.
+"""Split a corpus into pairs that a version is trained on and pairs that it is tested on.
 
-What is held out depends on ids, times and the lineage's salt, never on a seed or on how many rows
-there are, and a pair that an earlier version was trained on is not tested: alignment carries what
-the past has seen. Source: docs/method.md, "Held out stays held out".
+Ids, times and the lineage's salt decide which pairs are held out, never a seed or the number of
+rows. A pair that an earlier version was trained on is not tested, since alignment carries over what
+that version has learned. Source: docs/method.md, "Held out stays held out".
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Split:
     """The training, selection and test pairs of one version.
 
     Args:
-        training: the corpus to learn from, with only the entities that it has interactions of.
+        training: the corpus to learn from, with only those entities that have interactions in it.
         selection: pairs that choose the best epoch.
         test: pairs that are reported.
         unknown_queries: held-out pairs left out because training never saw their query.
         trained_before: test pairs left out because an earlier version was trained on them.
         in_training: test pairs left out because the training data has them, too.
-        untested: why nothing is tested, in one sentence; None where something is.
-        final: the split of a last training on all that is not test, see `_final`; None where the
-            same pairs select and test, so that nothing could be added.
+        untested: the reason why nothing is tested, in one sentence; None if something is.
+        final: makes the split of a last training on all pairs but the test pairs, see `_final`;
+            None if the same pairs select and test, so that nothing could be added.
     """
 
     training: Corpus
@@ -50,7 +50,7 @@ class Split:
     in_training: int = 0
 
     def without_test(self, why: str) -> Split:
-        """Return the split without test pairs; `why` says in one sentence why none can be had."""
+        """Return the split without test pairs, for the reason `why`, one sentence."""
         final = self.final
         return replace(
             self,
@@ -81,8 +81,11 @@ class HeldOut:
 
 
 def random_split(corpus: Corpus, *, share: float, held_out: HeldOut) -> Split:
-    """Hold out the pairs whose hash is below `share`: about that share of the interactions, and of
-    a pair that comes twice both."""
+    """Hold out the pairs whose hash is below `share`: about that share of the interactions.
+
+    Repeated interactions of a pair are held out together.
+    Raises: DataError: `share` is not between 0 and 1.
+    """
     if not 0 < share < 1:
         raise DataError(f"A random split cannot hold out the share {share}; give one in (0, 1).")
     held = torch.from_numpy(below(held_out.hash.of_corpus(corpus), share))
@@ -159,46 +162,25 @@ def given_split(corpus: Corpus, test: pa.Table, *, share: float, held_out: HeldO
     repeated = len(test) - len(ids[0])
     chosen = _pairs(training, *ids, held_out)
     everything = torch.ones(len(corpus), dtype=torch.bool)
-    return Split(
-        training,
-        selection.pairs,
-        chosen.pairs,
-        selection.unknown + chosen.unknown,
-        chosen.trained,
-        final=partial(_final, corpus, everything, ids, held_out, repeated),
-        in_training=repeated + chosen.in_training,
-    )
+    final = partial(_final, corpus, everything, ids, held_out, repeated)
+    return _with_test(training, chosen, selection, final, repeated)
 
 
 def _split(corpus: Corpus, training: Tensor, held: Tensor, held_out: HeldOut) -> Split:
     compact = corpus.restrict(torch.nonzero(training).flatten())
     if held_out.selection == "paper":
         both = _pairs(compact, *_ids(corpus, held), held_out)
-        return Split(
-            compact,
-            both.pairs,
-            both.pairs,
-            both.unknown,
-            both.trained,
-            in_training=both.in_training,
-        )
+        return replace(_with_test(compact, both), selection=both.pairs)
     selects = held & _selecting(corpus, held_out)[corpus.column("query")]
     tests = _ids(corpus, held & ~selects)
     selection = _pairs(compact, *_ids(corpus, selects))
     test = _pairs(compact, *tests, held_out)
-    return Split(
-        compact,
-        selection.pairs,
-        test.pairs,
-        selection.unknown + test.unknown,
-        test.trained,
-        final=partial(_final, corpus, training | selects, tests, held_out),
-        in_training=test.in_training,
-    )
+    final = partial(_final, corpus, training | selects, tests, held_out)
+    return _with_test(compact, test, selection, final)
 
 
 def _selecting(corpus: Corpus, held_out: HeldOut) -> Tensor:
-    """Return which queries select an epoch, bool [N]; the others are tested."""
+    """Return bool [N], True for queries that select an epoch; the others are tested."""
     hashes = held_out.hash.of_ids(corpus.queries.vocabulary.keys, "query")
     return torch.from_numpy(below(hashes, 0.5))
 
@@ -229,16 +211,13 @@ class _Testable:
 
 
 def _pairs(
-    training: Corpus,
-    query_ids: pa.Array,
-    candidate_ids: pa.Array,
-    tested: HeldOut | None = None,
+    training: Corpus, query_ids: pa.Array, candidate_ids: pa.Array, tested: HeldOut | None = None
 ) -> _Testable:
-    """Return held-out pairs of external ids as rows of the training corpus, each once, without
-    those that training saw.
+    """Return held-out pairs as distinct rows of the training corpus, without those of training.
 
     Args:
-        tested: given for pairs that are reported, to leave out what an earlier version was trained
+        query_ids, candidate_ids: external ids of the held-out pairs.
+        tested: for pairs that are reported, leaves out those that an earlier version was trained
             on; None for pairs that select.
     """
     before = np.zeros(len(query_ids), dtype=bool)
@@ -270,24 +249,37 @@ def _final(
     held_out: HeldOut,
     repeated: int = 0,
 ) -> Split:
-    """Return the split of a last training, on the pairs of training and of selection: the test
-    pairs stay, and none select.
+    """Return the split of a last training, on the pairs of training and of selection.
+
+    The test pairs stay, and no pairs select.
 
     Args:
         used: bool [n], the interactions of training and of selection.
         test: external ids of the test pairs.
-        repeated: how many were left out of them already, as the corpus has them.
+        repeated: how many of them were already left out because the corpus has them.
     """
     rows = torch.nonzero(used).flatten()
     training = corpus if len(rows) == len(corpus) else corpus.restrict(rows)
-    testable = _pairs(training, *test, held_out)
+    return _with_test(training, _pairs(training, *test, held_out), repeated=repeated)
+
+
+def _with_test(
+    training: Corpus,
+    test: _Testable,
+    selection: _Testable | None = None,
+    final: Callable[[], Split] | None = None,
+    repeated: int = 0,
+) -> Split:
+    """Return the split of these pairs, of which `repeated` test pairs were left out before."""
+    selects = _Testable(RowPairs.none(), 0, 0, 0) if selection is None else selection
     return Split(
         training,
-        RowPairs.none(),
-        testable.pairs,
-        testable.unknown,
-        testable.trained,
-        in_training=repeated + testable.in_training,
+        selects.pairs,
+        test.pairs,
+        selects.unknown + test.unknown,
+        test.trained,
+        final=final,
+        in_training=repeated + test.in_training,
     )
 
 

@@ -1,4 +1,4 @@
-"""The loader of a planted corpus, whose tastes, popularity, arrivals and ratings are known."""
+"""A synthetic corpus whose tastes, popularity, arrivals and ratings are known."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus
 
-# How sharply affinity decides: with it, the planted ranking is far better than popularity.
+# The weight of affinity in the choice: the planted ranking is far better than popularity.
 SHARPNESS = 6.0
 GROUPS = 10
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A corpus and the truth behind it, in the corpus's row order.
+    """A corpus and the numbers that it was drawn from, in the corpus's row order.
 
     Args:
         corpus: the data for a model.
         query_factors: [Q, F], at the end of time. candidate_factors: [C, F].
-        log_popularity: [C]. quality: [C], what lifts a candidate's ratings.
+        log_popularity: [C]. quality: [C]; it raises a candidate's ratings.
     """
 
     corpus: Corpus
@@ -53,56 +53,51 @@ def generate(
 
     Queries and candidates gather around a few centres. Two fifths of them are there at the start,
     the others arrive until the end. At each of `slices` moments, queries that have arrived, the
-    busy ones more often, meet candidates by softmax of affinity and log-popularity; a query's
-    taste moves by `drift` in all. Ratings (1 to 5) follow a quality that is linear in the
-    candidate's factors, affinity, and noise.
+    busy ones more often, meet candidates by softmax of affinity and log-popularity. Ratings (1 to
+    5) follow a quality that is linear in the candidate's factors, affinity, and noise.
 
     Args:
-        factors: F. popularity: exponent of the candidates' power law.
+        queries, candidates, interactions, factors: how many of each.
+        seed: of all draws.
+        drift: how far the taste of each query moves from start to end, from 0 to 1.
+        popularity: exponent of the candidates' power law.
+        slices: the moments at which interactions are drawn.
     """
     draw = torch.Generator().manual_seed(seed)
     centres = _unit(torch.randn(GROUPS, factors, generator=draw))
-    taste = _around(centres, queries, 0.6, draw)[0]
-    target = _around(centres, queries, 0.6, draw)[0]
+    taste, target = (_around(centres, queries, 0.6, draw)[0] for _ in range(2))
     item, group = _around(centres, candidates, 0.5, draw)
     rank = torch.randperm(candidates, generator=draw) + 1
     log_popularity = -popularity * torch.log(rank.float() + 10)
     activity = 1 / (torch.randperm(queries, generator=draw) + 20).float()
     direction = _unit(torch.randn(factors, generator=draw))
     quality = item @ direction + 0.1 * torch.randn(candidates, generator=draw)
-    arrival = [_arrivals(size, draw) for size in (queries, candidates)]
+    arrivals = _arrivals(queries, draw), _arrivals(candidates, draw)
     columns: dict[str, list[Tensor]] = {"query": [], "candidate": [], "value": [], "time": []}
     for moment in range(slices):
         now = (moment + 0.5) / slices
-        count = interactions * (moment + 1) // slices - interactions * moment // slices
+        begun = interactions * moment // slices
+        count = interactions * (moment + 1) // slices - begun
         if not count:  # fewer interactions than slices
             continue
-        who = torch.multinomial(activity * (arrival[0] <= now), count, True, generator=draw)
-        current = _unit((1 - drift * now) * taste + drift * now * target)
-        logits = SHARPNESS * current[who] @ item.T + log_popularity
-        logits = logits.masked_fill(arrival[1] > now, -torch.inf)
-        # Gumbel noise: the largest is a draw from the softmax.
-        noise = torch.rand(logits.shape, generator=draw).clamp(1e-12, 1 - 1e-7)
-        what = (logits - torch.log(-torch.log(noise))).argmax(1)
-        liking = (current[who] * item[what]).sum(1)
-        noisy = 3.2 + 1.5 * quality[what] + 0.6 * liking
-        noisy = noisy + 0.5 * torch.randn(count, generator=draw)
+        who = torch.multinomial(activity * (arrivals[0] <= now), count, True, generator=draw)
+        current = _unit((1 - drift * now) * taste + drift * now * target)[who]
+        what = _chosen(current @ item.T, log_popularity, arrivals[1] <= now, draw)
+        liking = (current * item[what]).sum(1)
         columns["query"].append(who)
         columns["candidate"].append(what)
-        columns["value"].append(noisy.round().clamp(1, 5))
-        columns["time"].append(torch.arange(count) + interactions * moment // slices)
+        columns["value"].append(_ratings(quality[what], liking, draw))
+        columns["time"].append(torch.arange(count) + begun)
     table = pa.table({name: torch.cat(parts).numpy() for name, parts in columns.items()})
-    tags = _tags(group, draw)
-    features = pa.table(
-        {"id": range(candidates), "group": [f"g{g}" for g in group.tolist()], "tags": tags}
-    )
+    groups = [f"g{g}" for g in group.tolist()]
+    features = pa.table({"id": range(candidates), "group": groups, "tags": _tags(group, draw)})
     corpus = Corpus.from_tables(table, candidate_features=features, source="The synthetic corpus")
     final = _unit((1 - drift) * taste + drift * target)
-    mine, theirs = (
+    who, what = (
         torch.from_numpy(side.vocabulary.keys.to_numpy().copy())
         for side in (corpus.queries, corpus.candidates)
     )
-    return Planted(corpus, final[mine], item[theirs], log_popularity[theirs], quality[theirs])
+    return Planted(corpus, final[who], item[what], log_popularity[what], quality[what])
 
 
 def _unit(vectors: Tensor) -> Tensor:
@@ -118,10 +113,28 @@ def _around(
     return _unit(centres[group] + spread * noise), group
 
 
+def _chosen(
+    affinity: Tensor, log_popularity: Tensor, is_there: Tensor, draw: torch.Generator
+) -> Tensor:
+    """Draw a candidate for each row of affinities [b, C], by softmax over those that are there."""
+    logits = SHARPNESS * affinity + log_popularity
+    logits = logits.masked_fill(~is_there, -torch.inf)
+    # With Gumbel noise the largest logit is a draw from the softmax.
+    noise = torch.rand(logits.shape, generator=draw).clamp(1e-12, 1 - 1e-7)
+    return (logits - torch.log(-torch.log(noise))).argmax(1)
+
+
+def _ratings(quality: Tensor, liking: Tensor, draw: torch.Generator) -> Tensor:
+    """Return ratings from 1 to 5 with noise, [b]."""
+    exact = 3.2 + 1.5 * quality + 0.6 * liking
+    noisy = exact + 0.5 * torch.randn(len(exact), generator=draw)
+    return noisy.round().clamp(1, 5)
+
+
 def _arrivals(size: int, draw: torch.Generator) -> Tensor:
     """Return the arrival of each entity: two fifths at 0, the rest evenly until 0.95."""
     early = torch.rand(size, generator=draw) < 0.4
-    early[0] = True  # somebody is there from the start, however small the corpus
+    early[0] = True  # one is there from the start, however small the corpus
     return torch.where(early, 0.0, 0.95 * torch.rand(size, generator=draw))
 
 

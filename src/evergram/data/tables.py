@@ -24,7 +24,7 @@ from evergram.ids import ids_of_text
 
 COLUMNS = ("query", "candidate", "value", "time", "weight")
 SUFFIXES = ".parquet, .pq, .arrow, .feather, .csv, .tsv, .csv.gz, .tsv.gz"
-# Separators of cells to try where the first line lacks the one that the suffix implies.
+# Separators of cells to try if the first line lacks the one that the suffix implies.
 DELIMITERS = (",", ";", "\t", "|")
 # The first line must end within these bytes of the file.
 HEADER = 1 << 16
@@ -56,7 +56,7 @@ def load_table(
         shared_ids: query and candidate ids name the same things.
         columns: the file's own names of these columns, {"query": "user_id"}.
         list_separator: separates the keys of a bag in a CSV; "" for no bags.
-    Raises: DataError: a file cannot be read or used; the row is named where one is at fault.
+    Raises: DataError: a file cannot be read or used; the error names the row if one is wrong.
     """
     return Corpus.from_tables(
         read_interactions(path, columns),
@@ -71,7 +71,7 @@ def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> p
     """Return those of the columns `query`, `candidate`, `value`, `time`, `weight` that a file has.
 
     Raises: DataError: the file cannot be read, lacks `query` or `candidate` or a column that
-        `columns` names, or has a cell that is no id, value or time; the row is named.
+        `columns` names, or a cell is not an id, value or time; the error names the row.
     """
     unknown = sorted(set(columns or {}) - set(COLUMNS))
     if unknown:
@@ -91,11 +91,11 @@ def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> p
     absent = {"query", "candidate"} - set(chosen)
     if absent:
         raise DataError(lacking(str(path), absent, table.column_names, columns or {}))
-    _tell_of_others(path, table.column_names, names)
+    _warn_of_others(path, table.column_names, names)
     for name in ("query", "candidate"):
         check_ids(chosen[name], name, str(path))
     for name, (pattern, wanted) in WANTED.items():
-        # One word among the numbers makes strings of them all: say which.
+        # One word among the numbers makes them all strings: name it.
         if name in chosen and pa.types.is_string(chosen[name].type):
             cells = chosen[name]
             row = pc.index(pc.match_substring_regex(cells, pattern), False).as_py()
@@ -106,10 +106,9 @@ def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> p
 
 
 def read_keyed(path: Path, name: str) -> tuple[pa.Array, pa.ChunkedArray]:
-    """Return the columns `id` and `name` of a file: distinct ids, int64 or string, and their
-    values.
+    """Return the columns `id` (distinct, int64 or string) and `name` of a file.
 
-    Raises: DataError: as `read_table`; or a column is not there; an id is missing, or there twice.
+    Raises: DataError: as of `read_table`; or a column is missing; an id is missing or occurs twice.
     """
     table = read_table(path, ids=("id",))
     for column in ("id", name):
@@ -126,13 +125,14 @@ def read_keyed(path: Path, name: str) -> tuple[pa.Array, pa.ChunkedArray]:
 
 
 def read_table(path: Path, *, ids: Collection[str] = (), exact: Collection[str] = ()) -> pa.Table:
-    """Return the table in a file, whose name says its format; a folder holds Parquet files.
+    """Return the table in a file, whose suffix tells its format; a folder holds Parquet files.
 
     Args:
-        ids: columns of ids, which in a file of text are integers only as they are printed.
-        exact: columns that stay texts in a file of text.
-    Raises: DataError: it is missing, empty, of another format, or damaged; or in a file of text, a
-        cell of `ids` is empty or a word for nothing.
+        ids: columns of ids. In a file of text they become integers only if every cell is written as
+            the integer is printed.
+        exact: columns that stay strings in a file of text.
+    Raises: DataError: the file is missing, empty, of another format, or damaged; or in a file of
+        text a cell of `ids` is empty or a word such as NULL.
     """
     if not path.exists():
         raise DataError(f"There is no file {path}.")
@@ -168,16 +168,16 @@ def read_csv(
     kinds: Mapping[str, pa.DataType] | None = None,
     header: bool = True,
 ) -> pa.Table:
-    """Return the table of a text in cells.
+    """Return the table of a CSV text.
 
     Args:
         content: a file, or its bytes.
-        source: what an error calls it.
-        types: the columns to keep and their types; None keeps all, of the types that Arrow infers.
-        kinds: types of some columns, where all are kept.
-        header: whether the first line names the columns; if not, `types` does, and a quotation
-            mark is a letter like any other.
-    Raises: DataError: a column is missing, or a line cannot be read; the row is named.
+        source: name of the text, for errors.
+        types: the columns to keep and their types; None keeps all, of types that Arrow infers.
+        kinds: types of some columns if all are kept.
+        header: True if the first line names the columns; if False, `types` names them, and a
+            quotation mark is a letter like any other.
+    Raises: DataError: a column is missing, or a line cannot be read; the error names the row.
     """
 
     def read(*, use_threads: bool) -> pa.Table:
@@ -212,7 +212,7 @@ def read_csv(
 
 
 def _opened(content: Path | bytes) -> Any:
-    """Open text for Arrow, which by itself would unpack a gzip without a limit."""
+    """Open text for Arrow; Arrow itself would unpack a gzip without a limit."""
     if isinstance(content, bytes):
         return pa.BufferReader(content)
     return GzipReader(content) if content.suffix.lower() == ".gz" else pa.OSFile(str(content))
@@ -221,8 +221,11 @@ def _opened(content: Path | bytes) -> Any:
 def _read_text(
     path: Path, delimiter: str, ids: Collection[str], exact: Collection[str]
 ) -> pa.Table:
-    """Return the table of a CSV or TSV whose cells are separated as the suffix says, or, where the
-    first line has no such separator, by the first of the others that it has."""
+    """Return the table of a CSV or TSV.
+
+    Cells are separated as the suffix says or, if the first line lacks that separator, by the first
+    other one that it has.
+    """
     first = _first_line(path)
     if delimiter not in first:
         delimiter = next((other for other in DELIMITERS if other in first), delimiter)
@@ -241,7 +244,7 @@ def _first_line(path: Path) -> str:
     return text.splitlines()[0].decode(errors="replace") if text.strip() else ""
 
 
-def _tell_of_others(path: Path, has: Sequence[str], names: Mapping[str, str]) -> None:
+def _warn_of_others(path: Path, has: Sequence[str], names: Mapping[str, str]) -> None:
     """Warn of a column that seems to be a value or a time and is not read as such."""
     for role, column in guess(has).items():
         if role in ("value", "time") and names[role] not in has and column not in names.values():

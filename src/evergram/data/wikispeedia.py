@@ -53,7 +53,7 @@ def load_wikispeedia(folder: Path) -> Corpus:
 
 
 def _read(folder: Path, stem: str, columns: list[str]) -> tuple[dict[str, pa.Array], str]:
-    """Return the columns of one file, decoded, and its path; comments are no rows."""
+    """Return the decoded columns of one file, without its comments, and its path."""
     paths = [folder / f"{stem}.tsv", folder / f"{stem}.tsv.gz"]
     path = next((p for p in paths if p.is_file()), None)
     if path is None:

@@ -1,13 +1,14 @@
-"""Encoders: models that take entities of two sides to vectors of one space, [B, D].
+"""Encoders: models that map entities of two sides to vectors [B, D] of one space.
 
 Read in this order:
 
 1. `encoder`: `Encoder`, the interface, and `Scene`, a corpus as an encoder sees it.
 2. `features`: from a corpus's rows to an encoder's own rows of ids and of bags of features.
-3. `row_encoder` and its two: `factorization` (a free vector an entity) and `two_tower` (ids and
-   features through layers).
-4. `graph_encoder`, on the matrices of `adjacency`, and its two: `graphsage` and `lightgcn`.
-5. `factory`: an encoder by its `kind`, new or from a published version.
+3. `row_encoder`, and its subclasses `factorization` (a free vector for each entity) and `two_tower`
+   (ids and features through layers).
+4. `graph_encoder`, on the matrices of `adjacency`, and its subclasses `graphsage` and `lightgcn`.
+5. `module_encoder`: the user's own modules, as `encoder_modules` describes them.
+6. `factory`: an encoder by its `kind`, new or from a published version; `kinds` has their settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interactions as a sparse matrix, along which graph encoders pass messages."""
+"""The graph of interactions as a sparse matrix, and sums over its neighbours."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from evergram.data.corpus import Corpus
 
 
 def adjacency(corpus: Corpus) -> Tensor:
-    """Return the graph of queries, then candidates, as nodes; each pair is one edge, both ways.
+    """Return the graph of a corpus: queries, then candidates, are its nodes and pairs its edges.
 
-    Returns: sparse CSR [N, N] of ones, N = queries + candidates. It is its own transpose, so that
-        the backward pass below costs no more than the forward one.
+    Returns: sparse CSR [N, N] of ones, N = queries + candidates, with each distinct pair in both
+        directions. It is its own transpose, so that the backward pass costs no more than the
+        forward one.
     """
     queries = len(corpus.queries)
     size = queries + len(corpus.candidates)
@@ -28,7 +29,7 @@ def adjacency(corpus: Corpus) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(
-            # The kernels take int32: they would convert int64 at each product.
+            # The kernels take int32, and would convert int64 at each product.
             offsets,
             (keys % size).int(),
             torch.ones(len(keys)),
@@ -43,7 +44,7 @@ def degrees(matrix: Tensor) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """A x for a symmetric A, whose gradient is A g: no transpose is ever made."""
+    """A x for a symmetric A; its gradient is A g, which needs no transpose."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, nodes: Tensor) -> Tensor:

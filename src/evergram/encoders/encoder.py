@@ -1,4 +1,4 @@
-"""The interface of encoders."""
+"""The interface of encoders, and the parts that they share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Scene:
 
 
 class Embeddings(ABC):
-    """Embeddings of a scene at the parameters that its encoder has now."""
+    """Embeddings of a scene at the current parameters of its encoder."""
 
     @abstractmethod
     def rows(self, side: str, ids: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Embeddings(ABC):
         """Iterate over all of a side in blocks [b, D], without gradient."""
 
     def whole(self, side: str) -> Tensor | None:
-        """Return all of a side, [N, D], differentiable; None if that costs a pass of its own."""
+        """Return all of a side, [N, D], differentiable; None if that needs another forward pass."""
         return None
 
 
@@ -54,9 +54,9 @@ class Encoder(nn.Module, ABC):
     """Two sides of entities into one space of `dim` dimensions; the score is the inner product.
 
     Args:
-        schema: the vocabularies it has; a key outside them contributes nothing.
+        schema: its vocabularies; a key outside them contributes nothing.
         dim: D.
-        normalize: whether rows have unit norm (a row that is zero stays zero).
+        normalize: True scales rows to unit norm; a zero row stays zero.
     """
 
     kind: str
@@ -69,19 +69,18 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, scene: Scene) -> Embeddings:
-        """Return the embeddings of a scene; computations that entities share happen here, once."""
+        """Return the embeddings of a scene; run computations that its entities share, once."""
 
     @abstractmethod
     def known(self, side: str, scene: Scene) -> Tensor:
-        """Return bool [N]: whether the encoder has learned anything about each entity."""
+        """Return bool [N], True for entities that the encoder has learned anything about."""
 
     def keyed(self) -> dict[str, str]:
-        """Return, for each parameter that has a row a key, its name and its keys' vocabulary."""
+        """Return, by parameter name, the vocabulary of each parameter with one row for each key."""
         return {}
 
     def start_from(self, other: Encoder) -> None:
-        """Take over the parameters of another encoder of this architecture; rows of keys that it
-        lacks stay as they are.
+        """Copy the parameters of another encoder; rows of keys that it lacks stay as they are.
 
         Raises: ShapeError: it has another architecture.
         """
@@ -89,7 +88,7 @@ class Encoder(nn.Module, ABC):
         own_tables, their_tables = self.keyed(), other.keyed()
         if mine.keys() != theirs.keys() or own_tables != their_tables:
             raise ShapeError(
-                f"A {self.kind} encoder cannot go on from one with other parts; use "
+                f"A {self.kind} encoder cannot start from one with other parameters; set "
                 "upgrade.start = 'fresh'."
             )
         for name, value in mine.items():
@@ -102,7 +101,7 @@ class Encoder(nn.Module, ABC):
             if rows.shape[1:] != value.shape[1:] or (known is not None and len(rows) != len(known)):
                 raise ShapeError(
                     f"{name} is {list(value.shape)} here and {list(theirs[name].shape)} in the "
-                    "encoder to go on from; use the same dims and layers, or upgrade.start = "
+                    "encoder to start from; use the same dims and layers, or upgrade.start = "
                     "'fresh'."
                 )
             if known is None:
@@ -111,11 +110,11 @@ class Encoder(nn.Module, ABC):
                 value[known.to(value.device)] = rows.to(value)
 
     def feature_tables(self) -> list[nn.Parameter]:
-        """Return the tables whose rows many entities share: a step of one row moves them all."""
+        """Return the tables whose rows many entities share; a step of one row moves them all."""
         return []
 
     def read(self, corpus: Corpus) -> Scene:
-        """Return a corpus as this encoder sees it, in its row order, on the CPU."""
+        """Return the scene of a corpus, in its row order, on the CPU."""
         sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
         return Scene({side: self.schema.read(side, entities) for side, entities in sides})
 

@@ -1,4 +1,4 @@
-"""The user's own modules, with functions that make their inputs from ids."""
+"""`EncoderModules`: the user's own modules, with functions that make their inputs from ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Collate = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class EncoderModules:
-    """A query module and a candidate module of your own, to train in place of a built-in encoder.
+    """Your own query module and candidate module, to train instead of a built-in encoder.
 
     A module is called as `module(inputs)`; as `module(*inputs)` if the inputs are a tuple, and as
     `module(**inputs)` if they are a dict. It returns float [B, D], with one D for both sides. The
@@ -30,8 +30,8 @@ class EncoderModules:
         query, candidate: the modules; one module may serve both sides.
         query_inputs, candidate_inputs: make a module's input from a list of B ids, as the corpus
             has them (int or str). They give the same input for the same id.
-        new_ids: whether they know ids that the version was not trained on. If not, such an id gets
-            the zero vector.
+        new_ids: True if they know ids that the version was not trained on; if False, such an id
+            gets the zero vector.
         batch_size: entities in a forward pass without gradient.
 
     >>> import torch
@@ -55,7 +55,7 @@ class EncoderModules:
         return f"EncoderModules(query={query}, candidate={candidate})"
 
     def copied(self) -> EncoderModules:
-        """Return the same with copies of the modules; what they share, the copies share too."""
+        """Return the same with copies of the modules; the copies share what the modules share."""
         query, candidate = deepcopy((self.query, self.candidate))
         return EncoderModules(
             query,
@@ -68,7 +68,7 @@ class EncoderModules:
 
 
 def outputs_of(modules: EncoderModules, side: str, ids: list[Any]) -> Tensor:
-    """Call a side's module on the inputs of B ids. Raises: ShapeError: it does not give [B, D]."""
+    """Return [B, D] of a side's module for B ids. Raises: ShapeError: it returns another shape."""
     module: nn.Module = getattr(modules, side)
     collate: Collate = getattr(modules, f"{side}_inputs")
     parameter = next(module.parameters(), None)

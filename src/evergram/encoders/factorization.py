@@ -1,4 +1,4 @@
-"""Matrix factorization: one free vector an entity."""
+"""Matrix factorization: one free vector for each entity."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Factorization(RowEncoder):
     """u_a and v_b are rows of two tables; an unknown id has the zero vector.
 
     Args:
-        scale: standard deviation of the start.
-        generator: draws the start.
+        scale: standard deviation of the initial rows.
+        generator: draws them.
     """
 
     kind = "factorization"

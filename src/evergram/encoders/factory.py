@@ -1,4 +1,4 @@
-"""Make encoders by their kind: new ones, and those of published versions."""
+"""Build encoders by their kind: new ones, and those of published versions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def build_encoder(
 
     Args:
         options: keywords of its class, as JSON; artefacts keep them.
-        generator: draws the start.
-    Raises: RecipeError: no encoder is of that kind.
+        generator: draws the initial parameters.
+    Raises: RecipeError: the kind is unknown.
     """
     if kind not in ENCODERS:
         raise RecipeError(f"The encoder {kind!r} is none of {', '.join(ENCODERS)}.")
@@ -39,12 +39,12 @@ def restore_encoder(
     vocabularies: Mapping[str, Vocabulary],
     what: str,
 ) -> Encoder:
-    """Return a published encoder, made of its parts, in evaluation mode.
+    """Return a published encoder in evaluation mode, from the parts that its artefact keeps.
 
     Args:
-        what: the encoder's owner in an error, such as "version 1".
-    Raises: LineageError: no encoder is of that kind in this process. IntegrityError: its parts do
-        not fit together.
+        what: the encoder's owner, such as "version 1", for errors.
+    Raises: LineageError: the kind is unknown in this process. IntegrityError: the parts do not fit
+        together.
     """
     if kind not in ENCODERS:
         raise LineageError(

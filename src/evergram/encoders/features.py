@@ -30,7 +30,7 @@ class EntityInputs:
 
     @property
     def is_known(self) -> Tensor:
-        """bool [B]: whether the vocabularies have its id or any of its features."""
+        """bool [B], True if the vocabularies have the entity's id or any of its features."""
         known = self.ids >= 0
         for _, offsets in self.bags.values():
             known = known | (offsets[1:] > offsets[:-1])
@@ -60,7 +60,7 @@ class Schema:
 
     @classmethod
     def of(cls, corpus: Corpus, *, features: bool) -> Schema:
-        """Return the schema of a corpus, with its features or without."""
+        """Return the schema of a corpus, with or without its features."""
         vocabularies: dict[str, Vocabulary] = {}
         inputs: dict[str, dict[str, str]] = {}
         for name, side in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):

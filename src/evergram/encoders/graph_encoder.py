@@ -21,11 +21,11 @@ from evergram.errors import TrainingError
 class GraphEncoder(Encoder):
     """Embeddings come from one pass over the graph of a corpus's own interactions.
 
-    The graph is that of the corpus it is applied to: an entity that came after training has a
-    vector as soon as it has met a known one, and a published encoder follows a corpus that grows.
+    The graph is that of the corpus that it is applied to: an entity that came after training has a
+    vector once it is connected to a known one, so a published encoder follows a growing corpus.
 
     Args:
-        depth: edges that a pass reaches over.
+        depth: the number of edges that a pass reaches over.
     """
 
     # The nodes' first vectors; subclasses set it.
@@ -61,7 +61,7 @@ class GraphEncoder(Encoder):
 
 
 class _Whole(Embeddings):
-    """Embeddings of all nodes from one pass, of which rows are taken."""
+    """Embeddings of all nodes, computed in one pass."""
 
     def __init__(self, nodes: dict[str, Tensor]) -> None:
         self.nodes = nodes
@@ -77,11 +77,12 @@ class _Whole(Embeddings):
 
 
 class NodeInputs(nn.Module):
-    """The nodes' first vectors, [N, width]: the sum of the mean rows of its features' bags, of its
-    id's row on the sides of `ids`, and of one vector for all on the sides of `shared`.
+    """The nodes' first vectors, [N, width]: a sum of up to three parts.
 
-    Tables are no `nn.Embedding`: a pass over the graph reads every row, and Adam trains them as it
-    does layers. An unknown id is zero, an empty bag too.
+    They are the mean row of each of the node's bags of features; on the sides of `ids` its id's
+    row; and on the sides of `shared` one vector for all. An unknown id and an empty bag are zero.
+    Tables are not `nn.Embedding`s: a pass over the graph reads every row, and Adam trains them like
+    layers.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class NodeInputs(nn.Module):
         self.width = width
 
     def keyed(self) -> dict[str, str]:
-        """Return, for each parameter that has a row a key, its name and its keys' vocabulary."""
+        """Return, by parameter name, the vocabulary of each parameter with one row for each key."""
         return {f"tables.{_key(v)}": v for v in self.schema.vocabularies if _key(v) in self.tables}
 
     def forward(self, scene: Scene) -> Tensor:
@@ -156,7 +157,7 @@ def geometric(kind: str) -> Any:
             import torch_geometric.nn
     except ImportError:
         raise TrainingError(
-            f"The encoder {kind} stands on PyTorch Geometric, which is not installed; "
+            f"The encoder {kind} needs PyTorch Geometric, which is not installed; "
             "pip install 'evergram[graph]'."
         ) from None
     return torch_geometric.nn
@@ -164,7 +165,7 @@ def geometric(kind: str) -> Any:
 
 def _graph_of(scene: Scene) -> Tensor:
     if scene.graph is None:
-        raise ValueError("This scene has no graph; make it with the encoder's own `read`.")
+        raise ValueError("This scene has no graph; make it with `read` of the encoder.")
     return scene.graph
 
 

@@ -1,4 +1,4 @@
-"""GraphSAGE: each layer puts the neighbours' mean beside the node itself."""
+"""GraphSAGE: each layer combines a node with the mean of its neighbours."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from evergram.encoders.graph_encoder import GraphEncoder, NodeInputs, geometric
 class GraphSage(GraphEncoder):
     """h_i ← BatchNorm(W mean_{j ~ i} h_j + b + V h_i), with ReLU after each layer but the last.
 
-    The same convolutions serve both sides. All queries start from one learned vector, so that a
-    query is known by its candidates, and a new one has a vector too. Candidates start from the sum
-    of the mean rows of their features; with `ids`, and where there is no feature at all, a row of
-    their id is added, which is zero for an id that came later. Queries that have features add them.
+    The same convolutions serve both sides. All queries start from one learned vector, so that its
+    candidates define a query, and a new query has a vector too. Candidates start from the sum of
+    the mean rows of their features; with `ids`, or without any feature, from the row of their id as
+    well, which is zero for an id that came later. Queries that have features add them.
+
+    Artefacts record the keyword arguments by these names, so they stay separate arguments.
 
     Args:
-        layers: how many.
-        ids: whether candidates that have features have rows of their ids beside them; [BC] has
-            not. Few features cannot tell candidates apart.
-        width: of the start and between layers; `dim` where it is absent.
-        scale: standard deviation of the tables' start, and of the embeddings'. [BC] has 1, the
-            libraries' own.
-        generator: draws the start.
+        generator: draws the initial parameters.
+        layers: the number of convolutions.
+        ids: True adds rows of their ids to candidates that have features; [BC] does not. Few
+            features cannot tell candidates apart.
+        width: of the first vectors and between layers; `dim` by default.
+        scale: standard deviation of the initial tables and embeddings. [BC] has 1, the default of
+            the libraries.
+        normalize: True scales embeddings to unit norm.
     Raises: TrainingError: PyTorch Geometric is not installed.
     Source: Hamilton et al. 2017; as [BC] §5 and its authors' code have it.
     """
@@ -63,8 +66,8 @@ class GraphSage(GraphEncoder):
         sizes = [*[width] * layers, dim]
         self.convolutions = nn.ModuleList(_convolution(a, b, generator) for a, b in pairwise(sizes))
         norms = [nn.BatchNorm1d(size) for size in sizes[1:]]
-        # The last layer's outputs have this deviation whatever its inputs are: without it scores
-        # start √D wide, which squared losses do not forgive.
+        # The last layer's outputs have this deviation for any inputs. Without it the initial scores
+        # have a deviation of √D, from which squared losses do not recover.
         nn.init.constant_(norms[-1].weight, scale)
         self.norms = nn.ModuleList(norms)
 
@@ -81,13 +84,13 @@ def _convolution(width: int, dim: int, generator: torch.Generator) -> nn.Module:
     """PyG's SAGEConv over a symmetric matrix of ones."""
 
     class MeanConvolution(geometric(GraphSage.kind).SAGEConv):  # type: ignore[misc]
-        """SAGEConv with our product; its own is three times slower with its gradient."""
+        """SAGEConv with our product, which with its gradient is three times as fast."""
 
         def message_and_aggregate(self, adj_t: Tensor, x: Any) -> Tensor:
             return neighbour_mean(adj_t, x[0])
 
     convolution: nn.Module = MeanConvolution(width, dim, aggr="mean", root_weight=True)
-    # As PyG starts it, from our generator.
+    # The initialisation of PyG, from our generator.
     bound = 1 / math.sqrt(width)
     for parameter in convolution.parameters():
         nn.init.uniform_(parameter, -bound, bound, generator=generator)

@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class EncoderSettings(KindSettings):
-    """Settings of an encoder, its demands on training, and how it is made."""
+    """Settings of an encoder, what training must provide for it, and how it is made."""
 
-    # False of an encoder that Python hands over: the recipe then says nothing of its size.
+    # False for an encoder that is passed in from Python: the recipe then does not set its size.
     made_by_recipe: ClassVar[bool] = True
-    # Whether it reads features beside ids.
+    # True if it reads features besides ids.
     reads_features: ClassVar[bool] = True
-    # Whether it embeds entities by a pass over the whole graph.
+    # True if it embeds entities by a pass over the whole graph.
     needs_graph: ClassVar[bool] = False
     # The rates of [training] that its parameters have: `table_rate` (an `nn.Embedding` of ids),
     # `feature_rate` (`Encoder.feature_tables`), `layer_rate` (all else).
     rates: ClassVar[tuple[str, ...]] = ("table_rate", "feature_rate", "layer_rate")
-    # The keys that are lists of one entry a version, as `dim` is.
+    # The keys that are lists with one entry for each version, as `dim` is.
     per_version: ClassVar[tuple[str, ...]] = ()
-    # The keys that make it larger, beside `dim`: an error names them where memory lacks.
+    # The keys besides `dim` that set its size; errors about memory name them.
     size_keys: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -40,28 +40,30 @@ class EncoderSettings(KindSettings):
         """Return the class, which is built by (schema, **options, generator=…)."""
 
     def options(self, version: int) -> dict[str, Any]:
-        """Return the keywords that `encoder_class()` takes for a version beside `dim`, `scale` and
-        `normalize`, as JSON: artefacts keep them."""
+        """Return the keywords of `encoder_class()` for a version, as JSON for artefacts.
+
+        `dim`, `scale` and `normalize` are not among them.
+        """
         values = self.model_dump()
         return {name: self._at(name, version) for name in values}
 
     def layer_numbers(self, dim: int, version: int) -> int:
-        """Return how many numbers the layers have at least, tables not counted."""
+        """Return a lower bound of the number of parameters of the layers, without tables."""
         return 0
 
     def _at(self, name: str, version: int) -> Any:
-        """The value of a key for a version."""
+        """Return the value of a key for a version."""
         value = getattr(self, name)
         return at_version(value, version) if name in self.per_version else value
 
 
 def at_version(values: list[int], version: int) -> int:
-    """Return a version's entry of a list that has one a version; the last holds for all later."""
+    """Return a version's entry of a list with one for each; the last one serves all later ones."""
     return values[min(version, len(values) - 1)]
 
 
 class FactorizationSettings(EncoderSettings):
-    """A free vector an entity."""
+    """A free vector for each entity."""
 
     kind = "factorization"
     reads_features = False
@@ -77,8 +79,8 @@ class FactorizationSettings(EncoderSettings):
 class TwoTowerSettings(EncoderSettings):
     """Ids and features through layers.
 
-    `input_dim` is the width of each input embedding, `dim` where it is absent; `hidden` the widths
-    of the hidden layers.
+    `input_dim` is the width of each input embedding, by default `dim`; `hidden` are the widths of
+    the hidden layers.
     """
 
     kind = "two_tower"
@@ -98,10 +100,10 @@ class TwoTowerSettings(EncoderSettings):
 
 
 class GraphSageSettings(EncoderSettings):
-    """Neighbours' mean beside oneself, `layers` times.
+    """A node combined with the mean of its neighbours, `layers` times.
 
-    `input_dim` is the width of the start and between layers, `dim` where it is absent; `ids`
-    whether candidates have rows of their ids beside those of their features.
+    `input_dim` is the width of the first vectors and between layers, by default `dim`; `ids` adds
+    rows of their ids to candidates that have features.
     """
 
     kind = "graphsage"
@@ -149,7 +151,7 @@ class LightGCNSettings(EncoderSettings):
 
 
 class ModuleSettings(EncoderSettings):
-    """Modules of the user's own, which Python hands over in `EncoderModules`."""
+    """The user's own modules, passed in from Python as `EncoderModules`."""
 
     kind = "module"
     made_by_recipe = False

@@ -16,14 +16,14 @@ from evergram.encoders.graph_encoder import GraphEncoder, NodeInputs, geometric
 class LightGCN(GraphEncoder):
     """The mean of h⁰ … h^K, with h^{k+1}_i = Σ_{j ~ i} h^k_j / √(deg i · deg j).
 
-    h⁰ is an entity's own row, and the mean rows of its features beside it: a candidate that came
-    later starts from its features, a query that came later from zero, and both get what those that
-    they met bring.
+    h⁰ is an entity's own row plus the mean rows of its features. A candidate that came later starts
+    from its features and a query that came later from zero; both get their neighbours' vectors.
 
     Args:
+        generator: draws the initial tables.
         layers: K.
-        scale: standard deviation of the tables' start.
-        generator: draws the start.
+        scale: standard deviation of the initial tables.
+        normalize: True scales embeddings to unit norm.
     Raises: TrainingError: PyTorch Geometric is not installed.
     Source: He et al. 2020, Eq. (3), (4).
     """

@@ -1,4 +1,4 @@
-"""Encoders made of the user's own modules."""
+"""`ModuleEncoder`: an encoder made of the user's own modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class IdScene(Scene):
 
     Args:
         keys: of each side, the N ids in the corpus's row order.
-        usable: of each side, bool [N], whether inputs are made of an id.
+        usable: of each side, bool [N], True if the modules know the id.
     """
 
     keys: Mapping[str, pa.Array] = field(default_factory=dict)
@@ -39,10 +39,10 @@ class ModuleEncoder(Encoder):
     """The encoder of a user's query module and candidate module.
 
     Args:
-        modules: used as they are; give `modules.copied()` to train a copy.
+        modules: used as they are; pass `modules.copied()` to train a copy.
         schema: the ids that it is trained on.
         dim: D of both modules.
-        normalize: whether rows have unit norm.
+        normalize: True scales rows to unit norm.
     """
 
     kind = "module"
@@ -51,7 +51,7 @@ class ModuleEncoder(Encoder):
         self, modules: EncoderModules, schema: Schema, dim: int, normalize: bool = False
     ) -> None:
         super().__init__(schema, dim, normalize)
-        self.given = modules
+        self.encoder_modules = modules
         self.query = modules.query
         self.candidate = modules.candidate
 
@@ -59,7 +59,7 @@ class ModuleEncoder(Encoder):
     def of(
         cls, modules: EncoderModules, corpus: Corpus, *, normalize: bool = False
     ) -> ModuleEncoder:
-        """Return the encoder of a corpus's ids; D is measured on one entity of each side.
+        """Return the encoder of a corpus's ids; one entity of each side tells D.
 
         Raises: ShapeError: a module does not return [B, D], or the two D differ.
         """
@@ -82,11 +82,11 @@ class ModuleEncoder(Encoder):
 
     def copied(self) -> ModuleEncoder:
         """Return the same encoder with modules of its own."""
-        return ModuleEncoder(self.given.copied(), self.schema, self.dim, self.normalize)
+        return ModuleEncoder(self.encoder_modules.copied(), self.schema, self.dim, self.normalize)
 
     @property
     def options(self) -> dict[str, Any]:
-        """What an artefact records of it beside its tensors and ids."""
+        """The settings that an artefact records beside its tensors and ids."""
         return {"dim": self.dim, **({"normalize": True} if self.normalize else {})}
 
     def read(self, corpus: Corpus) -> IdScene:
@@ -103,8 +103,8 @@ class ModuleEncoder(Encoder):
         return scene.usable[side]
 
     def embed(self, side: str, ids: list[Any]) -> Tensor:
-        """Return [B, D] of B ids that inputs can be made of; differentiable."""
-        return self.normalized(outputs_of(self.given, side, ids))
+        """Return [B, D] of B usable ids; differentiable."""
+        return self.normalized(outputs_of(self.encoder_modules, side, ids))
 
     def encode(
         self,
@@ -124,7 +124,7 @@ class ModuleEncoder(Encoder):
         if side not in SIDES:
             raise DataError(f"There is no side {side!r}; give 'query' or 'candidate'.")
         scene = self._scene({side: pa.array(ids)})
-        blocks = _OfIds(self, scene).blocks(side, batch_size or self.given.batch_size)
+        blocks = _OfIds(self, scene).blocks(side, batch_size or self.encoder_modules.batch_size)
         rows = [block.cpu() for block in blocks]
         vectors = torch.cat(rows) if rows else torch.zeros(0, self.dim)
         return vectors.numpy() if convert_to_numpy else vectors
@@ -132,7 +132,7 @@ class ModuleEncoder(Encoder):
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor of the modules once, under the first of its names.
 
-        Raises: DataError: a module keeps something in its state that is no tensor.
+        Raises: DataError: the state of a module holds something other than tensors.
         """
         distinct: dict[int, str] = {}
         tensors: dict[str, Tensor] = {}
@@ -150,7 +150,7 @@ class ModuleEncoder(Encoder):
         """Copy `tensors()` of the same modules into these.
 
         Args:
-            version: to call the tensors' source in an error, such as "version 1".
+            version: the source of the tensors, such as "version 1", for errors.
         Raises: ShapeError: the modules have other tensors.
         """
         own = self.tensors()
@@ -182,7 +182,7 @@ class ModuleEncoder(Encoder):
     def _scene(self, keys: Mapping[str, pa.Array]) -> IdScene:
         usable = {}
         for side, ids in keys.items():
-            if self.given.new_ids:
+            if self.encoder_modules.new_ids:
                 usable[side] = torch.ones(len(ids), dtype=torch.bool)
             else:
                 usable[side] = self.schema.ids(side).rows(ids) >= 0
@@ -190,7 +190,7 @@ class ModuleEncoder(Encoder):
 
 
 class _OfIds(Embeddings):
-    """Embeddings of a scene's ids, computed as they are asked for."""
+    """Embeddings of a scene's ids, computed on demand."""
 
     def __init__(self, encoder: ModuleEncoder, scene: IdScene) -> None:
         self.encoder = encoder
@@ -210,7 +210,7 @@ class _OfIds(Embeddings):
         return rows[place]
 
     def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
-        size = min(batch_size, self.encoder.given.batch_size)
+        size = min(batch_size, self.encoder.encoder_modules.batch_size)
         for start in range(0, len(self.scene.keys[side]), size):
             stop = min(start + size, len(self.scene.keys[side]))
             with self.encoder.evaluating():
@@ -228,7 +228,7 @@ def restore_module_encoder(
     """Return a published encoder in evaluation mode, in copies of the modules.
 
     Args:
-        version: to call it in an error, such as "version 1".
+        version: of the encoder, such as "version 1", for errors.
     Raises: ShapeError: the modules have other tensors.
     """
     encoder = ModuleEncoder(modules.copied(), schema, **options).cpu()
@@ -239,12 +239,12 @@ def restore_module_encoder(
 def check_vectors(
     encoder: ModuleEncoder, side: str, ids: pa.Array, published: Tensor, version: str
 ) -> None:
-    """Compare what an encoder gives for ids with what was published for them.
+    """Check that an encoder gives the published vectors of these ids.
 
     Args:
         ids: n ids of its schema, as strings.
         published: [n, D].
-    Raises: DataError: the vectors are others.
+    Raises: DataError: the vectors differ by 1 % or more.
     """
     vocabulary = encoder.schema.ids(side)
     rows = Vocabulary(vocabulary.keys.cast(pa.string())).rows(ids)

@@ -14,8 +14,10 @@ from evergram.encoders.features import EntityInputs
 
 
 class RowEncoder(Encoder):
-    """An entity's embedding depends on its own id and features alone, so that any B of them can be
-    embedded without the others."""
+    """An encoder whose embedding of an entity depends on that entity's id and features alone.
+
+    Any B entities can be embedded without the others.
+    """
 
     def embed(self, side: str, inputs: EntityInputs) -> Tensor:
         """Return [B, D] for B inputs of a side, "query" or "candidate"; differentiable."""

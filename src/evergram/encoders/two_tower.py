@@ -1,4 +1,4 @@
-"""Ids and bags of features through a residual tower for each side."""
+"""Two towers: ids and bags of features through residual layers, one tower for each side."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from evergram.encoders.row_encoder import RowEncoder
 class TwoTower(RowEncoder):
     """x + f(x): x is the sum of an entity's input embeddings, f hidden layers with ReLU.
 
-    It starts as a factorization: the features' tables and the last layer of f are zero. What
-    features and hidden layers add is learned on top, in steps small enough for a moving average
+    It starts as a factorization, with the features' tables and the last layer of f at zero. The
+    contributions of features and hidden layers then grow in steps small enough for a moving average
     of Gramians to follow.
 
     Inputs of one vocabulary share a table, on one side or across both. A bag is the mean of its
     keys' rows; an empty bag and an unknown id are zero, so that features alone place an unseen id.
 
+    Artefacts record the keyword arguments by these names, so they stay separate arguments.
+
     Args:
-        input_dim: width of x; `dim` where it is absent. Another width is projected to `dim` by a
-            learned matrix in x's place, which starts orthogonal and the same on both sides.
-        hidden: widths of the hidden layers; none leaves x alone.
-        scale: standard deviation of the id tables' start.
-        generator: draws the start.
+        generator: draws the initial parameters.
+        input_dim: width of x; `dim` by default. x of another width enters the sum through a learned
+            matrix to `dim`, which starts orthogonal and the same on both sides.
+        hidden: widths of the hidden layers; without any the embedding is x.
+        scale: standard deviation of the initial id tables.
+        normalize: True scales embeddings to unit norm.
     """
 
     kind = "two_tower"
@@ -80,7 +83,7 @@ class TwoTower(RowEncoder):
         return embeddings + self.hidden[side](summed) if side in self.hidden else embeddings
 
     def _summed(self, side: str, inputs: EntityInputs) -> Tensor:
-        """x."""
+        """Return x."""
         summed = torch.zeros(())
         for name, vocabulary in self.schema.inputs[side].items():
             table = self.tables[_key(vocabulary)]
@@ -102,7 +105,7 @@ def _key(vocabulary: str) -> str:
 def _layers(
     width: int, hidden: Sequence[int], dim: int, generator: torch.Generator
 ) -> nn.Sequential:
-    """Linear layers [width] → hidden → [dim] with ReLU between them; the last starts at zero."""
+    """Return linear layers [width] → hidden → [dim] with ReLU between; the last starts at zero."""
     layers: list[nn.Module] = []
     for size in hidden:
         layer = nn.Linear(width, size)

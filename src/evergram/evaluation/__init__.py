@@ -1,11 +1,11 @@
-"""Measurements: of rankings, of Gramian estimates, of maps between versions, of consumers.
+"""Measurements of rankings, of Gramian estimates, of maps between versions, and of consumers.
 
 Read in this order:
 
 1. `ranking`: Recall@K, NDCG@K and MAP@K over the whole catalogue. `auc`.
 2. `gramian_error`: an estimated Gramian beside the exact one ([G2] Fig. 2 to 4).
-3. `version_distance`: a version read as a past one, beside what that one was. `map_quality` and
-   `chance`: the same of any map, beside one that mixes the objects up.
+3. `version_distance`: the distance of a version read as a past one from that past version.
+   `map_quality`: the same of any map, and of one that mixes the objects up.
 4. `degradation`, `consumer_tasks`, `consumer_classifiers`: the protocol of [BC] Section 4 and 5.
 5. `probes/`: a consumer's own model, run in a process of its own. `reports/`: tables and figures.
 
@@ -21,7 +21,11 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.evaluation.auc import roc_auc
-    from evergram.evaluation.consumer_classifiers import ConsumerClassifiers, fit_consumers
+    from evergram.evaluation.consumer_classifiers import (
+        ConsumerClassifiers,
+        ConsumerFit,
+        fit_consumers,
+    )
     from evergram.evaluation.consumer_tasks import ConsumerTask, consumer_tasks
     from evergram.evaluation.degradation import Degradation, degradation
     from evergram.evaluation.gramian_error import (
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConsumerClassifiers",
+    "ConsumerFit",
     "ConsumerTask",
     "Degradation",
     "Histograms",
@@ -65,7 +70,7 @@ export_lazily(
     __name__,
     {
         "auc": "roc_auc",
-        "consumer_classifiers": "ConsumerClassifiers fit_consumers",
+        "consumer_classifiers": "ConsumerClassifiers ConsumerFit fit_consumers",
         "consumer_tasks": "ConsumerTask consumer_tasks",
         "degradation": "Degradation degradation",
         "gramian_error": "Histograms gradient_error gramian_error score_histograms",

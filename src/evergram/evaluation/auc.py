@@ -9,9 +9,12 @@ from evergram.errors import DataError
 
 
 def roc_auc(score: NDArray[np.floating], label: NDArray[np.bool_]) -> float:
-    """Return the chance that a positive scores above a negative; a tie is half. [N] and bool [N].
+    """Return the chance that a positive scores above a negative; a tie counts half.
 
-    Raises: DataError: only one class is there.
+    Args:
+        score: [N].
+        label: bool [N], True for positives.
+    Raises: DataError: one of the classes is missing.
     """
     positives = int(label.sum())
     negatives = len(label) - positives

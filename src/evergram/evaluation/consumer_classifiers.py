@@ -16,10 +16,11 @@ BLOCK = 1 << 24
 
 @dataclass(frozen=True)
 class ConsumerInputs:
-    """N inputs of a consumer: each is a row of every table, one after the other.
+    """N inputs of a consumer, each the concatenation of one row of every table.
 
     Args:
-        tables: [N_t, D_t] each; rows: int64 [N] for each table.
+        tables: [N_t, D_t] each.
+        rows: for each table int64 [N], the row of each input.
     """
 
     tables: tuple[Tensor, ...]
@@ -27,7 +28,7 @@ class ConsumerInputs:
 
     @classmethod
     def of(cls, embeddings: Tensor) -> ConsumerInputs:
-        """Return all rows of one table [N, D]."""
+        """Return the inputs that are all rows of one table [N, D]."""
         return cls((embeddings,), (torch.arange(len(embeddings), device=embeddings.device),))
 
     def __len__(self) -> int:
@@ -43,8 +44,11 @@ class ConsumerInputs:
         return torch.cat([table[rows[index]] for table, rows in pairs], dim=-1)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Return the mean [D] over the inputs, and their deviation [D]: one number a table, the
-        root of the mean variance, so that directions keep their weights in distances."""
+        """Return the mean [D] and the deviation [D] of the inputs.
+
+        The deviation is one number for each table, the root of its mean variance, so that
+        directions keep their weights in distances.
+        """
         means, scales = [], []
         for table, rows in zip(self.tables, self.rows, strict=True):
             share = torch.bincount(rows, minlength=len(table)).to(table) / max(1, len(rows))
@@ -55,14 +59,17 @@ class ConsumerInputs:
 
 
 class ConsumerClassifiers(nn.Module):
-    """M classifiers with one hidden layer of H, side by side; one batched product a layer.
+    """M classifiers with one hidden layer of H, in one batched product a layer.
 
-    Each has a start, an order of examples and dropout of its own seed, so that it does not depend
-    on those trained beside it. Inputs are centred and scaled, one scale a table, by the training
-    examples.
+    The start, the order of examples and the dropout of each come from its own seed, so that it does
+    not depend on the classifiers trained beside it. Inputs are centred and scaled, with one scale
+    for each table, by the training examples.
 
     Args:
-        dim: D. dropout: M ratios. seeds: M of them.
+        dim: D.
+        hidden: H.
+        dropout: M ratios.
+        seeds: M of them.
     """
 
     def __init__(
@@ -78,7 +85,7 @@ class ConsumerClassifiers(nn.Module):
         draws = [torch.Generator().manual_seed(seed) for seed in seeds]
 
         def start(rows: int, columns: int, inputs: int) -> nn.Parameter:
-            # As nn.Linear starts.
+            # The initialisation of nn.Linear.
             drawn = [torch.rand(rows, columns, generator=d) for d in draws]
             return nn.Parameter((2 * torch.stack(drawn) - 1) / inputs**0.5)
 
@@ -91,7 +98,7 @@ class ConsumerClassifiers(nn.Module):
         """Return scores [M, B] of inputs [M, B, D], or [B, D] shared by all.
 
         Args:
-            kept: [M, B, H], what dropout multiplies the hidden layer by.
+            kept: [M, B, H], the factors of dropout on the hidden layer; None for no dropout.
         """
         inputs = ((inputs - self.mean) / self.scale).expand(len(self.seeds), -1, -1)
         hidden = torch.baddbmm(self.first_bias, inputs, self.first).relu()
@@ -107,9 +114,26 @@ class ConsumerClassifiers(nn.Module):
         return torch.cat([self(inputs.take(part)) for part in parts], dim=1)
 
     def auc(self, inputs: ConsumerInputs, label: Tensor) -> list[float]:
-        """Return the AUC of each of the M. Raises: DataError: `label` [N] has one class alone."""
+        """Return the M AUCs. Raises: DataError: `label` [N] has one class alone."""
         truth = label.cpu().numpy()
         return [roc_auc(score, truth) for score in self.score(inputs).cpu().numpy()]
+
+
+@dataclass(frozen=True)
+class ConsumerFit:
+    """Settings of the training of classifiers.
+
+    Args:
+        epochs: the most there are.
+        patience: epochs without a better validation AUC after which a classifier stops.
+        batch_size: None chooses one for about 32 steps an epoch, from 64 to 1,024.
+        rate: learning rate of Adam.
+    """
+
+    epochs: int = 200
+    patience: int = 10
+    batch_size: int | None = None
+    rate: float = 1e-3
 
 
 def fit_consumers(
@@ -119,35 +143,33 @@ def fit_consumers(
     seeds: Sequence[int],
     hidden: int = 128,
     dropout: float | Sequence[float] = 0.25,
-    epochs: int = 200,
-    patience: int = 10,
-    batch_size: int | None = None,
-    rate: float = 1e-3,
+    settings: ConsumerFit | None = None,
 ) -> tuple[ConsumerClassifiers, list[float]]:
-    """Fit a classifier a seed; each is kept as it was at its best AUC on `validation`.
+    """Fit one classifier for each seed, and keep its parameters of the best validation AUC.
 
     Args:
         training, validation: inputs and bool labels [N], on one device.
-        dropout: one ratio, or one a seed.
-        patience: epochs without a better AUC after which one stops.
-        batch_size: None for one that makes about 32 steps an epoch, from 64 to 1,024.
+        hidden: H.
+        dropout: one ratio, or one for each seed.
+        settings: None is `ConsumerFit()`.
     Returns: the classifiers, and the validation AUC of each.
     Raises: DataError: a set has one class alone.
     """
+    settings = settings or ConsumerFit()
     inputs, label = training
-    size = batch_size or min(max(len(label) // 32, 64), 1024)
+    size = settings.batch_size or min(max(len(label) // 32, 64), 1024)
     ratios = [dropout] * len(seeds) if isinstance(dropout, int | float) else list(dropout)
     consumers = ConsumerClassifiers(inputs.dim, hidden, ratios, seeds)
     consumers.mean, consumers.scale = inputs.moments()
     consumers = consumers.to(label.device)
-    # Of its own, and not that of the start, so that a start does not depend on the data's size.
+    # Other generators than those of the start, which thus does not depend on the data's size.
     draws = [torch.Generator().manual_seed(2**31 + seed) for seed in seeds]
-    optimizer = torch.optim.Adam(consumers.parameters(), lr=rate)
+    optimizer = torch.optim.Adam(consumers.parameters(), lr=settings.rate)
     target = label.float()
     best = [-1.0] * len(seeds)
     waited = [0] * len(seeds)
     kept = {name: p.detach().clone() for name, p in consumers.named_parameters()}
-    for _ in range(epochs):
+    for _ in range(settings.epochs):
         order = torch.stack([torch.randperm(len(label), generator=d) for d in draws])
         for rows in torch.split(order.to(label.device), size, dim=1):
             optimizer.zero_grad()
@@ -156,18 +178,18 @@ def fit_consumers(
             loss = nn.functional.binary_cross_entropy_with_logits(
                 scores, target[rows], reduction="none"
             )
-            # A sum over classifiers: none feels how many there are.
+            # The sum over classifiers makes the step of each independent of their number.
             loss.mean(1).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         for m, auc in enumerate(consumers.auc(*validation)):
-            if waited[m] >= patience:
+            if waited[m] >= settings.patience:
                 continue
             waited[m] += 1
             if auc > best[m]:
                 best[m], waited[m] = auc, 0
                 for name, p in consumers.named_parameters():
                     kept[name][m] = p.detach()[m]
-        if min(waited) >= patience:
+        if min(waited) >= settings.patience:
             break
     with torch.no_grad():
         for name, p in consumers.named_parameters():
@@ -182,10 +204,9 @@ def choose_consumer(
     hidden: Sequence[int],
     dropout: Sequence[float],
     seed: int = 0,
-    epochs: int = 200,
+    settings: ConsumerFit | None = None,
 ) -> tuple[int, float]:
-    """Return the width and the dropout of the best validation AUC with one seed; the first of
-    equals."""
+    """Return the width and the dropout with the best validation AUC; of equals, the first."""
     choices: list[tuple[float, int, float]] = []
     if len(hidden) == 1 and len(dropout) == 1:
         return hidden[0], dropout[0]
@@ -196,7 +217,7 @@ def choose_consumer(
             seeds=[seed] * len(dropout),
             hidden=width,
             dropout=dropout,
-            epochs=epochs,
+            settings=settings,
         )
         choices += [(auc, width, ratio) for auc, ratio in zip(reached, dropout, strict=True)]
     _, width, ratio = max(choices, key=lambda choice: choice[0])
@@ -206,7 +227,7 @@ def choose_consumer(
 def _masks(
     ratios: Sequence[float], batch: int, hidden: int, draws: Sequence[torch.Generator]
 ) -> Tensor:
-    """Return dropout's factors, [M, B, H]: 0, or 1 / (1 - ratio)."""
+    """Return the factors of dropout, [M, B, H]: 0, or 1 / (1 - ratio)."""
     masks = [
         (torch.rand(batch, hidden, generator=draw) >= ratio) / (1 - ratio)
         if ratio

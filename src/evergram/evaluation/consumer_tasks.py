@@ -1,4 +1,4 @@
-"""Build the five tasks of consumers that were fitted on version 0. [BC] App. A.2."""
+"""Build the five consumer tasks of [BC] App. A.2, whose consumers are fitted on version 0."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ POSITIVE = 4.0
 
 @dataclass(frozen=True)
 class Examples:
-    """N labelled inputs, whose embeddings are all of one time.
+    """N labelled inputs, whose embeddings are all of one version.
 
     Args:
         version: k; embeddings are those of t_k.
         rows: for each side that the task reads, int64 [N], rows of version k's training corpus.
         label: bool [N].
-        absent: pairs that are no examples, for the training corpus of t_k does not know one side.
+        absent: the number of pairs that the training corpus of t_k does not know on one side;
+            they are not among the examples.
     """
 
     version: int
@@ -37,7 +38,7 @@ class Examples:
 
     @property
     def has_both(self) -> bool:
-        """Whether both classes are there."""
+        """True if both classes occur."""
         return bool(self.label.any()) and not bool(self.label.all())
 
     def drawn(self, limit: int | None, seed: int) -> Examples:
@@ -55,7 +56,9 @@ class ConsumerTask:
     """One binary task, with its training, validation and test examples.
 
     Args:
-        training: at t_0. validation: see `consumer_tasks`.
+        name: of the task.
+        training: at t_0.
+        validation: see `consumer_tasks`.
         tests: by version k.
     """
 
@@ -79,7 +82,7 @@ def consumer_tasks(
     limit: int | None = None,
     seed: int = 0,
 ) -> tuple[list[ConsumerTask], list[str]]:
-    """Return the five tasks of [BC], as far as the corpus allows.
+    """Return those of the five tasks of [BC] that the corpus allows.
 
     With E_k the first share t_k of all interactions:
 
@@ -101,17 +104,11 @@ def consumer_tasks(
         times: t_0 … t_K and the end of the last interval, ascending shares.
         training: for each k up to K, the corpus whose rows version k's embeddings have.
         limit: the most examples of a set, drawn with `seed`; None for all.
-    Returns: the tasks that can be judged, and a sentence on each that cannot.
+    Returns: the tasks that can be scored, and a sentence on each that cannot.
     Raises: DataError: the corpus has no times, or there are fewer than two versions.
     Source: [BC] App. A.2; the sample's deviation and the inclusive `minimum` are its authors' code.
     """
-    if not corpus.has_times:
-        raise DataError("Consumer tasks look ahead in time; the corpus has no column 'time'.")
-    if len(training) < 2 or len(times) != len(training) + 1:
-        raise DataError(
-            f"Consumer tasks need two or more versions and one time more, not {len(training)} "
-            f"versions and {len(times)} times."
-        )
+    _check_times(corpus, len(times), len(training))
     line = _Line(corpus, [round(t * len(corpus)) for t in times], training, minimum)
     tasks: list[ConsumerTask] = []
     left_out: list[str] = []
@@ -134,13 +131,24 @@ def consumer_tasks(
     return tasks, left_out
 
 
+def _check_times(corpus: Corpus, times: int, versions: int) -> None:
+    """Check that the corpus has times, and one time more than versions. Raises: DataError."""
+    if not corpus.has_times:
+        raise DataError("Consumer tasks look ahead in time; the corpus has no column 'time'.")
+    if versions < 2 or times != versions + 1:
+        raise DataError(
+            f"Consumer tasks need two or more versions and one time more, not {versions} "
+            f"versions and {times} times."
+        )
+
+
 def _all_tasks(line: _Line, last: int) -> Iterator[ConsumerTask]:
-    """Yield the tasks that the corpus has columns for, whatever their classes."""
+    """Yield the tasks that the corpus has columns for, also those with one class."""
 
     def task(
         name: str, first: int, at: Callable[[int], Examples], now: Examples | None = None
     ) -> ConsumerTask:
-        # `at(k)` looks from t_k into the interval after it; that at t_0 trains, unless `now` does.
+        # `at(k)` are the examples of t_k and the interval after it; at(0) trains unless `now` does.
         tests = {k: at(k) for k in range(first, last + 1)}
         return ConsumerTask(name, at(0) if now is None else now, at(first - 1), tests)
 
@@ -164,7 +172,7 @@ def _ahead(kind: Callable[[int, int], Examples], ends: Sequence[int], k: int) ->
 
 
 def _problem(task: ConsumerTask) -> str | None:
-    """Return why a task cannot be scored; None if it can."""
+    """Return the reason why a task cannot be scored; None if it can."""
     if not task.tests:
         return "it is tested from version 2 on, and there is none"
     sets = {"training examples": task.training, "validation examples": task.validation}
@@ -176,7 +184,7 @@ def _problem(task: ConsumerTask) -> str | None:
 
 
 class _Line:
-    """A corpus along time, with the labels of each task."""
+    """A corpus along time, from which the labels of each task are counted."""
 
     def __init__(
         self, corpus: Corpus, ends: Sequence[int], training: Sequence[Corpus], minimum: int

@@ -1,4 +1,4 @@
-"""Compute the three metrics of [BC] §4: the cost of a method beside keeping every model."""
+"""Compute the three metrics of [BC] §4: the cost of a method compared with keeping all models."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ ByTask = Mapping[str, ByVersion]
 
 @dataclass(frozen=True)
 class Degradation:
-    """One run's metrics beside Keep-All's, in percent; nearer to zero is better. The error is a
-    length.
+    """The metrics of one run; 1 and 2 are percentages of Keep-All's, and nearer to zero is better.
 
     Args:
-        intended: metric 1, after the mean over all versions, version 0 with them.
+        intended: metric 1, after the mean over all versions including 0.
         unintended: metric 2, after the means over each task's test versions, then over tasks;
-            None where there is no task.
-        error: metric 3, mean ‖z̃_0 − z_0‖₂ over all versions, version 0 with them.
+            None without tasks.
+        error: metric 3, mean ‖z̃_0 − z_0‖₂ over all versions including 0.
         error_after_first: the same over versions 1 and later.
         intended_at, unintended_at, error_at: the same by version; tasks are averaged first.
         by_task: metric 2 of each task by version.
@@ -46,8 +45,9 @@ def degradation(
     keep_all_intended: ByVersion,
     keep_all_unintended: ByTask,
 ) -> Degradation:
-    """Return the metrics from performances by version, and by task and version; Keep-All has the
-    same keys.
+    """Return the metrics of performances by version, and by task and version.
+
+    Keep-All's have the same keys.
 
     Source: [BC] §4, §5.1.5 and Table 3's caption: degradation is taken after averages.
     """

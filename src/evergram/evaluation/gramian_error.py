@@ -20,7 +20,7 @@ class Truth:
 
     Args:
         moment: M = Σ p_a u_a ⊗ z_a, [D, D + K].
-        spread: Σ p_a² z_a ⊗ z_a, [D + K, D + K]: what an error of the other side's moment weighs.
+        spread: Σ p_a² z_a ⊗ z_a, [D + K, D + K], by which errors of the other side's moment weigh.
     """
 
     moment: Tensor
@@ -42,8 +42,7 @@ class Truth:
 
 
 def gramian_error(estimate: Tensor, truth: Truth) -> float:
-    """Return ‖Ĝ − G‖ / ‖G‖ in the Frobenius norm, of an estimated moment [D, D + K]. [G2] Fig.
-    2."""
+    """Return ‖Ĝ − G‖ / ‖G‖, Frobenius norm, of an estimated moment [D, D + K]. [G2] Fig. 2."""
     dim = len(truth.moment)
     exact = truth.moment[:, :dim]
     return float((estimate[:, :dim].to(exact) - exact).norm() / exact.norm().clamp(min=1e-300))
@@ -54,17 +53,19 @@ def gradient_error(
 ) -> float:
     """Return ‖∇ĝ − ∇g‖ / ‖∇g‖ over the embeddings of both sides, of an estimated moment of each.
 
-    ∇ĝ is that of all entities at once, so that it holds the estimates' error and no batch's noise.
+    ∇ĝ is that of all entities at once, so that it has the error of the estimates and no noise of a
+    batch.
 
     Args:
-        prior: K′, how many of the moment's columns after the first D are the prior's.
+        estimates, truths: by side.
+        prior: K′, the number of columns of the prior after the first D of a moment.
     Source: [G2] Fig. 6, App. E.1.
     """
     wrong = total = 0.0
     for side, other in OTHER.items():
         exact = truths[other].moment
         width = len(exact) + prior
-        # u's gradient is 2 p (G u − H q): the same form of z = (u, q) with H's sign turned.
+        # u's gradient is 2 p (G u − H q): the same form of z = (u, q), with the sign of H changed.
         sign = torch.ones(width).to(exact)
         sign[len(exact) :] = -1
         spread = truths[side].spread[:width, :width]
@@ -80,9 +81,10 @@ class Histograms:
     """Scores of observed and of random pairs, as densities over the same bins.
 
     Args:
-        edges: [bins + 1]. observed, random: [bins], each with area 1.
-        means: of the two. separation: the chance that an observed pair outscores a random one
-            (ties count half).
+        edges: [bins + 1].
+        observed, random: [bins], each with area 1.
+        means: of both.
+        separation: the chance that an observed pair outscores a random one (ties count half).
     """
 
     edges: Tensor
@@ -101,11 +103,11 @@ def score_histograms(
     bins: int = 60,
     seed: int = 0,
 ) -> Histograms:
-    """Return the scores of `samples` observed pairs, and of as many random queries with random
-    candidates.
+    """Return histograms of the scores of `samples` observed pairs and of as many random pairs.
 
     Args:
-        query, candidate: [N, D]. pairs: int64 [n] rows of each.
+        query, candidate: [N, D].
+        pairs: int64 [n] rows of each.
     Source: [G2] Fig. 4.
     """
     draw = torch.Generator().manual_seed(seed)

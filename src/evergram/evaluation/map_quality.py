@@ -12,7 +12,7 @@ from evergram.compatibility.chance import Chance
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.evaluation.version_distance import as_dim, overlap
 
-# How many neighbours are looked up.
+# The number of neighbours that are looked up.
 NEIGHBOURS = 10
 # W [D_old, D_new] and an offset [D_old].
 Affine = tuple[Tensor, Tensor | None]
@@ -29,15 +29,14 @@ class VectorPairs:
 def mapping_readings(
     maps: dict[str, Affine], held: SecondMoments, queries: VectorPairs, catalogue: VectorPairs
 ) -> dict[str, dict[str, float]]:
-    """Return the quality of each map by name, and of "as_is", which takes new vectors for old ones:
-    the first coordinates, zeros filling up.
+    """Return the quality of each map by name, and of "as_is", which uses new vectors as old ones.
 
     Args:
         held: moments of all held-out pairs, for the relative error √(E‖δ‖² / E‖z_old‖²).
-        queries: held-out objects, for the mean cosine, and whose neighbours are looked up.
-        catalogue: other objects, among which they are looked up, by cosine.
+        queries: held-out objects, of which the mean cosine and the neighbours are taken.
+        catalogue: other objects, among which neighbours are looked up by cosine.
     Returns: {"cosine", "relative_error", "overlap@10", "overlap@10_own_queries"}; the last is of a
-        consumer that kept its old query vectors and meets new candidates.
+        consumer that keeps its old query vectors and reads new candidates.
     """
     readers: dict[str, Affine] = {
         "as_is": (torch.eye(held.old_dim, held.new_dim), None),
@@ -70,7 +69,8 @@ def chance_reading(
 
     Args:
         chance: of this map.
-        catalogue: among how many objects neighbours are looked up.
+        queries: the objects that are mixed up.
+        catalogue: the number of objects among which neighbours are looked up.
     """
     read = torch.nn.functional.normalize(_mapped(queries.new, *one), dim=1).double()
     past = torch.nn.functional.normalize(queries.old, dim=1).double()

@@ -39,16 +39,16 @@ class Relevance:
     def of(
         cls, query: Tensor, candidate: Tensor, seen_query: Tensor, seen_candidate: Tensor
     ) -> Relevance:
-        """Build it from held-out pairs ([m], [m]) and training pairs ([n], [n]) in the same rows.
+        """Return the targets of held-out pairs ([m], [m]), with the seen pairs ([n], [n]) masked.
 
-        A candidate that a query holds out twice is one target: a list can find it once.
+        A candidate that a query holds out twice is one target, as a list can hold it only once.
         """
         order = torch.argsort(candidate, stable=True)
         order = order[torch.argsort(query[order], stable=True)]
         query, candidate = query[order], candidate[order]
         first = torch.ones(len(query), dtype=torch.bool)
         first[1:] = (query[1:] != query[:-1]) | (candidate[1:] != candidate[:-1])
-        # Of candidates outside the catalogue nothing is known, not that they are the same one.
+        # Candidates outside the catalogue may be different ones.
         first |= candidate < 0
         query, candidate = query[first], candidate[first]
         queries, counts = torch.unique(query, return_counts=True)
@@ -76,14 +76,14 @@ def rank_metrics(
 
     A target's rank is the number of unseen candidates that score at least as much, itself
     included: ties rank before the target, so that a constant embedding scores nothing. A target
-    that is also seen is in no list, however long: it is a miss. Recall divides by all targets of a
-    query, NDCG and MAP by what the best list of K could hold.
+    that is also seen is a miss, as no list holds it. Recall divides by all targets of a query, NDCG
+    and MAP by the value of the best list of K.
 
     Args:
         query: [N_q, D]; candidate: [N_c, D]. Scores are inner products.
         names: "recall@K", "ndcg@K", "map@K", any K.
-    Returns: {name: mean}; empty relevance gives NaN, for there is nothing to average.
-    Raises: ShapeError: the dims differ. RecipeError: a name that is none of these.
+    Returns: {name: mean}; NaN for empty relevance.
+    Raises: ShapeError: the dims differ. RecipeError: a name is none of these.
     """
     if query.shape[-1] != candidate.shape[-1]:
         raise ShapeError(
@@ -130,9 +130,11 @@ def popularity_metrics(
 def _ranks(
     query: Tensor, candidate: Tensor, relevance: Relevance, block: Tensor, depth: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the ranks [t] of all targets of a block of queries (beyond `depth`: depth + 1), the
-    place of each target's query in the block [t], and the number of targets of each query [b].
-    `depth` is the largest K even if there are fewer candidates: depth + 1 is outside of every list.
+    """Return ranks [t], owners [t] and sizes [b] of the targets of a block of b queries.
+
+    The rank of a target beyond `depth` is depth + 1, outside of every list; `depth` is the largest
+    K even if there are fewer candidates. The owner is the place of the target's query in the block,
+    the size its number of targets.
     """
     scores = query[relevance.queries[block]].to(candidate) @ candidate.T
     if not bool(torch.isfinite(scores).all()):
@@ -164,7 +166,7 @@ def _score(kind: str, k: int, rank: Tensor, owner: Tensor, size: Tensor) -> Tens
         discounts = 1 / torch.log2(torch.arange(2, k + 2).double())
         best = torch.cumsum(discounts, 0)[size.clamp(max=k) - 1]
     else:
-        # Precision at each hit: how many hits of the same query stand no lower.
+        # Precision at each hit: the number of hits of the same query that rank no lower.
         order = torch.argsort(owner * (k + 1) + rank)
         rank, owner = rank[order], owner[order]
         key = owner * (k + 1) + rank

@@ -1,4 +1,4 @@
-"""Build the targets of a split's pairs, masking the pairs that a model has seen."""
+"""Make ranking targets of held-out pairs, with the pairs that a model has seen masked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ def relevance_of(corpus: Corpus, pairs: RowPairs) -> Relevance:
 
 
 def test_relevance(split: Split) -> Relevance:
-    """Return the test pairs as targets, with all known pairs masked: those of training, and those
-    that chose the epoch."""
+    """Return the test pairs as targets, with the pairs of training and of selection masked."""
     known = known_pairs(split)
     return Relevance.of(split.test.query, split.test.candidate, known.query, known.candidate)

@@ -1,4 +1,4 @@
-"""Measure how near a version, read as a past one, comes to that past version."""
+"""Measure the distance of a version, read as a past one, from that past version."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from evergram.errors import ShapeError
 
 
 def drift(transformed: Tensor, past: Tensor) -> dict[str, float]:
-    """Return the mean of ‖z̃_j − z_j‖₂, and that over the mean of ‖z_j‖₂; z̃_j and z_j are [N,
-    D_j].
+    """Return the mean distance of embeddings z̃_j from past ones z_j, both [N, D_j].
 
-    Returns: {"l2", "relative"}; NaN where N is 0.
+    Returns: "l2", the mean of ‖z̃_j − z_j‖₂, and "relative", that over the mean of ‖z_j‖₂; NaN if N
+        is 0.
     Source: [BC] §5, metric 3.
     """
     _check(transformed, past)
@@ -28,12 +28,12 @@ def overlap(
     k: int = 10,
     block: int = 1 << 26,
 ) -> float:
-    """Return the mean share of a query's k best candidates on which z̃_j and z_j agree.
+    """Return the mean share of a query's k best candidates that z̃_j and z_j have in common.
 
     Args:
         transformed_query, past_query: [Q, D]; transformed_candidate, past_candidate: [N, D].
         block: scores held at once.
-    Returns: in [0, 1]; NaN where Q or N is 0.
+    Returns: in [0, 1]; NaN if Q or N is 0.
     """
     _check(transformed_query, past_query)
     _check(transformed_candidate, past_candidate)
@@ -52,10 +52,9 @@ def overlap(
 
 
 def as_dim(embeddings: Tensor, dim: int) -> Tensor:
-    """Return the first `dim` coordinates, [N, dim], as a consumer reads them that knows of no
-    versions; zeros fill up.
+    """Return the first `dim` coordinates, [N, dim], padded with zeros if there are fewer.
 
-    Where there are fewer, zeros fill up.
+    A consumer that does not know of versions reads other embeddings in this way.
     """
     missing = dim - embeddings.shape[-1]
     return torch.nn.functional.pad(embeddings, (0, missing)) if missing else embeddings

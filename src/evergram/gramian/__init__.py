@@ -1,11 +1,12 @@
 """The penalty on all pairs, through two Gramians that are estimated as training goes.
 
-`GramianPenalty` is the whole of it as one module, for a training loop of your own; start there, and
-with `docs/penalty.md`. It is made of parts that work alone, to be read in this order:
+`GramianPenalty` is the whole penalty as one module for your own training loop: start there, and
+with `docs/penalty.md`. Its parts also work by themselves; read them in this order:
 
-1. `quadratic_penalty` (penalty.py): value and gradient, Gramians given.
-2. `GramianEstimator` (estimator.py): what an estimate is, how it is kept, and which batch it may
-   contain; `EntityBatch` go in and a `Moment` comes out.
+1. `quadratic_penalty` (penalty.py): value and gradient from one `BatchSide` of queries and one of
+   candidates, whose Gramians are known.
+2. `GramianEstimator` (estimator.py): the interface of estimates, and the rule on which batch they
+   may contain; `EntityBatch` go in and a `Moment` comes out.
 3. The estimators: `ExactGramian`, the oracle; `SampledGramian`, the last batch; `SOGram` and
    `AdaptiveSOGram`, averages; `SAGram` and `GrowingSAGram`, a cache; `Storm`, recursive momentum.
 4. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row.
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
     from evergram.gramian.gramian_penalty.gramian_penalty import GramianErrors, GramianPenalty
     from evergram.gramian.gramian_penalty.growing_sagram import GrowingSAGram
-    from evergram.gramian.penalty import orthogonal_penalty, quadratic_penalty
+    from evergram.gramian.penalty import BatchSide, orthogonal_penalty, quadratic_penalty
     from evergram.gramian.sagram import SAGram
     from evergram.gramian.sampled import SampledGramian
     from evergram.gramian.sogram import SOGram
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveSOGram",
+    "BatchSide",
     "EntityBatch",
     "EntityMeasure",
     "ExactGramian",
@@ -66,7 +68,7 @@ export_lazily(
         "gramian_penalty.entity_measure": "EntityMeasure",
         "gramian_penalty.gramian_penalty": "GramianErrors GramianPenalty",
         "gramian_penalty.growing_sagram": "GrowingSAGram",
-        "penalty": "orthogonal_penalty quadratic_penalty",
+        "penalty": "BatchSide orthogonal_penalty quadratic_penalty",
         "sagram": "SAGram",
         "sampled": "SampledGramian",
         "sogram": "SOGram",

@@ -1,4 +1,4 @@
-"""SOGram at several averaging rates at once: the best predictor of the batches is handed out."""
+"""SOGram at several averaging rates at once; the rate that predicts batches best is used."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ WORST = 1.0
 class AdaptiveSOGram(GramianEstimator):
     """Ĝ of the averaging rate α that has lately predicted the next batch best.
 
-    Twelve averages Ĝ_α ← (1 − α) Ĝ_α + α S_B are kept. Before S_B is folded in, each is a forecast
-    of it, and E‖S_B − Ĝ_α‖² = σ² + ‖Ĝ_α − G‖², whatever makes Ĝ_α wrong, noise or lag: σ² is the
-    same for all, so the least mean squared forecast error is the least error. Averaged is by how
-    much, relatively, each is above the best of its batch, capped at 1: embeddings that once grew or
-    shrank fast do not leave the choice to the past. Unlike `AveragingRate("auto")`, which models
-    the drift and may miss a slow one in a short training, it needs no model of how embeddings move.
+    It keeps twelve averages Ĝ_α ← (1 − α) Ĝ_α + α S_B. Before S_B is folded in, each of them is a
+    forecast of S_B, with E‖S_B − Ĝ_α‖² = σ² + ‖Ĝ_α − G‖². σ² is the same for all, so the average
+    with the least mean squared forecast error has the least error, be it noise or lag. What is
+    averaged over batches is each forecast's excess over the best one, relative and capped at 1, so
+    that embeddings which once grew or shrank fast do not decide the choice for ever. It needs no
+    model of how embeddings move; `AveragingRate("auto")` has one, and may miss a slow drift in a
+    short training.
 
     The state is 12 D (D + K) floats, and a step's cost beside the batch's O(B D²) is O(12 D²). The
     estimate is positive semi-definite. Before the first update it is zero.
@@ -50,7 +51,7 @@ class AdaptiveSOGram(GramianEstimator):
 
     @property
     def rate(self) -> float:
-        """α of the estimate that is handed out; the fastest before there is a choice."""
+        """α of the current estimate; the fastest before the first update."""
         return float(self.rates[self.scores.argmin()])
 
     def update(self, rows: EntityBatch) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-# Batches in one look at the drift, and the range that an automatic rate keeps to.
+# Batches in a window of which the drift is measured, and the range of an automatic rate.
 WINDOW = 32
 SLOWEST, FASTEST = 0.002, 0.5
-# Weight of the newest look in the running drift over noise; the noise itself is known well.
+# Weight of the newest window in the running ratio of drift to noise.
 SMOOTHING = 0.3
 
 
@@ -54,7 +54,7 @@ class AveragingRate(nn.Module):
         if self.auto:
             for name in ("window", "window_before"):
                 self.register_buffer(name, torch.zeros(shape))
-            # Sums of σ² and τ² over this window; the running δ²/σ², and its number of looks.
+            # Sums of σ² and τ² over this window; the running δ²/σ², and the number of its windows.
             self.register_buffer("sums", torch.zeros(2, dtype=torch.float64))
             self.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
 
@@ -77,9 +77,9 @@ class AveragingRate(nn.Module):
             sums[1] += pairs
         self.get_buffer("window").add_(batch)
         if int(self.steps) % WINDOW == 0:
-            self._look()
+            self._measure_drift()
 
-    def _look(self) -> None:
+    def _measure_drift(self) -> None:
         sums, seen = self.get_buffer("sums"), self.get_buffer("seen")
         window, before = self.get_buffer("window"), self.get_buffer("window_before")
         mean = window / WINDOW
@@ -102,7 +102,7 @@ class AveragingRate(nn.Module):
         self.value = best_rate(variance, other, self.recursive).to(self.value)
 
     def skip(self) -> None:
-        """Count a step, for a rate that is fixed or decays."""
+        """Count a step of a fixed or decaying rate, which learns nothing from batches."""
         self.steps = self.steps + 1
 
 

@@ -52,6 +52,14 @@ class Moment:
     right: Tensor | None = None
 
     @property
+    def dim(self) -> int:
+        """D."""
+        if self.matrix is not None:
+            return len(self.matrix)
+        assert self.left is not None
+        return self.left.shape[1]
+
+    @property
     def dense(self) -> Tensor:
         """[D, D + K]."""
         if self.matrix is not None:
@@ -108,9 +116,9 @@ class GramianEstimator(nn.Module, ABC):
         factors: K.
     """
 
-    # Whether `EntityBatch.before` is needed.
+    # True if `update` reads `EntityBatch.before`.
     wants_before = False
-    # Whether the estimate is of every entity as it is in this step.
+    # True if the estimate covers every entity as it is in this step.
     exact = False
 
     def __init__(self, dim: int, factors: int = 0) -> None:
@@ -120,7 +128,7 @@ class GramianEstimator(nn.Module, ABC):
         self.register_buffer("matrix", torch.zeros(dim, dim + factors))
 
     def begin(self, population: Population) -> None:
-        """Prepare for a step; `population` iterates over every entity, for estimators that look."""
+        """Prepare for a step; estimators that need every entity iterate over `population`."""
 
     @abstractmethod
     def update(self, rows: EntityBatch) -> None:
@@ -136,7 +144,7 @@ class GramianEstimator(nn.Module, ABC):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state that is kept between steps."""
+        """Bytes of state kept between steps."""
         return sum(b.numel() * b.element_size() for b in self.buffers())
 
 
@@ -144,7 +152,7 @@ def batch_moment(rows: EntityBatch, embeddings: Tensor | None = None) -> Tensor:
     """Return S_B = (1/B) Σ_a μ_a u_a ⊗ (u_a, f_a), [D, D + K].
 
     Args:
-        embeddings: [B, D], in the place of the batch's own; None takes its own.
+        embeddings: [B, D], used instead of the batch's own; None uses the batch's own.
     """
     with torch.no_grad():
         u = rows.embeddings if embeddings is None else embeddings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class _Quadratic(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, moment: Moment, pulled: Tensor | None, weight: Tensor
     ) -> Tensor:
-        # In place, so that of all this only the slope is written to memory.
+        # In place, so that only the slope is written to memory.
         slope = moment.push(rows)
         scale = (weight * (2 / len(rows)))[:, None]
         flat = rows.flatten()
@@ -43,41 +43,44 @@ class _Quadratic(torch.autograd.Function):
         return grad * slope, None, None, None
 
 
-def quadratic_penalty(
-    query: Tensor,
-    candidate: Tensor,
-    query_moment: Moment,
-    candidate_moment: Moment,
-    query_weight: Tensor,
-    candidate_weight: Tensor,
-    query_prior: Tensor | None = None,
-    candidate_prior: Tensor | None = None,
-) -> Tensor:
+class BatchSide(NamedTuple):
+    """One side of a batch, and the moment of all entities of that side.
+
+    Args:
+        embeddings: [B, D], not normalised.
+        weights: [B], μ: the weights that the moment was built with.
+        moment: Ĝ [D, D] and Ĥ [D, ≥K]; no gradient flows through it.
+        prior: [B, K], each row's factors of the prior; None is the zero prior.
+    """
+
+    embeddings: Tensor
+    weights: Tensor
+    moment: Moment
+    prior: Tensor | None = None
+
+
+def quadratic_penalty(query: BatchSide, candidate: BatchSide) -> Tensor:
     """Return ĝ = mean[ μ uᵀ (Ĝ_v u − 2 Ĥ_v q) + ν vᵀ (Ĝ_u v − 2 Ĥ_u r) ].
 
     Its gradient estimates without bias that of g = Σ_ab p_a q_b (⟨u_a, v_b⟩ − ⟨q_a, r_b⟩)².
 
     Args:
-        query, candidate: [B, D], not normalised; each side may have its own B.
-        query_moment, candidate_moment: Ĝ [D, D] and Ĥ [D, ≥K]; no gradient flows through them.
-        query_weight, candidate_weight: [B], μ and ν, the weights the moments were built with.
-        query_prior, candidate_prior: [B, K], q and r; None is the zero prior.
+        query: u [B, D], μ, Ĝ_u and q.
+        candidate: v [B′, D], ν, Ĝ_v and r; each side may have its own batch size.
     Returns: scalar. Its *value* is an estimate of 2(g − c), with c = Σ_ab p_a q_b ⟨q_a, r_b⟩².
     Raises: ShapeError: the dims differ.
     Source: [G2] Eq. (7), Prop. 1, App. B.
     """
-    check_dims(query, candidate, query_moment, candidate_moment)
-    sides = (
-        (query, candidate_moment, query_weight, query_prior),
-        (candidate, query_moment, candidate_weight, candidate_prior),
-    )
-    total: Tensor | None = None
-    for rows, other, weight, prior in sides:
-        pulled = None if prior is None or not prior.shape[1] else other.pull(prior)
-        part: Tensor = _Quadratic.apply(rows, other, pulled, weight)  # type: ignore[no-untyped-call]
-        total = part if total is None else total + part
-    assert total is not None
-    return total
+    _check_dims(query, candidate)
+    return _against(query, candidate.moment) + _against(candidate, query.moment)
+
+
+def _against(side: BatchSide, other: Moment) -> Tensor:
+    """One half of ĝ: this side's rows against the moment of the other."""
+    prior = side.prior
+    pulled = None if prior is None or not prior.shape[1] else other.pull(prior)
+    value: Tensor = _Quadratic.apply(side.embeddings, other, pulled, side.weights)  # type: ignore[no-untyped-call]
+    return value
 
 
 def orthogonal_penalty(rows: Tensor, moment: Moment, weight: Tensor) -> Tensor:
@@ -99,13 +102,12 @@ def orthogonal_penalty(rows: Tensor, moment: Moment, weight: Tensor) -> Tensor:
     return 2 * value
 
 
-def check_dims(query: Tensor, candidate: Tensor, *moments: Moment) -> None:
-    """Check that embeddings and moments have one dim. Raises: ShapeError."""
-    dim = query.shape[-1]
-    dims = [m.matrix.shape[0] if m.matrix is not None else m.dense.shape[0] for m in moments]
-    if {candidate.shape[-1], *dims} != {dim}:
-        of = " and ".join(map(str, dims))
+def _check_dims(query: BatchSide, candidate: BatchSide) -> None:
+    """Check that embeddings and moments of both sides have one dim. Raises: ShapeError."""
+    rows = [side.embeddings.shape[-1] for side in (query, candidate)]
+    moments = [side.moment.dim for side in (query, candidate)]
+    if len({*rows, *moments}) > 1:
         raise ShapeError(
-            f"Queries have dim {dim}, candidates {candidate.shape[-1]}, the Gramians {of}; "
-            "all must agree."
+            f"Queries have dim {rows[0]}, candidates {rows[1]}, the Gramians {moments[0]} and "
+            f"{moments[1]}; all must agree."
         )

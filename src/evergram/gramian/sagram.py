@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -103,7 +104,7 @@ class SAGram(GramianEstimator):
             self.matrix = self.total.to(self.matrix)
 
     def grow(self, share: Tensor, factors: Tensor | None, embeddings: Tensor) -> None:
-        """Take in entities that come after those there are.
+        """Add entities after the known ones.
 
         Args:
             share: [N′], N′ ≥ N, the measure from now on.
@@ -113,10 +114,10 @@ class SAGram(GramianEstimator):
         known = len(self.share)
         if len(share) != known + len(embeddings):
             raise ValueError(
-                f"The cache has {known} entities and {len(embeddings)} come: the measure needs "
-                f"{known + len(embeddings)} shares, not {len(share)}."
+                f"The cache has {known} entities and {len(embeddings)} are added: the measure "
+                f"needs {known + len(embeddings)} shares, not {len(share)}."
             )
-        # A new file under the old name: the mapped one lives until it is let go.
+        # A new file under the old name; the old one stays mapped until nothing refers to it.
         cache = _table(len(share), self.dim, self.file)
         cache[:known] = self.cache
         cache[known:] = embeddings.to(cache)
@@ -145,18 +146,19 @@ class SAGram(GramianEstimator):
 
 
 def _table(rows: int, dim: int, file: Path | None) -> Tensor:
-    """float32 zeros [rows, dim], in memory or in a file that is mapped into it."""
+    """Return float32 zeros [rows, dim], in memory or mapped from a file."""
     if file is None:
         return torch.zeros(rows, dim)
     size = 4 * rows * dim
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
-        # All of it at once: where a mapped file finds no room later, the process is killed.
+        # Allocate all of it now: a mapped file that runs out of room later kills the process.
         with file.open("wb") as opened:
             os.posix_fallocate(opened.fileno(), 0, size)
     except OSError as error:
-        file.unlink(missing_ok=True)
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
         raise TrainingError(
             f"The cache of SAGram, {size:,} bytes, cannot be written to {file}: {error.strerror}; "
             "make room there, or choose another estimator of the Gramian."

@@ -18,7 +18,7 @@ from evergram.gramian.estimator import (
 class SOGram(GramianEstimator):
     """Ĝ ← (1 − α) Ĝ + α S_B from a zero start, divided by the weight that batches have by now.
 
-    D² floats of state, whatever the corpus. At fixed embeddings the corrected Ĝ is unbiased, with
+    D² floats of state for any corpus. At fixed embeddings the corrected Ĝ is unbiased, with
     variance about σ²α/(2 − α); when they move by δ a step it lags by δ(1/α − 1) ([G2] Prop. 5).
     Before the first update Ĝ is zero: the first step has no penalty.
 

@@ -13,7 +13,7 @@ from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weigh
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import fit_closed_form
-from evergram.compatibility.gradient_fit import fit_by_gradient
+from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
 from evergram.compatibility.kinds import build_transform
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.compatibility.transforms import Transform
@@ -150,9 +150,9 @@ class BackwardTransformFit:
                 self.transform,
                 *pairs,
                 loss=self.loss,
-                rate=settings.transform_rate,
-                epochs=settings.fit_epochs,
-                seed=self.seed,
+                settings=GradientFit(
+                    rate=settings.transform_rate, epochs=settings.fit_epochs, seed=self.seed
+                ),
             )
         self.transform.requires_grad_(False).eval()
 

@@ -1,10 +1,10 @@
-"""Tasks: the loss on observed pairs that an encoder is trained for.
+"""Tasks: the losses on observed pairs that encoders are trained for.
 
 Read in this order:
 
 1. `task`: `Task`, the interface, and `Encoded`, a batch as a loss sees it.
-2. The tasks: `pointwise` (squared, logistic), `bpr`, `softmax` (within the batch, or over all
-   candidates to second order).
+2. The tasks: `pointwise` (squared, logistic), `bpr`, `softmax` (within the batch) and
+   `second_order` (over all candidates).
 3. `objective`: a task plus λ times the penalty on all pairs (`evergram.gramian`), norms, spread.
 
 Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class TaskSettings(KindSettings):
-    """Settings of a task, its demands on training, and how it is made."""
+    """Settings of a task, what training must provide for it, and how it is made."""
 
-    # How pairs are drawn unless the recipe says: each once an epoch, or a query and then its pair.
+    # Default of drawing pairs: each once an epoch, or a query and then one of its pairs.
     draws: ClassVar[Literal["examples", "queries"]] = "examples"
     # As the class attributes of the `Task` that is built.
     wants_negatives: ClassVar[bool] = False
     wants_means: ClassVar[bool] = False
-    # Whether only the penalty keeps unobserved scores down, so that `penalty = "auto"` is above 0.
+    # True if only the penalty lowers unobserved scores, so that `penalty = "auto"` is above 0.
     needs_penalty: ClassVar[bool] = False
 
     @property
     def pair_target(self) -> Literal["one", "value"]:
-        """What `Batch.target` holds of an observed pair: 1, or its `value`."""
+        """The target of an observed pair: "one" for 1, or "value" for its value."""
         return "one"
 
     @abstractmethod
@@ -56,7 +56,7 @@ class PointwiseSettings(TaskSettings):
             value = corpus.column("value")
             if not bool(((value >= 0) & (value <= 1)).all()):
                 raise DataError(
-                    f"The logistic loss needs values between 0 and 1, and they go from "
+                    f"The logistic loss needs values between 0 and 1, and these range from "
                     f"{float(value.min())} to {float(value.max())}; set task.target = 'one' or "
                     "task.loss = 'squared'."
                 )

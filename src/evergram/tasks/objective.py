@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from evergram.data.sampling import Batch
-from evergram.gramian.penalty import orthogonal_penalty, quadratic_penalty
+from evergram.gramian.penalty import BatchSide, orthogonal_penalty, quadratic_penalty
 from evergram.tasks.task import Encoded, Moments, Task, score
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A batch's loss, to step on, and the value of the objective that it estimates, to report."""
+    """A batch's loss, for the gradient step, and the objective that it estimates, for reports."""
 
     total: Tensor
     objective: Tensor
@@ -32,7 +32,7 @@ class Objective(nn.Module):
         penalty: λ_r, one a measure; zero leaves it out. The equal of implicit ALS with weight α₀ on
             all pairs is λ = ½ α₀ |A||B| / n, with the uniform measure.
         l2: weight of squared norms.
-        l2_measure: "examples", mean over the batch, negatives included where there are any; or
+        l2_measure: "examples", mean over the batch including its negatives, if any; or
             "penalty", under the (first) measure of the penalty, which is the same as l2/λ added to
             the diagonal of both Gramians.
         orthogonal: for each side, the weight of global orthogonal regularisation.
@@ -59,7 +59,7 @@ class Objective(nn.Module):
 
     @property
     def wants_moments(self) -> bool:
-        """Whether it uses any Gramian."""
+        """True if it uses any Gramian."""
         return any(self.penalty) or bool(self.orthogonal) or self.task.wants_means
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Loss:
@@ -81,14 +81,13 @@ class Objective(nn.Module):
             if not strength:
                 continue
             penalty = quadratic_penalty(
-                query.rows,
-                candidate.rows,
-                moments["query"][r],
-                moments["candidate"][r],
-                query.weight[:, r],
-                candidate.weight[:, r],
-                query.factors,
-                candidate.factors,
+                BatchSide(query.rows, query.weight[:, r], moments["query"][r], query.factors),
+                BatchSide(
+                    candidate.rows,
+                    candidate.weight[:, r],
+                    moments["candidate"][r],
+                    candidate.factors,
+                ),
             )
             loss = loss + strength * penalty
             # ĝ estimates 2g, and the objective holds g.

@@ -1,4 +1,4 @@
-"""The observed candidate against all others, to second order in the scores."""
+"""Softmax over all candidates, to second order in the scores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SecondOrderSoftmax(Task):
         weight = batch.query_weight[:, 0]
         loss = -scale * score(encoded).mean()
         value = (weight * (scale * first + 0.5 * scale**2 * second)).mean()
-        # The candidates' share of the same sum: its gradient, not its value.
+        # The same sum by the candidates: its gradient counts, and its value is taken off.
         moved = candidate - candidate_mean if self.centred else candidate
         pushed = (moved @ of_queries.gramian.detach() * moved).sum(-1)
         drawn = scale * (candidate @ query_mean) + 0.5 * scale**2 * pushed

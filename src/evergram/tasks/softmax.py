@@ -11,10 +11,10 @@ from evergram.tasks.task import Encoded, Moments, Task
 
 
 class StreamedFrequency(torch.nn.Module):
-    """The chance of each candidate to be in a batch, learned as batches pass.
+    """The chance of each candidate to be in a batch, estimated as batches pass.
 
-    For each candidate the mean number of batches between two that hold it, as an average that
-    forgets with `rate` once it has seen 1/rate of them; the chance is its inverse.
+    For each candidate it averages the number of batches between two that hold the candidate; the
+    chance is the inverse. The average forgets with `rate` once it has 1/rate observations.
 
     Args:
         size: N.
@@ -51,8 +51,8 @@ class StreamedFrequency(torch.nn.Module):
 class Softmax(Task):
     """Cross entropy of each pair's candidate among the candidates of its batch.
 
-    The scores ⟨u, v⟩/τ lose log Q, the chance to stand in a batch, so that frequent
-    candidates are not punished for it; the same candidate elsewhere in the batch is no negative.
+    log Q, the chance to be in a batch, is subtracted from the scores ⟨u, v⟩/τ, so that frequent
+    candidates are not penalised; the same candidate elsewhere in the batch is not a negative.
 
     Args:
         size: N of the candidates.

@@ -1,4 +1,4 @@
-"""The interface of tasks: the loss on observed pairs, to which an objective adds."""
+"""The interface of tasks: losses on observed pairs, to which `Objective` adds its terms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Moments = Mapping[str, list[Moment]]
 
 @dataclass(frozen=True)
 class Spread:
-    """Rows that stand for all entities of one side, where pairs do not matter.
+    """Weighted rows that stand for all entities of one side, for terms that are not of pairs.
 
     Args:
         rows: [M, D].
@@ -32,14 +32,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch as the loss sees it.
+    """The embeddings of a batch, for a loss.
 
     Args:
         query, candidate: [B, D].
         negative: [B, D], embeddings of `Batch.negative`; or None.
         query_factors, candidate_factors: [B, K], rows of the prior; None without a prior.
-        everyone: of each side, all entities, if their embeddings are computed anyway; None lets
-            the batch stand for them.
+        everyone: all entities of each side, if their embeddings are computed anyway; None lets the
+            batch stand for them.
     """
 
     query: Tensor
@@ -60,10 +60,10 @@ class Encoded:
 
 
 class Task(nn.Module, ABC):
-    """The loss of a batch's observed pairs; state, where there is any, is in buffers."""
+    """The loss of a batch's observed pairs; any state is in buffers."""
 
-    # What training must provide: negatives in the batch; the mean embedding, as the moments' last
-    # column.
+    # True if training must provide negatives in the batch; the mean embedding as the last column
+    # of the moments.
     wants_negatives = False
     wants_means = False
 
@@ -72,7 +72,7 @@ class Task(nn.Module, ABC):
         """Return the loss, a scalar.
 
         Args:
-            moments: of each side, one a measure; detached.
+            moments: of each side, one for each measure; detached.
         """
 
 

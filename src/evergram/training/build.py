@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.data.corpus import Corpus, Vocabulary, to_tensor
-from evergram.data.sampling import EntitySampler, ExampleSampler, measure
+from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws, measure
 from evergram.data.tables import read_keyed
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder
@@ -64,13 +64,10 @@ def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
     measures = {side: build_measures(task, corpus, side) for side in SIDES}
     return ExampleSampler(
         corpus,
+        PairDraws(task.chosen.pair_target, task.drawn, task.chosen.wants_negatives),
         batch_size=batch_size_of(recipe, corpus),
         seed=seed,
-        query_measures=measures["query"],
-        candidate_measures=measures["candidate"],
-        target=task.chosen.pair_target,
-        positives=task.drawn,
-        negatives=task.chosen.wants_negatives,
+        measures=measures,
         pair_weight=_sparse(task.sparse, penalty, corpus, measures),
     )
 

@@ -5,8 +5,8 @@ Read in this order:
 1. `base`: `EmbeddingFile`, which every format satisfies; `open_embeddings` chooses by the suffix.
 2. `column_files` (Parquet, Arrow) and `array_files` (`.npy`, safetensors) read; `writers` writes.
 3. `pairing`: two files of vectors of the same objects, side by side.
-4. `parquet`: the one layout that a lineage itself is written in. `provenance`: which version a file
-   says that its vectors are of. `prefetch`: read the next block while this one is used.
+4. `parquet`: the layout of the files of a lineage. `provenance`: the version that a file says its
+   vectors are of. `prefetch`: read the next block while the current one is used.
 """
 
 from __future__ import annotations

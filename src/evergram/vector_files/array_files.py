@@ -1,4 +1,4 @@
-"""Files that hold vectors, and at most integers as their ids: .npy and safetensors."""
+"""Files of vectors that hold at most integer ids themselves: .npy and safetensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from evergram.vector_files.provenance import (
 
 
 def companion(path: Path) -> Path:
-    """Return the path of the ids of a file without room for them: `NAME.ids.txt`, one a line."""
+    """Return the path of the ids beside a file without them: `NAME.ids.txt`, one a line."""
     return path.with_suffix(".ids.txt")
 
 
@@ -34,12 +34,11 @@ class PlainVectors(EmbeddingFile):
 
     _own: pa.Array | None = None
     has_ids = False
-    # Whether the format itself has a place for integer ids.
+    # True if the format itself has a place for integer ids.
     holds_integers = False
 
-    def _name(self, ids: Path | None) -> None:
-        """Find the ids: those in the file `ids`, else those inside, else the numbers of the
-        rows."""
+    def _set_ids(self, ids: Path | None) -> None:
+        """Take the ids of the file `ids`, or those inside, or those beside, or row numbers."""
         beside = companion(self.path) if ids is None else ids
         self.has_ids = ids is not None or self._own is not None or beside.is_file()
         if ids is None and (self._own is not None or not beside.is_file()):
@@ -60,17 +59,17 @@ class PlainVectors(EmbeddingFile):
         if line >= 0:
             where = f"{beside} line {line + 1}"
             raise DataError(missing_sentence(where, "", lines[line], text_file=True))
-        # Beside a file that has room for integers, lines are of texts.
+        # Beside a file that can hold integers itself, all lines are texts.
         integers = ids_of_text(texts) if ids is not None or not self.holds_integers else texts
         self._own = integers if pa.types.is_integer(integers.type) else texts
 
     def _as_written(self, id_type: str) -> None:
         """Read the lines of ids as the type that they were written from, "int64" or "string"."""
-        beside, said = companion(self.path), provenance_file(self.path)
+        beside, record = companion(self.path), provenance_file(self.path)
         if self._own is None:
             raise DataError(
                 f"{beside} is missing, though {self.path} was written with its ids there; restore "
-                f"it, or remove {said} to take the numbers of the rows for ids."
+                f"it, or remove {record} to take the numbers of the rows for ids."
             )
         if id_type != "int64":
             self._own = self._own.cast(pa.string())
@@ -80,7 +79,7 @@ class PlainVectors(EmbeddingFile):
         except pa.ArrowInvalid as error:
             raise DataError(
                 f"{beside} has an id that is no integer, though {self.path} was written with "
-                f"integers ({sentence(error)}); restore it, or remove {said} to take text for ids."
+                f"integers ({sentence(error)}); restore it, or remove {record} to read text."
             ) from error
 
     def ids(self) -> pa.Array:
@@ -97,11 +96,12 @@ class PlainVectors(EmbeddingFile):
 
     @abstractmethod
     def _slice(self, start: int, stop: int) -> Tensor:
-        """Return rows [stop − start, D]; the file is opened anew, so that little of it is
-        mapped."""
+        """Return rows [stop − start, D]; open the file anew, so that little of it stays mapped."""
 
 
 class NpyVectors(PlainVectors):
+    """A .npy file, with the ids in a text file beside it."""
+
     def __init__(self, path: Path, ids: Path | None) -> None:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.ndim != 2 or array.dtype.kind != "f":
@@ -110,12 +110,12 @@ class NpyVectors(PlainVectors):
                 "needed."
             )
         super().__init__(path, *array.shape)
-        said = read_provenance_file(path)
-        self.provenance = provenance_in(said)
+        record = read_provenance_file(path)
+        self.provenance = provenance_in(record)
         self._dtype = np.float64 if array.dtype.itemsize == 8 else np.float32
-        self._name(ids)
-        if ids is None and ID_TYPE in said:
-            self._as_written(str(said[ID_TYPE]))
+        self._set_ids(ids)
+        if ids is None and ID_TYPE in record:
+            self._as_written(str(record[ID_TYPE]))
 
     def _slice(self, start: int, stop: int) -> Tensor:
         mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)
@@ -123,6 +123,8 @@ class NpyVectors(PlainVectors):
 
 
 class SafetensorsVectors(PlainVectors):
+    """A safetensors file, with integer ids in a tensor or text ids in a file beside it."""
+
     holds_integers = True
 
     def __init__(self, path: Path, id_tensor: str, vector_tensor: str, ids: Path | None) -> None:
@@ -153,7 +155,7 @@ class SafetensorsVectors(PlainVectors):
                         f"{self.rows} integers are needed."
                     )
                 self._own = pa.array(own.to(torch.int64).numpy())
-        self._name(ids)
+        self._set_ids(ids)
 
     def _slice(self, start: int, stop: int) -> Tensor:
         with safe_open(self.path, framework="pt") as file:

@@ -1,4 +1,4 @@
-"""The interface of a file of ids and vectors, whatever its format."""
+"""`EmbeddingFile`: the interface of files of ids and vectors, of any format."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ class EmbeddingFile(ABC):
         path: the file.
         rows, dim: N and D.
     Attributes:
-        provenance: what the file says of the space of its vectors, see `vector_files.provenance`.
-        has_ids: False where the ids are only the numbers of the rows.
+        provenance: which version the file says that its vectors are of, see
+            `vector_files.provenance`.
+        has_ids: False if the ids are only the numbers of the rows.
+    Raises: DataError: the file has no rows or no dims.
     """
 
     has_ids = True
@@ -41,8 +43,7 @@ class EmbeddingFile(ABC):
 
     @property
     def fingerprint(self) -> str | None:
-        """The fingerprint of the version whose space the vectors are in; None where it is
-        unknown."""
+        """The fingerprint of the version whose space the vectors are in; None if unknown."""
         return self.provenance.get(FINGERPRINT)
 
     @abstractmethod
@@ -51,19 +52,19 @@ class EmbeddingFile(ABC):
 
     @abstractmethod
     def _read(self, size: int) -> Iterator[Block]:
-        """Yield blocks of at most `size` rows, whose numbers are not checked yet."""
+        """Yield blocks of at most `size` rows, whose numbers `blocks` checks."""
 
     def blocks(self, size: int = BLOCK) -> Iterator[Block]:
-        """Yield ids [b] and vectors [b, D], b ≤ size: float64 where the file has it, else float32.
+        """Yield ids [b] and vectors [b, D], b ≤ size: float64 if the file has it, else float32.
 
-        Raises: DataError: a vector is missing, of another length, or has a NaN, an infinity or
-            what would be one as float32; the row and its id are named.
+        Raises: DataError: a vector is missing, of another length, or has a NaN, an infinity or a
+            number that is infinite as float32; the error names the row and its id.
         """
         start = 0
         for ids, vectors in self._read(size):
             # Vectors are published and written as float32.
             narrow = vectors.float()
-            # One sum finds what is not finite; a sum may also be too large by itself.
+            # The sum of finite rows is finite unless it is too large itself: then look at each row.
             if not bool(narrow.sum().isfinite()):
                 bad = (~narrow.isfinite()).any(1).nonzero()
                 if len(bad):
@@ -77,10 +78,10 @@ class EmbeddingFile(ABC):
     def _error(self, row: int, id_: pa.Scalar, what: str) -> DataError:
         return DataError(
             f"{self.path} row {row + 1} (id {id_.as_py()!r}): its vector {what}; "
-            "mend the file or leave the row out."
+            "correct the file or leave the row out."
         )
 
 
 def sentence(error: Exception) -> str:
-    """Return the message of another library's error, without line breaks and full stop."""
+    """Return the message of another library's error, without line breaks and final full stop."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__

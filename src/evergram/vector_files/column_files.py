@@ -62,7 +62,7 @@ class ColumnVectors(EmbeddingFile):
             first = next(self._batches(1, [vector_column]))[vector_column][0]
             if not first.is_valid:
                 raise DataError(
-                    f"{path} row 1: its vector is missing; mend the file or leave the row out."
+                    f"{path} row 1: its vector is missing; correct the file or leave the row out."
                 )
             dim = len(first)
         super().__init__(path, rows, dim)
@@ -105,17 +105,19 @@ class ColumnVectors(EmbeddingFile):
             wrong = pc.not_equal(lengths, self.dim)
             if pc.any(wrong).as_py():
                 row = pc.index(wrong, True).as_py()
-                refuse(wrong, f"has {lengths[row]} numbers, where the first row has {self.dim}")
+                refuse(wrong, f"has {lengths[row]} numbers, and the first row has {self.dim}")
         values = column.flatten()
         if values.null_count:
             empty = values.is_null().to_numpy(zero_copy_only=False)
-            refuse(pa.array(empty.reshape(-1, self.dim).any(1)), "has an empty place")
+            refuse(pa.array(empty.reshape(-1, self.dim).any(1)), "holds a null")
         # Copied, as Arrow's memory must not be written to.
         flat = np.array(values.to_numpy(zero_copy_only=False), dtype=self._dtype)
         return torch.from_numpy(flat.reshape(-1, self.dim))
 
 
 class ParquetVectors(ColumnVectors):
+    """A Parquet file."""
+
     def __init__(self, path: Path, id_column: str, vector_column: str) -> None:
         with pq.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
@@ -130,7 +132,7 @@ class ParquetVectors(ColumnVectors):
 
 
 class ArrowVectors(ColumnVectors):
-    """An IPC file or an IPC stream, told apart by its first bytes."""
+    """An Arrow IPC file or IPC stream; the first bytes tell which."""
 
     def __init__(self, path: Path, id_column: str, vector_column: str) -> None:
         with path.open("rb") as file:

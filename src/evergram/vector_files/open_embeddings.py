@@ -1,4 +1,4 @@
-"""Ids and vectors from any file: Parquet, Arrow, .npy or safetensors, block by block."""
+"""Open a file of ids and vectors of any format: Parquet, Arrow, .npy or safetensors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def open_embeddings(
     """Open a file by its suffix: .parquet, .arrow (file or stream), .npy or .safetensors.
 
     Args:
-        id_column, vector_column: what the columns (safetensors: the tensors) are called there; a
-            safetensors file with one 2-D tensor may call it anything.
+        id_column, vector_column: names of the columns (safetensors: of the tensors); the only 2-D
+            tensor of a safetensors file may have any name.
         ids: a text file with one id a line. None reads `NAME.ids.txt` beside a .npy or
-            .safetensors file, and where there is none takes the numbers of the rows.
-    Raises: DataError: the file is missing, damaged, empty, of no such format, or lacks a column.
+            .safetensors file, or takes the numbers of the rows if there is none.
+    Raises: DataError: the file is missing, damaged, empty, of another format, or lacks a column.
     """
     if not path.is_file():
         what = "is a folder; give one of its files" if path.is_dir() else "is not there"
@@ -54,7 +54,7 @@ def open_embeddings(
 
 
 def unknown_format(path: Path) -> DataError:
-    """Return the error for a file whose suffix no format has."""
+    """Return the error about a file of an unknown format."""
     known = ", ".join(SUFFIXES)
     if path.suffix.lower() == ".csv":
         return DataError(

@@ -18,17 +18,18 @@ from evergram.vector_files.open_embeddings import BLOCK, EmbeddingFile
 class Pairing:
     """The objects that two files have in common, and their two vectors.
 
-    Memory: the ids of both files and eight bytes a common object. Vectors are read in blocks, from
-    both files at once where the common objects are in the same order; otherwise the smaller file's
-    vectors are first copied to a temporary file (in $TMPDIR), which is mapped into memory.
+    It holds the ids of both files and eight bytes for each common object in memory. Vectors are
+    read in blocks, from both files at once if the common objects are in the same order; otherwise
+    the vectors of the smaller file are first copied to a temporary file (in $TMPDIR), which is
+    mapped into memory.
 
     Args:
         old, new: the files.
     Attributes:
         ids: of the common objects, in the order of `blocks`.
-        only_old, only_new: how many objects one file has and the other has not.
-        in_order: whether no temporary file is needed.
-    Raises: DataError: an id is there twice in one file, or none is in both.
+        only_old, only_new: the number of objects that only one file has.
+        in_order: True if no temporary file is needed.
+    Raises: DataError: an id occurs twice in a file, or none is in both.
     """
 
     def __init__(self, old: EmbeddingFile, new: EmbeddingFile) -> None:
@@ -62,7 +63,7 @@ class Pairing:
     def blocks(self, size: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield old [b, D_old] and new [b, D_new] of all common objects, in the order of `ids`.
 
-        Raises: DataError: as `EmbeddingFile.blocks`; or there is no room for the temporary file.
+        Raises: DataError: as of `EmbeddingFile.blocks`; or there is no room for the temporary file.
         """
         lead, other = (self._old, self._new) if self._old_leads else (self._new, self._old)
         leading = _kept(lead, self._kept, size)
@@ -77,7 +78,7 @@ class Pairing:
 
 
 def _kept(file: EmbeddingFile, kept: np.ndarray, size: int) -> Iterator[Tensor]:
-    """Yield the rows of a file that `kept` marks, in blocks of exactly `size` but for the last."""
+    """Yield the rows of a file that `kept` marks, in blocks of exactly `size` except the last."""
     waiting: list[Tensor] = []
     start = number = 0
     for _, vectors in file.blocks(size):
@@ -109,12 +110,12 @@ def _in_order_of(file: EmbeddingFile, rows: np.ndarray, size: int) -> Iterator[T
     except OSError as error:
         raise DataError(
             f"{file.path} is in another order, and its temporary copy in {tempfile.gettempdir()} "
-            f"cannot be written: {error.strerror or error}; set TMPDIR to where there is room."
+            f"cannot be written: {error.strerror or error}; set TMPDIR to a folder with room."
         ) from error
 
 
 def refuse_repeats(file: EmbeddingFile, ids: pa.Array) -> None:
-    """Refuse a file that has an id twice. Raises: DataError."""
+    """Refuse a file in which an id occurs twice. Raises: DataError."""
     if pc.count_distinct(ids).as_py() < len(ids):
         counts = pc.value_counts(ids)
         twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")

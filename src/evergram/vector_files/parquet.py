@@ -42,7 +42,7 @@ def write_embeddings(
                     columns = {"id": ids, "vector": vectors_to_arrow(vectors)}
                     table = pa.table(columns, metadata=provenance or None)
                     if writer is None:
-                        # Floats do not compress; a dictionary of them only costs time.
+                        # Floats do not compress, and a dictionary of them only costs time.
                         writer = pq.ParquetWriter(
                             part, table.schema, compression="zstd", use_dictionary=False
                         )
@@ -61,7 +61,7 @@ def write_embeddings(
 def read_embeddings(path: Path) -> tuple[pa.Array, Tensor]:
     """Return ids [N] and vectors [N, D] of a file in the layout of `write_embeddings`.
 
-    Raises: DataError: it is not there, or not of that layout.
+    Raises: DataError: the file is missing or has another layout.
     """
     try:
         table = pq.read_table(path, columns=["id", "vector"], memory_map=True)
@@ -74,7 +74,8 @@ def to_block(table: pa.Table, path: Path) -> tuple[pa.Array, Tensor]:
     """Return ids [N] and vectors [N, D] of a table with columns `id` and `vector`.
 
     Args:
-        path: what the table was read from, for an error.
+        path: of the table, for errors.
+    Raises: DataError: the vectors are not fixed-size lists.
     """
     column = table["vector"]
     if not pa.types.is_fixed_size_list(column.type):

@@ -1,4 +1,4 @@
-"""Prefetching: the next block is read or computed while the present one is used."""
+"""Prefetch: read or compute the next block while the current one is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the same items, each made in a thread ahead of its use; one more is then in memory."""
+    """Yield the same items; a thread makes each ahead of its use, so one more is in memory."""
     source, end = iter(items), object()
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, source, end)

@@ -1,4 +1,4 @@
-"""The provenance that a file of embeddings carries: the version whose space its vectors are in."""
+"""Read and write the provenance of a file of embeddings: the version that its vectors are of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evergram.errors import DataError
 # The version whose space the vectors are in, and the one that they were computed from.
 FINGERPRINT = "evergram.fingerprint"
 COMPUTED_FROM = "evergram.computed_from"
-# Beside a .npy file, whose ids are lines of text: whether they were "int64" or "string".
+# The type of the ids of a .npy file, which lie beside it as text: "int64" or "string".
 ID_TYPE = "evergram.id_type"
 
 
@@ -42,7 +42,7 @@ def provenance_file(path: Path) -> Path:
 
 
 def read_provenance_file(path: Path) -> dict[str, Any]:
-    """Return the object in the JSON file beside `path`; empty where there is no such file.
+    """Return the object in the JSON file beside `path`; empty without such a file.
 
     Raises: DataError: that file is damaged.
     """
@@ -55,6 +55,6 @@ def read_provenance_file(path: Path) -> dict[str, Any]:
         raise DataError(f"{beside} cannot be read: {error}.") from error
     if not isinstance(content, dict):
         raise DataError(
-            f"{beside} is no JSON object of provenance; remove it, or write {path} again."
+            f"{beside} is not a JSON object of provenance; remove it, or write {path} again."
         )
     return content

@@ -1,4 +1,4 @@
-"""Writers of ids and vectors: every format that is read, and CSV, block by block."""
+"""Write ids and vectors block by block, in every format that is read and in CSV."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def write_vectors(
     overwrite: bool = True,
     named: bool = True,
 ) -> int:
-    """Write ids and float32 vectors in the format that the name's suffix says, in their order.
+    """Write ids and float32 vectors in their order, in the format of the path's suffix.
 
-    The file appears whole or not at all. Parquet and Arrow get columns `id` and `vector`, CSV a
-    column `id` and one for each dim, `vector_0` and so on. An .npy file gets its ids beside it, in
-    `NAME.ids.txt`, which is put in place first, and a safetensors file those that are text; it
-    holds integers itself, as tensor `id`.
+    The file appears whole or not at all. Parquet and Arrow have columns `id` and `vector`, CSV a
+    column `id` and one for each dim, `vector_0` and so on. The ids of an .npy file are written
+    beside it, to `NAME.ids.txt`, which is put in place first. A safetensors file holds integer ids
+    itself, as tensor `id`; text ids are written beside it.
 
     Args:
         blocks: ids [b] and vectors [b, D].
         provenance: of `provenance_of`; written into the file's metadata, or beside it into
             `NAME.npy.json` or `NAME.csv.json`.
-        overwrite: whether the file, or one beside it, may be replaced.
-        named: False where the ids are only the numbers of rows: an .npy file then has no ids beside
-            it, as these would be taken for a version's own.
+        overwrite: True replaces an existing file, and those beside it.
+        named: False if the ids are only the numbers of rows: an .npy file then gets no ids beside
+            it, as a reader would take them for ids of a version.
     Returns: rows written.
-    Raises: DataError: a format that there is not, a folder that cannot be written, nothing to
-        write, a file that is there, or an id with a line break in it where ids are lines.
+    Raises: DataError: the format is unknown, the folder cannot be written, there is nothing to
+        write, a file exists already, or an id that is to be a line has a line break.
     """
     check_writable(path, overwrite=overwrite)
     suffix = path.suffix.lower()
@@ -83,8 +83,8 @@ def check_writable(path: Path, *, overwrite: bool = True) -> None:
     """Refuse a path that cannot be written, before any work is done.
 
     Args:
-        overwrite: whether a file that is there may be written over.
-    Raises: DataError: no such format, no such folder, or a file that is there.
+        overwrite: True allows to replace an existing file.
+    Raises: DataError: the format is unknown, the folder is missing, or the file exists.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the path of a file to write.")
@@ -132,7 +132,7 @@ def _write_arrow(path: Path, blocks: Iterable[Block], provenance: Mapping[str, s
 def _write_csv(path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None) -> int:
     writer: pyarrow.csv.CSVWriter | None = None
     rows = 0
-    with _beside(provenance_file(path)) as said, _beside(path) as part:
+    with _beside(provenance_file(path)) as record, _beside(path) as part:
         try:
             for ids, vectors in blocks:
                 # Each number has as many digits as it takes to read the same float32 again.
@@ -147,19 +147,19 @@ def _write_csv(path: Path, blocks: Iterable[Block], provenance: Mapping[str, str
             if writer is not None:
                 writer.close()
         _refuse_none(path, rows)
-        _write_provenance(path, said, dict(provenance or {}))
+        _write_provenance(path, record, dict(provenance or {}))
     return rows
 
 
 def _write_npy(
     path: Path, blocks: Iterable[Block], provenance: Mapping[str, str] | None, named: bool
 ) -> int:
-    names, said = companion(path), provenance_file(path)
-    with _beside(said) as said_part, _beside(path) as part, _beside(names) as text:
+    names, record = companion(path), provenance_file(path)
+    with _beside(record) as record_part, _beside(path) as part, _beside(names) as text:
         ids = _write_plain(path, part, text, blocks, NPY_HEADER, _npy_header)
         kind = "string" if ids.integers is None else "int64"
         _write_provenance(
-            path, said_part, {**(provenance or {}), **({ID_TYPE: kind} if named else {})}
+            path, record_part, {**(provenance or {}), **({ID_TYPE: kind} if named else {})}
         )
         if not named:
             text.unlink()
@@ -174,7 +174,7 @@ def _write_safetensors(
     with _beside(path) as part, _beside(companion(path)) as text:
         ids = _write_plain(path, part, text, blocks, SAFETENSORS_HEADER, finish)
         if ids.integers is not None:
-            text.unlink()  # They are inside, and what is there beside may be another file's.
+            text.unlink()  # They are inside, and an existing file beside may be of another.
     return ids.rows
 
 
@@ -186,7 +186,7 @@ def _write_plain(
     header: int,
     finish: Callable[[IO[bytes], _Ids, int], None],
 ) -> _Ids:
-    """Write room for a header and the vectors, then the header, which needs the number of rows."""
+    """Write space for a header and the vectors, then the header, which needs the row count."""
     with part.open("wb") as file, text.open("w", encoding="utf-8", newline="\n") as lines:
         ids, dim = _Ids(path, lines), 0
         file.write(bytes(header))
@@ -201,18 +201,18 @@ def _write_plain(
 
 def _write_provenance(path: Path, part: Path, provenance: Mapping[str, str]) -> None:
     """Write the provenance of a file to `part`, which is put in place after the file."""
-    # A file that is there belongs to the vectors that are about to be replaced.
+    # An existing file belongs to the vectors that are about to be replaced.
     provenance_file(path).unlink(missing_ok=True)
     if provenance:
         part.write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
 
 
 class _Ids:
-    """The ids written so far, as lines of text and, where they are that, as integers."""
+    """The ids written so far, as lines of text and, if all are integers, as integers."""
 
     def __init__(self, path: Path, text: IO[str]) -> None:
         self.rows = 0
-        # None where they are text.
+        # None once one is text.
         self.integers: list[np.ndarray] | None = []
         self._path, self._text = path, text
 
@@ -234,8 +234,7 @@ class _Ids:
 
 
 def _npy_header(file: IO[bytes], ids: _Ids, dim: int) -> None:
-    """Write a header of NumPy's format 1.0. NumPy pads it to 128 bytes, so that the room that was
-    left for it fits whatever the number of rows."""
+    """Write a header of NumPy's format 1.0, which NumPy pads to 128 bytes for any row count."""
     file.seek(0)
     npy.write_array_header_1_0(
         file, {"descr": "<f4", "fortran_order": False, "shape": (ids.rows, dim)}
@@ -271,7 +270,7 @@ def _refuse_none(path: Path, rows: int) -> None:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, as `replacing_path`. Raises: DataError: it cannot be written."""
+    """Yield a path to write to, as of `replacing_path`. Raises: DataError: it cannot be written."""
     try:
         with replacing_path(path) as part:
             yield part

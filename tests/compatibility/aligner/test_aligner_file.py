@@ -1,4 +1,4 @@
-"""What is saved is read bit by bit, and what is not understood is not read at all."""
+"""A saved aligner is read bit by bit, and a file that is not understood is not read at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tests.compatibility.aligner.planted import planted
+from tests.support.planted_maps import planted_map
 
 from evergram.compatibility import Aligner
 from evergram.compatibility.aligner.aligner_file import KEY
@@ -38,7 +38,7 @@ def test_a_loaded_aligner_is_the_saved_one_bit_by_bit(
     tmp_path_factory: pytest.TempPathFactory, kind: str, moments: bool, solved: bool, seed: int
 ) -> None:
     path = tmp_path_factory.mktemp("saved") / "back.safetensors"
-    new, old, _ = planted(250, 3, 5, seed, noise=0.5)
+    new, old, _ = planted_map(250, 3, 5, seed, noise=0.5)
     aligner = Aligner(kind).fit(new, old)
     if solved:
         aligner.report()
@@ -60,7 +60,7 @@ def test_a_loaded_aligner_is_the_saved_one_bit_by_bit(
 
 
 def test_a_loaded_aligner_goes_on(tmp_path: Path) -> None:
-    new, old, _ = planted(300, 3, 5, noise=0.5)
+    new, old, _ = planted_map(300, 3, 5, noise=0.5)
     whole = Aligner().fit(new, old)
     paths = [tmp_path / f"{i}.safetensors" for i in range(2)]
     # The first part is too small for a map of its own.
@@ -72,7 +72,7 @@ def test_a_loaded_aligner_goes_on(tmp_path: Path) -> None:
 
 
 def test_without_moments_the_file_is_small_and_can_only_be_applied(tmp_path: Path) -> None:
-    new, old, _ = planted(300, 30, 50, noise=0.5)
+    new, old, _ = planted_map(300, 30, 50, noise=0.5)
     aligner = Aligner().fit(new, old)
     small, large = tmp_path / "small.safetensors", tmp_path / "large.safetensors"
     aligner.save(small, moments=False)
@@ -94,10 +94,10 @@ def test_without_moments_the_file_is_small_and_can_only_be_applied(tmp_path: Pat
     assert applied.fit(new, old).report() == aligner.report()  # which forgets what was there
 
 
-def test_what_fails_to_be_written_leaves_what_was_there(
+def test_a_failed_write_leaves_the_file_of_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new, old, _ = planted(200, 3, 5)
+    new, old, _ = planted_map(200, 3, 5)
     path = tmp_path / "back.safetensors"
     Aligner().fit(new, old).save(path)
     before = path.read_bytes()
@@ -110,14 +110,14 @@ def test_what_fails_to_be_written_leaves_what_was_there(
         Aligner("affine").fit(new, old).save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(DataError, match="gone is no folder; make it first"):
+    with pytest.raises(DataError, match="gone is not a folder; make it first"):
         Aligner().fit(new, old).save(tmp_path / "gone" / "back.safetensors")
     with pytest.raises(DataError, match="seen no rows"):
         Aligner().save(path)
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> Spoil:
-    """What changes the JSON beside the tensors."""
+    """Return a change of the JSON beside the tensors."""
 
     def spoil(tensors: Tensors, metadata: dict[str, str]) -> None:
         record = json.loads(metadata[KEY])
@@ -152,30 +152,30 @@ SPOILT: list[tuple[str, Spoil]] = [
 
 
 @pytest.mark.parametrize(("message", "spoil"), SPOILT, ids=[f"{i}" for i in range(len(SPOILT))])
-def test_what_is_not_understood_is_refused_in_one_sentence(
+def test_a_damaged_file_is_refused_in_one_sentence(
     tmp_path: Path, message: str, spoil: Spoil
 ) -> None:
     path = tmp_path / "back.safetensors"
-    new, old, _ = planted(200, 3, 5)
+    new, old, _ = planted_map(200, 3, 5)
     Aligner().fit(new, old).save(path)
     tensors, metadata = parts_of(path)
     spoil(tensors, metadata)
     save_file(tensors, path, metadata)
     with pytest.raises(DataError, match=message) as refused:
         Aligner.load(path)
-    said = str(refused.value)
-    assert str(path) in said
-    assert "\n" not in said
-    assert said.endswith(".")
+    sentence = str(refused.value)
+    assert str(path) in sentence
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
 
 
-def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "back.safetensors"
     with pytest.raises(DataError, match="is not there"):
         Aligner.load(path)
     with pytest.raises(DataError, match="cannot be read"):
         Aligner.load(tmp_path)
-    new, old, _ = planted(200, 3, 5)
+    new, old, _ = planted_map(200, 3, 5)
     Aligner().fit(new, old).save(path)
     for content in (b"", b"no safetensors at all", path.read_bytes()[:-10]):
         path.write_bytes(content)
@@ -185,9 +185,9 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
 
 def test_the_first_format_is_read_for_ever() -> None:
     """Made by `python tests/golden/make.py aligner` when it was added, and never again."""
-    said = json.loads((GOLDEN / "expected.json").read_text())
-    assert set(said) == {path.stem for path in GOLDEN.glob("*.safetensors")}
-    for name, expected in said.items():
+    recorded = json.loads((GOLDEN / "expected.json").read_text())
+    assert set(recorded) == {path.stem for path in GOLDEN.glob("*.safetensors")}
+    for name, expected in recorded.items():
         loaded = Aligner.load(GOLDEN / f"{name}.safetensors")
         assert repr(loaded) == expected["aligner"]
         mapped = loaded.transform(np.array(expected["new"]))

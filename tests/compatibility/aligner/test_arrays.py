@@ -1,4 +1,4 @@
-"""What comes in as one kind of array goes out as that kind, and what cannot be read is named."""
+"""Vectors of each type of array are mapped to the same type, and unreadable ones are named."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tests.compatibility.aligner.planted import Floats, planted
+from tests.support.planted_maps import Floats, planted_map
 
 from evergram.compatibility import Aligner
 from evergram.compatibility.aligner import arrays
 from evergram.errors import DataError, ShapeError
 
-NEW, OLD, _ = planted(300, 3, 4)
+NEW, OLD, _ = planted_map(300, 3, 4)
 ALIGNER = Aligner("affine").fit(NEW, OLD)
 EXPECTED: Floats = ALIGNER.transform(NEW)
 
@@ -125,7 +125,7 @@ def test_kinds_may_be_mixed_and_fit_the_same() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_array_of_vectors_is_said_to_be_none(vectors: Any, message: str) -> None:
+def test_other_types_and_shapes_are_refused(vectors: Any, message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         ALIGNER.transform(vectors)
 
@@ -133,14 +133,17 @@ def test_what_is_no_array_of_vectors_is_said_to_be_none(vectors: Any, message: s
 @pytest.mark.parametrize(
     ("vectors", "message"),
     [
-        (np.full((2, 4), np.inf), r"new\[0\] holds NaN or infinity; mend the row or leave it out"),
+        (
+            np.full((2, 4), np.inf),
+            r"new\[0\] holds NaN or infinity; correct the row or leave it out",
+        ),
         (torch.tensor([[1.0] * 4, [torch.nan] * 4]), r"new\[1\] holds NaN"),
         (np.full((2, 4), 2e4, "f2") * [[1], [3]], None),
         (np.array([[1.0] * 4, [6e4] * 4], "f2"), r"new\[1\] is mapped beyond what float16"),
         (torch.full((2, 4), 6e4, dtype=torch.float16), r"new\[0\] is mapped beyond"),
         (pa.array([[1.0] * 4, None]), r"new\[1\] is missing"),
         (pa.array([[1.0] * 4, [1.0] * 3]), r"new\[1\] has 3 numbers, and new\[0\] has 4"),
-        (pa.array([[1.0] * 4, [1.0, None] * 2]), r"new\[1\] has an empty place"),
+        (pa.array([[1.0] * 4, [1.0, None] * 2]), r"new\[1\] holds a null"),
         (pa.array([[1.0] * 4, None], pa.list_(pa.float32(), 4)), r"new\[1\] is missing"),
     ],
 )

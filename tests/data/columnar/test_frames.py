@@ -1,4 +1,4 @@
-"""Frames, matrices and lists in memory become the corpus that a file of the same rows becomes."""
+"""Frames, matrices and lists in memory give the same corpus as a file of the same rows."""
 
 from __future__ import annotations
 

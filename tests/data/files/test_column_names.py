@@ -1,4 +1,4 @@
-"""What a file's columns are, guessed from their names."""
+"""The roles of a file's columns are guessed from their names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_line_to_write_is_toml() -> None:
     assert f'columns = {{query = {json.dumps("a")}, candidate = "item"}}' in some
 
 
-def test_a_file_without_a_header_is_told_what_to_do() -> None:
+def test_the_error_about_a_missing_header_gives_the_line_to_write() -> None:
     sentence = lacking("x.csv", {"query", "candidate"}, ["1", "31", "2.5"], {})
     assert "its first line (1, 31, 2.5) seems to be a row" in sentence
     assert "query,candidate,value." in sentence

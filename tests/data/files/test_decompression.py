@@ -115,7 +115,7 @@ def test_a_file_that_expands_too_far_is_refused(
 
 
 @pytest.mark.long
-def test_it_is_not_held_in_memory_first(tmp_path: Path) -> None:
+def test_a_file_that_expands_too_far_is_not_held_in_memory_first(tmp_path: Path) -> None:
     """Of a gigabyte no more is read than the limit."""
     path = tmp_path / "pairs.csv.gz"
     with gzip.open(path, "wb", 1) as file:
@@ -129,7 +129,7 @@ def test_it_is_not_held_in_memory_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("little")
-def test_the_limit_can_be_raised_and_a_wrong_one_is_said(
+def test_the_limit_can_be_raised_and_a_wrong_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = in_gzip(tmp_path / "rows.csv.gz", bomb("1,1,1,1\n", "query,candidate,value,time\n"))
@@ -141,7 +141,7 @@ def test_the_limit_can_be_raised_and_a_wrong_one_is_said(
             read_csv(path, str(path))
 
 
-def test_what_is_small_when_it_is_expanded_is_read_however_well_it_was_compressed(
+def test_a_file_with_a_small_expanded_size_is_read_however_well_compressed(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "x.gz"
@@ -153,7 +153,7 @@ def test_what_is_small_when_it_is_expanded_is_read_however_well_it_was_compresse
     assert most_bytes(10 << 20) == 1000 << 20
 
 
-def test_a_member_whose_compression_is_damaged_is_a_sentence(tmp_path: Path) -> None:
+def test_a_member_whose_compression_is_damaged_is_refused(tmp_path: Path) -> None:
     for how in (zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, zipfile.ZIP_DEFLATED):
         rows = "".join(f"{i},{i * 7},3,9\n" for i in range(2000))
         path = in_zip(tmp_path / "ml.zip", "ratings.csv", rows.encode(), how)

@@ -1,4 +1,4 @@
-"""Pages that link to pages: MediaWiki's dumps, in their schemas."""
+"""The graph of pages from MediaWiki's dumps, in their schemas."""
 
 from __future__ import annotations
 
@@ -120,10 +120,10 @@ def pairs(corpus: Corpus) -> list[tuple[Any, Any]]:
 
 
 def bags(corpus: Corpus, feature: str) -> dict[Any, set[str]]:
-    found = corpus.candidates.features[feature]
-    keys = found.vocabulary.keys.to_pylist()
-    ends = found.offsets.tolist()
-    rows = found.indices.tolist()
+    column = corpus.candidates.features[feature]
+    keys = column.vocabulary.keys.to_pylist()
+    ends = column.offsets.tolist()
+    rows = column.indices.tolist()
     return {
         page: {keys[r] for r in rows[ends[i] : ends[i + 1]]}
         for i, page in enumerate(corpus.candidates.vocabulary.keys.to_pylist())

@@ -1,4 +1,4 @@
-"""Any table that is written as mysqldump writes it is read back, whatever its strings hold."""
+"""Tables as mysqldump writes them are read back, whatever their strings hold."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ row_of = st.tuples(st.none() | st.binary(max_size=20), numbers, reals, strings)
     st.booleans(),
 )
 @example([[(b"'),(\\", -1, -1e-05, "\\'),(';\n")] * 3] * 2, 1, True)
-def test_what_is_written_is_read_back(inserts: list[list[Row]], chunk: int, packed: bool) -> None:
+def test_rows_that_are_written_are_read_back(
+    inserts: list[list[Row]], chunk: int, packed: bool
+) -> None:
     text = CREATE.encode() + b"".join(insert([written(row) for row in rows]) for rows in inserts)
     with tempfile.TemporaryDirectory() as folder:
         rows, report = read(Path(folder), text + b"-- Dump completed", chunk, packed=packed)
@@ -130,10 +132,10 @@ def test_a_malformed_row_is_counted_and_the_others_are_read(
         assert rows == whole + whole
         assert report.malformed == 1
         assert report.truncated == ""
-        said = re.match(r"row (\d+) \(byte (\d+)\): ", report.first_malformed)
-        assert said
-        assert int(said[1]) == place + 1
-        assert text[int(said[2]) :].startswith(bad[:20])
+        first = re.match(r"row (\d+) \(byte (\d+)\): ", report.first_malformed)
+        assert first
+        assert int(first[1]) == place + 1
+        assert text[int(first[2]) :].startswith(bad[:20])
 
 
 def test_every_malformed_row_is_counted(tmp_path: Path) -> None:
@@ -142,24 +144,24 @@ def test_every_malformed_row_is_counted(tmp_path: Path) -> None:
     mixed = rows + bad * 50
     random.Random(0).shuffle(mixed)
     for chunk in (64, 1000, 1 << 20):
-        found, report = read(tmp_path, CREATE.encode() + insert(mixed), chunk)
-        assert len(found) == 500
+        records, report = read(tmp_path, CREATE.encode() + insert(mixed), chunk)
+        assert len(records) == 500
         assert report.malformed == 200
 
 
 @pytest.mark.parametrize("chunk", [7, 1 << 20])
 def test_a_file_cut_anywhere_says_so(tmp_path: Path, chunk: int) -> None:
-    rows = [written((b"x", i, 0.5, f"t\\{i}")) for i in range(3)]
-    text = CREATE.encode() + insert(rows)
+    lines = [written((b"x", i, 0.5, f"t\\{i}")) for i in range(3)]
+    text = CREATE.encode() + insert(lines)
     start = len(CREATE)
     for end in range(start + 3, len(text) - 2):
-        found, report = read(tmp_path, text[:end], chunk)
+        records, report = read(tmp_path, text[:end], chunk)
         assert report.truncated.startswith("it ends inside"), text[start:end]
-        assert found == [(f"t\\{i}", i) for i in range(len(found))]
+        assert records == [(f"t\\{i}", i) for i in range(len(records))]
         after = text[start:end].partition(b"VALUES ")[2]
         # A row is there once the comma after it is, and one that has begun is malformed.
         *whole, begun = after.split(b"'),")
-        assert (len(found), report.malformed) == (len(whole), len(begun) > 0)
+        assert (len(records), report.malformed) == (len(whole), len(begun) > 0)
         assert ("inside a row" in report.truncated) == (len(begun) > 0)
     assert read(tmp_path, text[:-1], chunk)[1].truncated == ""
 
@@ -181,11 +183,11 @@ def test_a_cut_or_damaged_gzip_is_refused_by_name(tmp_path: Path, chunk: int) ->
 def test_null_may_be_malformed(tmp_path: Path, chunk: int) -> None:
     path = tmp_path / "x-t.sql"
     fields = (("A", 1), (None, 2), ("C", None), ("D", -4))
-    rows = [written((None, number, 0.5, title)) for title, number in fields]
-    path.write_bytes(CREATE.encode() + insert(rows))
+    lines = [written((None, number, 0.5, title)) for title, number in fields]
+    path.write_bytes(CREATE.encode() + insert(lines))
     table = SqlTable(path, "t", chunk)
-    found = [row for batch in table.batches(COLUMNS, ["id"]) for row in batch.to_pylist()]
-    assert [row["id"] for row in found] == [1, 2, -4]
+    records = [row for batch in table.batches(COLUMNS, ["id"]) for row in batch.to_pylist()]
+    assert [row["id"] for row in records] == [1, 2, -4]
     assert table.report.malformed == 1
     assert "row 3 (byte" in table.report.first_malformed
     assert sum(batch.num_rows for batch in table.batches(COLUMNS, COLUMNS)) == 2
@@ -220,7 +222,7 @@ def test_quotes_may_be_doubled(tmp_path: Path) -> None:
     assert read(tmp_path, CREATE.encode() + text)[0] == [("O'Brien", 1), ("'", 2), ("", 3)]
 
 
-def test_what_a_backslash_makes_of_a_letter(tmp_path: Path) -> None:
+def test_a_backslash_escapes_letters_as_in_mysql(tmp_path: Path) -> None:
     text = rb"""INSERT INTO `t` VALUES ('',1,0,'','\0\b\n\r\t\Z\\\'\"\%\_\a');"""
     (row,), _ = read(tmp_path, CREATE.encode() + text)
     assert row[0] == "\0\b\n\r\t\x1a\\'\"\\%\\_a"  # as MySQL's manual has it
@@ -286,9 +288,9 @@ def test_real_dumps(
     read = SqlTable(real_data / "mediawiki" / file, table, chunk)
     text = ("title", "sortkey")
     kinds = {c: pa.string() if c.endswith(text) else pa.int64() for c in columns.split()}
-    found = [row for batch in read.batches(kinds) for row in batch.to_pylist()]
-    assert len(found) == rows
-    assert (list(found[0].values()) if found else None) == first
+    records = [row for batch in read.batches(kinds) for row in batch.to_pylist()]
+    assert len(records) == rows
+    assert (list(records[0].values()) if records else None) == first
     assert (read.report.malformed, read.report.truncated) == (0, "")
 
 

@@ -1,4 +1,4 @@
-"""Probes that loop, swallow memory, die or lie: each is a sentence, and the publisher goes on."""
+"""Probes that loop, take memory, die or lie end in one sentence, and the publisher goes on."""
 
 from __future__ import annotations
 
@@ -12,27 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import save_file
-from safetensors.torch import save_file as save_tensors
 from tests.support import onnx_graphs as graphs
 from tests.support.onnx_graphs import DIM
 
 from evergram.errors import DataError
 from evergram.evaluation.probes import probe_process as module
-from evergram.evaluation.probes.onnx_external import (
-    DATA_LOCATION,
-    EXTERNAL_DATA,
-    FIELDS,
-    has_external_data,
-)
-from evergram.evaluation.probes.probe_models import LinearModel
 from evergram.evaluation.probes.probe_process import ProbeFiles, ProbeLimits, ProbeProcess
 
 ROWS = 40
@@ -210,70 +198,7 @@ def test_a_program_sees_no_secrets_and_no_files_of_the_publisher(
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("where", ["initializer", "attribute", "function", "subgraph"])
-def test_a_model_with_numbers_in_other_files_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "w.bin").write_bytes(np.ones(DIM, np.float32).tobytes())
-    files = files_of(tmp_path, graphs.external(where).SerializeToString())
-    with pytest.raises(DataError, match=r"keeps numbers in other files \(external data\)"):
-        value_of(files)
-
-
-def test_all_ways_from_a_model_to_a_tensor_are_known() -> None:
-    """Compared with the definition of ONNX itself."""
-    leads = {"TensorProto"}
-    kinds = vars(onnx)
-    messages = {n: c.DESCRIPTOR for n, c in kinds.items() if n.endswith("Proto") and n != "Proto"}
-    while True:
-        more = {
-            name
-            for name, descriptor in messages.items()
-            for field in descriptor.fields
-            if field.message_type is not None and field.message_type.name in leads
-        }
-        if more <= leads:
-            break
-        leads |= more
-    # A model is looked at from its beginning; a map or a sequence stands alone.
-    for name in leads - {"TensorProto"}:
-        wanted = {
-            field.number: field.message_type.name
-            for field in messages[name].fields
-            if field.message_type is not None and field.message_type.name in leads
-        }
-        if name in FIELDS:
-            assert FIELDS[name] == wanted, name
-    reached = {"ModelProto"} | {kind for fields in FIELDS.values() for kind in fields.values()}
-    assert reached == set(FIELDS) | {"TensorProto"}
-    tensor = messages["TensorProto"].fields_by_name
-    assert tensor["external_data"].number == EXTERNAL_DATA
-    assert tensor["data_location"].number == DATA_LOCATION
-
-
-@given(st.binary(max_size=200))
-def test_bytes_that_are_no_model_end_the_looking(content: bytes) -> None:
-    try:
-        has_external_data(content)
-    except ValueError:
-        return
-    assert not has_external_data(graphs.plain().SerializeToString())
-
-
-def test_a_field_whose_number_some_readers_cut_off_is_refused(tmp_path: Path) -> None:
-    """The graph under the number 7 + 2²⁹, which is 7 in 32 bits: not looked at, but read."""
-    content = graphs.external("initializer").SerializeToString()
-    graph = onnx.load_from_string(content).graph.SerializeToString()
-    tag = (7 << 3 | 2) + (1 << 32)
-    head = bytes((tag >> shift & 0x7F) | (0x80 if shift < 28 else 0) for shift in range(0, 35, 7))
-    size = len(graph)
-    length = bytes([size & 0x7F | 0x80, size >> 7 & 0x7F])
-    with pytest.raises(ValueError, match="too large"):
-        has_external_data(head + length + graph)
-
-
-@pytest.mark.parametrize("place", range(0, 260, 13))
+@pytest.mark.parametrize("place", range(0, 260, 52))
 def test_a_damaged_model_is_a_sentence(tmp_path: Path, place: int) -> None:
     content = bytearray(graphs.plain().SerializeToString())
     content[place % len(content)] ^= 0xFF
@@ -281,12 +206,6 @@ def test_a_damaged_model_is_a_sentence(tmp_path: Path, place: int) -> None:
     # Whatever it has become: a value, or a sentence.
     with suppress(DataError):
         assert 0 <= value_of(files) <= 1
-
-
-def test_a_model_that_gives_one_number_for_all_rows_is_refused(tmp_path: Path) -> None:
-    files = files_of(tmp_path, graphs.single().SerializeToString())
-    with pytest.raises(DataError, match=r"gives 1 answers for 40 objects; one for each is needed"):
-        value_of(files, metric="rmse")
 
 
 def test_a_file_that_is_changed_meanwhile_is_not_read(tmp_path: Path) -> None:
@@ -304,21 +223,6 @@ def test_a_number_past_what_can_be_is_refused(tmp_path: Path) -> None:
     files = files_of(tmp_path, (tmp_path / "w").read_bytes(), ".safetensors")
     with pytest.raises(DataError, match="its rmse is inf, which is no finite number"):
         value_of(files, metric="rmse")
-
-
-@pytest.mark.parametrize("kind", ["float64", "float32", "float16", "int64", "int32"])
-def test_weights_of_any_kind_of_number_are_read(tmp_path: Path, kind: str) -> None:
-    save_file({"weight": np.ones((1, DIM), dtype=kind)}, tmp_path / "w")
-    files = files_of(tmp_path, (tmp_path / "w").read_bytes(), ".safetensors")
-    assert value_of(files) == 1.0
-
-
-def test_weights_of_sixteen_bits_of_a_float32_are_read(tmp_path: Path) -> None:
-    save_tensors({"weight": torch.full((1, DIM), 1.5, dtype=torch.bfloat16)}, tmp_path / "w")
-    files = files_of(tmp_path, (tmp_path / "w").read_bytes(), ".safetensors")
-    assert value_of(files) == 1.0
-    found = LinearModel(files.model, files.model.read_bytes())
-    assert (found.weight == 1.5).all()
 
 
 def test_limits_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,9 +259,9 @@ with ProbeProcess(files, "auc", ProbeLimits(seconds=1)) as process:
 def test_a_probe_outlives_its_publisher_by_its_time_at_most(tmp_path: Path) -> None:
     """The publisher, which needs no onnxruntime, is killed, so that nobody ends the probe."""
     files = files_of(tmp_path, graphs.looping().SerializeToString())
-    given = (files.model, files.model_sha256, files.data, files.data_sha256)
+    arguments = (files.model, files.model_sha256, files.data, files.data_sha256)
     publisher = subprocess.Popen(
-        [sys.executable, "-c", PUBLISHER, *map(str, given)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PUBLISHER, *map(str, arguments)], stdout=subprocess.PIPE, text=True
     )
     assert publisher.stdout is not None
     probe = int(publisher.stdout.readline())

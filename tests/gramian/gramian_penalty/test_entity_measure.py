@@ -46,9 +46,9 @@ def test_an_epoch_of_weighted_rows_is_the_measure(ids: list[int], kind: Measure,
     for part in torch.split(rows, size):
         streamed.count(part)
     # Counts are of any scale: shares of rows do as well.
-    given_once = EntityMeasure(measure, counts / 10)
+    fixed = EntityMeasure(measure, counts / 10)
     expected = exact(measure, counts)
-    for made in (streamed, given_once):
+    for made in (streamed, fixed):
         weights = made.weights(rows) / len(rows)
         sums = torch.zeros(7, dtype=torch.float64).index_add(0, rows, weights)
         torch.testing.assert_close(sums, expected, rtol=1e-6, atol=1e-12)
@@ -76,7 +76,7 @@ def test_streamed_counts_have_no_wrong_start(measure: Measure) -> None:
         torch.testing.assert_close(mean, exact(measure, torch.tensor(counts)))
 
 
-def test_what_was_never_seen_weighs_nothing() -> None:
+def test_an_entity_that_was_never_seen_weighs_nothing() -> None:
     made = EntityMeasure("uniform")
     assert made.weights(torch.tensor([4])).tolist() == [0.0]
     made.count(torch.tensor([1, 1]))
@@ -109,7 +109,7 @@ def test_counts_grow_and_come_back() -> None:
         (torch.ones(3), torch.ones(4), "3 entities and user_counts 4"),
     ],
 )
-def test_what_is_no_measure_is_refused(
+def test_a_wrong_measure_or_count_is_refused(
     measure: Measure, counts: Tensor | None, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

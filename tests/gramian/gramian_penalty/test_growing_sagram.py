@@ -31,18 +31,20 @@ def naive(last: dict[int, Tensor], shares: Tensor, factors: Tensor) -> Tensor:
     st.sampled_from(["grows", "shares", "one factor", "table"]),
     st.integers(0, 10**6),
 )
-def test_it_is_the_gramian_of_what_was_met(batches: list[list[int]], kind: str, seed: int) -> None:
+def test_the_estimate_is_the_gramian_of_the_entities_met(
+    batches: list[list[int]], kind: str, seed: int
+) -> None:
     draw = torch.Generator().manual_seed(seed)
     shares = torch.rand(N, generator=draw) + 0.1 if kind == "shares" else torch.ones(N)
     factors = torch.zeros(N, 0)
-    given_factors: Tensor | None = None
+    table_of_factors: Tensor | None = None
     if kind == "one factor":
-        given_factors = torch.randn(1, 2, generator=draw)
-        factors = given_factors.expand(N, -1)
+        table_of_factors = torch.randn(1, 2, generator=draw)
+        factors = table_of_factors.expand(N, -1)
     elif kind == "table":
-        given_factors = factors = torch.randn(N, 2, generator=draw)
+        table_of_factors = factors = torch.randn(N, 2, generator=draw)
     starts_empty = kind in ("grows", "one factor")
-    estimator = GrowingSAGram(DIM, shares[:0] if starts_empty else shares, given_factors)
+    estimator = GrowingSAGram(DIM, shares[:0] if starts_empty else shares, table_of_factors)
     assert not bool(estimator.moment().dense.any())
     last: dict[int, Tensor] = {}
     for batch in batches:
@@ -57,7 +59,7 @@ def test_it_is_the_gramian_of_what_was_met(batches: list[list[int]], kind: str, 
     for elsewhere in ([], [N - 1], [90]):
         if elsewhere == [90] and not starts_empty:
             continue
-        other = GrowingSAGram(DIM, shares[:0] if starts_empty else shares, given_factors)
+        other = GrowingSAGram(DIM, shares[:0] if starts_empty else shares, table_of_factors)
         if elsewhere:
             one = torch.ones(1, DIM)
             other.update(EntityBatch(torch.tensor(elsewhere), torch.ones(1), one, factors[:1]))

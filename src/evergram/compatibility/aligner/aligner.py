@@ -1,4 +1,4 @@
-"""One array of vectors aligned to another: the way back from new to old, in closed form."""
+"""`Aligner`: the map from new vectors to old ones, fitted in closed form."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ log = logging.getLogger(__name__)
 class Aligner:
     """The map that takes new vectors to the old space, fitted to pairs of both.
 
-    Rows are paired by position: row i of both arrays is the same object. Each row falls, by a hash
-    of its new vector, to one of three groups: those that are fitted to, those that choose the ridge
-    (and are fitted to in the end), and those that measure. So whatever the order of the rows, and
-    however they are cut into blocks and machines, the result is the same up to rounding.
+    Rows are paired by position: row i of both arrays is the same object. A hash of its new vector
+    puts each row into one of three groups: the fit uses the first, the second chooses the ridge
+    (and the final fit uses it too), and the third measures the error. So the result is the same, up
+    to rounding, for any order of the rows and any division into blocks and machines.
 
     Args:
         kind: "linear" (W z), "affine" (W z + b), "orthogonal" (a turn) or "low_rank".
-        ridge: ρ, added to the diagonal of E[z zᵀ]; "auto" chooses it on rows not fitted to.
+        ridge: ρ, added to the diagonal of E[z zᵀ]; "auto" chooses it on the second group.
         rank: of low_rank alone; by default 32, or the smaller dim if that is less.
-        scaled: whether an orthogonal map, and it alone, may stretch.
-        held_out: share of the rows that measures the error and is never fitted to.
-    Raises: DataError: a value that is not allowed, or that the kind does not use.
+        scaled: True lets an orthogonal map, and it alone, stretch by one factor.
+        held_out: share of the rows in the third group, which is never fitted to.
+    Raises: DataError: a value is not allowed, or the kind does not use it.
     Source: [BC] §3.2.3, post-hoc, solved for; see `compatibility.closed_form_solvers`.
 
     >>> import numpy as np
@@ -77,11 +77,12 @@ class Aligner:
         """Forget all rows from before, and fit to these.
 
         Args:
-            new: [N, D_new] of floats; what `transform` takes.
-            old: [N, D_old] of floats, of the same objects in the same order; what it returns.
+            new: [N, D_new] of floats, the input of `transform`.
+            old: [N, D_old] of floats, of the same objects in the same order, its output.
         Returns: this aligner.
-        Raises: ShapeError: they are no vectors, or not as many. DataError: there are none, or a row
-            is missing or not finite; nothing is then forgotten.
+        Raises: ShapeError: they are not arrays of vectors, or have different numbers of rows.
+            DataError: there are no rows, or one is missing or not finite. After an error the rows
+            from before are still there.
         """
         readers = self._checked(new, old)
         if not readers[0].rows:
@@ -90,10 +91,10 @@ class Aligner:
         return self._add(*readers)
 
     def partial_fit(self, new: Any, old: Any) -> Aligner:
-        """Fit to these rows too; to blocks of any size, as to all of them at once.
+        """Fit to these rows as well; blocks of any size give the fit to all of them at once.
 
-        Args, Returns, Raises: as of `fit`, also ShapeError for other dims than before; no rows at
-            all are no error, and of a block that is refused nothing is added.
+        Args, Returns, Raises: as of `fit`, also ShapeError for other dims than before. An empty
+            block is allowed, and nothing of a refused block is added.
 
         >>> import torch
         >>> from evergram.compatibility import Aligner
@@ -118,8 +119,8 @@ class Aligner:
         """Add the rows of another aligner of the same settings, which is not changed.
 
         Returns: this aligner.
-        Raises: DataError: the settings differ, it is this very aligner, or one of them was saved
-            without its moments. ShapeError: its dims differ.
+        Raises: DataError: the settings differ, `other` is this aligner, or one of them was saved
+            without its moments. ShapeError: the dims differ.
         """
         if other is self:
             raise DataError("An aligner cannot be merged with itself: each row would count twice.")
@@ -136,15 +137,15 @@ class Aligner:
         return self
 
     def transform(self, new: Vectors) -> Vectors:
-        """Take new vectors to the old space.
+        """Map new vectors into the old space.
 
         Args:
             new: [N, D_new], or one vector [D_new].
-        Returns: [N, D_old] or [D_old], of the kind and the width of `new`, and on its device.
-            Gradients of tensors flow.
-        Raises: ShapeError: they are no vectors, or of other dims. DataError: a row is missing, not
-            finite, or mapped beyond its width; or there are too few rows to fit, or they say
-            nothing, as `report` has it.
+        Returns: [N, D_old] or [D_old], of the type, dtype and device of `new`. Gradients of tensors
+            flow.
+        Raises: ShapeError: they are not vectors, or have other dims. DataError: a row is missing,
+            not finite, or mapped beyond the range of its dtype; or no map can be fitted, as of
+            `report`.
         """
         fitted = self._solved().fitted
         return map_vectors(new, fitted.weight, fitted.offset, "new")
@@ -158,16 +159,16 @@ class Aligner:
         return self._solved().report
 
     def as_transform(self) -> Transform:
-        """Return a copy of the map as an `nn.Module`, float32 and frozen: for a `Chain`, to publish
-        with a version, or (with `requires_grad_`) to train further.
+        """Return a copy of the map as an `nn.Module`, float32 and frozen.
+
+        It is for a `Chain`, to publish with a version, or (with `requires_grad_`) to train further.
 
         Raises: DataError: as of `report`.
         """
         return copy.deepcopy(self._solved().fitted.transform).requires_grad_(False).eval()
 
     def step_error(self) -> StepError:
-        """Return the covariance of the error of `as_transform` on held-out rows, which `certify`
-        and a published version need.
+        """Return the error of `as_transform` on held-out rows, for `certify` and for publishing.
 
         Raises: DataError: as of `report`; no row is held out, or the moments were not saved.
         """
@@ -177,15 +178,15 @@ class Aligner:
         return StepError(held.sigma(*affine), held.count, held.power)
 
     def save(self, path: str | Path, *, moments: bool = True) -> None:
-        """Write one safetensors file, whole or not at all, over one that is there.
+        """Write one safetensors file, whole or not at all, over an existing one.
 
         Args:
-            path: of the file; its folder is there.
-            moments: whether to keep the second moments, (1 + D_old + D_new)² numbers thrice, by
-                which `partial_fit` and `merge` go on. Without them the file is small and tells
-                nothing of the vectors but the map and its report.
-        Raises: DataError: no rows were given yet, it cannot be written; without moments, as of
-            `report`.
+            path: of the file, in an existing folder.
+            moments: True keeps the second moments, (1 + D_old + D_new)² numbers thrice, which
+                `partial_fit` and `merge` need. Without them the file is small and reveals nothing
+                of the vectors but the map and its report.
+        Raises: DataError: there were no rows yet, or the file cannot be written; without moments,
+            also as of `report`.
         """
         if self._dims is None:
             raise _unfitted()
@@ -193,7 +194,7 @@ class Aligner:
         if not moments:
             solution = self._solved()
         elif solution is None:
-            # Of too few rows there is no map yet: another part is merged later, or it raises then.
+            # Too few rows have no map yet: more may be merged later, and `transform` raises if not.
             with suppress(EvergramError):
                 solution = self._solved()
         kept = self._moments if moments else None
@@ -201,9 +202,9 @@ class Aligner:
 
     @classmethod
     def load(cls, path: str | Path) -> Aligner:
-        """Read what `save` wrote; it transforms bit by bit as the one that was saved.
+        """Read what `save` wrote; it transforms bit by bit as the saved aligner does.
 
-        Raises: DataError: it is not there, is no such file, or is damaged or of a later format.
+        Raises: DataError: the file is missing, damaged, of a later format, or no aligner file.
         """
         state = read_aligner(Path(path))
         aligner = cls.__new__(cls)
@@ -213,7 +214,7 @@ class Aligner:
         return aligner
 
     def _solved(self) -> Solution:
-        """Fit, where rows have come since, and measure."""
+        """Return the map and its report, fitted anew if rows were added since."""
         if self._solution is None:
             if self._dims is None:
                 raise _unfitted()
@@ -222,7 +223,7 @@ class Aligner:
             if report.better_than_chance is False:
                 log.warning(
                     "The map from new to old vectors is no better than chance on %d held-out rows "
-                    "(R² %.2g): see whether row i of both is the same object, and report().",
+                    "(R² %.2g): check that row i of both is the same object, and see report().",
                     report.held_out_rows,
                     report.r2,
                 )
@@ -242,7 +243,7 @@ class Aligner:
         return self._open_moments()
 
     def _checked(self, new: Any, old: Any) -> tuple[VectorReader, VectorReader]:
-        """Look at all rows before any is added."""
+        """Return readers of both arrays, of which every row has been checked."""
         readers = open_vectors(new, "new"), open_vectors(old, "old")
         rows = readers[0].rows, readers[1].rows
         if rows[0] != rows[1]:
@@ -250,7 +251,7 @@ class Aligner:
                 f"new has {rows[0]} rows and old {rows[1]}; rows are paired by position, so give "
                 "the vectors of the same objects in the same order."
             )
-        self.settings.rank_of(readers[1].dim, readers[0].dim)  # raises where there is none
+        self.settings.rank_of(readers[1].dim, readers[0].dim)  # raises if it is too high
         for reader in readers:
             for start in range(0, reader.rows, BLOCK):
                 reader.block(start, start + BLOCK)

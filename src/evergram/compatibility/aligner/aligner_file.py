@@ -1,10 +1,9 @@
-"""An aligner as one safetensors file: sums, the map, and what is known of it as JSON beside them.
+"""Write and read an aligner as one safetensors file.
 
-Its metadata has one key, `KEY`: the JSON of an `AlignerRecord`. (Of several keys safetensors would
-write the order anew each time, and equal aligners are to be equal files.) Tensors:
-`moments.GROUP.sum` and `.dims` of each group, where the file can be added to; `map.weight` (and
-`map.offset`) in float64 and `transform.*` in float32, where a map has been fitted. Nothing in it is
-a program.
+Its metadata has one key, `KEY`: the JSON of an `AlignerRecord`. (safetensors writes several keys in
+changing order, and equal aligners should be equal files.) Tensors: `moments.GROUP.sum` and `.dims`
+of each group, if rows can still be added; `map.weight` (and `map.offset`) in float64 and
+`transform.*` in float32, if a map has been fitted. The file holds no code.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ FORMAT_VERSION: Literal[1] = 1
 
 @dataclass(frozen=True)
 class AlignerState:
-    """All of an aligner.
+    """The state of an aligner.
 
     Args:
         dims: D_old and D_new.
-        moments: None where it was saved to be applied only.
-        solution: None where it has not been fitted yet.
+        moments: None if it was saved without them.
+        solution: None if it has not been fitted yet.
     """
 
     settings: AlignerSettings
@@ -52,7 +51,7 @@ class AlignerState:
 
 
 class _MapRecord(BaseModel):
-    """The map's transform, and what was measured of it."""
+    """The map's transform and its report."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -63,7 +62,7 @@ class _MapRecord(BaseModel):
 
 
 class AlignerRecord(BaseModel):
-    """What is beside the tensors."""
+    """The JSON metadata of an aligner file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -75,7 +74,7 @@ class AlignerRecord(BaseModel):
 
 
 def write_aligner(path: Path, state: AlignerState) -> None:
-    """Write a file that appears whole or not at all, over one that is there.
+    """Write a file, whole or not at all, over an existing one.
 
     Raises: DataError: it cannot be written.
     """
@@ -99,7 +98,7 @@ def write_aligner(path: Path, state: AlignerState) -> None:
     whole = AlignerRecord(settings=state.settings, dims=state.dims, zeros=zeros, map=record)
     metadata = {KEY: whole.model_dump_json()}
     if not path.parent.is_dir():
-        raise DataError(f"{path} cannot be written: {path.parent} is no folder; make it first.")
+        raise DataError(f"{path} cannot be written: {path.parent} is not a folder; make it first.")
     try:
         with replacing(path, owner=f".{os.getpid()}") as file:
             file.write(save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata))
@@ -110,7 +109,7 @@ def write_aligner(path: Path, state: AlignerState) -> None:
 def read_aligner(path: Path) -> AlignerState:
     """Read what `write_aligner` wrote.
 
-    Raises: DataError: it is not there, is no such file, or is damaged or of a later format.
+    Raises: DataError: the file is missing, is no aligner file, is damaged or has a later format.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -145,8 +144,10 @@ def read_aligner(path: Path) -> AlignerState:
 
 
 def _restored(record: AlignerRecord, tensors: dict[str, Tensor]) -> AlignerState:
-    """Raises: KeyError, ShapeError, DataError, RuntimeError: a tensor is missing, or of a shape
-    that the record does not say."""
+    """Return the state of a file.
+
+    Raises: KeyError, ShapeError, DataError, RuntimeError: the tensors do not fit the record.
+    """
     old_dim, new_dim = record.dims
     if min(record.dims) < 1 or (record.zeros is None and record.map is None):
         raise ShapeError(f"There is nothing in it for dims {old_dim} and {new_dim}.")
@@ -177,7 +178,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _refusal(path: Path, reason: str) -> DataError:
     return DataError(
-        f"{path} is no aligner that this Evergram can read: {reason}; give a file that "
+        f"{path} is not an aligner that this Evergram can read: {reason}; give a file that "
         "Aligner.save wrote."
     )
 

@@ -1,7 +1,7 @@
-"""Vectors as people have them: a NumPy array, a torch tensor or an Arrow column of lists.
+"""Read vectors from a NumPy array, a torch tensor or an Arrow array of lists, and map them.
 
-What is read is read in blocks, so that a memory-mapped array may be longer than memory; what is
-written is of the kind, the width and (torch) the device of what was read.
+They are read in blocks, so that a memory-mapped array may be longer than memory. Mapped vectors
+have the type, the dtype and (torch) the device of those read.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from evergram.errors import DataError, ShapeError
 
-# Rows of a block.
+# Rows in a block.
 BLOCK = 8192
-# What is larger could not be squared and summed.
+# Larger numbers could not be squared and summed.
 LARGEST = 1e100
 WANTED = "floats [N, D] in a NumPy array, a torch tensor or an Arrow array of lists"
 # In and out alike.
@@ -35,9 +35,9 @@ class VectorReader:
     """N vectors of D floats that are read a block at a time.
 
     Args:
-        name: what to call them in an error.
+        name: of the vectors, for errors.
         rows, dim: N and D.
-        shown: the type that holds them, for an error.
+        shown: the type that holds them, for errors.
     """
 
     name: str
@@ -65,16 +65,16 @@ class VectorReader:
 
     def refusal(self, row: int, problem: str) -> DataError:
         """Return the error to raise about a row, counted from 0 as in an index."""
-        return DataError(f"{self.name}[{row}] {problem}; mend the row or leave it out.")
+        return DataError(f"{self.name}[{row}] {problem}; correct the row or leave it out.")
 
 
 def open_vectors(vectors: Any, name: str) -> VectorReader:
-    """Read vectors of any kind; nothing is copied until a block is.
+    """Return a reader of vectors of any type; nothing is copied before a block is read.
 
     Args:
         vectors: [N, D] of floats.
-        name: what to call them in an error.
-    Raises: ShapeError: they are of no such kind, hold no floats, or are no vectors.
+        name: of the vectors, for errors.
+    Raises: ShapeError: they are of another type, hold no floats, or are not [N, D].
     """
     if isinstance(vectors, np.ndarray):
         shown = f"an array of {vectors.dtype}, {list(vectors.shape)}"
@@ -83,7 +83,7 @@ def open_vectors(vectors: Any, name: str) -> VectorReader:
         if vectors.dtype.kind != "f":
             raise _refusal(name, shown)
         rows, dim = _dims_of(vectors.shape, name, shown)
-        # Torch reads neither a reversed view, nor another byte order, nor what is wider.
+        # Torch reads neither reversed views, nor other byte orders, nor wider floats.
         width = np.float64 if vectors.dtype.itemsize >= 8 else np.float32
 
         def of_array(start: int, stop: int) -> Tensor:
@@ -105,17 +105,17 @@ def open_vectors(vectors: Any, name: str) -> VectorReader:
 
 
 def map_vectors(vectors: Vectors, weight: Tensor, offset: Tensor | None, name: str) -> Vectors:
-    """Return W z + b of every z, as the same kind of array, in the same width.
+    """Return W z + b of every z, as the same type of array with the same dtype.
 
-    It is computed in float32, or in float64 where the vectors are.
+    It is computed in float32, or in float64 for float64 vectors.
 
     Args:
         vectors: [N, D], or one of them, [D].
         weight: W, float64 [D_old, D].
         offset: b, float64 [D_old].
-        name: what to call them in an error.
-    Raises: ShapeError: they are no vectors, or of another dim. DataError: one is missing or not
-        finite, or its image is beyond the width.
+        name: of the vectors, for errors.
+    Raises: ShapeError: they are not vectors, or have another dim. DataError: one is missing or not
+        finite, or its image is beyond the range of the dtype.
     """
     of_any: Any = vectors
     if isinstance(of_any, np.ndarray | Tensor) and of_any.ndim == 1:
@@ -137,7 +137,7 @@ def map_vectors(vectors: Vectors, weight: Tensor, offset: Tensor | None, name: s
     out: npt.NDArray[Any] = np.empty((source.rows, len(weight)), dtype)
     for start in range(0, source.rows, BLOCK):
         part = out[start : start + BLOCK]
-        with np.errstate(over="ignore"):  # it is refused, with its row
+        with np.errstate(over="ignore"):  # `_check_finite` names the row
             part[...] = _mapped(source.block(start, start + len(part)), weight, offset).numpy()
         _check_finite(part, source, start)
     if is_array:
@@ -193,12 +193,12 @@ def _open_arrow(vectors: Any, name: str) -> VectorReader:
             wrong = pc.not_equal(pc.list_value_length(part), dim)
             if pc.any(wrong).as_py():
                 row = pc.index(wrong, True).as_py()
-                said = f"has {len(part[row])} numbers, and {name}[0] has {dim}"
-                raise reader.refusal(start + row, said)
+                problem = f"has {len(part[row])} numbers, and {name}[0] has {dim}"
+                raise reader.refusal(start + row, problem)
         values = part.flatten()
         if values.null_count:
             row = pc.index(values.is_null(), True).as_py() // dim
-            raise reader.refusal(start + row, "has an empty place")
+            raise reader.refusal(start + row, "holds a null")
         # Copied, as Arrow's memory must not be written to.
         flat = np.array(values.to_numpy(zero_copy_only=False), dtype=width)
         return torch.from_numpy(flat.reshape(-1, dim))
@@ -208,7 +208,7 @@ def _open_arrow(vectors: Any, name: str) -> VectorReader:
 
 
 def _to_lists(rows: npt.NDArray[Any], like: Any) -> Any:
-    """[N, D] as lists of D in an Arrow array; in chunks where `like` is in chunks."""
+    """Return rows [N, D] as an Arrow array of lists, in chunks if `like` is in chunks."""
     lists = pa.list_(like.type.value_field, rows.shape[1])
     array = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), type=lists)
     if not pa.types.is_fixed_size_list(like.type):

@@ -1,4 +1,4 @@
-"""Second moments of rows that are fitted to, that choose the ridge and that measure."""
+"""Second moments of three groups of rows: fitted to, choosing the ridge, and held out."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ GROUPS = ("seen", "chosen", "held")
 class GroupedMoments:
     """`SecondMoments` of each of `row_groups.Groups`.
 
-    A row's group is decided by its own new vector alone, so neither the order of the rows nor how
-    they were cut into blocks and machines matters, and parts are merged by adding.
+    The new vector of a row alone decides its group, so the order of the rows and their division
+    into blocks and machines do not matter, and parts are merged by adding.
 
     Args:
         old_dim, new_dim: D_{k-1} and D_k.
-        share: of the rows, to hold out.
+        share: of the rows that are held out.
     Attributes:
         zeros: how many old and how many new vectors are zero.
     """
@@ -36,7 +36,7 @@ class GroupedMoments:
 
     @property
     def rows(self) -> int:
-        """How many rows were added."""
+        """The number of rows that were added."""
         return self.seen.count + self.chosen.count + self.held.count
 
     def add(self, old: Tensor, new: Tensor) -> None:
@@ -54,7 +54,7 @@ class GroupedMoments:
         )
 
     def merge(self, other: GroupedMoments) -> None:
-        """Add what another has seen. Raises: ShapeError: it is of other dims."""
+        """Add the rows of another. Raises: ShapeError: its dims differ."""
         for name in GROUPS:
             self._of(name).merge(other._of(name))
         self.zeros = (self.zeros[0] + other.zeros[0], self.zeros[1] + other.zeros[1])
@@ -70,7 +70,7 @@ class GroupedMoments:
         return self._sum(*GROUPS)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What `load_state_dict` takes, and safetensors holds."""
+        """Return the moments as tensors, for `load_state_dict` and for safetensors."""
         return {
             f"{name}.{key}": tensor
             for name in GROUPS
@@ -78,13 +78,13 @@ class GroupedMoments:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from a `state_dict`. Raises: DataError: it is none, or of other dims."""
+        """Restore a `state_dict`. Raises: DataError: it is not one, or has other dims."""
         for name in GROUPS:
             part = {k.split(".")[1]: v for k, v in state.items() if k.startswith(f"{name}.")}
             moments = SecondMoments.from_state_dict(part)
             if (moments.old_dim, moments.new_dim) != self.dims:
                 raise DataError(
-                    f"These moments are of dims {moments.old_dim} and {moments.new_dim}; "
+                    f"These moments have dims {moments.old_dim} and {moments.new_dim}; "
                     f"{self.dims[0]} and {self.dims[1]} are needed."
                 )
             setattr(self, name, moments)

@@ -1,4 +1,4 @@
-"""How good an aligner's map is, on rows that it was not fitted to."""
+"""Measure an aligner's map on rows that it was not fitted to."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from evergram.compatibility.closed_form_fit import ClosedForm, pairs_needed
 
 @dataclass(frozen=True)
 class AlignerReport:
-    """What `Aligner.report` says. What could not be measured is None, and `reason` says why.
+    """The result of `Aligner.report`; a figure is None if `reason` says why it was not measured.
 
     Args:
         kind: of the map.
         old_dim, new_dim: D_old and D_new.
-        rows: all that were given; `fitted_rows` of them the map is fitted to, and on
-            `held_out_rows` of them, on no others, it is measured.
-        rows_needed: how many a map of this kind should be fitted to, three for each number that a
-            coordinate is made of. With fewer, look twice at the error.
-        ridge: ρ, as it was asked for or chosen; 0 where the kind has none.
+        rows: the number of all rows; the map is fitted to `fitted_rows` of them and measured on
+            the other `held_out_rows`.
+        rows_needed: the rows that a map of this kind should be fitted to: three for each free
+            number of a coordinate. With fewer, look twice at the error.
+        ridge: ρ, as set or chosen; 0 if the kind has none.
         relative_error: √(mean ‖error‖² / mean ‖old‖²).
         r2: 1 − mean ‖error‖² / mean ‖old − mean of old‖²: 1 is perfect, and the mean has 0.
         share_of_chance: the error over that of the same map with the rows mixed up.
         deviations: by how many standard deviations it is below that.
-        better_than_chance: whether that is far enough, as `compatibility.chance` has it.
+        better_than_chance: True if both pass the limits of `compatibility.chance`.
     """
 
-    # A file that says more than this is of a later Evergram, and is not read as if it said less.
+    # Further keys come from a later Evergram: refuse them rather than ignore them.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: str
@@ -54,7 +54,7 @@ def measure(moments: GroupedMoments, fitted: ClosedForm, kind: str, rank: int) -
     """Measure a map on the held-out rows.
 
     Args:
-        kind: as it was asked for; a scaled orthogonal map calls itself linear.
+        kind: of the settings; the transform of a scaled orthogonal map is linear.
         rank: of low_rank.
     """
     held = moments.held

@@ -1,4 +1,4 @@
-"""How an aligner fits: which kind of map, with which ridge, and how many rows measure it."""
+"""Settings of an aligner: the kind of map, its ridge, and the share of rows that measure it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from evergram.compatibility.closed_form_fit import KINDS
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.errors import DataError
 
-# Rank of low_rank, where nothing is said and the dims allow it.
+# Default rank of low_rank, if the dims allow it.
 RANK = 32
 
 
 @dataclass(frozen=True)
 class AlignerSettings:
-    """What `Aligner` takes.
+    """The arguments of `Aligner`, checked.
 
     Args:
-        kind: of map, one of `closed_form.KINDS`.
+        kind: of map, one of `closed_form_fit.KINDS`.
         ridge: ρ in the unit of E[z zᵀ], or "auto": chosen on rows that were not fitted to.
         rank: of low_rank, and of it alone; None for 32, or the smaller dim if that is less.
-        scaled: whether an orthogonal map, and it alone, may stretch.
-        held_out: share of the rows that are measured on and never fitted to.
-    Raises: DataError: a value that is not allowed, or that the kind does not use.
+        scaled: True lets an orthogonal map, and it alone, stretch by one factor.
+        held_out: share of the rows that measure the map and are never fitted to.
+    Raises: DataError: a value is not allowed, or the kind does not use it.
     """
 
-    # A file that says more than this is of a later Evergram, and is not read as if it said less.
+    # Further keys come from a later Evergram: refuse them rather than ignore them.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: str = "linear"
@@ -46,34 +46,30 @@ class AlignerSettings:
             )
         if self.ridge != "auto":
             if not _is_number(self.ridge) or not 0 <= self.ridge < math.inf:
-                raise DataError(
-                    f'ridge is {self.ridge!r}; it is "auto" or a number that is at least 0.'
-                )
+                raise DataError(f'ridge is {self.ridge!r}; it must be "auto" or a number ≥ 0.')
             if not self.has_ridge:
                 raise DataError(
-                    "A map of kind orthogonal has no ridge; leave it out, or choose another kind."
+                    "A map of kind orthogonal has no ridge; leave it out or choose another kind."
                 )
         if not _is_number(self.held_out) or not 0 <= self.held_out < 1:
-            raise DataError(
-                f"held_out is {self.held_out!r}; it is a share of the rows, at least 0 and below 1."
-            )
+            raise DataError(f"held_out is {self.held_out!r}; it must be at least 0 and below 1.")
         if self.rank is not None:
             if self.kind != "low_rank":
                 raise DataError(f"rank is of the kind low_rank, not of {self.kind}; leave it out.")
             if not _is_number(self.rank) or self.rank != int(self.rank) or self.rank < 1:
-                raise DataError(f"rank is {self.rank!r}; it is a whole number that is at least 1.")
+                raise DataError(f"rank is {self.rank!r}; it must be a whole number ≥ 1.")
         if self.scaled and self.kind != "orthogonal":
             raise DataError(f"scaled is of the kind orthogonal, not of {self.kind}; leave it out.")
 
     @property
     def has_ridge(self) -> bool:
-        """Whether the kind is solved with a ridge; lengths that cannot change need none."""
+        """True if the kind is solved with a ridge; an orthogonal map cannot shrink."""
         return self.kind != "orthogonal"
 
     def rank_of(self, old_dim: int, new_dim: int) -> int:
         """Return the rank of a map of low rank between these dims.
 
-        Raises: DataError: the rank that was asked for is above the smaller of them.
+        Raises: DataError: the rank of the settings is above the smaller of them.
         """
         most = min(old_dim, new_dim)
         if self.rank is not None and self.rank > most:

@@ -1,4 +1,4 @@
-"""From grouped moments to a map, its ridge and what was measured of it."""
+"""Fit an aligner's map to grouped moments, and measure it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from evergram.errors import DataError
 
 @dataclass(frozen=True)
 class Solution:
-    """A fitted map and what was measured of it."""
+    """A fitted map and its report."""
 
     fitted: ClosedForm
     report: AlignerReport
 
 
 def solve(moments: GroupedMoments, settings: AlignerSettings) -> Solution:
-    """Fit the map to all rows but the held-out ones, and measure it on these.
+    """Fit the map to all rows except the held-out ones, and measure it on those.
 
     Raises: DataError: there are too few rows, or the vectors of one side are zero, all the same, or
         all on one line.

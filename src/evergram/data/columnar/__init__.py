@@ -1,1 +1,1 @@
-"""The columns that a corpus is made of: keys, features, interactions, and tables in memory."""
+"""The columns of a corpus: keys, features, interactions, and tables in memory."""

@@ -56,7 +56,7 @@ class Side:
 
 
 def take_ragged(indices: Tensor, offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values of some rows of a ragged table, one after the other, and their offsets.
+    """Return the concatenated values of some rows of a ragged table, and their offsets.
 
     Args:
         indices: [M], the values of all rows.
@@ -80,8 +80,8 @@ def features_of_sides(
     Args:
         sides: of queries, then of candidates: a table with a column `id` and one column a feature,
             or None; and the ids of the side.
-    Raises: DataError: a table has no ids, repeats one, or has none of the side's; or a feature is
-        of floats, of other types than keys, or has a null in a list.
+    Raises: DataError: a table has no ids, repeats one, or has none of the side's; or a feature
+        holds floats, types that are no keys, or a null in a list.
     """
     ragged: list[dict[str, tuple[Tensor, pa.Array]]] = []
     for (table, vocabulary), side in zip(sides, ("query", "candidate"), strict=True):

@@ -1,7 +1,7 @@
-"""Tables, sparse matrices and lists in memory, as Arrow tables of interactions.
+"""Convert tables, sparse matrices and lists in memory to Arrow tables of interactions.
 
-Libraries are told apart by the module of an object's class, so that none of them is imported, or
-has to be installed, for the sake of another.
+The module of an object's class tells its library, so that none of the libraries is imported, or has
+to be installed, for the sake of another.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def interactions_of(
     names: Mapping[str, str],
     matrix_ids: Mapping[str, Sequence[int | str] | None],
 ) -> tuple[pa.Table, str]:
-    """Return a table whose columns are named by role, and what an error calls it.
+    """Return a table whose columns are named by role, and its name for errors.
 
     Args:
         data: as of `Corpus.of`.
-        names: by role (query, candidate, value, time, weight) the column of `data`; another role
-            is the column of its own name, where there is one.
+        names: by role (query, candidate, value, time, weight) the column of `data`; for other
+            roles, the column of the same name if it exists.
         matrix_ids: by side the ids of a matrix's rows and columns.
     Raises: DataError: `data` is of another kind, lacks a column of `names`, or does not fit
         `matrix_ids`.
@@ -77,7 +77,7 @@ def table_of(data: Any, source: str) -> pa.Table:
     """Return a frame, a mapping of columns or a list of mappings as an Arrow table.
 
     Args:
-        source: what an error calls it.
+        source: its name, for errors.
     Raises: DataError: `data` is of another kind, a column mixes types, or two have one name.
     """
     if _library(data) == "pandas":
@@ -103,10 +103,10 @@ def _arrow_table(data: Any) -> pa.Table | None:
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
     if _library(data) == "pandas":
-        # A missing cell of pandas' older types is NaN; as a null it is refused like one of a file.
+        # A missing cell of pandas' older types is NaN; as a null it is refused as in a file.
         try:
             table = pa.Table.from_pandas(data, preserve_index=False)
-        except pa.ArrowException:  # its error names no row; one column after the other does
+        except pa.ArrowException:  # its error names no row; `_column` does
             table = pa.table({str(n): _column(data[n].tolist(), str(n)) for n in data.columns})
         return table.replace_schema_metadata(None)
     if _library(data) == "polars":
@@ -123,7 +123,7 @@ def _arrow_table(data: Any) -> pa.Table | None:
 
 
 def _without_string_views() -> Any:
-    """Return what tells Polars to export plain strings; Arrow computes little with views."""
+    """Return the Polars setting that exports plain strings; Arrow computes little with views."""
     return sys.modules["polars"].CompatLevel.oldest()
 
 
@@ -173,7 +173,7 @@ def _from_sparse(matrix: Any, matrix_ids: Mapping[str, Sequence[int | str] | Non
 
 
 def _column(values: Any, name: str) -> pa.Array:
-    """Raises: DataError: the values are not all of one type; the first other one is named."""
+    """Return an Arrow array. Raises: DataError: the values have several types; it names the row."""
     if _library(values) == "polars":
         return values.to_arrow(compat_level=_without_string_views())
     if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
@@ -200,7 +200,7 @@ def _column(values: Any, name: str) -> pa.Array:
 
 
 def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the column with strings as plain ones, where they are views or large."""
+    """Return the column with plain strings instead of views, large strings or dictionaries."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type

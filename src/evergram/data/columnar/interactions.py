@@ -1,4 +1,4 @@
-"""Checks of a table of interactions, column by column; an error names the row."""
+"""Check a table of interactions column by column; errors name the row."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def checked_interactions(table: pa.Table, source: str) -> pa.Table:
     Args:
         table: columns `query`, `candidate`, optionally `value`, `time` (a number, a date or a
             timestamp) and `weight`.
-        source: what an error calls the table.
+        source: name of the table, for errors.
     Raises: DataError: a column is missing or of a wrong type, there is no row, an id is missing, or
-        a number is null, not finite, or a negative weight; the row is named.
+        a number is null, not finite, or a negative weight; the error names the row.
     """
     for name in ("query", "candidate"):
         if name not in table.column_names:
@@ -55,7 +55,7 @@ def checked_interactions(table: pa.Table, source: str) -> pa.Table:
 def check_ids(column: pa.ChunkedArray, name: str, source: str) -> None:
     """Refuse a column that cannot be ids.
 
-    Raises: DataError: it holds neither integers nor strings, or a cell of it is no id.
+    Raises: DataError: it holds neither integers nor strings, or a cell is empty.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -77,8 +77,9 @@ def refuse_missing(
     """Refuse a column of ids in which one is missing, see `evergram.ids`.
 
     Args:
-        text_file: whether the cells come from a file of text, where words may stand for nothing.
-    Raises: DataError: a cell is no id; its row is named.
+        text_file: True if the cells come from a file of text, in which a word such as NULL may
+            stand for a missing id.
+    Raises: DataError: an id is missing; the error names its row.
     """
     row = first_missing(column, text_file=text_file)
     if row >= 0:

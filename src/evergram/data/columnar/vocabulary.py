@@ -1,4 +1,4 @@
-"""Distinct ids and keys in a fixed order, and the rows that they stand at."""
+"""`Vocabulary`: distinct ids or keys in a fixed order, and the row of each."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Vocabulary:
         return to_tensor(pc.fill_null(rows, -1))
 
     def same_keys(self, other: Vocabulary) -> bool:
-        """Return whether both have the same keys in the same order."""
+        """Return True if both have the same keys in the same order."""
         return self is other or bool(self.keys.equals(other.keys))
 
 
 def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return one contiguous array of int64 or string, of whatever width or encoding."""
+    """Return ids or keys of any width or encoding as one contiguous array of int64 or string."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if pa.types.is_dictionary(values.type):
@@ -61,7 +61,7 @@ def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def to_tensor(values: pa.Array | pa.ChunkedArray) -> Tensor:
-    """Return a tensor of the same numbers; it is a copy only where Arrow's memory is read-only."""
+    """Return a tensor of the same numbers; it is a copy only if Arrow's memory is read-only."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     array = values.to_numpy(zero_copy_only=False)
@@ -69,7 +69,8 @@ def to_tensor(values: pa.Array | pa.ChunkedArray) -> Tensor:
 
 
 def _is_int64(texts: pa.Array) -> pa.Array:
-    """Return for each text whether it is a whole number of 64 bits, bool [n]."""
+    """Return bool [n], True for texts that are whole numbers of 64 bits."""
     long = pc.match_substring_regex(texts, r"^-?\d{19}$")
     small = pc.less_equal(pc.utf8_ltrim(texts, characters="-"), str(2**63 - 1))
+    small = pc.or_(small, pc.equal(texts, str(-(2**63))))
     return pc.or_(pc.match_substring_regex(texts, r"^-?\d{1,18}$"), pc.and_(long, small))

@@ -1,4 +1,4 @@
-"""Guesses of the roles of columns from their names, for errors that say what to write."""
+"""Guess the roles of columns from their names, for errors that say what to write."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def guess(names: Sequence[str]) -> dict[str, str]:
 
 
 def has_no_header(names: Sequence[str]) -> bool:
-    """Return whether a first line seems to be a row: it has a number, and no known name."""
+    """Return True if a first line looks like a row: it has a number, and no known name."""
     return any(_NUMBER.match(name) for name in names) and not guess(names)
 
 
 def lacking(
     source: str, wanted: Collection[str], names: Sequence[str], chosen: Mapping[str, str]
 ) -> str:
-    """Return the error of a table that lacks columns: the columns that it has, and a line to write.
+    """Return the error about missing columns: those that the table has, and a line to write.
 
     Args:
-        source: what the error calls the table.
-        wanted: the columns that it must have, by our names, that are not there.
-        names: all that it has.
-        chosen: `data.columns`, as far as it is written.
+        source: name of the table, for the error.
+        wanted: the missing columns, by role.
+        names: all columns of the table.
+        chosen: `data.columns` of the recipe.
     """
     first = min(wanted, key=list(VARIANTS).index)
     has = ", ".join(names) or "none"

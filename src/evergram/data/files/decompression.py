@@ -1,4 +1,4 @@
-"""Readers of compressed files, which refuse a file that expands to far more than genuine data."""
+"""Read compressed files, and refuse one that expands to far more than genuine data does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evergram.errors import DataError
 LIMIT = "EVERGRAM_MAX_EXPANSION"
 # Text of interactions, articles and dumps expands 2 to 20 times; gzip can do 1,000 times.
 TIMES = 100.0
-# An expanded size that harms nobody, however well it was compressed.
+# An expanded size that is harmless, however well it was compressed.
 HARMLESS = 64 << 20
 _CHUNK = 1 << 20
 
@@ -25,7 +25,7 @@ DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError, Ru
 
 
 class GzipReader(gzip.GzipFile):
-    """A reader of a gzip file, as `gzip.open`, up to the limit of expansion.
+    """A reader of a gzip file, as of `gzip.open`, up to the limit of expansion.
 
     Raises: DataError: on reading past the limit.
     """
@@ -36,7 +36,7 @@ class GzipReader(gzip.GzipFile):
         super().__init__(path, "rb")
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return at most `size` bytes; all that are left where it is negative or None."""
+        """Return at most `size` bytes; all that are left if it is negative or None."""
         # One byte beyond the limit shows that it is passed.
         wanted = self._left + 1 if size is None or size < 0 else size
         return self._counted(super().read(wanted))
@@ -73,7 +73,7 @@ def read_member(archive: zipfile.ZipFile, member: str, path: Path) -> bytes:
 def most_bytes(packed: int) -> int:
     """Return the number of bytes that a compressed file of `packed` bytes may expand to.
 
-    Raises: DataError: the limit of the environment is no number.
+    Raises: DataError: the limit in the environment is not a number of at least 1.
     """
     return max(HARMLESS, int(_times() * packed))
 
@@ -89,7 +89,7 @@ def _times() -> float:
     if not 1 <= times < 1e9:
         raise DataError(
             f"{LIMIT} is {text!r}; it must be a number from 1 on: how many times its size a "
-            f"compressed file may expand to ({TIMES:g} where it is not set)."
+            f"compressed file may expand to ({TIMES:g} by default)."
         )
     return times
 

@@ -1,5 +1,4 @@
-"""Readers of files with an object a line, JSON or a Python dictionary, gzipped or not, by
-blocks."""
+"""Read files with one object a line in blocks: JSON or Python dictionaries, gzipped or not."""
 
 from __future__ import annotations
 
@@ -25,15 +24,15 @@ def read_objects(
 ) -> Iterator[pa.Table]:
     """Yield a table of the columns of `schema` for each block of lines; other keys are skipped.
 
-    Arrow reads the blocks; one that it refuses (Python's literals, a key of several types, a
+    Arrow reads the blocks. A block that it refuses (Python literals, a key of several types, a
     fault) is read again line by line.
 
     Args:
         path: one object a line; empty lines are skipped.
         schema: keys and their types; a row must have those that are not nullable.
-        convert: makes one object the row's values by name, or raises a ValueError that says what is
+        convert: returns the values of an object by name, or raises a ValueError that says what is
             wrong; it is called only for the objects of blocks that Arrow refuses.
-    Raises: DataError: the file is damaged, or a line is; the row (the file's line) is named.
+    Raises: DataError: the file or a line of it is damaged; the error names the row, its line.
     """
     options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     for first, block in blocks(path):
@@ -46,7 +45,7 @@ def read_objects(
         if table is not None and _is_sound(table):
             yield table
             continue
-        # Python's layout or a type that Arrow does not take; a fault is found with its row.
+        # Python literals, a type that Arrow does not take, or a fault whose row is to be named.
         rows = []
         for row, line in enumerate(block.split(b"\n"), first):
             if not line.strip():
@@ -54,12 +53,12 @@ def read_objects(
             try:
                 rows.append(convert(_record(line)))
             except ValueError as error:
-                raise DataError(f"{path} row {row}: {error}; mend or remove it.") from error
+                raise DataError(f"{path} row {row}: {error}; correct or remove it.") from error
         yield pa.Table.from_pylist(rows, schema)
 
 
 def _is_sound(table: pa.Table) -> bool:
-    """Return whether no id is empty and no rating is NaN, which Arrow would let pass."""
+    """Return True if no id is empty and no rating is NaN, which Arrow accepts."""
     return all(
         not pc.any(pc.equal(column, "")).as_py()
         if pa.types.is_string(column.type)
@@ -70,7 +69,7 @@ def _is_sound(table: pa.Table) -> bool:
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """Return one line's object. Raises: ValueError: it has none."""
+    """Return the object of a line. Raises: ValueError: the line is not one."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -86,7 +85,7 @@ def _record(line: bytes) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return all lines of a small file. Raises: DataError: it is damaged; the row is named."""
+    """Return all lines of a small file. Raises: DataError: a row, which it names, is damaged."""
     lines: list[str] = []
     for first, block in blocks(path):
         try:
@@ -128,6 +127,6 @@ def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def short(value: Any) -> str:
-    """Return a value as an error shows it, cut where it is long."""
+    """Return a value for an error, cut after 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + "…"

@@ -1,4 +1,4 @@
-"""A window that moves over a file's bytes."""
+"""`Window`: a part of a file in memory that moves forward over its bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from evergram.errors import DataError
 
 
 class Window:
-    """A part of a file's text that moves forward; the text gets a line's end before and after.
+    """A part of a file's text that moves forward; a newline is added before and after the text.
 
     Args:
-        path: the file; unpacked where its name ends in `.gz`.
+        path: the file; one whose name ends in `.gz` is unpacked.
         chunk: bytes to read at a time.
-    Raises: DataError: the file cannot be opened, or while it is read, its gzip is cut or damaged.
+    Raises: DataError: the file cannot be opened, or `read_on` finds its gzip cut or damaged.
     """
 
     def __init__(self, path: Path, chunk: int) -> None:

@@ -1,4 +1,4 @@
-"""The files of one of Wikipedia's dumps, and the report of what was read and left out."""
+"""The files of a dump of Wikipedia, and the report of the rows that were read and left out."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pyarrow as pa
 from evergram.data.wikipedia.sql_dump import SqlTable, TableReport
 from evergram.errors import DataError
 
-BLOCK = 1 << 22  # rows to look up at once: each time costs a hash table of all titles
+BLOCK = 1 << 22  # rows to look up at once: each look-up builds a hash table of all titles
 TEXT = ("_title", "_to", "_interwiki")  # how columns of text end; the others are whole numbers
 NULLABLE = ("_interwiki", "_target_id")
 
 
 @dataclass
 class DumpReport:
-    """Counts of what was read of a dump and what was left out.
+    """Counts of the rows of a dump that were read and of those left out.
 
     The counts of links add up to the rows read of pagelinks, those of categories to the rows read
     of categorylinks.
@@ -65,19 +65,21 @@ class DumpReport:
 
     def warnings(self) -> list[str]:
         """Return a sentence for each fault of a file; empty if all were read whole."""
-        said = []
+        sentences = []
         for table in self.tables.values():
             if table.truncated:
-                said.append(f"{table.source} is cut: {table.truncated}.")
+                sentences.append(f"{table.source} is cut: {table.truncated}.")
             if table.malformed:
-                said.append(
+                sentences.append(
                     f"{table.source}: malformed rows left out: {table.malformed:,}; the first is "
                     f"{table.first_malformed}."
                 )
         if self.repeated_pages:
             source = self.tables["page"].source
-            said.append(f"{source}: rows that repeat a page, left out: {self.repeated_pages:,}.")
-        return said
+            sentences.append(
+                f"{source}: rows that repeat a page, left out: {self.repeated_pages:,}."
+            )
+        return sentences
 
 
 class DumpFiles:
@@ -97,8 +99,7 @@ class DumpFiles:
         self.report = DumpReport()
 
     def open(self, name: str) -> SqlTable:
-        """Open a table. Raises: DataError: there is no such file, or it is no dump of that
-        table."""
+        """Open a table. Raises: DataError: there is no such file, or it is not a dump of it."""
         for suffix in (".sql", ".sql.gz"):
             path = self.start.with_name(f"{self.start.name}-{name}{suffix}")
             if path.is_file():

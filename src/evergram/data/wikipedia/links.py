@@ -19,7 +19,7 @@ from evergram.data.wikipedia.sql_dump import SqlTable
 from evergram.errors import DataError
 
 CATEGORIES = 14  # the namespace of category pages
-MISSING, OUTSIDE, UNKNOWN = -1, -2, -3  # what stands for a page's place where there is none
+MISSING, OUTSIDE, UNKNOWN = -1, -2, -3  # in place of the row of a page
 
 Places = NDArray[np.int64]
 
@@ -49,8 +49,8 @@ def load_mediawiki(
         namespace: of the pages; 0 holds the articles.
         redirects: "resolve", or "drop" the links to them.
         min_pages: leave out n-grams and categories of fewer pages than this.
-    Returns: the corpus, interactions in order of the page dump, and what was left out on the way:
-        malformed rows do not stop the loading, so read `report.warnings()`.
+    Returns: the corpus, with interactions in order of the page dump, and the report of rows left
+        out: malformed rows do not stop the loading, so read `report.warnings()`.
     Raises: DataError: a file or a column is missing, a gzip is cut or damaged, or no page or no
         link is left.
     """
@@ -107,8 +107,11 @@ class _Keys:
 
 @dataclass
 class _Pages:
-    """Pages of the namespace. `article[i]` is the place of the article that page i leads to:
-    itself, or for a redirect the end of its chain, or MISSING."""
+    """Pages of the namespace.
+
+    `article[i]` is the place of the article that page i leads to: its own, for a redirect that of
+    the end of its chain, or MISSING.
+    """
 
     namespace: int
     ids: _Keys

@@ -1,8 +1,8 @@
-"""The reader of one table of a MySQL or MariaDB dump, as Arrow batches in flat memory.
+"""Read one table of a MySQL or MariaDB dump as Arrow batches, in constant memory.
 
-A pattern made from the table's CREATE TABLE matches one row and captures only the columns asked
-for. Rows must follow each other without a gap, so that nothing is passed over unseen: what the
-pattern does not match is counted, and reading goes on at the next row.
+A pattern made from the table's CREATE TABLE matches one row and captures only the wanted columns.
+Rows must follow each other without a gap, so that none is skipped silently: text that the pattern
+does not match is counted as a malformed row, and reading continues at the next row.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ REST = re.compile(rb"\s*\Z")
 
 @dataclass
 class TableReport:
-    """Counts of the rows that were read of one file, and of those that were not.
+    """Counts of the rows of a file that were read, and of those that were not.
 
     Args:
         source: the file.
         rows: rows read.
         malformed: rows left out: a wrong number of fields, a broken string, a column that is not
-            of its type or is NULL where it may not be, text that is not UTF-8, or a row that the
+            of another type or NULL against the schema, text that is not UTF-8, or a row that the
             file's end cuts.
-        first_malformed: where the first of them stands (its row and its byte in the uncompressed
-            text), what is wrong and how it begins.
-        truncated: how the text, though its file is sound, breaks off; or "".
+        first_malformed: the place of the first of them (its row, and its byte in the uncompressed
+            text), its fault, and its beginning.
+        truncated: how the text of a sound file breaks off; or "".
     """
 
     source: str
@@ -62,11 +62,11 @@ class TableReport:
 
 
 class SqlTable:
-    """One table of a dump; `.sql` or `.sql.gz`.
+    """One table of a dump.
 
     Args:
-        path: the file.
-        name: the table.
+        path: of the file, `.sql` or `.sql.gz`.
+        name: of the table.
         chunk: bytes to read at a time.
     Raises: DataError: the file cannot be opened, or has no CREATE TABLE of that name.
     """
@@ -84,14 +84,14 @@ class SqlTable:
         """Yield the rows, about `chunk` bytes of the dump at a time, and count them in `report`.
 
         Args:
-            columns: those to read and what they are: int64 or string.
-            required: those of them in which NULL is malformed; in others it is null.
-        Raises: DataError: the table lacks a column, or the file turns out to be cut or damaged.
+            columns: the types, int64 or string, of those to read.
+            required: those of them in which a NULL makes the row malformed.
+        Raises: DataError: the table lacks a column, or the file is cut or damaged.
         """
         self._check(self.columns, columns)
         self.report = report = TableReport(str(self.path))
-        # Whatever its first words are, so that rows are not lost for a word that is misspelt. It
-        # begins a line, or follows the statement before it on the same line.
+        # Any first words match, so that a misspelt one loses no rows. An INSERT begins a line, or
+        # follows the previous statement on the same line.
         insert_into = (
             rb"(?!--|#|/\*)[^\n('\"]{0,99}?[\s`.]"
             + re.escape(self.name.encode())
@@ -128,7 +128,7 @@ class SqlTable:
         columns: Mapping[str, pa.DataType],
         required: Collection[str],
     ) -> Generator[pa.RecordBatch, None, int]:
-        """Yield the rows of one INSERT, from `at`, and return where it ends."""
+        """Yield the rows of one INSERT from `at` on, and return the place of its end."""
         kinds = ((n, pa.types.is_integer(t), n in required) for n, t in columns.items())
         row, captured = row_pattern(written, tuple(kinds))
         report = self.report

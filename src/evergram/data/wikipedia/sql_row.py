@@ -1,4 +1,4 @@
-"""The syntax of a row in the INSERT of a dump, and the escapes of its strings."""
+"""Patterns of a row in the INSERT of a dump, and the escapes of its strings."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ ESCAPED |= {b"%": b"\\%", b"_": b"\\_"}  # these two keep their backslash, says 
 def row_pattern(
     written: tuple[str, ...], columns: tuple[tuple[str, bool, bool], ...]
 ) -> tuple[re.Pattern[bytes], list[str]]:
-    """Return a pattern for one row and its end, and the names that it captures, in order.
+    """Return a pattern of one row and its end, and the names of the columns that it captures.
 
     Args:
-        written: all columns of a row.
-        columns: (name, is it an integer, is it never NULL) of each wanted column.
+        written: all columns of a row, in order.
+        columns: (name, True for an integer, True if never NULL) of each column to capture.
     """
     wanted = {}
     for name, integer, required in columns:
@@ -49,13 +49,13 @@ def row_pattern(
 
 
 def consecutive(pattern: re.Pattern[bytes], text: bytes, at: int) -> Iterator[re.Match[bytes]]:
-    """Yield matches from `at` on, each beginning where the one before it ended."""
+    """Yield matches from `at` on; each begins at the end of the one before."""
     scanner = pattern.scanner(text, at)  # type: ignore[attr-defined]
     return iter(scanner.match, None)
 
 
 def unescape(values: pa.Array) -> pa.Array:
-    """Return binary values without the dump's escapes; few have any."""
+    """Return binary values [n] with the escapes of the dump undone."""
     marked = pc.fill_null(
         pc.or_(pc.match_substring(values, b"\\"), pc.match_substring(values, b"''")), False
     )

@@ -1,7 +1,7 @@
-"""Find out whether an ONNX model keeps numbers in other files, without running any of it.
+"""Detect ONNX models that keep numbers in other files, without running any of the model.
 
-A model may say of a tensor that its numbers are in a file beside it. Such a file has no hash in the
-lineage, and it would be looked for wherever the publisher happens to be.
+A tensor of a model may name another file that holds its numbers. Such a file has no hash in the
+lineage, and would be looked for in the folder that the publisher happens to run in.
 
 Source: onnx.proto of ONNX (fields and their numbers); the wire format of protocol buffers.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-# Of each message that leads to tensors: field number to the message in it.
+# For each message that leads to tensors: the message in each field, by its number.
 FIELDS: dict[str, dict[int, str]] = {
     "ModelProto": {7: "GraphProto", 20: "TrainingInfoProto", 25: "FunctionProto"},
     "TrainingInfoProto": {1: "GraphProto", 2: "GraphProto"},
@@ -27,17 +27,16 @@ FIELDS: dict[str, dict[int, str]] = {
     },
     "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
 }
-# Of a tensor: where its file is, and whether it has one.
+# Fields of a tensor: the name of its file, and a flag that it has one.
 EXTERNAL_DATA, DATA_LOCATION = 13, 14
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def has_external_data(model: bytes) -> bool:
-    """Return whether a tensor of the model, in whatever graph, attribute or function, is in another
-    file.
+    """Return True if a tensor in any graph, attribute or function of the model is in another file.
 
-    Raises: ValueError: it is no message of protocol buffers.
+    Raises: ValueError: the bytes are not a message of protocol buffers.
     """
     waiting = [("ModelProto", memoryview(model))]
     while waiting:
@@ -57,7 +56,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
     while at < len(message):
         tag, at = _varint(message, at)
         if tag >= 1 << 32:
-            # Some readers keep the lower bits alone, and see another field.
+            # Some readers keep only the lower bits, and would see another field.
             raise ValueError("a field has a number that is too large")
         field, wire = tag >> 3, tag & 7
         value: int | memoryview
@@ -78,7 +77,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """Return a number of seven bits a byte, and where the next field begins."""
+    """Return a number of seven bits a byte, and the place after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(message):

@@ -1,4 +1,4 @@
-"""Measure a consumer's answers against labels."""
+"""Measure the answers of a consumer's model against labels."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from evergram.evaluation.probes.probe_models import Answers
 
 
 def measure(metric: str, answers: Answers, label: pa.Array) -> float:
-    """Return AUC or accuracy (higher is better), or root mean squared error (lower is).
+    """Return AUC or accuracy (higher is better), or root mean squared error (lower is better).
 
     Args:
+        metric: "auc", "accuracy" or "rmse".
+        answers: of the model, for N objects.
         label: [N]; two classes (0 and 1, or booleans) for auc, numbers for rmse.
-    Raises: DataError: the labels, or what the model gives, are not of the kind that it needs.
+    Raises: DataError: the labels or the answers are not of the kind that the metric needs.
     """
     if label.null_count or not len(label):
         raise DataError("A probe needs at least one object, and a label for each.")
@@ -41,7 +43,7 @@ def measure(metric: str, answers: Answers, label: pa.Array) -> float:
 
 
 def _alike(predicted: pa.Array, label: pa.Array) -> tuple[list[Any], list[Any]]:
-    """Return both as text if one of them is, else as numbers."""
+    """Return both as texts if one of them is text, else as numbers."""
     if pa.types.is_string(label.type) or pa.types.is_string(predicted.type):
         both = predicted.cast(pa.string()), label.cast(pa.string())
     else:

@@ -1,6 +1,6 @@
-"""Read a consumer's own model, ONNX or safetensors, and measure it on labelled embeddings.
+"""Read a consumer's own model, ONNX or safetensors, and apply it to embeddings.
 
-Such a model is somebody else's program: `probe_process` runs what is here in a process of its own.
+Such a model is another team's program: `probe_process` runs this module in a process of its own.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Answers:
     """A model's scores and classes of N objects.
 
     Args:
-        score: float64 [N], higher for the positive class, or the value that a regressor gives; None
-            where there are more than two classes.
+        score: float64 [N], higher for the positive class, or the value of a regressor; None for
+            more than two classes.
         predicted: the class of each; None for a regressor.
     """
 
@@ -47,25 +47,27 @@ class ProbeModel(ABC):
 
     @abstractmethod
     def answers(self, embeddings: NDArray[np.float32]) -> Answers:
-        """Return the answers for [N, D]. Raises: DataError: the model reads another dim, or gives
-        no answer."""
+        """Return the answers for [N, D].
+
+        Raises: DataError: the model reads another dim, or does not answer.
+        """
 
 
 def load_probe_model(path: Path, content: bytes | None = None) -> ProbeModel:
     """Return the model of a file.
 
     Args:
-        content: of the file, if it has been read already.
-    Raises: DataError: it cannot be read, is of no known kind, or its reader is not installed.
+        content: of the file; None reads it.
+    Raises: DataError: it cannot be read, is of an unknown kind, or its reader is not installed.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(
-            f"{path} is no model that can be a probe: export it as ONNX (.onnx) or save the "
-            "weights of a linear one (.safetensors)."
+            f"{path} cannot be a probe: export it as ONNX (.onnx), or save the weights of a linear "
+            "model (.safetensors)."
         )
     if content is None:
         if not path.is_file():
-            raise DataError(f"{path} is not there.")
+            raise DataError(f"There is no file {path}.")
         content = path.read_bytes()
     kind = OnnxModel if path.suffix.lower() == ".onnx" else LinearModel
     return kind(path, content)
@@ -75,8 +77,8 @@ class LinearModel(ProbeModel):
     """x ↦ W (x − mean) / scale + bias, with W [C, D] or [D]: one logit, or one a class.
 
     Args:
-        path: what to call it.
-        content: safetensors with `weight`, and where they are needed `bias`, `mean` and `scale`.
+        path: of the file, for errors.
+        content: safetensors with `weight`, and optionally `bias`, `mean` and `scale`.
     """
 
     def __init__(self, path: Path, content: bytes) -> None:
@@ -113,7 +115,7 @@ class LinearModel(ProbeModel):
         dim = self.weight.shape[1]
         if embeddings.shape[1] != dim:
             raise _other_dim(self.path, dim, embeddings.shape[1])
-        # What comes out is looked at: a scale of zero is refused there, not warned of here.
+        # A scale of zero makes logits that are not finite, which `_checked` refuses.
         with np.errstate(all="ignore"):
             centred = (embeddings.astype(np.float64) - self._parts["mean"]) / self._parts["scale"]
             logits = centred @ self.weight.T + self._parts["bias"]
@@ -131,8 +133,8 @@ class OnnxModel(ProbeModel):
     other output the class. `zipmap` may be on or off.
 
     Args:
-        path: what to call it.
-        content: the whole model; one that has parts in other files is refused.
+        path: of the file, for errors.
+        content: the whole model; one with parts in other files is refused.
     """
 
     def __init__(self, path: Path, content: bytes) -> None:
@@ -206,10 +208,10 @@ class OnnxModel(ProbeModel):
 
 def _options(onnxruntime: Any) -> Any:
     options = onnxruntime.SessionOptions()
-    # A probe's number does not depend on how many processors there are, nor its time and memory.
+    # One thread: results, time and memory do not depend on the number of processors.
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
-    # Else it would also take a format of its own, of which nothing has been looked at.
+    # Otherwise it would also take a format of its own, which `has_external_data` does not read.
     options.add_session_config_entry("session.load_model_format", "ONNX")
     return options
 
@@ -227,7 +229,7 @@ def _tensor(path: Path, name: str, facts: dict[str, Any]) -> Floats:
 
 
 def _refuse_rows(path: Path, output: Any, rows: int) -> None:
-    """Raises: DataError: an output is not one answer for each of so many rows."""
+    """Refuse an output without one answer for each row. Raises: DataError."""
     whole = isinstance(output, list) or (isinstance(output, np.ndarray) and output.ndim > 0)
     has = len(output) if whole else None
     if has != rows:
@@ -236,8 +238,10 @@ def _refuse_rows(path: Path, output: Any, rows: int) -> None:
 
 
 def _floats(blocks: Sequence[Any]) -> Floats | None:
-    """Return one output as float64 [N, C]; None if it holds classes. `zipmap` makes a list of
-    dictionaries: a column for each class, in order."""
+    """Return one output as float64 [N, C]; None if it holds classes.
+
+    `zipmap` gives a list of dictionaries: they become one column for each class, in order.
+    """
     if isinstance(blocks[0], list):
         names = sorted(blocks[0][0])
         return np.array([[row[n] for n in names] for b in blocks for row in b], dtype=np.float64)
@@ -259,7 +263,7 @@ def _other_dim(path: Path, wanted: int, actual: int) -> DataError:
 
 
 def _refuse_memory(error: Exception) -> None:
-    """Raises: MemoryError: an error of onnxruntime says that there was none."""
+    """Raise MemoryError if this error of onnxruntime says that memory ran out."""
     text = str(error).lower()
     if isinstance(error, MemoryError) or "bad_alloc" in text or "failed to allocate" in text:
         raise MemoryError from error

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from evergram.errors import DataError
 
 SECONDS, MIB = "EVERGRAM_PROBE_SECONDS", "EVERGRAM_PROBE_MIB"
-# A line of an answer, which holds all ids of an evaluation file, is no longer.
+# The most bytes of a line of an answer, which may hold all ids of an evaluation file.
 LONGEST_LINE = 1 << 28
-# What of the environment a program needs to start, and nothing that is secret.
+# Variables that a program needs to start; none of them is secret.
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "SYSTEMROOT", "TMPDIR", "TEMP")
 
 
@@ -35,8 +35,8 @@ class ProbeLimits:
     """The most time and memory that one probe may use.
 
     Args:
-        seconds: from its start to its answer, the looking up of embeddings left out.
-        mib: MiB of memory, beside some 300 that any probe takes.
+        seconds: from its start to its answer, without the time to look embeddings up.
+        mib: MiB of memory, beside some 300 that every probe takes.
     """
 
     seconds: float = 60.0
@@ -54,7 +54,7 @@ class ProbeLimits:
 
 @dataclass(frozen=True)
 class ProbeFiles:
-    """A consumer's model and evaluation file, with the hashes of what is to be read."""
+    """A consumer's model and evaluation file, with the hashes of their contents."""
 
     model: Path
     model_sha256: str
@@ -68,7 +68,7 @@ class ProbeProcess:
     Args:
         files: read by the other process alone.
         metric: "auc", "accuracy" or "rmse".
-    Raises: DataError: everything that a model can do wrong, from entering on; it was ended then.
+    Raises: DataError: from entering on, any fault of the model or its data; the process is ended.
     """
 
     def __init__(self, files: ProbeFiles, metric: str, limits: ProbeLimits) -> None:
@@ -76,24 +76,24 @@ class ProbeProcess:
         self._left = limits.seconds
 
     def __enter__(self) -> Self:
-        # Nothing lies there that a model could name.
+        # An empty folder, so that a model can name no file.
         self._folder = tempfile.TemporaryDirectory(prefix="evergram-probe-")
-        self._said = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
         path = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
         try:
             self._process = subprocess.Popen(
-                # -P: no module is taken from where it runs.
+                # -P: import no module from the current folder.
                 [sys.executable, "-P", "-m", "evergram.evaluation.probes.probe_program"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._said,
+                stderr=self._stderr,
                 cwd=self._folder.name,
                 env=kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
             )
         except OSError as error:
             self._folder.cleanup()
-            self._said.close()
+            self._stderr.close()
             raise DataError(
                 f"{self.files.model} cannot be run: no process can be started ({error.strerror})."
             ) from error
@@ -110,14 +110,14 @@ class ProbeProcess:
             try:
                 _open(pipe).close()
             except OSError:
-                # What was not taken any more stays unsaid.
+                # It ended before it had read all.
                 continue
         self._process.wait()
-        self._said.close()
+        self._stderr.close()
         self._folder.cleanup()
 
     def ids(self) -> pa.Array:
-        """Return the ids of the evaluation file, int64 or strings [N]. Ask once, and first."""
+        """Return the ids of the evaluation file, int64 or strings [N]; call it once and first."""
         files = self.files
         job = {
             "model": str(files.model.absolute()),
@@ -136,14 +136,14 @@ class ProbeProcess:
         try:
             return pa.array(ids, pa.int64() if kinds == {int} else pa.string())
         except (ValueError, OverflowError) as error:
-            raise self._failure("it gave ids that are none") from error
+            raise self._failure("it gave ids that are not int64 or strings") from error
 
     def value(self, has_vector: NDArray[np.bool_], vectors: NDArray[np.float32]) -> float:
         """Return the value of the metric.
 
         Args:
-            has_vector: which of the N ids have an embedding.
-            vectors: the embeddings [n, D] of those, as the consumer reads them.
+            has_vector: bool [N], True for ids that have an embedding.
+            vectors: their embeddings [n, D], as the consumer reads them.
         """
         shape = json.dumps({"shape": vectors.shape}).encode() + b"\n"
         rows = np.ascontiguousarray(vectors, dtype="<f4")
@@ -157,7 +157,7 @@ class ProbeProcess:
     def _exchange(self, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
         """Send a request and return the answer."""
         started = time.monotonic()
-        # A process that is ended closes its pipes, which ends every waiting for it.
+        # Ending the process closes its pipes, so that reading and writing end as well.
         timer = threading.Timer(max(0.0, self._left), self._process.kill)
         timer.start()
         try:
@@ -166,7 +166,7 @@ class ProbeProcess:
                     _open(self._process.stdin).write(part)
                 _open(self._process.stdin).flush()
             except OSError:
-                # It ended meanwhile; what it answered before tells why.
+                # It ended meanwhile; its last answer tells why.
                 pass
             line = _open(self._process.stdout).readline(LONGEST_LINE)
         finally:
@@ -190,15 +190,15 @@ class ProbeProcess:
                 f"it needs more than {self.limits.mib} MiB of memory ({MIB} allows more)"
             )
         if "error" in answer:
-            # What a library says may be in the words of the model.
+            # An error of a library may quote the model.
             raise DataError(_shown(str(answer["error"]), 1000))
         return answer
 
     def _end(self) -> str:
-        """Why there is no answer, in words."""
+        """Return the reason why there is no answer."""
         late = self._left <= 0
         try:
-            # It may have closed its pipes, and go on.
+            # It may have closed its pipes and still run.
             code = self._process.wait(None if late else self._left)
         except subprocess.TimeoutExpired:
             late = True
@@ -207,9 +207,9 @@ class ProbeProcess:
                 f"it did not answer within {self.limits.seconds:g} seconds ({SECONDS} allows more)"
             )
         if code >= 0:
-            self._said.seek(0)
-            last = self._said.read().decode(errors="replace").strip().split("\n")[-1]
-            text = _shown(last, 200) or "no word"
+            self._stderr.seek(0)
+            last = self._stderr.read().decode(errors="replace").strip().split("\n")[-1]
+            text = _shown(last, 200) or "no message"
             return f"its process ended with exit code {code} and no answer: {text}"
         try:
             name = signal.Signals(-code).name
@@ -225,7 +225,7 @@ class ProbeProcess:
 
 
 def _shown(text: str, most: int) -> str:
-    """Return a foreign text as it can be printed: one line, and not long."""
+    """Return a foreign text for an error: one printable line of `most` characters at most."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text[:most])
     return printable + "…" * (len(text) > most)
 
@@ -245,7 +245,6 @@ def _number(variable: str, default: float) -> float:
         value = math.nan
     if not 0 < value < 1e9:
         raise DataError(
-            f"{variable} is {text!r}; it must be a number above 0 ({default:g} where it is not "
-            "set)."
+            f"{variable} is {text!r}; it must be a number above 0 ({default:g} by default)."
         )
     return value

@@ -1,15 +1,16 @@
 """The program that runs one probe: `python -m evergram.evaluation.probes.probe_program`.
 
-A consumer's model is somebody else's program, and its evaluation file somebody else's data: the
-publisher's process opens neither. `probe_process.ProbeProcess` starts this program and talks to it:
+A consumer's model is another team's program, and its evaluation file another team's data: the
+publisher's process opens neither. `probe_process.ProbeProcess` starts this program and exchanges
+these messages with it:
 
     in   a line of JSON, `Job`
     out  a line of JSON with `ids`, those of the evaluation file
-    in   a line of JSON with the `shape` of their embeddings; a byte for each id, 1 where it has an
+    in   a line of JSON with the `shape` of their embeddings; a byte for each id, 1 if it has an
          embedding; the embeddings, float32
-    out  a line of JSON with `value`, what was measured
+    out  a line of JSON with `value`, the value of the metric
 
-In place of either answer there may be a line with `error`, a sentence, or with `memory`.
+Instead of either answer there may be a line with `error`, a sentence, or with `memory`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from evergram.errors import DataError, EvergramError
 from evergram.evaluation.probes.probe_metrics import measure
 from evergram.evaluation.probes.probe_models import load_probe_model
 
-# What may be written to a file, which is what it says on stderr.
+# Bytes that may be written to a file; the only file is that of stderr.
 MOST_WRITTEN = 1 << 20
 
 
@@ -39,10 +40,10 @@ class Job(TypedDict):
     """One probe to run.
 
     Keys:
-        model, data: whole paths; model_name, data_name: what to call them.
+        model, data: absolute paths; model_name, data_name: their names for errors.
         model_sha256, data_sha256: of their contents.
         metric: "auc", "accuracy" or "rmse".
-        seconds, mib: of processor time, and of memory beside what this program itself takes.
+        seconds, mib: limits of processor time, and of memory beside that of this program itself.
     """
 
     model: str
@@ -57,7 +58,7 @@ class Job(TypedDict):
 
 
 def main() -> None:
-    # What a library prints is no answer.
+    # Answers go to the old stdout; what a library prints goes to stderr.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         asked = sys.stdin.buffer
@@ -70,8 +71,8 @@ def _answers(job: Job, asked: IO[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the lines to write; none follows an error."""
     try:
         if job["model"].lower().endswith(".onnx"):
-            # What it takes itself is not what the model takes. Where it is not there, that is said
-            # when it is needed.
+            # Imported before the limits, as its own memory is not the model's. `OnnxModel` says so
+            # if it is not installed.
             with suppress(ImportError):
                 import onnxruntime  # noqa: F401
         limit(job["seconds"], job["mib"])
@@ -88,20 +89,19 @@ def _answers(job: Job, asked: IO[bytes]) -> Iterator[dict[str, Any]]:
     except EvergramError as error:
         yield {"error": str(error)}
     except Exception as error:
-        # A model can answer anything at all.
+        # A model can raise any error.
         what = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
         yield {"error": f"{job['model_name']} cannot be used as a probe ({what})."}
 
 
 def limit(seconds: float, mib: int) -> None:
-    """Limit this process's processor time and memory by the system's means; on a system without
-    them, such as Windows, do nothing."""
+    """Limit processor time and memory of this process; do nothing on a system without limits."""
     pa.set_cpu_count(1)
     try:
         import resource
     except ImportError:
         return
-    # Who started it ends it before; this is for where that one was killed.
+    # The publisher ends this process earlier; the limit is for a publisher that was killed.
     processor = int(seconds) + 5
     limits = {
         resource.RLIMIT_CPU: processor,
@@ -112,14 +112,17 @@ def limit(seconds: float, mib: int) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + mib * 2**20
     for kind, most in limits.items():
-        # There may be a limit already, which can be lowered alone.
+        # A limit that exists already can only be lowered.
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
 
 
 def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
-    """Return ids (int64 or strings) and labels of an evaluation file. Raises: DataError."""
+    """Return ids (int64 or strings) and labels of an evaluation file.
+
+    Raises: DataError: it is damaged, or a column, an id or a label is missing.
+    """
     try:
         with pq.ParquetFile(pa.BufferReader(content)) as file:
             lacking = {"id", "label"} - set(file.schema_arrow.names)
@@ -142,7 +145,7 @@ def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
 
 
 def _read(path: str, name: Path, published: str) -> bytes:
-    """Return the bytes of a file that have the hash. Raises: DataError: they are others."""
+    """Return the bytes of a file. Raises: DataError: their hash is not the published one."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -153,10 +156,10 @@ def _read(path: str, name: Path, published: str) -> bytes:
 
 
 def _embeddings(asked: IO[bytes], objects: int) -> tuple[pa.Array, Any]:
-    """Return which objects have an embedding, bool [N], and those embeddings [n, D]."""
+    """Return bool [N], True for objects that have an embedding, and those embeddings [n, D]."""
     line = asked.readline()
     if not line:
-        # Nobody waits for the answer any more.
+        # The publisher has ended and waits for no answer.
         sys.exit(1)
     rows, dim = json.loads(line)["shape"]
     has_vector = np.frombuffer(asked.read(objects), dtype=np.uint8).astype(bool)

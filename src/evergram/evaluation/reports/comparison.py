@@ -1,4 +1,4 @@
-"""Summarise the measures of each seed and run into the numbers of [BC]'s table and figures."""
+"""Summarise the measures of all seeds and runs as the numbers of [BC]'s table and figures."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def summarise(
     """Return means and deviations over seeds of the three metrics.
 
     Args:
-        measured: by seed and run ("keep-all" is among them) `intended`, by version; `auc`, by task
-            and version, of each consumer; `error` by version; `seconds`.
+        measured: by seed and run, "keep-all" among them: `intended` by version; `auc` of each
+            consumer by task and version; `error` by version; and `seconds`.
         methods: the rows of the table.
-        sweep: for each method of the sweep, λ to the name of its run.
+        sweep: for each method of the sweep, the name of the run of each λ.
     Returns: `keep_all` (its absolute performances), `table`, `over_time`, `by_task`, `by_lambda`.
-        A number is {"mean", "deviation", "each"}: over seeds, the deviation None for one seed,
-        and the whole None where no consumer task could be judged.
+        A number is {"mean", "deviation", "each"} over seeds, with the deviation None for one seed.
+        It is None if it is of consumer tasks and none could be scored.
     """
     judged = {
         name: [_degradation(runs[name], runs["keep-all"]) for runs in measured.values()]

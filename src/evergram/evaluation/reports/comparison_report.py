@@ -1,5 +1,4 @@
-"""Write the table and the figures of `evergram compare`, after Table 3 and Figures 3 to 5 of
-[BC]."""
+"""Write the table and figures of `evergram compare`, after Table 3 and Figures 3 to 5 of [BC]."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ PANELS = (
 
 
 def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
-    """Return the lines under `HEADER`: means ± deviations over seeds."""
+    """Return the rows under `HEADER`: means ± deviations over seeds."""
     return [
         [
             row["method"],
@@ -37,7 +36,7 @@ def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
 
 
 def explanation(results: Mapping[str, Any]) -> list[str]:
-    """Return sentences on what the table shows, and on what was left out."""
+    """Return sentences that explain the table and name the tasks that were left out."""
     own, seeds = results["keep_all"], len(results["seeds"])
     task = f", ROC-AUC {_number(own['unintended'], 4)}" if own["unintended"] else ""
     return [
@@ -60,8 +59,11 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:
-    """Write `table.md`, and the figures `over-time.png`, `by-task.png` (if a task could be scored)
-    and `by-lambda.png` (if there is a sweep)."""
+    """Write `table.md` and the figures, and remove a figure that these results do not have.
+
+    They are `over-time.png`, `by-task.png` (if a task could be scored) and `by-lambda.png` (if
+    there is a sweep).
+    """
     replace_file(folder / "table.md", markdown(results).encode())
     figures = {
         "over-time": _over_time(results),
@@ -91,7 +93,7 @@ def _over_time(results: Mapping[str, Any]) -> Figure:
 
 
 def _by_task(results: Mapping[str, Any]) -> Figure | None:
-    """Draw BC-Aligner by task; the last method if it was not run."""
+    """Draw BC-Aligner by task, or the last method if BC-Aligner was not run."""
     tasks = results["by_task"]
     name = "bc-aligner" if "bc-aligner" in tasks else list(tasks)[-1]
     if not tasks[name]:
@@ -127,7 +129,7 @@ def _timed(results: Mapping[str, Any], by_version: Mapping[int, Any]) -> Points:
 def _panels(
     lines: Mapping[str, Mapping[str, Points]], label: str, *, evenly: bool = False
 ) -> Figure:
-    """Draw one panel a metric."""
+    """Draw one panel for each metric."""
     figure, panels = _figure(len(PANELS))
     for axes, (key, title) in zip(panels, PANELS, strict=True):
         _draw(axes, lines[key], title, label, evenly=evenly)
@@ -138,14 +140,14 @@ def _panels(
 def _draw(
     axes: Axes, lines: Mapping[str, Points], title: str, label: str, *, evenly: bool = False
 ) -> None:
-    """Draw one line a name, with its deviations.
+    """Draw one line for each name, with its deviations.
 
     Args:
-        evenly: values of x stand at equal distances, whatever they are.
+        evenly: True puts values of x at equal distances, whatever they are.
     """
     values = sorted({x for points in lines.values() for x, _ in points})
     place = {x: float(i) if evenly else x for i, x in enumerate(values)}
-    # Methods may give the very same numbers: a line under another shows by its marker.
+    # Methods may have the same numbers: a line under another still shows by its marker.
     for i, (name, points) in enumerate(lines.items()):
         bars = [value["deviation"] or 0.0 for _, value in points]
         axes.errorbar(
@@ -165,7 +167,7 @@ def _draw(
 
 
 def _figure(plots: int) -> tuple[Figure, list[Axes]]:
-    # Of its own, without pyplot: no window, no state that others share.
+    # Without pyplot there is no window and no shared state.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * plots, 3.4), layout="constrained")

@@ -27,9 +27,9 @@ def write_report(path: Path, versions: Sequence[Version], metric: str) -> Path:
     """Write the result of `evergram demo`.
 
     Args:
-        versions: one entry a version, as `Chapter.as_json` gives them.
-        metric: the intended task's metric to plot.
-    Returns: path; the figure is beside it as PNG, for places that show no HTML.
+        versions: one entry for each version, as of `Chapter.as_json`.
+        metric: of the intended task, to plot.
+    Returns: path. The figure lies beside it as PNG, for viewers without HTML.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     drawing = _draw(versions, metric, "svg").decode()
@@ -58,7 +58,7 @@ not.</p>
 
 
 def _draw(versions: Sequence[Version], metric: str, kind: str) -> bytes:
-    # Figure without pyplot: no global state and no display is touched.
+    # Without pyplot there is no display and no global state.
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw_histograms(histograms: Histograms) -> Figure:
-    """Draw the scores of observed and of random pairs over one another. [G2] Fig. 4."""
+    """Draw the histograms of the scores of observed and of random pairs. [G2] Fig. 4."""
     figure, axes = _figure(1)
     _histograms(axes[0], histograms)
     return figure
@@ -28,8 +28,11 @@ def write_diagnosis(
     gramian_errors: Mapping[str, Sequence[float]],
     gradient_errors: Mapping[str, Sequence[float]],
 ) -> Path:
-    """Write a PNG of the score histograms and of both errors by step, by estimator.
+    """Write a PNG of the score histograms and of both errors of each estimator by step.
 
+    Args:
+        steps: at which the errors were measured.
+        gramian_errors, gradient_errors: by estimator, one for each of `steps`.
     Returns: path.
     """
     figure, axes = _figure(3)
@@ -48,7 +51,7 @@ def write_diagnosis(
 
 
 def _figure(plots: int) -> tuple[Figure, list[Axes]]:
-    # Of its own, without pyplot: no window, no state that others share.
+    # Without pyplot there is no window and no shared state.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.5 * plots, 3.4), layout="constrained")

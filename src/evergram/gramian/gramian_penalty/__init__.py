@@ -1,5 +1,5 @@
-"""The penalty on all pairs as a loss in anybody's training loop.
+"""The penalty on all pairs as a loss in your own training loop.
 
-Read `gramian_penalty` (the module), then `penalty_side` (what it keeps of each side),
+Read `gramian_penalty` (the module), then `penalty_side` (its state for each side),
 `entity_measure` (weights from counts) and `growing_sagram` (a cache that grows with the ids).
 """

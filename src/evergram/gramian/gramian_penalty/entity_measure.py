@@ -1,4 +1,4 @@
-"""How much each entity counts in a Gramian, and the weight that makes a drawn row stand for it."""
+"""The measure of entities in a Gramian, and the weights that make drawn rows stand for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EntityMeasure(nn.Module):
 
     With c_a rows of entity a among n, r_a = c_a / n, p_a = w_a / Σ w over the entities that have
     been seen, and μ_a = n w_a / (c_a Σ w). Counts are given once, or streamed: then a batch is
-    counted before it is weighted. Given the counts by then, and rows in an exchangeable order,
+    counted before it is weighted. For fixed counts so far, and rows in an exchangeable order,
     E[(1/B) Σ μ u⊗u] = Σ p_a u_a⊗u_a over the entities seen, exactly and from the first batch on:
     there is no wrong start that an average would have to forget.
 
@@ -29,7 +29,7 @@ class EntityMeasure(nn.Module):
             w_a = c_a^γ, or w itself, [N] non-negative.
         counts: [N], how often each entity is drawn, up to a factor; None streams them.
         name: of the side, for errors.
-    Raises: ValueError: a measure or counts that are none.
+    Raises: ValueError: the measure or the counts have a wrong name, range or shape.
     Source: [G2] App. C; `docs/method.md`.
     """
 
@@ -73,8 +73,7 @@ class EntityMeasure(nn.Module):
         self.register_buffer("mass", self.unnormalized(ids, self.counts).sum())
 
     def unnormalized(self, ids: Tensor, counts: Tensor) -> Tensor:
-        """w of entities that have been seen `counts` times, float64 [len(ids)]; 0 of those never
-        seen."""
+        """Return w of entities seen `counts` times, float64; 0 for those never seen."""
         if self.shares is not None:
             weight = self.shares[ids].to(counts)
         else:
@@ -82,7 +81,7 @@ class EntityMeasure(nn.Module):
         return torch.where(counts > 0, weight, 0.0)
 
     def check(self, ids: Tensor) -> None:
-        """Raises: DataError: an id that is no row of the tables there are."""
+        """Check that ids are rows of the tables. Raises: DataError."""
         if not len(ids):
             return
         least, most = int(ids.min()), int(ids.max())
@@ -102,13 +101,16 @@ class EntityMeasure(nn.Module):
             )
 
     def count(self, ids: Tensor) -> None:
-        """Take note of a batch's entities, [B]; nothing where counts were given."""
+        """Count a batch's entities, [B]; do nothing if the counts were passed at the start.
+
+        Raises: DataError: the counts passed at the start say that an id never occurs.
+        """
         if not self.streamed:
             if bool((self.counts[ids] == 0).any()):
                 never = int(ids[self.counts[ids] == 0][0])
                 raise DataError(
-                    f"{self.name}_counts say that id {never} never occurs, and here it is; give "
-                    "the counts of what is trained on, or none and they are streamed."
+                    f"{self.name}_counts say that id {never} never occurs, and this batch has it; "
+                    "give the counts of the training data, or none to stream them."
                 )
             return
         if not len(ids):
@@ -123,14 +125,14 @@ class EntityMeasure(nn.Module):
         self.counts[distinct] = after
 
     def resize(self, size: int) -> None:
-        """Make room for `size` entities, by half of what there is at least: growth stays cheap."""
+        """Make room for `size` entities; grow by half at least, so that growth stays cheap."""
         known = len(self.counts)
         if size > known:
             room = self.counts.new_zeros(max(size, known + known // 2) - known)
             self.counts = torch.cat([self.counts, room])
 
     def weights(self, ids: Tensor) -> Tensor:
-        """μ of rows with these ids, float64 [B]; 0 of entities never seen."""
+        """Return μ of rows with these ids, float64 [B]; 0 for entities never seen."""
         known = ids.clamp(max=max(0, len(self.counts) - 1))
         if not len(self.counts):
             return torch.zeros(len(ids), dtype=torch.float64, device=self.counts.device)
@@ -139,7 +141,7 @@ class EntityMeasure(nn.Module):
         return weight * (self.total / self.mass.clamp(min=1e-300))
 
     def probabilities(self) -> Tensor:
-        """p of every entity that the tables have room for, float64; all zero before any is seen."""
+        """Return p of every row of the tables, float64; all zero before any entity is seen."""
         ids = torch.arange(len(self.counts), device=self.counts.device)
         return self.unnormalized(ids, self.counts) / self.mass.clamp(min=1e-300)
 
@@ -153,7 +155,7 @@ class EntityMeasure(nn.Module):
 
 
 def _table(values: Tensor, name: str) -> Tensor:
-    """Raises: ValueError: not [N], or not a weight each."""
+    """Return float64 weights [N]. Raises: ValueError: the shape or a weight is wrong."""
     table = torch.as_tensor(values).detach().double()
     if table.dim() != 1 or not len(table):
         raise ValueError(f"{name} has shape {list(table.shape)}; it must be [N], one an entity.")

@@ -1,4 +1,4 @@
-"""The penalty on all pairs as a module, for a training loop of one's own."""
+"""The penalty on all pairs as a module for your own training loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evergram.errors import TrainingError
 from evergram.gramian.estimator import EntityBatch, Moment
 from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
 from evergram.gramian.gramian_penalty.penalty_side import PenaltySide, prior_factors
-from evergram.gramian.penalty import quadratic_penalty
+from evergram.gramian.penalty import BatchSide, quadratic_penalty
 
 
 class GramianErrors(NamedTuple):
@@ -81,7 +81,7 @@ class GramianPenalty(nn.Module):
 
     Args:
         dim: D.
-        estimator: "sogram": averages of batch Gramians, 12 D² floats a side, whatever the corpus.
+        estimator: "sogram": averages of batch Gramians, 12 D² floats a side for any corpus.
             "sagram": the last embedding of each entity, N × D floats a side; needs ids, and is more
             exact unless whole towers move fast. "sampled": the last batch alone.
         query_measure, candidate_measure: p and q: "uniform", "example" (every row alike), γ for
@@ -202,11 +202,11 @@ class GramianPenalty(nn.Module):
                 side.fold_together(calls)
 
     def gramian_error(self, query: Tensor, candidate: Tensor) -> GramianErrors:
-        """‖Ĝ − G‖ / ‖G‖ of each side, the exact G summed in float64 under the measure.
+        """Return ‖Ĝ − G‖ / ‖G‖ of each side, with the exact G summed in float64 under the measure.
 
         Args:
-            query, candidate: [N, D], row a the embedding of id a, of every entity; without ids
-                rows as they come in training, the more the better.
+            query, candidate: [N, D], the embedding of every entity, row a that of id a. If the
+                penalty is called without ids: rows drawn as in training, the more the better.
         Raises: ShapeError: rows of another dim, or fewer than ids.
         Source: [G2] Fig. 2.
         """
@@ -226,11 +226,9 @@ class GramianPenalty(nn.Module):
     def _value(self, wide: Sequence[Tensor], rows: Sequence[EntityBatch]) -> Tensor:
         """The value, with the graph of its gradient."""
         width = torch.promote_types(wide[0].dtype, wide[1].dtype)
-        sides = (_operands(w, of, width) for w, of in zip(wide, rows, strict=True))
-        (u, mu, q), (v, nu, r) = sides
         moments = self.query.moment(width), self.candidate.moment(width)
+        value = quadratic_penalty(*map(_batch_side, wide, rows, moments, (width, width)))
         between = _between(*moments)
-        value = quadratic_penalty(u, v, *moments, mu, nu, q, r)
         # A side without rows is taken to be as its estimate: its part of the sum is `between`.
         value = value + (sum(not len(w) for w in wide) - 1) * between
         return value + (self.query.prior_mean * self.candidate.prior_mean).sum().to(width)
@@ -247,9 +245,9 @@ class GramianPenalty(nn.Module):
             held.append(replace(of_side, embeddings=of_side.embeddings.clone()))
 
     def _check_own_batch(self, *embeddings: Tensor) -> None:
-        """Raises: TrainingError: a gradient would use an estimate that contains its own batch.
+        """Refuse a gradient whose estimate contains its own batch. Raises: TrainingError.
 
-        Only what a graph computed is looked at: a parameter is the same tensor in every step.
+        It looks only at results of a graph: a parameter is the same tensor in every step.
         """
         folded = [ref() for ref in self._folded]
         for tensor in embeddings:
@@ -280,12 +278,12 @@ class GramianPenalty(nn.Module):
         return {**self.__dict__, "_folded": (), "_pending": None}
 
 
-def _operands(wide: Tensor, rows: EntityBatch, width: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings, weights and factors; of a side without rows, one row that has no weight."""
+def _batch_side(wide: Tensor, rows: EntityBatch, moment: Moment, width: torch.dtype) -> BatchSide:
+    """Return the terms of one side in this dtype; without rows, one row of weight 0."""
     if len(wide):
-        return wide.to(width), rows.weights.to(width), rows.factors.to(width)
+        return BatchSide(wide.to(width), rows.weights.to(width), moment, rows.factors.to(width))
     row = wide.new_zeros(1, wide.shape[1], dtype=width) + wide.sum()
-    return row, row.new_zeros(1), row.new_zeros(1, rows.factors.shape[1])
+    return BatchSide(row, row.new_zeros(1), moment, row.new_zeros(1, rows.factors.shape[1]))
 
 
 def _between(query: Moment, candidate: Moment) -> Tensor:
@@ -295,5 +293,5 @@ def _between(query: Moment, candidate: Moment) -> Tensor:
 
 
 def _finite(rows: Tensor) -> bool:
-    """Whether a batch's Gramian is finite: no entry of it exceeds the sum of squares."""
+    """Return True if a batch's Gramian is finite: no entry exceeds the sum of squares."""
     return bool(torch.isfinite(rows.detach().square().sum()))

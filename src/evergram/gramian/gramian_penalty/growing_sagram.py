@@ -1,4 +1,4 @@
-"""SAGram for a loop that has no population to start from: the cache fills as entities are met."""
+"""SAGram for a loop without a list of all entities: the cache fills as entities are met."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from evergram.gramian.sagram import SAGram
 class GrowingSAGram(SAGram):
     """S = Σ w_a û_a ⊗ (û_a, f_a) / Σ w_a over the entities that have been seen, β = 1/n.
 
-    What was never met is not in the sum, and not in the measure. A cache that begins empty grows
-    with the ids it meets, every entity with share 1.
+    An entity that was never met is neither in the sum nor in the measure. A cache that begins empty
+    grows with the ids it meets, each with share 1.
 
     Args:
         dim: D.
@@ -32,7 +32,7 @@ class GrowingSAGram(SAGram):
         self.register_buffer("one_factor", same, persistent=False)
         self.register_buffer("seen", torch.zeros(len(shares), dtype=torch.bool))
         self.register_buffer("seen_share", torch.zeros((), dtype=torch.float64))
-        self.filled.fill_(True)  # nothing to begin with: what is not seen does not count
+        self.filled.fill_(True)  # it starts without a population, as unseen entities do not count
 
     def moment(self) -> Moment:
         return Moment(self.matrix / self.seen_share.clamp(min=1e-30).to(self.matrix))

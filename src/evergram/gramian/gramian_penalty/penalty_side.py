@@ -1,4 +1,4 @@
-"""One side of a penalty in a loop of one's own: from ids and rows to weights and an estimate."""
+"""One side of `GramianPenalty`: it turns ids and embeddings into weights and an estimate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PenaltySide(nn.Module):
         factors: [N, K] by id, or [1, K] for every row alike; K = 0 is the zero prior.
         estimator: one of `ESTIMATORS`.
         rate: α of "sogram", or "auto".
-    Raises: ValueError: an estimator that there is not, or that this measure does not allow.
+    Raises: ValueError: the estimator is unknown, or does not work with this measure.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class PenaltySide(nn.Module):
 
     @property
     def by_id(self) -> bool:
-        """Whether the factors are a table by id."""
+        """True if the factors are a table by id."""
         return len(self.factors) > 1
 
     def check_rows(self, embeddings: Tensor) -> None:
-        """Raises: ShapeError: not floating [B, D] on the device of this module."""
+        """Check that embeddings are floats [B, D] on this module's device. Raises: ShapeError."""
         if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
             kind = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
             raise ShapeError(
@@ -91,12 +91,12 @@ class PenaltySide(nn.Module):
             )
 
     def check_ids(self, ids: object, size: int) -> Tensor | None:
-        """Return ids as int64 [B] on this module's device, None where there are none.
+        """Return ids as int64 [B] on this module's device; None for None.
 
         Raises:
-            ShapeError: ids that are no integers, or not one a row.
-            DataError: an id that the tables do not have.
-            TrainingError: ids in some calls and none in others.
+            ShapeError: ids are not integers, or not one for each row.
+            DataError: an id lies beyond the tables.
+            TrainingError: earlier calls had ids and this one has none, or the reverse.
         """
         use = WITHOUT_IDS if ids is None else WITH_IDS
         before = int(self.id_use)
@@ -128,7 +128,7 @@ class PenaltySide(nn.Module):
         return rows
 
     def _check_without_ids(self) -> None:
-        """Raises: TrainingError: something here is by id."""
+        """Check that estimator, prior and measure work without ids. Raises: TrainingError."""
         needs = None
         if isinstance(self.estimator, GrowingSAGram):
             needs = "'sagram' keeps the last embedding of each entity"
@@ -142,7 +142,7 @@ class PenaltySide(nn.Module):
             raise TrainingError(f"The penalty needs {self.name}_ids, for {needs}.")
 
     def count(self, ids: Tensor | None, size: int) -> None:
-        """Count a batch's entities, before they are weighted."""
+        """Count a batch's entities; call it before `rows`, which weights them."""
         if not size:
             return
         self.id_use = torch.full_like(self.id_use, WITHOUT_IDS if ids is None else WITH_IDS)
@@ -150,7 +150,7 @@ class PenaltySide(nn.Module):
             self.measure.count(ids)
 
     def rows(self, embeddings: Tensor, ids: Tensor | None) -> EntityBatch:
-        """A batch's rows, detached, with the weights and the factors that their ids have."""
+        """Return a batch's rows, detached, with the weights and factors of their ids."""
         size = len(embeddings)
         if ids is None:
             weights = embeddings.new_ones(size)
@@ -161,7 +161,7 @@ class PenaltySide(nn.Module):
         return EntityBatch(ids, weights, embeddings.detach(), factors.to(embeddings))
 
     def learn_prior(self, rows: EntityBatch) -> None:
-        """Take note of a batch's factors. No gradient flows there, so its own batch may count."""
+        """Add a batch's factors to the prior's mean, of which no gradient is taken."""
         if rows.factors.shape[1]:
             factors, weights = rows.factors.double(), rows.weights.double()
             self.prior_square = self.prior_square + (factors * weights[:, None]).T @ factors
@@ -182,7 +182,7 @@ class PenaltySide(nn.Module):
         self.estimator.update(rows)
 
     def fold_together(self, calls: Sequence[EntityBatch]) -> None:
-        """Fold several calls' rows in as one batch, weighted by all counts until now."""
+        """Fold the rows of several calls in as one batch, weighted by all counts so far."""
         some = [rows for rows in calls if len(rows.ids)]
         if some:
             ids = torch.cat([rows.ids for rows in some])
@@ -190,16 +190,16 @@ class PenaltySide(nn.Module):
             embeddings = torch.cat([rows.embeddings for rows in some])
             self.fold(self.rows(embeddings, ids if by_id else None))
 
-    def moment(self, width: torch.dtype) -> Moment:
-        """The estimate, in this width."""
+    def moment(self, dtype: torch.dtype) -> Moment:
+        """Return the estimate in this dtype."""
         moment = self.estimator.moment()
         parts = (moment.matrix, moment.left, moment.right)
-        return Moment(*(part if part is None else part.to(width) for part in parts))
+        return Moment(*(part if part is None else part.to(dtype) for part in parts))
 
     def probabilities(self, size: int) -> Tensor:
-        """p of rows 0 … size − 1, float64: of every entity, or of rows as they come.
+        """Return p of rows 0 … size − 1, float64; without ids every row has the same.
 
-        Raises: ShapeError: there are more entities than rows.
+        Raises: ShapeError: an id that has been seen has no row.
         """
         if int(self.id_use) != WITH_IDS:
             return torch.full((size,), 1 / max(1, size), dtype=torch.float64)
@@ -224,7 +224,9 @@ def _estimator(
             return AdaptiveSOGram(dim, width)
         return SOGram(dim, width, rate)
     if rate != "auto":
-        raise ValueError(f"rate is {rate}, and only 'sogram' has an averaging rate, not '{kind}'.")
+        raise ValueError(
+            f"rate is {rate}, and only 'sogram' has one, not '{kind}'; leave it 'auto'."
+        )
     if kind == "sampled":
         return SampledGramian(dim, width)
     if kind == "sagram":
@@ -251,10 +253,9 @@ def _estimator(
 
 
 def prior_factors(prior: float | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return q and r with π_ab = ⟨q_a, r_b⟩: [N, K] and [N′, K]; [1, 1] each for a number, and
-    [1, 0] for zero.
+    """Return q [N, K] and r [N′, K] with π_ab = ⟨q_a, r_b⟩; N = 1 for a number, and K = 0 for zero.
 
-    Raises: ValueError: a number that is not finite. ShapeError: tables that do not fit together.
+    Raises: ValueError: the number is not finite. ShapeError: the tables do not fit together.
     """
     if not isinstance(prior, tuple | list):
         value = torch.tensor([[float(prior)]])

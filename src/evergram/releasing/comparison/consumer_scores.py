@@ -17,6 +17,7 @@ from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
 from evergram.evaluation.consumer_classifiers import (
     ConsumerClassifiers,
+    ConsumerFit,
     ConsumerInputs,
     choose_consumer,
     fit_consumers,
@@ -127,12 +128,13 @@ class ConsumerScores:
         if loaded is not None:
             return loaded.to(self.device)
         settings = self.settings
+        fit = ConsumerFit(epochs=settings.epochs)
         hidden, dropout = choose_consumer(
             sets[0],
             sets[1],
             hidden=settings.hidden,
             dropout=settings.dropout,
-            epochs=settings.epochs,
+            settings=fit,
         )
         consumers, reached = fit_consumers(
             sets[0],
@@ -140,7 +142,7 @@ class ConsumerScores:
             seeds=range(settings.consumers),
             hidden=hidden,
             dropout=dropout,
-            epochs=settings.epochs,
+            settings=fit,
         )
         facts = {"hidden": hidden, "dropout": consumers.dropout, "seeds": consumers.seeds}
         state = {k: v.cpu().contiguous() for k, v in consumers.state_dict().items()}

@@ -1,4 +1,4 @@
-"""What every task keeps to, whichever it is."""
+"""The behaviour that every task has, and batches as a task sees them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
 from evergram.gramian.estimator import Moment, exact_moment
 from evergram.tasks.kinds import TASKS
-from evergram.tasks.task import Encoded, Task
+from evergram.tasks.task import Encoded, Spread, Task, score
 
 B, N, DIM = 6, 8, 3
 IDS = torch.tensor([0, 1, 2, 3, 4, 4])
@@ -57,14 +57,14 @@ def test_every_task_of_the_package_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("kind", TASKS)
 class TestTask:
-    def test_its_settings_say_what_it_asks_for(self, kind: str) -> None:
+    def test_its_settings_state_its_demands(self, kind: str) -> None:
         task, settings = make(kind), TASKS[kind]
         assert task.wants_negatives == settings.wants_negatives
         assert task.wants_means == settings.wants_means
         # Something has to keep scores apart.
         assert settings.needs_penalty or settings().pair_target == "one"
 
-    def test_its_loss_is_a_finite_number_whose_gradient_reaches_all_it_was_given(
+    def test_its_loss_is_a_finite_number_whose_gradient_reaches_every_input(
         self, kind: str
     ) -> None:
         task = make(kind)
@@ -95,3 +95,20 @@ class TestTask:
             first(rows, BATCH, moments(first))
         second.load_state_dict(copy.deepcopy(first.state_dict()))
         assert torch.equal(first(rows, BATCH, moments(first)), second(rows, BATCH, moments(second)))
+
+
+def test_the_batch_stands_for_all_entities_unless_they_are_there() -> None:
+    query, candidate = normal(B, 0), normal(B, 1)
+    factors = torch.ones(B, 2)
+    spread = Encoded(query, candidate, None, factors).spread(BATCH)
+    assert spread["query"].rows is query
+    assert spread["query"].factors is factors
+    assert spread["candidate"].factors is None
+    assert spread["candidate"].weight is BATCH.candidate_weight
+    everyone = {side: Spread(normal(N, 0), torch.ones(N, 1)) for side in ("query", "candidate")}
+    assert Encoded(query, candidate, everyone=everyone).spread(BATCH) is everyone
+
+
+def test_the_score_of_a_pair_is_its_inner_product() -> None:
+    pairs = Encoded(torch.tensor([[1.0, 2.0], [0.0, 3.0]]), torch.tensor([[4.0, 1.0], [5.0, -1.0]]))
+    assert score(pairs).tolist() == [6.0, -3.0]

@@ -1,0 +1,79 @@
+"""Tables of interactions: their numbers, and the rows of those that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+from evergram.data.columnar.interactions import check_ids, checked_interactions, refuse_missing
+from evergram.data.corpus import Corpus
+from evergram.errors import DataError
+
+
+def corpus(query: list[Any], candidate: list[Any], **columns: list[Any]) -> Corpus:
+    return Corpus.from_tables(pa.table({"query": query, "candidate": candidate, **columns}))
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.uint32(), pa.timestamp("ns"), pa.float32()])
+def test_times_of_any_clock_are_wide_numbers(kind: pa.DataType) -> None:
+    # 1,500 ns are no whole microsecond: no reason to refuse them.
+    data = corpus([1, 2], [1, 1], time=pa.array([3000, 1500]).cast(kind))
+    assert data.queries.vocabulary.keys.to_pylist() == [2, 1]
+    wide = torch.float64 if pa.types.is_floating(kind) else torch.int64
+    assert data.column("time").dtype == wide
+
+
+def test_a_value_may_be_a_large_count_but_not_larger_than_float32() -> None:
+    assert corpus([1], [1], value=[2**24 + 1]).column("value").tolist() == [2.0**24]
+    with pytest.raises(DataError, match="row 2: value is inf"):
+        corpus([1, 2], [1, 2], value=[1.0, 1e300])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"value": [1.0, float("nan"), 2.0]}, "row 2: value is nan"),
+        ({"value": [1.0, 2.0, float("inf")]}, "row 3: value is inf"),
+        ({"time": [1, None, 2]}, "row 2: time is None"),
+        ({"value": ["a", "b", "c"]}, "must be a number"),
+    ],
+)
+def test_a_bad_number_is_named_by_its_row(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        corpus([1, 2, 3], [1, 2, 3], **columns)
+
+
+def test_bad_ids_and_tables_are_refused() -> None:
+    with pytest.raises(DataError, match="row 2: query is empty"):
+        corpus([1, None], [1, 2])
+    with pytest.raises(DataError, match="integers or strings"):
+        corpus([1.5, 2.5], [1, 2])
+    with pytest.raises(DataError, match="no rows"):
+        corpus([], [])
+    with pytest.raises(DataError, match="no column 'candidate'"):
+        Corpus.from_tables(pa.table({"query": [1]}))
+
+
+def test_other_columns_and_the_order_of_rows_stay() -> None:
+    table = pa.table(
+        {"query": [2, 1], "candidate": ["b", "a"], "weight": [1, 0], "note": ["x", "y"]}
+    )
+    checked = checked_interactions(table, "The table")
+    assert checked.drop("weight").equals(table.drop("weight"))
+    assert checked["weight"].type == pa.float32()
+    with pytest.raises(
+        DataError, match=r"The table row 2: weight is -1\.0; it must be a finite num"
+    ):
+        checked_interactions(table.set_column(2, "weight", pa.array([1, -1])), "The table")
+
+
+def test_a_word_for_a_missing_id_is_one_only_in_a_file_of_text() -> None:
+    column = pa.chunked_array([["a", "NULL"]])
+    refuse_missing(column, "query", "x.csv")
+    with pytest.raises(DataError, match=r"x\.csv row 2: query is"):
+        refuse_missing(column, "query", "x.csv", text_file=True)
+    with pytest.raises(DataError, match=r"column 'id' is double \(the first is 0.5\); ids must be"):
+        check_ids(pa.chunked_array([[0.5]]), "id", "x.csv")

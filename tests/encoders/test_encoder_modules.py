@@ -1,0 +1,52 @@
+"""The user's own modules: their inputs, their outputs, and copies of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evergram.encoders.encoder_modules import EncoderModules, outputs_of
+from evergram.errors import ShapeError
+
+
+class Pair(nn.Module):
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return torch.stack([first, second], dim=1)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        lambda ids: (torch.ones(len(ids)), torch.zeros(len(ids))),
+        lambda ids: {"second": torch.zeros(len(ids)), "first": torch.ones(len(ids))},
+    ],
+)
+def test_tuples_are_positional_and_dicts_are_keywords(inputs: Any) -> None:
+    own = EncoderModules(Pair(), Pair(), inputs, inputs)
+    assert outputs_of(own, "query", [1, 2, 3]).tolist() == [[1.0, 0.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Flatten(0), r"The query module returned \[8\] for 2 ids; .* float tensor \[2, D\]"),
+        (nn.LSTM(4, 4), "returned tuple for 2 ids"),
+    ],
+)
+def test_outputs_that_are_not_b_by_d_are_refused(module: nn.Module, message: str) -> None:
+    own = EncoderModules(module, module, lambda ids: torch.ones(len(ids), 4), torch.tensor)
+    with pytest.raises(ShapeError, match=message):
+        outputs_of(own, "query", [1, 2])
+
+
+def test_copies_share_what_the_modules_share_and_nothing_else() -> None:
+    table = nn.Embedding(9, 4)
+    own = EncoderModules(table, table, torch.tensor, torch.tensor, new_ids=True, batch_size=7)
+    copy = own.copied()
+    assert copy.query is copy.candidate
+    assert copy.query is not table
+    assert (copy.new_ids, copy.batch_size) == (True, 7)
+    assert repr(copy) == "EncoderModules(query=Embedding, candidate=Embedding)"

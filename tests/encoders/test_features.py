@@ -1,0 +1,55 @@
+"""Entities of any corpus, read in the rows of an encoder's own vocabularies."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import torch
+from tests.support.encoder_corpora import tagged_corpus
+
+from evergram.data.corpus import Corpus, Vocabulary
+from evergram.encoders.features import SIDES, EntityInputs, Schema
+
+SCHEMA = Schema(
+    {"ids": Vocabulary(pa.array(["b", "a"])), "words": Vocabulary(pa.array(["x", "y"]))},
+    {"query": {"id": "ids"}, "candidate": {"id": "ids", "tags": "words", "also": "words"}},
+)
+
+
+def test_ids_and_features_are_rows_of_the_vocabularies() -> None:
+    candidates = Corpus.from_tables(
+        pa.table({"query": ["?"] * 3, "candidate": ["a", "c", "b"]}),
+        candidate_features=pa.table(
+            {"id": ["a", "c", "b"], "tags": [["y", "unknown", "x"], [], ["unknown"]]}
+        ),
+    ).candidates
+    inputs = SCHEMA.read("candidate", candidates)
+    assert inputs.ids.tolist() == [1, -1, 0]
+    indices, offsets = inputs.bags["tags"]
+    assert indices.tolist() == [1, 0]
+    assert offsets.tolist() == [0, 2, 2, 2]
+    # A feature that the corpus lacks has empty bags.
+    assert inputs.bags["also"][1].tolist() == [0, 0, 0, 0]
+    assert SCHEMA.read("query", candidates).bags == {}
+
+
+def test_an_entity_is_known_by_its_id_or_by_a_feature() -> None:
+    bag = torch.tensor([1]), torch.tensor([0, 0, 1, 1])
+    inputs = EntityInputs(torch.tensor([0, -1, -1]), {"tags": bag})
+    assert inputs.is_known.tolist() == [True, True, False]
+    taken = inputs.take(torch.tensor([2, 1, 1]))
+    assert len(taken) == 3
+    assert taken.is_known.tolist() == [False, True, True]
+    assert taken.bags["tags"][0].tolist() == [1, 1]
+
+
+def test_sides_share_a_vocabulary_if_the_corpus_shares_its_ids() -> None:
+    pairs = pa.table({"query": ["a"], "candidate": ["b"]})
+    apart, shared = (
+        Schema.of(Corpus.from_tables(pairs, shared_ids=each), features=True)
+        for each in (False, True)
+    )
+    assert [apart.inputs[side]["id"] for side in SIDES] == ["query.id", "candidate.id"]
+    assert [shared.inputs[side]["id"] for side in SIDES] == ["id", "id"]
+    assert len(shared.ids("query")) == 2
+    assert "feature.tags" in Schema.of(tagged_corpus(), features=True).vocabularies
+    assert "feature.tags" not in Schema.of(tagged_corpus(), features=False).vocabularies

@@ -1,0 +1,130 @@
+"""A tower starts as a factorization; features and hidden layers are learned on top."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from tests.support.encoder_corpora import default_encoder, stranger, tagged_corpus
+
+from evergram.data.corpus import Corpus
+from evergram.encoders.factorization import Factorization
+from evergram.encoders.features import Schema
+from evergram.encoders.two_tower import TwoTower
+
+
+def tower(data: Corpus, seed: int = 0, **options: Any) -> TwoTower:
+    draw = torch.Generator().manual_seed(seed)
+    return TwoTower(Schema.of(data, features=True), 4, generator=draw, **options)
+
+
+def unlike_its_start(encoder: TwoTower) -> TwoTower:
+    """The same with no parameter at zero, as after training."""
+    draw = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.normal_(generator=draw)
+    return encoder
+
+
+def test_a_tower_starts_as_a_factorization() -> None:
+    data = tagged_corpus()
+    encoder = tower(data, hidden=[6, 5])
+    for side, entities in (("query", data.queries), ("candidate", data.candidates)):
+        table = encoder.get_parameter(f"tables.{side}/id.weight")
+        assert torch.equal(encoder.encode(side, entities), table)
+        assert table.std() > 0.05
+
+
+@pytest.mark.parametrize("width", [2, 7])
+def test_a_tower_of_another_width_starts_as_one_of_the_smaller(width: int) -> None:
+    data = tagged_corpus()
+    encoder = tower(data, input_dim=width)
+    query, candidate, projection, other = (
+        encoder.get_parameter(f"{name}.weight")
+        for name in ("tables.query/id", "tables.candidate/id", "skip.query", "skip.candidate")
+    )
+    assert torch.equal(projection, other)
+    torch.testing.assert_close(encoder.encode("query", data.queries), query @ projection.T)
+    small = projection.T @ projection if width < 4 else projection @ projection.T
+    torch.testing.assert_close(small, torch.eye(min(width, 4)))
+    if width < 4:
+        scores = (
+            encoder.encode("query", data.queries) @ encoder.encode("candidate", data.candidates).T
+        )
+        torch.testing.assert_close(scores, query @ candidate.T)
+
+
+def test_two_steps_move_every_parameter_of_a_tower() -> None:
+    """The first step has the last layer at zero, so what is below it moves from the second on."""
+    data = tagged_corpus()
+    encoder = tower(data, hidden=[16, 16])
+    start = {name: p.detach().clone() for name, p in encoder.named_parameters()}
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
+    for _ in range(2):
+        loss = torch.zeros(())
+        for side, entities in (("query", data.queries), ("candidate", data.candidates)):
+            embeddings = encoder.embed(side, encoder.schema.read(side, entities))
+            loss = loss + (embeddings - 1).square().sum()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    for name, parameter in encoder.named_parameters():
+        assert not torch.equal(parameter, start[name]), name
+
+
+def test_the_hidden_layers_are_not_linear() -> None:
+    encoder = unlike_its_start(tower(tagged_corpus()))
+    inputs = encoder.schema.read("candidate", stranger(["a"]).candidates)
+    vectors = []
+    table = encoder.get_parameter("tables.feature/tags.weight")
+    for factor in (0.0, 1.0, 1.0):
+        with torch.no_grad():
+            table.mul_(factor) if factor == 0 else table.add_(factor)
+        vectors.append(encoder.embed("candidate", inputs))
+    assert not torch.allclose(vectors[2] - vectors[1], vectors[1] - vectors[0], atol=1e-3)
+
+
+def test_features_alone_place_an_unknown_id() -> None:
+    encoder = unlike_its_start(tower(tagged_corpus()))
+
+    def place(tags: list[str]) -> torch.Tensor:
+        return encoder.encode("candidate", stranger(tags).candidates)
+
+    scene = encoder.read(stranger(["b", "unheard of"]))
+    inputs = scene.inputs["candidate"]
+    assert encoder.known("candidate", scene).tolist() == [True]
+    assert inputs.bags["tags"][1].tolist() == [0, 1]
+    torch.testing.assert_close(place(["b", "unheard of"]), place(["b"]))
+    assert not torch.allclose(place(["a"]), place(["b"]))
+    # Where x's own entity would be if its id's row were zero.
+    with torch.no_grad():
+        encoder.get_parameter("tables.candidate/id.weight").zero_()
+    torch.testing.assert_close(
+        place(["a", "b"])[0], encoder.encode("candidate", tagged_corpus().candidates)[0]
+    )
+
+
+def test_the_tables_of_ids_are_no_feature_tables() -> None:
+    encoder = tower(tagged_corpus())
+    tables = encoder.feature_tables()
+    assert [id(p) for p in tables] == [id(encoder.get_parameter("tables.feature/tags.weight"))]
+    assert default_encoder(Factorization, tagged_corpus()).feature_tables() == []
+
+
+def test_towers_share_a_table_where_the_vocabulary_is_one() -> None:
+    data = Corpus.from_tables(
+        pa.table({"query": ["a", "b"], "candidate": ["b", "a"]}), shared_ids=True
+    )
+    assert len(default_encoder(TwoTower, data).tables) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hidden", [[], [6], [6, 5]])
+def test_any_number_of_hidden_layers(hidden: list[int]) -> None:
+    data = tagged_corpus()
+    schema = Schema.of(data, features=True)
+    draw = torch.Generator().manual_seed(0)
+    encoder = TwoTower(schema, 3, generator=draw, input_dim=2, hidden=hidden)
+    assert encoder.encode("query", data.queries).shape == (3, 3)

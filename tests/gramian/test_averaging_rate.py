@@ -1,0 +1,85 @@
+"""The averaging rate: fixed, decaying, or the minimum of Proposition 5's bound."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evergram.gramian.averaging_rate import FASTEST, SLOWEST, WINDOW, AveragingRate, best_rate
+
+SHAPE = torch.Size((2, 2))
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, "fast"])
+def test_a_rate_outside_its_range_is_refused(rate: float | str) -> None:
+    with pytest.raises(ValueError, match=rf"rate is {rate}; it must lie in \(0, 1\] or be 'auto'"):
+        AveragingRate(SHAPE, rate)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+def test_a_decay_outside_its_range_is_refused(decay: float) -> None:
+    with pytest.raises(ValueError, match=rf"rate is {decay}; it must lie in \[0, 1\)"):
+        AveragingRate(SHAPE, 0.5, decay)
+
+
+def test_the_rate_of_step_t_is_alpha_times_t_to_the_minus_decay() -> None:
+    rate = AveragingRate(SHAPE, 0.5, 0.5)
+    rates = []
+    for _ in range(4):
+        rates.append(float(rate()))
+        rate.skip()
+    assert rates == pytest.approx([0.5, 0.5 / 2**0.5, 0.5 / 3**0.5, 0.25])
+
+
+def test_an_automatic_rate_waits_for_two_windows() -> None:
+    rate = AveragingRate(SHAPE, "auto", start=0.07)
+    for _ in range(2 * WINDOW - 1):
+        rate.observe(torch.ones(SHAPE), torch.tensor(1.0))
+        assert float(rate()) == 0.07
+    rate.observe(torch.ones(SHAPE), torch.tensor(1.0))
+    assert float(rate()) == pytest.approx(SLOWEST)  # nothing moved
+
+
+class TestAutomaticRate:
+    def settled(self, noise: float, drift: float, *, recursive: bool = False) -> float:
+        """The rate after moments of known noise and drift."""
+        draw = torch.Generator().manual_seed(0)
+        shape = torch.Size((4, 4))
+        rate = AveragingRate(shape, "auto", recursive=recursive)
+        direction = torch.full(shape, 0.25)  # of norm 1
+        for step in range(3000):
+            moment = noise / 4 * torch.randn(shape, generator=draw) + drift * step * direction
+            pairs = torch.tensor(drift**2) if recursive else None
+            rate.observe(moment, torch.tensor(noise**2), pairs)
+        return float(rate())
+
+    @pytest.mark.parametrize(("noise", "drift"), [(1.0, 0.01), (1.0, 0.05), (3.0, 0.05)])
+    def test_it_is_the_minimum_of_the_bound(self, noise: float, drift: float) -> None:
+        assert self.settled(noise, drift) == pytest.approx(
+            float(best_rate(noise**2, drift**2)), rel=0.25
+        )
+
+    def test_it_is_slow_where_nothing_moves_and_fast_where_all_does(self) -> None:
+        assert self.settled(1.0, 0.0) < 0.03
+        assert self.settled(0.0, 1.0) == pytest.approx(FASTEST)
+
+    @pytest.mark.parametrize("drift", [0.02, 0.1])
+    def test_with_pairs_it_is_their_ratio(self, drift: float) -> None:
+        assert self.settled(1.0, drift, recursive=True) == pytest.approx(drift, rel=0.25)
+
+    @given(st.floats(0, 1e6), st.floats(0, 1e6), st.booleans())
+    def test_no_rate_on_a_finer_grid_is_much_better(
+        self, variance: float, other: float, recursive: bool
+    ) -> None:
+        def error(a: float) -> float:
+            if recursive:
+                return (a * a * variance + (1 - a) ** 2 * other) / (1 - (1 - a) ** 2)
+            return variance * a / (2 - a) + other * (1 / a - 1) ** 2
+
+        chosen = float(best_rate(variance, other, recursive))
+        assert SLOWEST - 1e-9 <= chosen <= FASTEST + 1e-9
+        for i in range(500):
+            a = SLOWEST * (FASTEST / SLOWEST) ** (i / 499)
+            assert error(chosen) <= error(a) * 1.001 + 1e-12

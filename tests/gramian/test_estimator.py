@@ -1,0 +1,177 @@
+"""The behaviour that every Gramian estimator has, and the sums that they share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.gramian_population import (
+    DIM,
+    EMBEDDINGS,
+    FACTORS,
+    SHARE,
+    K,
+    N,
+    naive_moment,
+    population,
+    rows,
+)
+from tests.support.subclasses import concrete_subclasses
+
+import evergram.gramian
+from evergram.gramian.estimator import (
+    EntityBatch,
+    GramianEstimator,
+    batch_moment,
+    batch_noise,
+    exact_moment,
+    projected,
+)
+from evergram.gramian.kinds import (
+    ESTIMATORS,
+    EstimatorSettings,
+    SAGramSettings,
+    SampledSettings,
+    SOGramSettings,
+    StormSettings,
+)
+
+# Every kind as a recipe makes it by default, and the settings of ours that take another way.
+SETTINGS: dict[str, EstimatorSettings] = {
+    **{kind: settings() for kind, settings in ESTIMATORS.items()},
+    "sampled, pairs": SampledSettings(form="pairs"),
+    "sagram, 1": SAGramSettings(beta="1"),
+    "sogram, 0.05": SOGramSettings(rate=0.05),
+    "sogram, decay": SOGramSettings(rate=0.5, decay=0.6),
+    "storm, 0.1": StormSettings(rate=0.1),
+}
+
+
+# `GramianPenalty` makes these for a loop that has no corpus; no recipe names them.
+OF_THE_PENALTY = {"AdaptiveSOGram", "GrowingSAGram"}
+
+
+def make(name: str) -> GramianEstimator:
+    return SETTINGS[name].build(DIM, SHARE, FACTORS)
+
+
+def test_every_estimator_of_the_package_is_in_the_table() -> None:
+    ours = concrete_subclasses(evergram.gramian, GramianEstimator)
+    kinds = {each for each in ours if each.__name__ not in OF_THE_PENALTY}
+    assert {type(make(kind)) for kind in ESTIMATORS} == kinds
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+class TestEstimator:
+    def test_the_whole_population_at_once_gives_the_moment(self, kind: str) -> None:
+        estimator = make(kind)
+        estimator.begin(population())
+        estimator.update(rows(torch.arange(N)))
+        torch.testing.assert_close(estimator.moment().dense, naive_moment(), rtol=1e-5, atol=1e-6)
+        assert estimator.gramian().shape == (DIM, DIM)
+        assert estimator.moment().cross.shape == (DIM, K)
+
+    @pytest.mark.parametrize("before", [1.0, None])
+    def test_a_moment_handed_out_never_changes(self, kind: str, before: float | None) -> None:
+        estimator = make(kind)
+        estimator.begin(population())
+        estimator.update(rows(torch.arange(10)))
+        earlier = estimator.moment()
+        copy = earlier.dense.clone()
+        estimator.begin(population(2.0))
+        estimator.update(rows(torch.arange(5, 15), 2.0, before))
+        assert torch.equal(earlier.dense, copy)
+        assert not torch.equal(estimator.moment().dense, copy)
+        assert not earlier.dense.requires_grad
+
+    def test_multiplying_by_it_is_multiplying_by_its_matrix(self, kind: str) -> None:
+        estimator = make(kind)
+        estimator.begin(population())
+        estimator.update(rows(torch.arange(3)))
+        moment, u = estimator.moment(), EMBEDDINGS[:4]
+        torch.testing.assert_close(moment.push(u), u @ moment.gramian, rtol=1e-5, atol=1e-6)
+        for width in (1, K):
+            pulled = FACTORS[:4, :width] @ moment.cross[:, :width].T
+            torch.testing.assert_close(
+                moment.pull(FACTORS[:4, :width]), pulled, rtol=1e-5, atol=1e-6
+            )
+
+    def test_state_dict_is_all_there_is(self, kind: str) -> None:
+        first, second = make(kind), make(kind)
+        draw = torch.Generator().manual_seed(3)
+        first.begin(population())
+        for step in range(70):  # more than two windows of the automatic rate
+            ids = torch.randint(N, (8,), generator=draw)
+            first.update(rows(ids, 1 + step / 100, 1 + (step - 1) / 100))
+        second.load_state_dict(first.state_dict())
+        for estimator in (first, second):
+            estimator.begin(population(1.7))
+            for _ in range(40):
+                estimator.update(rows(torch.arange(30, 40), 1.7, 1.69))
+        assert torch.equal(first.moment().dense, second.moment().dense)
+
+    def test_its_gramian_is_symmetric_and_positive_semi_definite(self, kind: str) -> None:
+        estimator = make(kind)
+        draw = torch.Generator().manual_seed(4)
+        estimator.begin(population())
+        for step in range(30):
+            ids = torch.randint(N, (3,), generator=draw)
+            # Shrinking fast: what is subtracted outweighs what is added.
+            estimator.update(rows(ids, 0.7**step, 0.7 ** (step - 1)))
+            gramian = estimator.gramian()
+            torch.testing.assert_close(gramian, gramian.T, rtol=1e-4, atol=1e-6)
+            assert float(torch.linalg.eigvalsh(gramian)[0]) > -1e-5
+
+    def test_its_state_has_room_for_a_matrix(self, kind: str) -> None:
+        assert make(kind).state_bytes >= 4 * DIM * (DIM + K)
+
+    def test_its_settings_say_whether_it_learns_from_batches(self, kind: str) -> None:
+        estimator = make(kind)
+        estimator.begin(population())
+        before = estimator.moment().dense
+        estimator.update(rows(torch.arange(10), 3.0))
+        learned = not torch.equal(estimator.moment().dense, before)
+        assert learned == SETTINGS[kind].learns_from_batches
+        assert learned != estimator.exact
+
+
+def test_averages_hold_one_matrix_and_sagram_every_embedding() -> None:
+    for kind in ("sogram, 0.05", "storm, 0.1", "exact"):
+        assert make(kind).state_bytes < 4 * DIM * (DIM + K) + 64
+    assert make("sagram").state_bytes >= 4 * N * DIM
+
+
+def test_an_empty_population_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        exact_moment(list)
+
+
+def test_projection_keeps_what_is_positive_and_the_factors() -> None:
+    matrix = naive_moment()
+    torch.testing.assert_close(projected(matrix), matrix)
+    bent = matrix.clone()
+    values, vectors = torch.linalg.eigh(bent[:, :DIM])
+    values[0] = -1.0
+    bent[:, :DIM] = (vectors * values) @ vectors.T
+    psd = projected(bent)
+    values[0] = 0.0
+    torch.testing.assert_close(psd[:, :DIM], (vectors * values) @ vectors.T, rtol=1e-4, atol=1e-5)
+    assert torch.equal(psd[:, DIM:], bent[:, DIM:])
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_the_noise_of_a_batch_is_estimated_from_that_batch(pairs: bool) -> None:
+    draw = torch.Generator().manual_seed(2)
+    moments, estimates = [], []
+    for _ in range(4000):
+        batch = rows(torch.randint(N, (16,), generator=draw))
+        if pairs:
+            before = 0.9 * batch.embeddings + 0.1 * EMBEDDINGS[0]
+            batch = EntityBatch(batch.ids, batch.weights, batch.embeddings, batch.factors, before)
+            moment = batch_moment(batch) - batch_moment(batch, before)
+        else:
+            moment = batch_moment(batch)
+        moments.append(moment)
+        estimates.append(float(batch_noise(batch, moment, pairs=pairs)))
+    every = torch.stack(moments)
+    variance = float((every - every.mean(0)).square().sum((1, 2)).mean())
+    assert sum(estimates) / len(estimates) == pytest.approx(variance, rel=0.05)

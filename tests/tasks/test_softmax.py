@@ -1,0 +1,50 @@
+"""The softmax within a batch against its definition, and the frequencies that correct it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.support.task_batches import batch_of, normal
+
+from evergram.tasks.softmax import Softmax, StreamedFrequency
+from evergram.tasks.task import Encoded
+
+
+def test_softmax_masks_repeats_and_corrects_for_frequency() -> None:
+    query, table = normal(4, 3), normal(3, 3, seed=1)
+    ids = [2, 0, 2, 1]
+    task = Softmax(3, temperature=0.5)
+    # A past in which candidate 2 stood in every batch and 0 in one of two.
+    for step in range(400):
+        task.frequency.observe(torch.tensor([2, 0] if step % 2 else [2, 1]))
+    loss = float(task(Encoded(query, table[ids]), batch_of(ids), {}))
+    chance = task.frequency.log_chance(torch.arange(3)).exp()
+    expected = 0.0
+    for row, own in enumerate(ids):
+        logits = {}
+        for place, other in enumerate(ids):
+            if place == row or other != own:
+                logit = float(query[row] @ table[other]) / 0.5 - math.log(float(chance[other]))
+                logits[place] = logit
+        expected -= logits[row] - math.log(sum(math.exp(x) for x in logits.values()))
+    assert loss == pytest.approx(expected / 4, rel=1e-5)
+
+
+def test_frequencies_are_learned_from_the_stream() -> None:
+    frequency = StreamedFrequency(3, rate=0.01)
+    draw = torch.Generator().manual_seed(0)
+    chances = torch.tensor([0.9, 0.3, 0.05])
+    for _ in range(6000):
+        met = torch.nonzero(torch.rand(3, generator=draw) < chances).flatten()
+        frequency.observe(met.repeat(2))  # a repeat in one batch counts once
+    learned = frequency.log_chance(torch.arange(3)).exp()
+    torch.testing.assert_close(learned, chances, rtol=0.25, atol=0)
+
+
+def test_a_candidate_in_every_batch_is_certain_and_an_unseen_one_counts_as_such() -> None:
+    frequency = StreamedFrequency(2)
+    for _ in range(5):
+        frequency.observe(torch.tensor([0, 0]))
+    assert frequency.log_chance(torch.tensor([0, 1])).tolist() == [0.0, 0.0]

@@ -1,0 +1,91 @@
+"""`.npy` and safetensors: any floats, with the ids inside, beside, or by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.support.vector_blocks import NUMBERS, TEXT
+from tests.support.vector_file_makers import (
+    VECTORS,
+    array,
+    junk,
+    tensors,
+    whole,
+    with_ids,
+)
+
+from evergram.errors import DataError
+from evergram.vector_files.open_embeddings import open_embeddings
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays(tmp_path: Path, dtype: str, order: Any) -> None:
+    np.save(tmp_path / "x.npy", np.array(VECTORS, dtype=dtype, order=order))
+    ids, vectors = whole(open_embeddings(tmp_path / "x.npy"))
+    assert ids == [0, 1, 2, 3, 4]
+    assert vectors.tolist() == VECTORS.tolist()
+    assert vectors.dtype == (torch.float64 if dtype == "f8" else torch.float32)
+
+
+def test_ids_beside_an_array(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", VECTORS)
+    (tmp_path / "x.ids.txt").write_text("\n".join(TEXT))
+    (tmp_path / "other").write_text("a\r\nb\r\nc\r\nd\r\ne\r\n")
+    assert whole(open_embeddings(tmp_path / "x.npy"))[0] == TEXT
+    assert whole(open_embeddings(tmp_path / "x.npy", ids=tmp_path / "other"))[0] == list("abcde")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_tensors(tmp_path: Path, dtype: torch.dtype) -> None:
+    vectors = torch.tensor(VECTORS).to(dtype)
+    save_file({"anything": vectors}, tmp_path / "a.safetensors")
+    save_file(
+        {"w": vectors, "e": vectors + 1, "key": torch.tensor(NUMBERS)}, tmp_path / "b.safetensors"
+    )
+    ids, matrix = whole(open_embeddings(tmp_path / "a.safetensors"))
+    assert ids == [0, 1, 2, 3, 4]
+    assert matrix.tolist() == vectors.tolist()
+    named = open_embeddings(tmp_path / "b.safetensors", id_column="key", vector_column="w")
+    assert whole(named)[0] == NUMBERS
+    assert whole(named)[1].tolist() == vectors.tolist()
+
+
+def test_an_array_cut_short_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", VECTORS)
+    content = (tmp_path / "x.npy").read_bytes()
+    (tmp_path / "x.npy").write_bytes(content[:-8])
+    with pytest.raises(DataError, match="cannot be read"):
+        open_embeddings(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (array(VECTORS[:0]), "holds no vectors"),
+        (array(VECTORS[0]), r"float64 of shape \[4\]; floats \[N, D\]"),
+        (array(VECTORS.astype(np.int64)), "holds int64"),
+        (array(np.array([["a", {}]], dtype=object)), "cannot be read"),
+        (with_ids("a\nb\n"), "has 2 ids and .* 5 vectors"),
+        (with_ids("a\nb\n\nc\nd\n"), "line 3 has no id"),
+        (tensors(a=torch.ones(2, 2), b=torch.ones(2, 2)), r"no tensor 'vector'.*a \[2, 2\], b"),
+        (tensors(vector=torch.ones(2)), "no tensor 'vector' of two dims"),
+        (tensors(vector=torch.ones(2, 2, dtype=torch.int8)), r"holds torch\.int8; floats"),
+        (tensors(vector=torch.ones(2, 2), id=torch.arange(3)), r"'id' is torch.int64 \[3\]; 2 int"),
+        (tensors(vector=torch.ones(0, 2)), "holds no vectors"),
+        *((junk("x" + suffix), "cannot be read") for suffix in (".npy", ".safetensors")),
+    ],
+)
+def test_arrays_tensors_and_ids_that_do_not_fit_are_refused(
+    tmp_path: Path, make: Callable[[Path], Path], message: str
+) -> None:
+    path = make(tmp_path)
+    with pytest.raises(DataError, match=message) as caught:
+        whole(open_embeddings(path))
+    assert str(path) in str(caught.value) or "x.ids.txt" in str(caught.value)
