@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +16,7 @@ from benchmarks import gowalla
 from benchmarks.tiny import recipes as tiny_recipes
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
-from evergram.encoders.encoder import Encoder
-from evergram.encoders.features import SIDES, EntityInputs
-from evergram.encoders.kinds import ENCODERS, TwoTowerSettings
+from evergram.encoders.features import SIDES
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.encoders.two_tower import TwoTower
 from evergram.evaluation.ranking import rank_metrics
@@ -33,7 +30,7 @@ CPU = torch.device("cpu")
 RECIPES = gowalla.ROOT / "recipes"
 FACTORIZATION = ["model.kind=factorization"]
 SLOW = ["gramian.rate=0.01"]
-PLAIN = "plain"  # not an override: `_Plain` is trained
+PLAIN = "model.residual=false"
 VARIANTS: dict[str, dict[str, list[str]]] = {
     "movielens-two-tower": {
         "factorization": FACTORIZATION,
@@ -67,16 +64,14 @@ def rows(
     """
     for seed in seeds:
         recipes = {
-            name: Recipe.load(recipe, [f"seed={seed}", *(o for o in overrides if o != PLAIN)])
+            name: Recipe.load(recipe, [f"seed={seed}", *overrides])
             for name, overrides in variants.items()
         }
         first = next(iter(recipes.values()))
         split = split_for(first, load_corpus(first), 0)
         for name, chosen in recipes.items():
             clock = Clock()
-            kind = _PlainSettings if PLAIN in variants[name] else TwoTowerSettings
-            with patch.dict(ENCODERS, two_tower=kind):
-                trained = fit_encoder(chosen, split, 0, RunContext(CPU, callbacks=[clock]))
+            trained = fit_encoder(chosen, split, 0, RunContext(CPU, callbacks=[clock]))
             metric = chosen.training.metric
             row: dict[str, Any] = {
                 "variant": name,
@@ -86,7 +81,7 @@ def rows(
                 "epoch": trained.best_epoch,
                 "seconds": clock.found[trained.best_epoch],
             }
-            if type(trained.encoder) is TwoTower:
+            if isinstance(trained.encoder, TwoTower) and trained.encoder.residual:
                 row |= shares(trained.encoder, split.training)
             if isinstance(trained.encoder, TwoTower) and split.training.candidates.features:
                 assert isinstance(trained.encoder, RowEncoder)
@@ -115,30 +110,6 @@ class Clock(Callback):
     def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
         self.found[at.epoch] = self.total
         self.last = time.process_time()
-
-
-class _PlainSettings(TwoTowerSettings):
-    @classmethod
-    def encoder_class(cls) -> type[Encoder]:
-        return _Plain
-
-
-class _Plain(TwoTower):
-    """f(x) alone, every table and layer started at random, as towers are commonly made."""
-
-    def __init__(self, *arguments: Any, generator: torch.Generator, **options: Any) -> None:
-        super().__init__(*arguments, generator=generator, **options)
-        for table in self.feature_tables():
-            nn.init.normal_(table, std=0.1, generator=generator)
-        for layers in self.hidden.values():
-            assert isinstance(layers, nn.Sequential)
-            last = layers[-1]
-            assert isinstance(last, nn.Linear)
-            nn.init.xavier_normal_(last.weight, generator=generator)
-
-    def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
-        found: Tensor = self.hidden[side](self._summed(side, inputs))
-        return found
 
 
 def shares(encoder: TwoTower, corpus: Corpus) -> dict[str, float]:

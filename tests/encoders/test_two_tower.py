@@ -12,6 +12,7 @@ from tests.support.encoder_corpora import default_encoder, stranger, tagged_corp
 from evergram.data.corpus import Corpus
 from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import Schema
+from evergram.encoders.kinds import TwoTowerSettings
 from evergram.encoders.two_tower import TwoTower
 
 
@@ -55,6 +56,41 @@ def test_a_tower_of_another_width_starts_as_one_of_the_smaller(width: int) -> No
             encoder.encode("query", data.queries) @ encoder.encode("candidate", data.candidates).T
         )
         torch.testing.assert_close(scores, query @ candidate.T)
+
+
+@pytest.mark.parametrize("concatenate", [False, True])
+def test_without_the_residual_it_is_the_layers_alone(concatenate: bool) -> None:
+    """[G2] §4.1: input embeddings, added up or one after the other, through layers with ReLU."""
+    data = tagged_corpus()
+    encoder = tower(data, residual=False, concatenate=concatenate, input_dim=3, hidden=[6, 5])
+    assert all(float(p.detach().std()) > 0.02 for p in encoder.tables.parameters())
+    ids = encoder.get_parameter("tables.candidate/id.weight")
+    inputs = encoder.schema.inputs["candidate"]
+    entities = encoder.read(data).inputs["candidate"]
+    rows = []
+    for row in range(len(data.candidates)):
+        parts = []
+        for name, vocabulary in inputs.items():
+            if name == "id":
+                parts.append(ids[row])
+                continue
+            table = encoder.get_parameter(f"tables.{vocabulary.replace('.', '/')}.weight")
+            indices, offsets = entities.bags[name]
+            bag = table[indices[offsets[row] : offsets[row + 1]]]
+            parts.append(bag.mean(0) if len(bag) else torch.zeros(3))
+        x = torch.cat(parts) if concatenate else torch.stack(parts).sum(0)
+        for weight, bias in ((0, 0), (2, 2), (4, 4)):
+            layers = f"hidden.candidate.{weight}"
+            x = encoder.get_parameter(f"{layers}.weight") @ x
+            x = x + encoder.get_parameter(f"hidden.candidate.{bias}.bias")
+            x = x if weight == 4 else x.relu()
+        rows.append(x)
+    torch.testing.assert_close(encoder.encode("candidate", data.candidates), torch.stack(rows))
+
+
+def test_concatenated_inputs_have_no_residual() -> None:
+    with pytest.raises(ValueError, match=r"model\.residual = false"):
+        TwoTowerSettings(concatenate=True)
 
 
 def test_two_steps_move_every_parameter_of_a_tower() -> None:

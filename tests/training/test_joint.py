@@ -79,10 +79,10 @@ def test_it_is_the_authors_loss_term_by_term(versions: int) -> None:
         past["candidate"][item] - tables[1][item] @ weight.T,
         past["candidate"][negative] - tables[1][negative] @ weight.T,
     ]
-    penalty = sum((d**2).mean() for d in differences)
+    penalty = torch.stack([(d**2).mean() for d in differences]).sum()
     for step in reversed(past_steps):
         differences = [d @ step.T for d in differences]
-        penalty = penalty + sum((d**2).mean() for d in differences)
+        penalty = penalty + torch.stack([(d**2).mean() for d in differences]).sum()
     theirs = lam * penalty / versions
     expected = torch.autograd.grad(theirs, [weight, *tables])
 
@@ -91,7 +91,10 @@ def test_it_is_the_authors_loss_term_by_term(versions: int) -> None:
     chain = Chain([LinearTransform.from_matrix(step) for step in past_steps], dims[0])
     settings = JointAlignmentSettings(alignment_weight(lam, "paper", old_dim), objects="paper-code")
     ours = alignment(chain, transform, past, settings, unit="paper")(
-        tables[0][user], tables[1][item], batch_of(user, item, negative), Tables(*tables)
+        tables[0][user],
+        tables[1][item],
+        batch_of(user, item, negative),
+        Tables(tables[0], tables[1]),
     )
     gradients = torch.autograd.grad(ours, [transform.weight, *tables])
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=0)
@@ -174,10 +177,13 @@ def test_an_object_that_takes_no_part_is_in_no_mean() -> None:
     user, item = torch.tensor([0, 1]), torch.tensor([3, 4])
     expected = (tables[1][3] - past["candidate"][3]).square().sum().detach()
     for objects in ("all", "batch"):
-        settings = JointAlignmentSettings(1.0, objects=objects)  # type: ignore[arg-type]
+        settings = JointAlignmentSettings(1.0, objects=objects)
         weight = {side: mask.double() for side, mask in known.items()}
         value = alignment(Chain([], 2), transform, past, settings, weight)(
-            tables[0][user], tables[1][item], batch_of(user, item, item), Tables(*tables)
+            tables[0][user],
+            tables[1][item],
+            batch_of(user, item, item),
+            Tables(tables[0], tables[1]),
         )
         torch.testing.assert_close(value.detach(), expected)
         user_gradient, item_gradient = torch.autograd.grad(value, tables, allow_unused=True)

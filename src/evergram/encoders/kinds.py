@@ -9,7 +9,7 @@ from abc import abstractmethod
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from evergram.kinds import KindSettings, PerVersion, Positive, table_of
 
@@ -80,13 +80,26 @@ class TwoTowerSettings(EncoderSettings):
     """Ids and features through layers.
 
     `input_dim` is the width of each input embedding, by default `dim`; `hidden` are the widths of
-    the hidden layers.
+    the hidden layers. `residual` adds the sum of the input embeddings to the layers' output;
+    without it they may be concatenated instead of summed.
     """
 
     kind = "two_tower"
     size_keys = ("input_dim", "hidden")
     input_dim: Positive | None = None
     hidden: list[Positive] = Field(default=[64])
+    residual: bool = True
+    concatenate: bool = False
+
+    @model_validator(mode="after")
+    def _concatenated_through_layers(self) -> TwoTowerSettings:
+        if self.concatenate and self.residual:
+            raise ValueError(
+                "model.concatenate = true makes the layers' input as wide as all input embeddings "
+                "together, and model.residual = true adds it to their output; set model.residual "
+                "= false"
+            )
+        return self
 
     @classmethod
     def encoder_class(cls) -> type[Encoder]:
@@ -95,7 +108,8 @@ class TwoTowerSettings(EncoderSettings):
         return TwoTower
 
     def layer_numbers(self, dim: int, version: int) -> int:
-        sizes = [self.input_dim or dim, *self.hidden, dim] if self.hidden else []
+        layers = self.hidden or not self.residual
+        sizes = [self.input_dim or dim, *self.hidden, dim] if layers else []
         return 2 * sum(a * b for a, b in pairwise(sizes))
 
 

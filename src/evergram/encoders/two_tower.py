@@ -1,4 +1,4 @@
-"""Two towers: ids and bags of features through residual layers, one tower for each side."""
+"""Two towers: ids and bags of features through layers, one tower for each side."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ class TwoTower(RowEncoder):
     contributions of features and hidden layers then grow in steps small enough for a moving average
     of Gramians to follow.
 
+    With `residual` false it is f(x) alone, every table and layer drawn at random: the tower of [G1]
+    §4 and [G2] §4.1, with `concatenate` and two hidden layers.
+
     Inputs of one vocabulary share a table, on one side or across both. A bag is the mean of its
     keys' rows; an empty bag and an unknown id are zero, so that features alone place an unseen id.
 
@@ -30,7 +33,10 @@ class TwoTower(RowEncoder):
         input_dim: width of x; `dim` by default. x of another width enters the sum through a learned
             matrix to `dim`, which starts orthogonal and the same on both sides.
         hidden: widths of the hidden layers; without any the embedding is x.
-        scale: standard deviation of the initial id tables.
+        residual: whether x is added to f(x).
+        concatenate: whether x is an entity's input embeddings one after the other, not their sum;
+            needs `residual` false.
+        scale: standard deviation of the initial id tables; of all tables where `residual` is false.
         normalize: True scales embeddings to unit norm.
     """
 
@@ -44,31 +50,39 @@ class TwoTower(RowEncoder):
         generator: torch.Generator,
         input_dim: int | None = None,
         hidden: Sequence[int] = (64,),
+        residual: bool = True,
+        concatenate: bool = False,
         scale: float = 0.1,
         normalize: bool = False,
     ) -> None:
         super().__init__(schema, dim, normalize)
         width = dim if input_dim is None else input_dim
+        self.residual = residual
+        self.concatenate = concatenate
         ids = {schema.inputs[side]["id"] for side in SIDES}
         # A module's name may not hold a dot.
         self.tables = nn.ModuleDict(
             {
                 _key(name): embedding_table(
-                    len(vocabulary), width, scale if name in ids else 0.0, generator
+                    len(vocabulary),
+                    width,
+                    scale if name in ids or not residual else 0.0,
+                    generator,
                 )
                 for name, vocabulary in schema.vocabularies.items()
             }
         )
         self.skip = nn.ModuleDict()
-        if width != dim:
+        if residual and width != dim:
             # One start for both sides: their inner products are those of their inputs.
             start = nn.init.orthogonal_(torch.empty(dim, width), generator=generator)
             for side in SIDES:
                 self.skip[side] = nn.Linear(width, dim, bias=False)
                 self.skip[side].weight = nn.Parameter(start.clone())
         self.hidden = nn.ModuleDict()
-        for side in SIDES if hidden else ():
-            self.hidden[side] = _layers(width, hidden, dim, generator)
+        for side in SIDES if hidden or not residual else ():
+            inputs = len(schema.inputs[side]) if concatenate else 1
+            self.hidden[side] = _layers(inputs * width, hidden, dim, generator, zero=residual)
 
     def keyed(self) -> dict[str, str]:
         return {f"tables.{_key(name)}.weight": name for name in self.schema.vocabularies}
@@ -78,24 +92,29 @@ class TwoTower(RowEncoder):
         return [p for n, t in self.tables.items() if n not in ids for p in t.parameters()]
 
     def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
-        summed = self._summed(side, inputs)
-        embeddings: Tensor = self.skip[side](summed) if side in self.skip else summed
-        return embeddings + self.hidden[side](summed) if side in self.hidden else embeddings
+        x = self._input(side, inputs)
+        if not self.residual:
+            output: Tensor = self.hidden[side](x)
+            return output
+        embeddings: Tensor = self.skip[side](x) if side in self.skip else x
+        return embeddings + self.hidden[side](x) if side in self.hidden else embeddings
 
-    def _summed(self, side: str, inputs: EntityInputs) -> Tensor:
+    def _input(self, side: str, inputs: EntityInputs) -> Tensor:
         """Return x."""
-        summed = torch.zeros(())
+        parts: list[Tensor] = []
         for name, vocabulary in self.schema.inputs[side].items():
             table = self.tables[_key(vocabulary)]
             assert isinstance(table, nn.Embedding)
             if name == "id":
-                summed = look_up(table, inputs.ids)
+                parts.append(look_up(table, inputs.ids))
                 continue
             indices, offsets = inputs.bags[name]
-            summed = summed + functional.embedding_bag(
-                indices, table.weight, offsets[:-1], mode="mean", sparse=True
+            parts.append(
+                functional.embedding_bag(
+                    indices, table.weight, offsets[:-1], mode="mean", sparse=True
+                )
             )
-        return summed
+        return torch.cat(parts, dim=-1) if self.concatenate else sum(parts[1:], start=parts[0])
 
 
 def _key(vocabulary: str) -> str:
@@ -103,9 +122,13 @@ def _key(vocabulary: str) -> str:
 
 
 def _layers(
-    width: int, hidden: Sequence[int], dim: int, generator: torch.Generator
+    width: int, hidden: Sequence[int], dim: int, generator: torch.Generator, *, zero: bool
 ) -> nn.Sequential:
-    """Return linear layers [width] → hidden → [dim] with ReLU between; the last starts at zero."""
+    """Return linear layers [width] → hidden → [dim] with ReLU between.
+
+    Args:
+        zero: whether the last starts at zero.
+    """
     layers: list[nn.Module] = []
     for size in hidden:
         layer = nn.Linear(width, size)
@@ -114,6 +137,9 @@ def _layers(
         layers += [layer, nn.ReLU(inplace=True)]
         width = size
     last = nn.Linear(width, dim)
-    nn.init.zeros_(last.weight)
+    if zero:
+        nn.init.zeros_(last.weight)
+    else:
+        nn.init.xavier_normal_(last.weight, generator=generator)
     nn.init.zeros_(last.bias)
     return nn.Sequential(*layers, last)
