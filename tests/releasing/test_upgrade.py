@@ -12,7 +12,8 @@ from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.errors import DataError, RecipeError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import BackwardTransformFit, Overlap
-from evergram.releasing.upgrade import evaluate, train, upgrade
+from evergram.releasing.evaluate import evaluate
+from evergram.releasing.upgrade import train, upgrade
 from evergram.training.checkpoint import held_out, load_encoder
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe

@@ -19,6 +19,7 @@ from evergram.training.loop import run_epoch
 from evergram.training.monitors.early_stopping import time_to_reach
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 
 CPU = torch.device("cpu")
 QUIET = Progress(quiet=True)
@@ -58,7 +59,7 @@ def test_the_gradient_is_independent_of_its_own_batch(batch: str, measure: float
             "training": {"batch_size": 4, "precondition": 0.0},
         }
     )
-    step, sampler, draws = prepare(recipe, corpus, 0, CPU)
+    step, sampler, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
     step.optimizers = []
     encoder = step.encoder
     total: dict[str, Tensor] = {n: torch.zeros_like(p) for n, p in encoder.named_parameters()}
@@ -146,7 +147,7 @@ def test_every_parameter_has_one_optimizer_and_its_own_rate() -> None:
             "training": {"table_rate": 0.3, "feature_rate": 0.2, "layer_rate": 0.1},
         }
     )
-    step = prepare(recipe, corpus, 0, CPU)[0]
+    step = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)[0]
     rates = {
         p: group["lr"] for o in step.optimizers for group in o.param_groups for p in group["params"]
     }

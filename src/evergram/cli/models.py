@@ -121,7 +121,7 @@ def evaluate(
     The data is read from where the newest version's recipe says; --set data.path=PATH if it moved.
     """
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.upgrade import evaluate as evaluate_version
+    from evergram.releasing.evaluate import evaluate as evaluate_version
     from evergram.training.recipe import Recipe
 
     opened = Lineage.open(lineage)

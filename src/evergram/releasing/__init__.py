@@ -20,13 +20,14 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.releasing.comparison.compare import Comparison, compare
+    from evergram.releasing.evaluate import evaluate
     from evergram.releasing.files.align import align
     from evergram.releasing.files.align_settings import AlignSettings
     from evergram.releasing.files.import_file import import_embeddings
     from evergram.releasing.files.transform_file import transform_file
     from evergram.releasing.probes import ProbeReading, run_probes
     from evergram.releasing.publish import Published, publish
-    from evergram.releasing.upgrade import evaluate, train, upgrade, upgrade_lost
+    from evergram.releasing.upgrade import train, upgrade, upgrade_lost
 
 __all__ = [
     "AlignSettings",
@@ -49,12 +50,13 @@ export_lazily(
     __name__,
     {
         "comparison.compare": "Comparison compare",
+        "evaluate": "evaluate",
         "files.align": "align",
         "files.align_settings": "AlignSettings",
         "files.import_file": "import_embeddings",
         "files.transform_file": "transform_file",
         "probes": "ProbeReading run_probes",
         "publish": "Published publish",
-        "upgrade": "evaluate train upgrade upgrade_lost",
+        "upgrade": "train upgrade upgrade_lost",
     },
 )

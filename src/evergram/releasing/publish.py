@@ -14,7 +14,6 @@ from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import LEAST_QUERIES, version_warnings
 from evergram.releasing.probes import ProbeReading, refuse_broken, with_probes
-from evergram.training.recipe import Recipe
 
 REFUSED = "The new version was not published: "
 log = logging.getLogger(__name__)
@@ -89,22 +88,37 @@ def publish(
     return Published(number, artefact.metrics, readings, warnings)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """The measures that an upgrade will make of its model.
+
+    Args:
+        metric: the one that limits of degradation are set on, `training.metric`.
+        metrics: names of all that are measured.
+        alone: whether the same model is also trained without alignment, to compare with.
+    """
+
+    metric: str
+    metrics: Sequence[str]
+    alone: bool
+
+
 def refuse_unmeasurable(
-    lineage: Lineage, recipe: Recipe, *, max_degradation: float | None, strict_probes: bool
+    lineage: Lineage, measured: Measured, *, max_degradation: float | None, strict_probes: bool
 ) -> None:
     """Refuse, before a long training, limits that can never be checked.
 
-    Raises: DegradationError.
+    Raises: DegradationError: a limit of degradation is set on a metric that is not measured, or no
+        consumer has a probe.
     """
     if strict_probes:
         refuse_untried(lineage)
     if max_degradation is None:
         return
     _refuse_no_number(max_degradation)
-    metric = recipe.training.metric
-    if metric not in recipe.metrics:
-        raise DegradationError(REFUSED + _not_measured(metric))
-    if not recipe.upgrade.alone:
+    if measured.metric not in measured.metrics:
+        raise DegradationError(REFUSED + _not_measured(measured.metric))
+    if not measured.alone:
         raise DegradationError(f"{REFUSED}{_NO_ALONE}.")
 
 

@@ -8,15 +8,11 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
-from torch import Tensor
-
-from evergram.data.corpus import Corpus, Vocabulary
+from evergram.data.corpus import Corpus
+from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
-from evergram.encoders.features import SIDES
-from evergram.errors import LineageError, RecipeError
-from evergram.evaluation.ranking import popularity_metrics, rank_metrics
-from evergram.evaluation.relevance import test_relevance
+from evergram.errors import RecipeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.training_report import board_callbacks, version_report
@@ -28,7 +24,7 @@ from evergram.releasing.upgrade_plan import (
     with_modules,
 )
 from evergram.releasing.upgrade_steps import fit_upgrade, measure_upgrade, package_upgrade
-from evergram.training.build import pick_device
+from evergram.training.build import Companions, pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import (
     Provenance,
@@ -38,7 +34,7 @@ from evergram.training.checkpoint import (
     trained_pairs,
 )
 from evergram.training.corpora import final_split, load_corpus, salt_of, split_for
-from evergram.training.fit import Companions, Refit, RunContext, fit_encoder, judge
+from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
 from evergram.training.pilots import run_pilots
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe, flat
@@ -86,7 +82,7 @@ def train(
     recipe = with_modules(recipe, encoder or trained)
     corpus = load_corpus(recipe) if corpus is None else corpus
     split = split_for(recipe, corpus, 0)
-    final = final_split(recipe, split)
+    final = final_split(split, refits=recipe.refits)
     context = RunContext(
         pick_device(device),
         Progress.of_choice(progress),
@@ -94,22 +90,35 @@ def train(
         [*callbacks, *board_callbacks(board, 0, split)],
         "version 0",
     )
-    model = trained_encoder(trained, final.training, recipe)
-    if model is not None:
-        fitted = judge(model, final, recipe.metrics)
+    model = trained_encoder(trained, final.training, normalize=recipe.model.normalize)
+    if model is None:
+        fitted = _fit_first(recipe, encoder, split, final, context)
     else:
-        own = [own_encoder(encoder, s.training, recipe) for s in (split, final)]
-        refit = None if final is split else Refit(final, Companions(own=own[1]))
-        pilots = run_pilots(recipe, split, 0, context)
-        fitted = fit_encoder(pilots.recipe, split, 0, context, Companions(own=own[0]), refit)
-        fitted.pilots = pilots.tried
+        fitted = judge(model, final, recipe.metrics)
     provenance = Provenance(
         recipe.model_dump(mode="json"),
-        options_of(fitted.encoder, recipe, 0),
-        trained_pairs(final.training, salt_of(recipe)),
+        options_of(fitted.encoder, recipe.model, 0),
+        trained_pairs(final.training, salt_of(recipe.split, recipe.name)),
     )
     report = version_report(0, final, fitted, recipe.training)
     return make_artefact(fitted, final, report, provenance)
+
+
+def _fit_first(
+    recipe: Recipe,
+    modules: EncoderModules | None,
+    split: Split,
+    final: Split,
+    context: RunContext,
+) -> Trained:
+    """Return the trained model of version 0: the recipe's encoder, or a user's modules."""
+    normalize = recipe.model.normalize
+    own = [own_encoder(modules, s.training, normalize=normalize) for s in (split, final)]
+    refit = None if final is split else Refit(final, Companions(own=own[1]))
+    pilots = run_pilots(recipe, split, 0, context)
+    fitted = fit_encoder(pilots.recipe, split, 0, context, Companions(own=own[0]), refit)
+    fitted.pilots = pilots.tried
+    return fitted
 
 
 Rest = ParamSpec("Rest")
@@ -265,44 +274,3 @@ def upgrade_lost(
     recipe = recipe.model_copy(update={"upgrade": settings})
     context = RunContext(pick_device(device), Progress.of_choice(progress))
     return _upgraded(recipe, lineage, corpus, options, context)
-
-
-def evaluate(
-    recipe: Recipe,
-    lineage: Lineage,
-    version: int | None = None,
-    corpus: Corpus | None = None,
-    *,
-    device: str = "auto",
-) -> dict[str, dict[str, float]]:
-    """Return metrics of the stored embeddings, read as `version`, on the newest version's test
-    pairs: {"model": {name: value}, "popularity": {name: value}}.
-
-    Raises: LineageError: no pair is known to be held out from every version of the lineage.
-    """
-    corpus = load_corpus(recipe) if corpus is None else corpus
-    split = split_for(recipe, corpus, lineage.newest, lineage.pair_history)
-    if split.untested is not None:
-        raise LineageError(split.untested)
-    split = final_split(recipe, split)
-    view = lineage.view(version)
-    vectors: dict[str, Tensor] = {}
-    for side, entities in zip(
-        SIDES, (split.training.queries, split.training.candidates), strict=True
-    ):
-        ids, stored = view.embeddings(side)
-        rows = Vocabulary(ids).rows(entities.vocabulary.keys)
-        # An object without a stored vector cannot be told from the others: it scores zero.
-        vectors[side] = stored[rows.clamp(min=0)] * (rows >= 0)[:, None]
-    relevance = test_relevance(split)
-    counts = split.training.counts("candidate")
-    return {
-        "model": rank_metrics(
-            vectors["query"],
-            vectors["candidate"],
-            relevance,
-            recipe.metrics,
-            device=pick_device(device),
-        ),
-        "popularity": popularity_metrics(counts, relevance, recipe.metrics),
-    }

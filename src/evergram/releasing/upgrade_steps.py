@@ -19,6 +19,7 @@ from evergram.releasing.past_models import past_model
 from evergram.releasing.past_version_report import PastReading, reading_report
 from evergram.releasing.training_report import board_callbacks, training_report, version_report
 from evergram.releasing.upgrade_plan import UpgradePlan
+from evergram.training.build import Companions
 from evergram.training.checkpoint import (
     BackwardStep,
     Provenance,
@@ -26,7 +27,7 @@ from evergram.training.checkpoint import (
     options_of,
     trained_pairs,
 )
-from evergram.training.fit import Companions, Refit, RunContext, Trained, fit_encoder, judge
+from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
 from evergram.training.pilots import Pilots, run_pilots
 
 log = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ def package_upgrade(
         # A frozen model was trained on nothing that its own version does not remember.
         trained_on = plan.salt, TrainedPairs()
     else:
-        options = options_of(trained.encoder, plan.recipe, plan.version)
+        options = options_of(trained.encoder, plan.recipe.model, plan.version)
         trained_on = trained_pairs(plan.final.training, plan.salt)
     return make_artefact(
         trained,

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
+    from evergram.training.build import Companions
     from evergram.training.callbacks import Budget, Callback, Point
     from evergram.training.checkpoint import load_encoder
     from evergram.training.corpora import load_corpus, split_for
     from evergram.training.diagnose import Diagnosis, diagnose
-    from evergram.training.fit import Companions, RunContext, Trained, fit_encoder
+    from evergram.training.fit import RunContext, Trained, fit_encoder
     from evergram.training.loop import Trainer
     from evergram.training.monitors.early_stopping import EarlyStopping
     from evergram.training.progress import Progress
@@ -54,11 +55,12 @@ __all__ = [
 export_lazily(
     __name__,
     {
+        "build": "Companions",
         "callbacks": "Budget Callback Point",
         "checkpoint": "load_encoder",
         "corpora": "load_corpus split_for",
         "diagnose": "Diagnosis diagnose",
-        "fit": "Companions RunContext Trained fit_encoder",
+        "fit": "RunContext Trained fit_encoder",
         "loop": "Trainer",
         "monitors.early_stopping": "EarlyStopping",
         "progress": "Progress",

@@ -31,7 +31,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import id_hash
 from evergram.training.build import encoder_options
 from evergram.training.fit import Trained
-from evergram.training.recipe import Recipe
+from evergram.training.recipe import ModelRecipe
 
 # Canaries kept of each side; enough for a mean, small enough to keep for ever.
 CANARIES = 1000
@@ -161,11 +161,11 @@ def make_artefact(
     )
 
 
-def options_of(encoder: Encoder, recipe: Recipe, version: int) -> dict[str, Any]:
+def options_of(encoder: Encoder, model: ModelRecipe, version: int) -> dict[str, Any]:
     """Return the options that build an encoder again, as JSON."""
     if isinstance(encoder, ModuleEncoder):
         return encoder.options
-    return encoder_options(recipe.model, version)
+    return encoder_options(model, version)
 
 
 def trained_pairs(corpus: Corpus, salt: str) -> tuple[str, TrainedPairs]:

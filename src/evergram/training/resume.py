@@ -18,7 +18,6 @@ from evergram.atomic_files import make_folder, replacing_path
 from evergram.data.corpus import Corpus
 from evergram.errors import TrainingError
 from evergram.training.callbacks import Callback
-from evergram.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from evergram.training.loop import Trainer
@@ -121,21 +120,22 @@ class Resumption(Callback):
 
 
 def run_key(
-    recipe: Recipe,
+    recipe: str,
     version: int,
     corpus: Corpus,
-    joint: nn.Module | None,
+    joint: nn.Module | None = None,
     start: nn.Module | None = None,
     own: nn.Module | None = None,
 ) -> str:
-    """Return a digest of what a run is a function of.
+    """Return a digest of all that a run is a function of.
 
     Args:
+        recipe: JSON of the whole recipe.
         joint: what is trained together with the encoder; its buffers count.
         start: the encoder that training starts from.
         own: an encoder of the user's modules, in the place of the recipe's.
     """
-    digest = hashlib.sha256(recipe.model_dump_json().encode())
+    digest = hashlib.sha256(recipe.encode())
     digest.update(f"{version} {torch.__version__} {corpus.interactions.schema}".encode())
     for name in ("query", "candidate"):
         digest.update(corpus.column(name).numpy().tobytes())

@@ -12,6 +12,7 @@ from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.monitors.map_watch import MapWatch
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 
 CPU = torch.device("cpu")
 
@@ -38,7 +39,7 @@ def test_training_is_the_same_and_looks_come_by_the_clock(small: Recipe) -> None
 def test_it_ranks_the_fixed_candidates_and_the_targets(small: Recipe, size: int) -> None:
     split = split_for(small, load_corpus(small), 0)
     watch = MapWatch(split, minutes=1, size=size, seed=0)
-    step, _, _ = prepare(small, split.training, 0, CPU)
+    step, _, _ = prepare(FitSettings.of(small, split.training, 0), split.training, CPU)
     watch._measure(Point(1, 1, 60.0, step))
     watch.on_end(Point(1, 1, 60.0, step))
     vectors = step.encoder.embed_all(step.scene)
