@@ -46,11 +46,11 @@ def probe(folder: Path, column: int) -> Probe:
 
 @pytest.fixture
 def lineage(tmp_path: Path) -> Lineage:
-    found = Lineage.create(tmp_path / "l")
-    found.publish(artefact(first=True))
-    found.label("prod", 0)
-    ConsumerRegistry.open(found.path).add("ads", "prod", found.resolve, probe=probe(tmp_path, 0))
-    return found
+    new = Lineage.create(tmp_path / "l")
+    new.publish(artefact(first=True))
+    new.label("prod", 0)
+    ConsumerRegistry.open(new.path).add("ads", "prod", new.resolve, probe=probe(tmp_path, 0))
+    return new
 
 
 def test_a_version_that_no_probe_was_run_on_is_refused(lineage: Lineage) -> None:

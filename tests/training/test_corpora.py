@@ -24,10 +24,10 @@ def test_amazon(tmp_path: Path) -> None:
     (tmp_path / "elsewhere.json").write_text(
         json.dumps({"asin": "x", "brand": "Acme", "category": ["Toys"]}) + "\n"
     )
-    found = load_corpus(
+    corpus = load_corpus(
         recipe(kind="amazon", path=tmp_path / "reviews.json", metadata=tmp_path / "elsewhere.json")
     )
-    assert found.candidates.features["brand"].vocabulary.keys.to_pylist() == ["Acme"]
+    assert corpus.candidates.features["brand"].vocabulary.keys.to_pylist() == ["Acme"]
 
 
 def test_wikispeedia(tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_a_dump_says_what_it_left_out(tmp_path: Path, caplog: pytest.LogCaptureF
             f"CREATE TABLE `{table}` (\n{fields}\n);\nINSERT INTO `{table}` VALUES {rows};\n"
         )
     with caplog.at_level(logging.WARNING):
-        found = load_corpus(recipe(kind="mediawiki", path=tmp_path, prefix="aawiki-20260101"))
-    assert len(found) == 1
+        corpus = load_corpus(recipe(kind="mediawiki", path=tmp_path, prefix="aawiki-20260101"))
+    assert len(corpus) == 1
     assert "page.sql: malformed rows left out: 1" in caplog.text
 
 

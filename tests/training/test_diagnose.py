@@ -34,13 +34,13 @@ def tracking(recipe: Recipe, chosen: dict[str, GramianRecipe], every: int = 1) -
 def test_looking_on_changes_nothing(small: Recipe, kind: str) -> None:
     recipe = Recipe.of(small.model_dump(), [f"model.kind={kind}", "training.epochs=1"])
     split = split_for(recipe, load_corpus(recipe), 0)
-    alone = fit_encoder(recipe, split, 0, RunContext(CPU))
+    unwatched = fit_encoder(recipe, split, 0, RunContext(CPU))
     look = tracking(recipe, rivals([64]), every=3)
     watched = fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[look]))
-    assert torch.equal(alone.query, watched.query)
+    assert torch.equal(unwatched.query, watched.query)
     assert look.steps
     assert set(look.gramian_errors) == {*rivals([64]), OWN}
-    assert all(len(found) == len(look.steps) for found in look.gradient_errors.values())
+    assert all(len(errors) == len(look.steps) for errors in look.gradient_errors.values())
 
 
 def test_an_exact_estimator_has_no_error_and_a_frozen_one_has(small: Recipe) -> None:
@@ -62,7 +62,7 @@ def test_an_exact_estimator_has_no_error_and_a_frozen_one_has(small: Recipe) -> 
     look = tracking(recipe, chosen, every=10)
     split = split_for(recipe, load_corpus(recipe), 0)
     fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[Freeze(), look]))
-    last = {name: found[-1] for name, found in look.gramian_errors.items()}
+    last = {name: errors[-1] for name, errors in look.gramian_errors.items()}
     # `exact` is asked to begin before the step that it is measured after: nothing moved.
     assert last["exact"] < 1e-5
     assert last["slow"] < 0.5 * last["fast"]
@@ -72,18 +72,18 @@ def test_an_exact_estimator_has_no_error_and_a_frozen_one_has(small: Recipe) -> 
 def test_a_version_is_diagnosed(small: Recipe, tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "l", "small")
     lineage.publish(train(small))
-    found = diagnose(small, lineage, steps=12, every=4, batch_sizes=[32])
-    assert found.tracking.steps == [4, 8, 12]
-    told = found.as_json()
-    assert told["scores"]["observed_mean"] > told["scores"]["random_mean"]
-    assert 0.5 < told["scores"]["separation"] <= 1
+    diagnosis = diagnose(small, lineage, steps=12, every=4, batch_sizes=[32])
+    assert diagnosis.tracking.steps == [4, 8, 12]
+    report = diagnosis.as_json()
+    assert report["scores"]["observed_mean"] > report["scores"]["random_mean"]
+    assert 0.5 < report["scores"]["separation"] <= 1
     for side in SIDES:
-        assert 1 <= told["sides"][side]["effective_rank"] <= told["sides"][side]["dim"]
-    assert set(told["mean_gramian_error"]) == {*rivals([32]), OWN}
-    tracking = found.tracking
+        assert 1 <= report["sides"][side]["effective_rank"] <= report["sides"][side]["dim"]
+    assert set(report["mean_gramian_error"]) == {*rivals([32]), OWN}
+    tracking = diagnosis.tracking
     picture = write_diagnosis(
         tmp_path / "d.png",
-        found.histograms,
+        diagnosis.histograms,
         tracking.steps,
         tracking.gramian_errors,
         tracking.gradient_errors,

@@ -56,8 +56,8 @@ def whole_run(graph: Recipe, *overrides: str) -> tuple[Step, GraphEncoder, Itera
     corpus = Corpus.from_tables(pa.table(table))
     step, sampler, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
     step.encoder.double()
-    for found in step.estimators.values():
-        found[0].double()
+    for of_side in step.estimators.values():
+        of_side[0].double()
     twin = copy.deepcopy(step.encoder).train()
     assert isinstance(twin, GraphEncoder)
     return step, twin, (batch for batch, _ in run_epoch(step, sampler, draws, 0, CPU))

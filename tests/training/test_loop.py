@@ -131,8 +131,8 @@ SETTINGS = {
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_setting_learns_more_than_popularity(small: Recipe, setting: str) -> None:
     recipe = Recipe.of(small.model_dump(), ["training.epochs=8", *SETTINGS[setting]])
-    found = run(recipe)
-    assert found.metrics["model"]["recall@20"] > 1.2 * found.metrics["popularity"]["recall@20"]
+    trained = run(recipe)
+    assert trained.metrics["model"]["recall@20"] > 1.2 * trained.metrics["popularity"]["recall@20"]
 
 
 def test_every_parameter_has_one_optimizer_and_its_own_rate() -> None:
@@ -176,16 +176,16 @@ def test_the_same_seed_gives_the_same_bits(small: Recipe) -> None:
 
 @pytest.mark.long
 def test_the_best_epoch_is_kept(small: Recipe) -> None:
-    found = run(Recipe.of(small.model_dump(), ["training.epochs=6"]))
-    best = max(found.history, key=lambda h: h["recall@20"])
-    assert found.best_epoch == best["epoch"]
-    again = run(Recipe.of(small.model_dump(), [f"training.epochs={found.best_epoch}"]))
-    assert torch.equal(again.query, found.query)
+    trained = run(Recipe.of(small.model_dump(), ["training.epochs=6"]))
+    best = max(trained.history, key=lambda h: h["recall@20"])
+    assert trained.best_epoch == best["epoch"]
+    again = run(Recipe.of(small.model_dump(), [f"training.epochs={trained.best_epoch}"]))
+    assert torch.equal(again.query, trained.query)
 
 
 def test_a_budget_ends_training(small: Recipe) -> None:
-    found = run(Recipe.of(small.model_dump(), ["training.epochs=500", "training.budget=0.05"]))
-    assert 0 < len(found.history) < 500
+    trained = run(Recipe.of(small.model_dump(), ["training.epochs=500", "training.budget=0.05"]))
+    assert 0 < len(trained.history) < 500
 
 
 def half_of_the_tiniest() -> float:
@@ -234,5 +234,5 @@ def test_cuda_learns_what_the_cpu_learns(small: Recipe, kind: str) -> None:
     split = split_for(recipe, load_corpus(recipe), 0)
     on_cpu = fit_encoder(recipe, split, 0, RunContext(CPU))
     on_cuda = fit_encoder(recipe, split, 0, RunContext(torch.device("cuda")))
-    last = [found.history[-1]["objective"] for found in (on_cpu, on_cuda)]
+    last = [trained.history[-1]["objective"] for trained in (on_cpu, on_cuda)]
     assert last[0] == pytest.approx(last[1], rel=0.02)

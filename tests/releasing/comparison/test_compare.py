@@ -96,11 +96,11 @@ def test_all_start_from_the_same_version_0_and_are_lineages(
     done: tuple[dict[str, Any], Path],
 ) -> None:
     _, out = done
-    found = [Lineage.open(out / "seed-0" / name) for name in METHODS]
-    assert {lineage.newest for lineage in found} == {2}
-    assert len({json.dumps(m.versions[0].files, sort_keys=True) for m in found}) == 1
+    lineages = [Lineage.open(out / "seed-0" / name) for name in METHODS]
+    assert {lineage.newest for lineage in lineages} == {2}
+    assert len({json.dumps(m.versions[0].files, sort_keys=True) for m in lineages}) == 1
     # Non-BC's models are Keep-All's, by file.
-    keep, non = (found[METHODS.index(name)] for name in ("keep-all", "non-bc"))
+    keep, non = (lineages[METHODS.index(name)] for name in ("keep-all", "non-bc"))
     for k in (1, 2):
         name = "encoder.safetensors"
         assert keep.manifest(k).files[name] == non.manifest(k).files[name]
@@ -115,7 +115,7 @@ def test_what_consumers_read_is_the_view_of_version_0(
     training = split_for(recipe, corpus, 2).training
     total: list[float] = []
     for side, entities in (("query", training.queries), ("candidate", training.candidates)):
-        (ids, read), (other, past) = (found.view(0).embeddings(side) for found in (run, base))
+        (ids, read), (other, past) = (lineage.view(0).embeddings(side) for lineage in (run, base))
         assert ids.equals(other)
         assert ids.equals(entities.vocabulary.keys)
         # A factorization has a row for those that version 0 has seen alone.
@@ -252,14 +252,18 @@ def test_a_sweep_of_lambda_and_seeds(recipe: Recipe, tmp_path: Path) -> None:
 
 def test_recipes_of_runs(recipe: Recipe) -> None:
     other = Recipe.of(recipe.model_dump(exclude_unset=True), ["upgrade.transform=affine", "seed=5"])
-    found = recipe_of(other, Run("post-lin-mloss", 2.0), 7, "paper")
-    assert (found.upgrade.fit, found.upgrade.transform, found.upgrade.steps) == (
+    run_recipe = recipe_of(other, Run("post-lin-mloss", 2.0), 7, "paper")
+    assert (run_recipe.upgrade.fit, run_recipe.upgrade.transform, run_recipe.upgrade.steps) == (
         "posthoc",
         "linear",
         "multi",
     )
-    assert (found.seed, found.split.selection, found.upgrade.weight) == (7, "paper", 2.0)
-    assert "recall@50" in found.metrics
+    assert (run_recipe.seed, run_recipe.split.selection, run_recipe.upgrade.weight) == (
+        7,
+        "paper",
+        2.0,
+    )
+    assert "recall@50" in run_recipe.metrics
     assert list(seeds_of(other)) == [5]
 
 

@@ -39,9 +39,9 @@ def randn(seed: int, *shape: int) -> Tensor:
 
 
 def moments_of(old: Tensor, new: Tensor, mask: Tensor) -> SecondMoments:
-    found = SecondMoments(old.shape[1], new.shape[1])
-    found.add(old[mask], new[mask])
-    return found
+    moments = SecondMoments(old.shape[1], new.shape[1])
+    moments.add(old[mask], new[mask])
+    return moments
 
 
 def test_groups_are_apart_and_the_held_out_ones_are_those_of_training() -> None:
@@ -113,9 +113,9 @@ def test_from_version_2_on_the_error_counts_at_all_past_versions(tmp_path: Path)
     multi = fit_closed_form("linear", seen, chosen, history_metric([first], 6))
     single = fit_closed_form("linear", seen, chosen)
     assert multi.ridge > 0
-    found = lineage.chain.matrix(2, 1)
-    torch.testing.assert_close(found, multi.weight, rtol=1e-5, atol=1e-5)
-    assert float((found - single.weight).norm()) > 1e-3 * float(found.norm())
+    matrix = lineage.chain.matrix(2, 1)
+    torch.testing.assert_close(matrix, multi.weight, rtol=1e-5, atol=1e-5)
+    assert float((matrix - single.weight).norm()) > 1e-3 * float(matrix.norm())
 
 
 def test_a_file_that_lost_the_seen_objects_goes_on_with_what_is_common(tmp_path: Path) -> None:

@@ -19,17 +19,17 @@ METRIC = "recall@20"
 
 def follow(values: list[float], patience: int, select_after: int = 0) -> EarlyStopping:
     """Evaluations of epochs 1, 2, … until patience runs out or there are no more values."""
-    found = EarlyStopping(METRIC, patience, select_after)
+    stopping = EarlyStopping(METRIC, patience, select_after)
     for epoch, value in enumerate(values, 1):
-        found.add({"epoch": epoch, METRIC: value}, last=epoch == len(values))
-        if found.exhausted:
+        stopping.add({"epoch": epoch, METRIC: value}, last=epoch == len(values))
+        if stopping.exhausted:
             break
-    return found
+    return stopping
 
 
 def test_patience_is_counted_from_the_best() -> None:
-    found = follow([0.1, 0.3, 0.2, 0.2, 0.4, 0.3, 0.3, 0.3, 0.5], patience=3)
-    assert (found.best_epoch, found.best, len(found.history)) == (5, 0.4, 8)
+    stopping = follow([0.1, 0.3, 0.2, 0.2, 0.4, 0.3, 0.3, 0.3, 0.5], patience=3)
+    assert (stopping.best_epoch, stopping.best, len(stopping.history)) == (5, 0.4, 8)
     # The same value again is no better.
     assert len(follow([0.3, 0.3, 0.3, 0.3], patience=2).history) == 3
     # 0 goes on to the end.
@@ -37,8 +37,8 @@ def test_patience_is_counted_from_the_best() -> None:
 
 
 def test_patience_begins_where_the_best_is_looked_for() -> None:
-    found = follow([0.9, 0.8, 0.1, 0.2, 0.1, 0.1, 0.7], patience=2, select_after=2)
-    assert (found.best_epoch, len(found.history)) == (4, 6)
+    stopping = follow([0.9, 0.8, 0.1, 0.2, 0.1, 0.1, 0.7], patience=2, select_after=2)
+    assert (stopping.best_epoch, len(stopping.history)) == (4, 6)
 
 
 @given(
@@ -63,8 +63,13 @@ def test_a_run_that_goes_on_ends_where_it_would_have_ended(
 def run(recipe: Recipe, *overrides: str) -> tuple[int, int, str, list[str]]:
     recipe = Recipe.of(recipe.model_dump(), overrides)
     split = split_for(recipe, load_corpus(recipe), 0)
-    found = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu"), title="version 0"))
-    return found.best_epoch, int(found.history[-1]["epoch"]), found.ended, found.warnings
+    stopping = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu"), title="version 0"))
+    return (
+        stopping.best_epoch,
+        int(stopping.history[-1]["epoch"]),
+        stopping.ended,
+        stopping.warnings,
+    )
 
 
 @pytest.mark.long

@@ -21,12 +21,12 @@ def test_training_is_the_same_and_looks_come_by_the_clock(small: Recipe) -> None
     recipe = Recipe.of(small.model_dump(), ["training.watch_minutes=0.001", "training.epochs=6"])
     split = split_for(recipe, load_corpus(recipe), 0)
     watched = fit_encoder(recipe, split, 0, RunContext(CPU))
-    alone = fit_encoder(
+    unwatched = fit_encoder(
         Recipe.of(small.model_dump(), ["training.epochs=6"]), split, 0, RunContext(CPU)
     )
-    assert torch.equal(watched.query, alone.query)
+    assert torch.equal(watched.query, unwatched.query)
     assert watched.watched
-    assert not alone.watched
+    assert not unwatched.watched
     times = [entry["seconds"] for entry in watched.watched]
     assert times == sorted(times)
     assert times[0] >= 0.06
