@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from evergram.compatibility.certificate import LEAST_OBJECTS
-from evergram.errors import DataError, RecipeError, UnknownVersionError
+from evergram.errors import RecipeError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.backward_transform import BackwardTransformFit, Overlap
-from evergram.releasing.evaluate import evaluate
+from evergram.releasing.backward_transform import BackwardTransformFit
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training.checkpoint import held_out, load_encoder
+from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 
@@ -110,17 +108,6 @@ def test_stored_vectors_are_what_the_encoder_gives(lineage: Lineage, recipe: Rec
 
 
 @pytest.mark.long
-def test_evaluation_of_the_newest_gives_the_published_numbers(
-    lineage: Lineage, recipe: Recipe
-) -> None:
-    metrics = evaluate(recipe, lineage)
-    published = lineage.metrics(2)["metrics"]
-    assert metrics["model"] == pytest.approx(published["model"])
-    assert metrics["popularity"] == pytest.approx(published["popularity"])
-    assert evaluate(recipe, lineage, 0)["model"]["recall@20"] > 0
-
-
-@pytest.mark.long
 def test_a_version_of_the_same_dim_and_seed_keeps_nothing_by_accident(
     recipe: Recipe, tmp_path: Path
 ) -> None:
@@ -132,55 +119,6 @@ def test_a_version_of_the_same_dim_and_seed_keeps_nothing_by_accident(
     lineage.publish(upgrade(same, lineage))
     ranking = lineage.metrics(1)["compatibility"]["0"]["ranking"]
     assert ranking["raw_candidates"]["recall@20"] < 0.6 * ranking["past"]["recall@20"]
-
-
-def test_held_out_objects_are_the_same_in_every_version(recipe: Recipe) -> None:
-    corpus = load_corpus(recipe)
-    part = corpus.restrict(torch.arange(len(corpus) // 2))
-    whole = corpus.queries.vocabulary.keys.filter(held_out(corpus.queries, 0.2).numpy())
-    some = part.queries.vocabulary.keys.filter(held_out(part.queries, 0.2).numpy())
-    assert set(some.to_pylist()) <= set(whole.to_pylist())
-    assert 0.1 < len(whole) / len(corpus.queries) < 0.3
-
-
-@pytest.mark.parametrize(("fit", "share"), [("joint", 0.05), ("joint", 0.5), ("none", 0.05)])
-def test_as_many_objects_are_held_out_as_a_measure_needs(
-    recipe: Recipe, tmp_path: Path, fit: str, share: float
-) -> None:
-    """A share of a small corpus would be fewer; where nothing is fitted, all were never seen."""
-    lineage = Lineage.create(tmp_path / "lineage")
-    corpus = load_corpus(recipe)
-    lineage.publish(train(recipe, corpus))
-    few = corpus.restrict(torch.arange(100))
-    before = load_encoder(lineage, 0)
-    overrides = [f"upgrade.fit={fit}", f"upgrade.held_out={share}"]
-    settings = Recipe.of(recipe.model_dump(), overrides)
-    back = BackwardTransformFit(
-        settings.upgrade, settings.seed + 1, lineage.active_chain, before, few, 12
-    )
-    overlap = back.overlap
-    assert overlap.common == sum(int(back.known[s].sum()) for s in ("query", "candidate"))
-    if fit == "none":
-        assert (overlap.fitted, overlap.held_out) == (0, overlap.common)
-    else:
-        assert overlap.fitted + overlap.held_out == overlap.common
-        assert overlap.held_out in (LEAST_OBJECTS, LEAST_OBJECTS + 1) or share == 0.5
-        assert overlap.held_out >= LEAST_OBJECTS
-    assert not overlap.small
-    # Of too few objects to halve, no more are held out than was asked for.
-    fewer = corpus.restrict(torch.arange(9))
-    small = BackwardTransformFit(
-        settings.upgrade, settings.seed + 1, lineage.active_chain, before, fewer, 12
-    ).overlap
-    assert small.small
-    assert small.held_out_share == (1.0 if fit == "none" else share)
-    with pytest.raises(DataError, match="--allow-small-overlap"):
-        small.refuse_small(1, 0, allow_small=False)
-    small.refuse_small(1, 0, allow_small=True)
-    with pytest.raises(DataError, match="of which 1 are not held out"):
-        Overlap(9, 1, 8, 0.9).refuse_small(1, 0, allow_small=True)
-    with pytest.raises(DataError, match="no objects in common"):
-        Overlap(0, 0, 0, 1.0).refuse_small(1, 0, allow_small=True)
 
 
 def test_an_upgrade_needs_a_version_and_a_share(recipe: Recipe, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.comparison import compare as compare_module
 from evergram.releasing.comparison.compare import compare
-from evergram.releasing.comparison.runs import Run, recipe_of, runs_of, seeds_of
+from evergram.releasing.comparison.runs import runs_of
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.recipe import Recipe
 
@@ -248,23 +248,6 @@ def test_a_sweep_of_lambda_and_seeds(recipe: Recipe, tmp_path: Path) -> None:
     assert len(rows[0]["error"]["each"]) == 2
     assert rows[0]["error"]["deviation"] > 0
     assert (tmp_path / "out" / "by-lambda.png").exists()
-
-
-def test_recipes_of_runs(recipe: Recipe) -> None:
-    other = Recipe.of(recipe.model_dump(exclude_unset=True), ["upgrade.transform=affine", "seed=5"])
-    run_recipe = recipe_of(other, Run("post-lin-mloss", 2.0), 7, "paper")
-    assert (run_recipe.upgrade.fit, run_recipe.upgrade.transform, run_recipe.upgrade.steps) == (
-        "posthoc",
-        "linear",
-        "multi",
-    )
-    assert (run_recipe.seed, run_recipe.split.selection, run_recipe.upgrade.weight) == (
-        7,
-        "paper",
-        2.0,
-    )
-    assert "recall@50" in run_recipe.metrics
-    assert list(seeds_of(other)) == [5]
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evergram.training.corpora import load_corpus, split_for
-from evergram.training.fit import RunContext, fit_encoder
-from evergram.training.monitors.early_stopping import EarlyStopping
-from evergram.training.recipe import Recipe
+from evergram.training.monitors.early_stopping import EarlyStopping, time_to_reach
 
 METRIC = "recall@20"
 
@@ -60,39 +53,8 @@ def test_a_run_that_goes_on_ends_where_it_would_have_ended(
     assert (again.best_epoch, len(again.history)) == (whole.best_epoch, len(whole.history))
 
 
-def run(recipe: Recipe, *overrides: str) -> tuple[int, int, str, list[str]]:
-    recipe = Recipe.of(recipe.model_dump(), overrides)
-    split = split_for(recipe, load_corpus(recipe), 0)
-    stopping = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu"), title="version 0"))
-    return (
-        stopping.best_epoch,
-        int(stopping.history[-1]["epoch"]),
-        stopping.ended,
-        stopping.warnings,
-    )
-
-
-@pytest.mark.long
-def test_epochs_are_a_maximum(small: Recipe, caplog: pytest.LogCaptureFixture) -> None:
-    best, last, ended, warnings = run(small, "training.epochs=60", "training.patience=2")
-    assert (last, ended, warnings) == (best + 2, "patience", [])
-    best, last, ended, warnings = run(
-        small, "training.epochs=60", "training.patience=2", "training.evaluate_every=3"
-    )
-    assert (last, ended) == (best + 6, "patience")
-    assert caplog.text == ""
-
-
-def test_a_best_epoch_that_is_the_last_is_a_warning(
-    small: Recipe, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        best, last, ended, warnings = run(small, "training.epochs=2")
-    assert (best, last, ended) == (2, 2, "epochs")
-    assert len(warnings) == 1
-    assert warnings[0].startswith("version 0: the best of 2 evaluations is the last (epoch 2,")
-    assert "raise training.epochs (2)" in warnings[0]
-    assert warnings[0] in caplog.text
-    _, _, ended, warnings = run(small, "training.epochs=50", "training.budget=0.000001")
-    assert ended == "budget"
-    assert "raise training.budget" in warnings[0]
+def test_the_clock_of_a_metric() -> None:
+    history = [{"seconds": 2.0, "recall@20": 0.1}, {"seconds": 4.0, "recall@20": 0.3}]
+    assert time_to_reach(history, "recall@20", 0.2) == 4.0
+    assert time_to_reach(history, "recall@20", 0.4) is None
+    assert time_to_reach(history, "recall@20", None) is None
