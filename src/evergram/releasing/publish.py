@@ -95,12 +95,12 @@ class Measured:
     Args:
         metric: the one that limits of degradation are set on, `training.metric`.
         metrics: names of all that are measured.
-        alone: whether the same model is also trained without alignment, to compare with.
+        unaligned: whether the same model is also trained without alignment, to compare with.
     """
 
     metric: str
     metrics: Sequence[str]
-    alone: bool
+    unaligned: bool
 
 
 def refuse_unmeasurable(
@@ -118,7 +118,7 @@ def refuse_unmeasurable(
     _refuse_no_number(max_degradation)
     if measured.metric not in measured.metrics:
         raise DegradationError(REFUSED + _not_measured(measured.metric))
-    if not measured.alone:
+    if not measured.unaligned:
         raise DegradationError(f"{REFUSED}{_NO_ALONE}.")
 
 

@@ -38,13 +38,13 @@ class FittedUpgrade:
     """A trained model, and the same model trained without alignment.
 
     Args:
-        error: what the transform leaves, on objects that alignment never saw.
-        alone: None if it was not trained; the model itself if it had no alignment.
+        error: of the transform, on objects that alignment never saw.
+        unaligned: None if it was not trained; the model itself if it had no alignment.
     """
 
     trained: Trained
     error: StepError
-    alone: Trained | None
+    unaligned: Trained | None
 
     @property
     def embeddings(self) -> dict[str, Tensor]:
@@ -102,16 +102,16 @@ def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = Non
         return FittedUpgrade(trained, error, None)
     if joint is None and settings.start == "fresh":
         return FittedUpgrade(trained, error, trained)
-    unaligned = {"joint": None, "start": None}
-    alone = fit_encoder(
+    free = {"joint": None, "start": None}
+    unaligned = fit_encoder(
         pilots.recipe,
         plan.split,
         plan.version,
         replace(context, title=f"{context.title} alone", callbacks=()),
-        replace(companions, **unaligned),
-        None if refit is None else Refit(refit.split, replace(refit.companions, **unaligned)),
+        replace(companions, **free),
+        None if refit is None else Refit(refit.split, replace(refit.companions, **free)),
     )
-    return FittedUpgrade(trained, error, alone)
+    return FittedUpgrade(trained, error, unaligned)
 
 
 def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
@@ -122,10 +122,10 @@ def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
     """
     lineage, new = plan.lineage, fitted.embeddings
     report = version_report(plan.number, plan.final, fitted.trained, plan.recipe.training)
-    if fitted.alone is not None:
-        report["metrics"]["alone"] = fitted.alone.metrics["model"]
-        if fitted.alone is not fitted.trained:
-            report["training"]["alone"] = training_report(fitted.alone)
+    if fitted.unaligned is not None:
+        report["metrics"]["alone"] = fitted.unaligned.metrics["model"]
+        if fitted.unaligned is not fitted.trained:
+            report["training"]["alone"] = training_report(fitted.unaligned)
     report["overlap"] = plan.backward.overlap.as_json()
     longer = lineage.chain.extended(plan.backward.transform)
     errors = {**lineage.step_errors, plan.number: fitted.error}
@@ -142,7 +142,7 @@ def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
         )
     if unread:
         log.warning(
-            "PastReading the new version as version %s is not measured: its modules were not given "
+            "Reading the new version as version %s is not measured: its modules were not given "
             "and its embeddings are not stored; give them as past_encoders={%d: EncoderModules("
             "…)}.",
             ", ".join(map(str, unread)),

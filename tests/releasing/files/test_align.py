@@ -1,13 +1,13 @@
-"""Which objects count for what, and that alignment follows it."""
+"""Two files are aligned by what they have in common, and held-out objects stay out of it."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import torch
+from tests.support.embedding_files import file_of, id_names, randn
 from torch import Tensor
 
 from evergram.compatibility.alignment_loss import history_metric
@@ -18,20 +18,9 @@ from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.pair_split import id_hashes, pair_groups
 from evergram.releasing.files.past_file import SIDE
-from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
-from evergram.vector_files.writers import write_vectors
 
 ROWS = 400
-IDS = pa.array([f"id{i}" for i in range(ROWS)])
-
-
-def file_of(path: Path, vectors: Tensor, ids: pa.Array = IDS) -> EmbeddingFile:
-    write_vectors(path, [(ids, vectors)])
-    return open_embeddings(path)
-
-
-def randn(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+IDS = id_names(ROWS)
 
 
 def moments_of(old: Tensor, new: Tensor, mask: Tensor) -> SecondMoments:
