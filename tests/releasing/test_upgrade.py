@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from evergram.errors import RecipeError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import BackwardTransformFit
 from evergram.releasing.upgrade import train, upgrade
@@ -119,16 +118,6 @@ def test_a_version_of_the_same_dim_and_seed_keeps_nothing_by_accident(
     lineage.publish(upgrade(same, lineage))
     ranking = lineage.metrics(1)["compatibility"]["0"]["ranking"]
     assert ranking["raw_candidates"]["recall@20"] < 0.6 * ranking["past"]["recall@20"]
-
-
-def test_an_upgrade_needs_a_version_and_a_share(recipe: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(UnknownVersionError, match="no version yet"):
-        upgrade(recipe, Lineage.create(tmp_path / "none"))
-    lineage = Lineage.create(tmp_path / "lineage")
-    short = Recipe.of(recipe.model_dump(), ["split.versions=[0.5]", "training.epochs=1"])
-    lineage.publish(train(short))
-    with pytest.raises(RecipeError, match="append the share"):
-        upgrade(short, lineage)
 
 
 @pytest.mark.parametrize("options", [["upgrade.steps=single"], ["model.kind=two_tower"]])

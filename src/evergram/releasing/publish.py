@@ -52,12 +52,8 @@ def publish(
     `evergram upgrade` and `evergram align` publish by this function.
 
     >>> import evergram
-    >>> recipe = evergram.Recipe.of(
-    ...     {
-    ...         "data": {"kind": "synthetic", "queries": 200, "candidates": 100},
-    ...         "training": {"epochs": 3},
-    ...     }
-    ... )
+    >>> data = {"kind": "synthetic", "queries": 200, "candidates": 100, "interactions": 4000}
+    >>> recipe = evergram.Recipe.of({"data": data, "training": {"epochs": 3}})
     >>> lineage = evergram.Lineage.create("lineages/new", "new")
     >>> published = evergram.publish(lineage, evergram.train(recipe))
     >>> published.version, lineage.newest

@@ -55,12 +55,9 @@ def train(
     """Return version 0, ready for `Lineage.publish`.
 
     >>> import evergram
+    >>> data = {"kind": "synthetic", "queries": 200, "candidates": 100, "interactions": 4000}
     >>> recipe = evergram.Recipe.of(
-    ...     {
-    ...         "data": {"kind": "synthetic", "queries": 200, "candidates": 100},
-    ...         "model": {"dim": [8, 12]},
-    ...         "training": {"epochs": 3},
-    ...     }
+    ...     {"data": data, "model": {"dim": [8, 12]}, "training": {"epochs": 3}}
     ... )
     >>> artefact = evergram.train(recipe)
     >>> artefact.dim
@@ -158,16 +155,13 @@ def upgrade(
 ) -> Artefact:
     """Return the version after the newest, with its backward transform, by `recipe.upgrade`.
 
-    The metrics hold, beside the model's own, those of the same model trained alone, and for every
-    past version what reading it through the chain keeps, and the certificate.
+    Its metrics hold the model's own, those of the same model trained without alignment, and for
+    every past version the metrics of reading it through the chain, and the certificate.
 
     >>> import evergram
+    >>> data = {"kind": "synthetic", "queries": 200, "candidates": 100, "interactions": 4000}
     >>> recipe = evergram.Recipe.of(
-    ...     {
-    ...         "data": {"kind": "synthetic", "queries": 200, "candidates": 100},
-    ...         "model": {"dim": [8, 12]},
-    ...         "training": {"epochs": 3},
-    ...     }
+    ...     {"data": data, "model": {"dim": [8, 12]}, "training": {"epochs": 3}}
     ... )
     >>> lineage = evergram.Lineage.create("lineages/new", "new")
     >>> published = evergram.publish(lineage, evergram.train(recipe))
@@ -181,19 +175,16 @@ def upgrade(
         corpus, device, progress, folder, callbacks, board: as of `train`.
         encoder: modules of your own, trained in place of the recipe's encoder; they may differ
             from those of the version before.
-        past_encoders: by past version, the modules of your own that it was trained with. A past
-            version whose modules are not given is known by its stored embeddings; without these,
-            reading the new version as it is not measured.
+        past_encoders: by past version, the modules of your own that it was trained with; without
+            them it is known by its stored embeddings, and without these it is not measured.
         trained: a model of this version, or modules of your own, trained without alignment on
-            `split_for(recipe, corpus, version, lineage.pair_history).training`; only the transform
-            is fitted, so it needs upgrade.fit = 'posthoc' or 'none'.
-        readings: whether to measure what reading it as each past version keeps.
-        allow_small_overlap: go on where it has so few objects in common with the version before
-            that its error cannot be measured.
-    Raises: UnknownVersionError: the lineage has no version to start from. LineageError: another
-        process is training the next version. DataError: it has no object in common with the
-        version before, or too few; or the data cannot be used. RecipeError, TrainingError.
-        ShapeError: a module does not return [B, D].
+            `split_for(recipe, corpus, version, lineage.pair_history).training`. Only the transform
+            is fitted, which needs upgrade.fit = 'posthoc' or 'none'.
+        readings: whether to measure the new version read as each past one.
+        allow_small_overlap: allow too few objects in common with the past to measure the error on.
+    Raises: UnknownVersionError: the lineage has no version. LineageError: another process is
+        training the next one. DataError: too few objects are in common with the version before, or
+        the data cannot be used. RecipeError, TrainingError. ShapeError: as `train`.
     Source: [BC] Eq. (3), (10), Table 1.
     """
     options = UpgradeOptions(

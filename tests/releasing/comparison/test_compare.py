@@ -92,6 +92,7 @@ def test_what_must_be_zero_is_zero(done: tuple[dict[str, Any], Path]) -> None:
     assert error["error_after_first"]["mean"] == pytest.approx(1.5 * error["error"]["mean"])
 
 
+@pytest.mark.long
 def test_all_start_from_the_same_version_0_and_are_lineages(
     done: tuple[dict[str, Any], Path],
 ) -> None:
@@ -106,6 +107,7 @@ def test_all_start_from_the_same_version_0_and_are_lineages(
         assert keep.manifest(k).files[name] == non.manifest(k).files[name]
 
 
+@pytest.mark.long
 def test_what_consumers_read_is_the_view_of_version_0(
     done: tuple[dict[str, Any], Path], recipe: Recipe
 ) -> None:
@@ -126,6 +128,7 @@ def test_what_consumers_read_is_the_view_of_version_0(
     )
 
 
+@pytest.mark.long
 def test_the_table_the_figures_and_all_numbers_are_written(
     done: tuple[dict[str, Any], Path],
 ) -> None:

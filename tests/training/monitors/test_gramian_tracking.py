@@ -22,7 +22,9 @@ def tracking(recipe: Recipe, chosen: dict[str, GramianRecipe], every: int = 1) -
     return Tracking(chosen, {s: training.counts(s) for s in SIDES}, every=every)
 
 
-@pytest.mark.parametrize("kind", ["factorization", "two_tower", "graphsage"])
+@pytest.mark.parametrize(
+    "kind", ["factorization", "two_tower", pytest.param("graphsage", marks=pytest.mark.long)]
+)
 def test_looking_on_changes_nothing(small: Recipe, kind: str) -> None:
     recipe = Recipe.of(small.model_dump(), [f"model.kind={kind}", "training.epochs=1"])
     split = split_for(recipe, load_corpus(recipe), 0)
