@@ -63,7 +63,7 @@ def test_a_chain_that_leads_back_exactly_keeps_everything(tmp_path: Path, drifts
     stored = {}
     for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
         past[side] = torch.randn(len(entities), chain.dim(0), generator=draw)
-        # The inverse of version 1's way back: half of the first coordinates, and 0.1.
+        # The inverse of version 1's transform: half of the first coordinates, and 0.1.
         exact = 2 * (past[side] - 0.1)
         more = torch.randn(len(entities), chain.dim(1) - chain.dim(0), generator=draw)
         new[side] = torch.cat([exact + (0.5 if drifts else 0.0), more], dim=1)

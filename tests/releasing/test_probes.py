@@ -92,7 +92,7 @@ def add(lineage: Lineage, model: Path, data: Path, **facts: Any) -> None:
 
 
 def next_version(broken: bool = False) -> Artefact:
-    """OLD under a change of basis; broken, the way back does not undo it."""
+    """OLD under a change of basis; broken, the transform does not undo it."""
     turn = torch.linalg.qr(randn(3, DIM, DIM))[0]
     return artefact(OLD @ turn.T, turn.T if not broken else torch.eye(DIM))
 

@@ -1,4 +1,4 @@
-"""A version after another: the past stays as it was, and the way back leads there."""
+"""A version after another: the past stays as it was, and the chain leads back to it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from evergram.releasing.probes import ProbeReading, refuse_broken, with_probes
 
 REFUSED = "The new version was not published: "
 log = logging.getLogger(__name__)
-# Where the model trained alone stands among what a version is measured against.
+# The name of the model trained without alignment among the references of a version.
 ALONE = "alone"
 
 
@@ -27,8 +27,8 @@ class Published:
 
     Args:
         version: its number.
-        metrics: all that was measured, with what every probe said as "probes".
-        probes: what every probe said.
+        metrics: all that was measured, with every probe's reading as "probes".
+        probes: the readings of all probes.
         warnings: a sentence on each broken probe, and on each thing that could not be certified.
     """
 
@@ -64,9 +64,9 @@ def publish(
             trained alone, and that a past version may lose when this one is read as it.
         strict_probes: publish only if no probe is past its limit.
         promote: as for `Lineage.publish`.
-        warn: is told each of `Published.warnings`; by default Python's log.
-    Raises: DegradationError: a limit is passed, or what it is set on could not be measured; nothing
-        is then published. Others as `Lineage.publish`.
+        warn: called with each of `Published.warnings`; by default they go to Python's log.
+    Raises: DegradationError: a limit is passed or could not be measured; nothing is published.
+        Others as `Lineage.publish`.
     """
     if max_degradation is not None:
         refuse_degradation(artefact, lineage.readable, max_degradation)
@@ -78,7 +78,7 @@ def publish(
         refuse_broken(readings)
     number = lineage.publish(artefact, promote=promote)
     warnings = [r.sentence for r in readings if r.broken]
-    warnings += [f"Version {number}: {said}" for said in version_warnings(lineage)[number]]
+    warnings += [f"Version {number}: {warning}" for warning in version_warnings(lineage)[number]]
     for sentence in warnings:
         warn(sentence)
     return Published(number, artefact.metrics, readings, warnings)
@@ -128,8 +128,8 @@ def refuse_untried(lineage: Lineage) -> None:
 
 
 def degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
-    """Return what a version loses in percent of `metric`, by what: "alone" is what the same model
-    has without alignment, and "0", "1", … what each past version had on what it knew."""
+    """Return a version's loss in percent of `metric`, by reference: "alone" is the same model
+    without alignment, and "0", "1", … are past versions, on the objects that they knew."""
     return {
         name: 100 * (was - now) / was
         for name, (now, was) in _pairs(report, metric).items()
@@ -138,8 +138,8 @@ def degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
 
 
 def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) -> None:
-    """Raises: DegradationError: the model, or what a past version is read as, loses more than
-    `limit` percent of `training.metric`; or that could not be measured of one of them.
+    """Raises: DegradationError: the model, or a past version that the new one is read as, loses
+    more than `limit` percent of `training.metric`; or the loss of one could not be measured.
 
     Args:
         past: the versions that must have been measured.

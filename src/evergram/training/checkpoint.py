@@ -90,11 +90,11 @@ def restore_any(
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a version was made.
+    """The recipe, the encoder's options and the training pairs of a version.
 
     Args:
-        recipe: JSON of the recipe.
-        options: that build the encoder, see `options_of`.
+        recipe: as JSON.
+        options: of the encoder, see `options_of`.
         trained_on: the split's salt and the pairs, see `trained_pairs`.
     """
 
@@ -105,12 +105,12 @@ class Provenance:
 
 @dataclass(frozen=True)
 class BackwardStep:
-    """What leads from a version to the one before it.
+    """A version's backward transform, with its error and the past canaries.
 
     Args:
         transform: B_k.
-        error: what it leaves, for the certificate.
-        canaries: of the version before; those that are still there stay canaries.
+        error: of the transform, for the certificate.
+        canaries: of the version before; of these, the objects of this version stay canaries.
     """
 
     transform: Transform | None = None

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a training runs and reports.
+    """A device, a folder and callbacks for a training.
 
     Args:
         device: of the parameters while they are trained.
@@ -84,7 +84,7 @@ class Trained:
         watched: one entry every `training.watch_minutes`.
         reached: seconds of training until `training.reach`; None if it was not reached.
         state_bytes: of the Gramian estimators.
-        ended: why no more epochs were trained: "patience", "epochs" or "budget".
+        ended: the limit that ended training: "patience", "epochs" or "budget".
         refit: `steps`, `interactions` and `seconds` of the refit; None if there was none.
         penalty, l2, batch_size, table_rate: λ of each measure, the weight of squared norms, the
             pairs of a step and the learning rate of tables, as they were used.
@@ -173,7 +173,7 @@ class _Job:
     """One training: its settings, its corpus, and where it runs.
 
     Args:
-        recipe: JSON of the whole recipe, which tells checkpoints apart.
+        recipe: JSON of the whole recipe; a checkpoint of another recipe is ignored.
     """
 
     settings: FitSettings
@@ -218,7 +218,7 @@ class _Job:
         """Return the callback that saves and restores it.
 
         Args:
-            purpose: tells apart runs of the same recipe, data and version.
+            purpose: distinguishes runs of the same recipe, data and version.
         """
         folder, beside, key = self.context.folder, self.companions, ""
         if folder is not None:

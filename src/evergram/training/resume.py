@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 class ResumeFile:
     """The file of one run's whole state, replaced in one rename.
 
-    It says which recipe, version and corpus it is of; any other run ignores it.
+    The file records its run's key; a run with another key ignores it.
 
     Args:
         folder: the checkpoint folder, removed when the version is published; None saves nothing.
         title: the run's name in the folder.
-        key: what the run is a function of, see `run_key`.
+        key: digest of the run's recipe, version, corpus and modules, see `run_key`.
         every: seconds between two saves, so that short runs write nothing.
     """
 
@@ -127,7 +127,7 @@ def run_key(
     start: nn.Module | None = None,
     own: nn.Module | None = None,
 ) -> str:
-    """Return a digest of all that a run is a function of.
+    """Return a digest of a run's recipe, version, corpus, modules and release of torch.
 
     Args:
         recipe: JSON of the whole recipe.

@@ -27,7 +27,7 @@ def write_report(path: Path, versions: Sequence[Version], metric: str) -> Path:
     """Write the result of `evergram demo`.
 
     Args:
-        versions: one entry a version, as `Chapter.as_json` gives them.
+        versions: one entry a version, as `DemoVersion.as_json` gives them.
         metric: the intended task's metric to plot.
     Returns: path; the figure is beside it as PNG, for places that show no HTML.
     """
