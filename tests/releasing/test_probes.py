@@ -1,4 +1,4 @@
-"""Consumers' own models, tried on what a version would be read as before it is published."""
+"""Consumers' own models are run on the embeddings that they would read of a version."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_classifier_of_scikit_learn_is_read_as_it_is(
     assert measure("accuracy", answers, pa.array(LABEL)) == fitted.score(OLD.numpy(), LABEL)
 
 
-def test_a_classifier_of_three_named_classes(tmp_path: Path) -> None:
+def test_a_classifier_of_three_named_classes_has_an_accuracy_and_no_auc(tmp_path: Path) -> None:
     names = np.array(["a", "b", "c"])[np.digitize(VALUE, [-1, 1])]
     fitted = LogisticRegression().fit(OLD.numpy(), names)
     path = tmp_path / "m.onnx"
@@ -122,7 +122,7 @@ def test_a_classifier_of_three_named_classes(tmp_path: Path) -> None:
         measure("auc", answers, pa.array(LABEL))
 
 
-def test_a_regressor(tmp_path: Path) -> None:
+def test_a_regressor_has_the_error_of_scikit_learn(tmp_path: Path) -> None:
     fitted = LinearRegression().fit(OLD.numpy(), VALUE)
     onnx = tmp_path / "m.onnx"
     onnx.write_bytes(to_onnx(fitted, OLD[:1].numpy()).SerializeToString())
@@ -179,7 +179,7 @@ def test_a_probe_is_run_before_a_version_is_published(tmp_path: Path, lineage: L
     assert (again.value, again.source) == (reading.value, 1)
 
 
-def test_what_breaks_a_consumer_is_refused(tmp_path: Path, lineage: Lineage) -> None:
+def test_a_version_that_breaks_a_consumer_is_refused(tmp_path: Path, lineage: Lineage) -> None:
     model, _ = classifier(tmp_path / "m.onnx")
     add(lineage, model, evaluation(tmp_path / "d.parquet", LABEL), min=0.7)
     _, readings = with_probes(next_version(broken=True), lineage)
@@ -191,7 +191,7 @@ def test_what_breaks_a_consumer_is_refused(tmp_path: Path, lineage: Lineage) -> 
 
 
 @pytest.mark.long
-def test_what_a_regressor_may_not_be_past(tmp_path: Path, lineage: Lineage) -> None:
+def test_a_regressor_has_a_most_rather_than_a_least(tmp_path: Path, lineage: Lineage) -> None:
     weight = torch.linalg.lstsq(OLD, torch.from_numpy(VALUE)[:, None]).solution.T
     model = linear(tmp_path / "m.safetensors", weight=weight.contiguous())
     data = evaluation(tmp_path / "d.parquet", VALUE)
@@ -203,7 +203,9 @@ def test_what_a_regressor_may_not_be_past(tmp_path: Path, lineage: Lineage) -> N
 
 
 @pytest.mark.long
-def test_ids_that_are_missing_or_twice(tmp_path: Path, lineage: Lineage) -> None:
+def test_missing_ids_are_left_out_and_repeated_ones_count_each_time(
+    tmp_path: Path, lineage: Lineage
+) -> None:
     """In any order, and in blocks; what has no embedding is counted and left out."""
     model, fitted = classifier(tmp_path / "m.onnx")
     order = [*range(ROWS - 1, -1, -1), 5, 5, 7]
@@ -319,7 +321,7 @@ def bad_probe(tmp_path: Path, what: str) -> dict[str, Any]:
         ("side", "There is no side 'query'; there is candidate"),
     ],
 )
-def test_what_cannot_be_a_probe_is_a_sentence(
+def test_files_that_cannot_be_a_probe_are_refused(
     tmp_path: Path, lineage: Lineage, what: str, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
@@ -327,7 +329,7 @@ def test_what_cannot_be_a_probe_is_a_sentence(
     assert ConsumerRegistry.open(lineage.path).list() == ()
 
 
-def test_a_version_that_is_not_there(tmp_path: Path, lineage: Lineage) -> None:
+def test_a_probe_of_an_unknown_version_is_refused(tmp_path: Path, lineage: Lineage) -> None:
     facts = bad_probe(tmp_path, "side")
     probe = Probe(
         model=str(facts["model"]), data=str(facts["data"]), side="candidate", metric="auc"
@@ -341,7 +343,9 @@ def test_a_reading_says_what_is_wrong() -> None:
     assert reading.sentence == "The probe of a (v0) could not be run: why"
 
 
-def test_without_onnxruntime_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnxruntime_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, _ = classifier(tmp_path / "m.onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(DataError, match=r"pip install 'evergram\[onnx\]'"):

@@ -21,7 +21,7 @@ def trained(**facts: object) -> Trained:
     return Trained(encoder, torch.ones(2, 7), torch.ones(3, 7), {"model": {}}, **values)  # type: ignore[arg-type]
 
 
-def test_what_was_not_asked_for_is_left_out() -> None:
+def test_measures_that_were_not_asked_for_are_left_out() -> None:
     split = split_for(tiny_recipe(), load_corpus(tiny_recipe()), 0)
     settings = TrainingRecipe()
     report = version_report(4, split, trained(), settings)
@@ -33,7 +33,7 @@ def test_what_was_not_asked_for_is_left_out() -> None:
     json.dumps(report)
 
 
-def test_what_was_asked_for_is_there_even_if_it_was_not_reached() -> None:
+def test_a_metric_that_was_not_reached_is_reported_as_none() -> None:
     split = split_for(tiny_recipe(), load_corpus(tiny_recipe()), 0)
     asked = TrainingRecipe(watch_minutes=1.0, reach=0.5)
     report = version_report(0, split.without_test("No test figure: why."), trained(), asked)

@@ -149,7 +149,7 @@ def test_a_joint_run_is_selected_after_some_epochs_only(small: Recipe, tmp_path:
 
     assert best() == 1
     assert best(select_after=4) == 5
-    # What is trained alone may be selected at once.
+    # A model trained without alignment may be selected at once.
     assert best("upgrade.method=non-bc", select_after=4) == 1
     # A run that ends before then has its last epoch.
     assert best("training.budget=0.000001", select_after=4) == 1

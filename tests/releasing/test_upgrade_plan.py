@@ -1,4 +1,4 @@
-"""What an upgrade refuses before it trains, and what it starts from."""
+"""An upgrade's plan: its refusals before training, and the parts that it starts from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking on changes nothing, and what is seen is what exact sums say."""
+"""A version is diagnosed: its spectrum, its scores and its estimators."""
 
 from __future__ import annotations
 

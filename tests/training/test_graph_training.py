@@ -159,7 +159,7 @@ def test_a_step_passes_over_the_graph_once(
         "task.penalty=5 gramian.kind=exact training.batch_size=100000 training.epochs=150",
     ],
 )
-def test_it_learns(graph: Recipe, kind: str, task: str) -> None:
+def test_a_graph_encoder_learns_more_than_popularity(graph: Recipe, kind: str, task: str) -> None:
     recipe = Recipe.of(
         graph.model_dump(),
         [

@@ -1,4 +1,4 @@
-"""What no memory holds is refused before it is asked for, and what memory holds never is."""
+"""A training that memory cannot hold is refused before it starts, and no other is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evergram.training.recipe import Recipe
         ["model.kind=lightgcn", "model.dim=16"],
     ],
 )
-def test_it_is_less_than_what_a_run_holds(small: Recipe, overrides: list[str]) -> None:
+def test_the_least_memory_is_less_than_a_run_holds(small: Recipe, overrides: list[str]) -> None:
     """Counted from what was trained: tables and layers, and both sides' vectors and moments."""
     recipe = Recipe.of(small.model_dump(), [*overrides, "training.epochs=1"])
     artefact = train(recipe)

@@ -1,4 +1,4 @@
-"""One step: its gradient, and what it leaves as it was."""
+"""One step: its gradient, its estimators, and a look that changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods side by side: what must be zero is, stopping changes nothing, and recipes do not mix."""
+"""Methods side by side: zero where nothing changes, resumed bit for bit, one recipe a folder."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def numbers(results: dict[str, Any]) -> Any:
 
 
 @pytest.mark.long
-def test_what_must_be_zero_is_zero(done: tuple[dict[str, Any], Path]) -> None:
+def test_methods_that_change_nothing_measure_zero(done: tuple[dict[str, Any], Path]) -> None:
     results, _ = done
     rows = {row["method"]: row for row in results["table"]}
     assert list(rows) == METHODS
@@ -108,7 +108,7 @@ def test_all_start_from_the_same_version_0_and_are_lineages(
 
 
 @pytest.mark.long
-def test_what_consumers_read_is_the_view_of_version_0(
+def test_consumers_read_the_view_of_version_0(
     done: tuple[dict[str, Any], Path], recipe: Recipe
 ) -> None:
     results, out = done
@@ -149,7 +149,7 @@ def test_the_table_the_figures_and_all_numbers_are_written(
 
 
 @pytest.mark.long
-def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(
+def test_an_interrupted_comparison_resumes_to_the_same_numbers(
     done: tuple[dict[str, Any], Path],
     recipe: Recipe,
     tmp_path: Path,

@@ -69,7 +69,7 @@ def test_keep_all_reads_version_0_itself_and_others_read_the_chain(
     assert scores["bc-aligner"]["error"][1] == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_is_in_files_is_neither_measured_nor_fitted_again(
+def test_scores_and_consumers_in_files_are_not_made_again(
     lineages: dict[str, Lineage], training: list[Corpus], tmp_path: Path
 ) -> None:
     task = activity(training[0])

@@ -1,4 +1,4 @@
-"""When a run looks no further, and what it says of its best epoch."""
+"""The best epoch is kept, and patience ends a run."""
 
 from __future__ import annotations
 

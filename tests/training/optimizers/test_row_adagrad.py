@@ -1,4 +1,4 @@
-"""Row by row against its definition; and what makes it more than Adagrad."""
+"""Each row moves by its definition, and the basis of the columns does not matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a prior comes from; what it does to the loss is in tests/tasks/test_objective.py."""
+"""The factors of each kind of prior; its part in the loss is in tests/tasks/test_objective.py."""
 
 from __future__ import annotations
 
