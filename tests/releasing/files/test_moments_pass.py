@@ -39,6 +39,7 @@ def test_moments_are_those_of_the_pairs_of_a_group(tmp_path: Path) -> None:
         assert moments.count == len(a)
         for second, direct in zip(moments.second(), (b.T @ b, a.T @ b, a.T @ a), strict=True):
             torch.testing.assert_close(second, direct / len(a))
+    assert torch.equal(reading.sample.rows, kept)
     pair = reading.sample.take(torch.tensor([33, 4]))
     assert torch.equal(pair.old, old[rows[[33, 4]]])
     assert torch.equal(pair.new, new[rows[[33, 4]]])
