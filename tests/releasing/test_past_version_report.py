@@ -34,9 +34,8 @@ def split_of(pairs: list[tuple[int, int]], test: list[tuple[int, int]]) -> Split
 
 
 def test_only_queries_and_candidates_that_the_past_version_knew_are_ranked() -> None:
-    split = split_of(
-        [(0, 0), (2, 1), (2, 2), (0, 3), (1, 0)], [(0, 1), (0, 2), (1, 3), (2, -1), (2, 0)]
-    )
+    training = [(0, 0), (1, 1), (2, 2), (0, 3), (2, 1)]
+    split = split_of(training, [(0, 1), (0, 2), (1, 3), (2, -1), (2, 0)])
     known = {
         "query": torch.tensor([True, False, True]),
         "candidate": torch.tensor([True, False, True, True]),
