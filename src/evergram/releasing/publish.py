@@ -85,7 +85,7 @@ def publish(
 
 
 @dataclass(frozen=True)
-class Measured:
+class PlannedMetrics:
     """The measures that an upgrade will make of its model.
 
     Args:
@@ -100,7 +100,11 @@ class Measured:
 
 
 def refuse_unmeasurable(
-    lineage: Lineage, measured: Measured, *, max_degradation: float | None, strict_probes: bool
+    lineage: Lineage,
+    planned: PlannedMetrics,
+    *,
+    max_degradation: float | None,
+    strict_probes: bool,
 ) -> None:
     """Refuse, before a long training, limits that can never be checked.
 
@@ -112,9 +116,9 @@ def refuse_unmeasurable(
     if max_degradation is None:
         return
     _refuse_no_number(max_degradation)
-    if measured.metric not in measured.metrics:
-        raise DegradationError(REFUSED + _not_measured(measured.metric))
-    if not measured.unaligned:
+    if planned.metric not in planned.metrics:
+        raise DegradationError(REFUSED + _not_measured(planned.metric))
+    if not planned.unaligned:
         raise DegradationError(f"{REFUSED}{_NO_ALONE}.")
 
 

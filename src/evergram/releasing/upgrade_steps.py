@@ -65,34 +65,16 @@ def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = Non
     pilots = Pilots(plan.recipe)
     if trains and settings.start == "fresh":
         pilots = run_pilots(plan.recipe, plan.split, plan.version, context)
-    joint = plan.backward.joint()
-    companions = Companions(joint, plan.backward.past, own=plan.own(plan.final.training))
-    refit = None
-    if plan.final is not plan.split:
-        refit = Refit(plan.final, companions)
-        search = plan.backward_for(plan.split.training)
-        companions = Companions(search.joint(), search.past, own=plan.own(plan.split.training))
-    if not trains:
+    companions, refit = _companions(plan)
+    if trains:
+        watching = [*context.callbacks, *board_callbacks(board, plan.version, plan.split)]
+        watched = replace(context, callbacks=watching)
+        trained = fit_encoder(pilots.recipe, plan.split, plan.version, watched, companions, refit)
+        trained.pilots = pilots.tried
+    else:
         model = plan.before if settings.start == "frozen" else plan.trained
         assert isinstance(model, Encoder)
         trained = judge(model, plan.final, plan.recipe.metrics)
-    else:
-        watching = [*context.callbacks, *board_callbacks(board, plan.version, plan.split)]
-        previous = None
-        if settings.start == "previous":
-            assert isinstance(plan.before, Encoder)
-            previous = plan.before
-            if refit is not None:
-                refit = Refit(plan.final, replace(refit.companions, start=previous))
-        trained = fit_encoder(
-            pilots.recipe,
-            plan.split,
-            plan.version,
-            replace(context, callbacks=watching),
-            replace(companions, start=previous),
-            refit,
-        )
-        trained.pilots = pilots.tried
     started = time.perf_counter()
     new = {"query": trained.query, "candidate": trained.candidate}
     plan.backward.finish(new)
@@ -100,7 +82,7 @@ def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = Non
     error = plan.backward.error(new)
     if not settings.alone:
         return FittedUpgrade(trained, error, None)
-    if joint is None and settings.start == "fresh":
+    if companions.joint is None and settings.start == "fresh":
         return FittedUpgrade(trained, error, trained)
     free = {"joint": None, "start": None}
     unaligned = fit_encoder(
@@ -112,6 +94,24 @@ def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = Non
         None if refit is None else Refit(refit.split, replace(refit.companions, **free)),
     )
     return FittedUpgrade(trained, error, unaligned)
+
+
+def _companions(plan: UpgradePlan) -> tuple[Companions, Refit | None]:
+    """Return the companions of the search for the best epoch, and the refit, if there is one.
+
+    The published transform is trained in the last of the two; the search has one of its own.
+    """
+    start = None
+    if plan.recipe.upgrade.start == "previous":
+        assert isinstance(plan.before, Encoder)
+        start = plan.before
+    backward, corpus = plan.backward, plan.final.training
+    last = Companions(backward.joint(), backward.past, start, plan.own(corpus))
+    if plan.final is plan.split:
+        return last, None
+    backward, corpus = plan.backward_for(plan.split.training), plan.split.training
+    search = Companions(backward.joint(), backward.past, start, plan.own(corpus))
+    return search, Refit(plan.final, last)
 
 
 def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
