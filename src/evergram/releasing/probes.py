@@ -165,9 +165,9 @@ def refuse_broken(readings: Iterable[ProbeReading]) -> None:
     broken = [r.sentence.rstrip(".") for r in readings if r.broken]
     if broken:
         raise DegradationError(
-            f"The new version was not published: {'; '.join(broken)}. Without --strict-probes it "
-            "is published all the same; else change what is upgraded to, or the limit with the "
-            "consumer."
+            f"The new version was not published: {'; '.join(broken)}. Publish it without "
+            "--strict-probes, change the recipe or the files, or agree with the consumer on another "
+            "limit."
         )
 
 

@@ -208,7 +208,7 @@ def pick_device(name: str) -> torch.device:
     Raises: RecipeError: no device has that name, or there is no CUDA.
     """
     if name not in ("auto", "cpu", "cuda"):
-        raise RecipeError(f"--device {name} is none of auto, cpu, cuda.")
+        raise RecipeError(f"--device {name} is not known; it must be auto, cpu or cuda.")
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise RecipeError("--device cuda was asked for and this machine has none; use auto or cpu.")
