@@ -166,8 +166,8 @@ def refuse_broken(readings: Iterable[ProbeReading]) -> None:
     if broken:
         raise DegradationError(
             f"The new version was not published: {'; '.join(broken)}. Publish it without "
-            "--strict-probes, change the recipe or the files, or agree with the consumer on another "
-            "limit."
+            "--strict-probes, change the recipe or the files, or agree on another limit with the "
+            "consumer."
         )
 
 
