@@ -98,8 +98,8 @@ def test_a_closed_form_recovers_an_exact_map_without_the_held_out_objects(
 
 
 def test_joint_settings_are_those_of_the_recipe(lineage: Lineage, corpus: Corpus) -> None:
-    overrides = ("upgrade.rows=7", "upgrade.objects=uniform", "upgrade.transform_rate=0.5")
+    overrides = ("upgrade.rows=7", "upgrade.transform_rate=0.5")
     joint = fit_of(lineage, corpus, *overrides).joint()
     assert joint is not None
     settings = joint.settings
-    assert (settings.rows, settings.objects, settings.rate) == (7, "uniform", 0.5)
+    assert (settings.rows, settings.rate) == (7, 0.5)
