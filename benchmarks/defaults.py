@@ -197,7 +197,7 @@ class Runs:
     def test(self, settings: Sequence[str], seed: int) -> dict[str, Any]:
         """The metric on the test pairs, as `evergram train` would report it."""
         recipe, split = self._prepare(settings, seed)
-        final = final_split(recipe, split)
+        final = final_split(split, refits=recipe.refits)
         return self._once("test", recipe, split, None if final is split else Refit(final))
 
     def _prepare(self, settings: Sequence[str], seed: int) -> tuple[Recipe, Split]:

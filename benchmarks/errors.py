@@ -15,6 +15,7 @@ from evergram.training.callbacks import Point
 from evergram.training.loop import no_denormals, run_epoch
 from evergram.training.monitors.gramian_tracking import Tracking
 from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 
 ENCODERS = ("factorization", "two_tower")
 BATCHES = (128, 1024)
@@ -77,7 +78,7 @@ def tracking_errors(
     recipe = Recipe.of({**base(tiny), **RUN}, [f"model.kind={encoder}", "model.dim=64"])
     corpus = base_split(tiny).training
     device = torch.device("cpu")
-    step, sampler, draws = prepare(recipe, corpus, 0, device)
+    step, sampler, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, device)
     rivals = {f"{b}/{n}": s for b in batches for n, s in contestants(b).items()}
     counts = {side: corpus.counts(side) for side in SIDES}
     tracking = Tracking(rivals, counts, every=every)

@@ -18,6 +18,7 @@ from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.loop import no_denormals, run_epoch
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 
 CPU = torch.device("cpu")
 RECIPE = gowalla.ROOT / "recipes" / "movielens-graphsage.toml"
@@ -71,7 +72,8 @@ def steps_table(
 
 
 def _step(recipe: Recipe, training: Corpus, overrides: list[str]) -> float:
-    step, sampler, draws = prepare(Recipe.of(recipe.model_dump(), overrides), training, 0, CPU)
+    changed = Recipe.of(recipe.model_dump(), overrides)
+    step, sampler, draws = prepare(FitSettings.of(changed, training, 0), training, CPU)
     times: list[float] = []
     with no_denormals():
         batches = run_epoch(step, sampler, draws, 0, CPU)

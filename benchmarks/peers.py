@@ -173,7 +173,7 @@ def rows(name: str, peers: Iterable[str] | None = None) -> list[dict[str, Any]]:
         first of `METRICS` on the selection pairs.
     """
     recipe, split = load(name)
-    final, found = final_split(recipe, split), []
+    final, found = final_split(split, refits=recipe.refits), []
     for peer in peers or PEERS:
         result = PEERS[peer].fit(split, **SETTINGS[name][peer])
         selection = judge(result, split, split.selection)[METRICS[0]]

@@ -94,7 +94,7 @@ def tiny(kind: str) -> Quality:
 
 def _rows(base: Recipe) -> Iterator[Row]:
     split = split_for(base, load_corpus(base), 0)
-    final = final_split(base, split)
+    final = final_split(split, refits=base.refits)
     refit = None if final is split else Refit(final)
     popular: Mapping[str, float] | None = None
     for method, overrides in METHODS.items():

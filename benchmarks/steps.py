@@ -12,9 +12,10 @@ import torch
 
 from benchmarks.measure import base, base_split
 from evergram.data.corpus import Corpus
-from evergram.training.build import prepare
+from evergram.training.build import Companions, prepare
 from evergram.training.loop import no_denormals, run_epoch
 from evergram.training.recipe import Recipe, TrainingRecipe
+from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.step import Joint
 
 ENCODERS = {
@@ -133,7 +134,10 @@ class Turns:
     ) -> None:
         self.device = torch.device("cpu")
         self.step, self.sampler, self.draws = prepare(
-            Recipe.of(recipe, settings), corpus, 0, self.device, joint=joint
+            FitSettings.of(Recipe.of(recipe, settings), corpus, 0),
+            corpus,
+            self.device,
+            Companions(joint),
         )
         self.epoch = 0
         self.running: Iterator[object] = iter(())

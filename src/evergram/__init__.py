@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from evergram.lineage.lineage import Lineage
     from evergram.lineage.view import View
     from evergram.releasing.comparison.compare import compare
+    from evergram.releasing.evaluate import evaluate
     from evergram.releasing.publish import publish
-    from evergram.releasing.upgrade import evaluate, train, upgrade
+    from evergram.releasing.upgrade import train, upgrade
     from evergram.retrieval.pretrained.pretrained_encoder import PretrainedEncoder
     from evergram.retrieval.reader import Reader
     from evergram.serving.client import Client
@@ -82,8 +83,9 @@ export_lazily(
         "lineage.lineage": "Lineage",
         "lineage.view": "View",
         "releasing.comparison.compare": "compare",
+        "releasing.evaluate": "evaluate",
         "releasing.publish": "publish",
-        "releasing.upgrade": "evaluate train upgrade",
+        "releasing.upgrade": "train upgrade",
         "retrieval.pretrained.pretrained_encoder": "PretrainedEncoder",
         "retrieval.reader": "Reader",
         "serving.client": "Client",

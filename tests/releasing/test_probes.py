@@ -1,4 +1,4 @@
-"""Consumers' own models, tried on what a version would be read as before it is published."""
+"""Consumers' own models are run on the embeddings that they would read of a version."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def artefact(vectors: Tensor, back: Tensor | None, side: str = "candidate") -> A
 
 @pytest.fixture
 def lineage(tmp_path: Path) -> Lineage:
-    found = Lineage.create(tmp_path / "lineage")
-    found.publish(artefact(OLD, None))
-    return found
+    new = Lineage.create(tmp_path / "lineage")
+    new.publish(artefact(OLD, None))
+    return new
 
 
 def add(lineage: Lineage, model: Path, data: Path, **facts: Any) -> None:
@@ -92,7 +92,7 @@ def add(lineage: Lineage, model: Path, data: Path, **facts: Any) -> None:
 
 
 def next_version(broken: bool = False) -> Artefact:
-    """OLD under a change of basis; broken, the way back does not undo it."""
+    """OLD under a change of basis; broken, the transform does not undo it."""
     turn = torch.linalg.qr(randn(3, DIM, DIM))[0]
     return artefact(OLD @ turn.T, turn.T if not broken else torch.eye(DIM))
 
@@ -111,7 +111,7 @@ def test_a_classifier_of_scikit_learn_is_read_as_it_is(
     assert measure("accuracy", answers, pa.array(LABEL)) == fitted.score(OLD.numpy(), LABEL)
 
 
-def test_a_classifier_of_three_named_classes(tmp_path: Path) -> None:
+def test_a_classifier_of_three_named_classes_has_an_accuracy_and_no_auc(tmp_path: Path) -> None:
     names = np.array(["a", "b", "c"])[np.digitize(VALUE, [-1, 1])]
     fitted = LogisticRegression().fit(OLD.numpy(), names)
     path = tmp_path / "m.onnx"
@@ -122,7 +122,7 @@ def test_a_classifier_of_three_named_classes(tmp_path: Path) -> None:
         measure("auc", answers, pa.array(LABEL))
 
 
-def test_a_regressor(tmp_path: Path) -> None:
+def test_a_regressor_has_the_error_of_scikit_learn(tmp_path: Path) -> None:
     fitted = LinearRegression().fit(OLD.numpy(), VALUE)
     onnx = tmp_path / "m.onnx"
     onnx.write_bytes(to_onnx(fitted, OLD[:1].numpy()).SerializeToString())
@@ -133,8 +133,8 @@ def test_a_regressor(tmp_path: Path) -> None:
     )
     expected = float(np.sqrt(np.mean((fitted.predict(OLD.numpy()) - VALUE) ** 2)))
     for path in (onnx, plain):
-        found = measure("rmse", load_probe_model(path).answers(OLD.numpy()), pa.array(VALUE))
-        assert found == pytest.approx(expected, rel=1e-4)
+        rmse = measure("rmse", load_probe_model(path).answers(OLD.numpy()), pa.array(VALUE))
+        assert rmse == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_linear_model_of_tensors_is_that_of_scikit_learn(tmp_path: Path) -> None:
@@ -163,23 +163,23 @@ def test_a_probe_is_run_before_a_version_is_published(tmp_path: Path, lineage: L
     expected = roc_auc_score(LABEL, fitted.predict_proba(OLD.numpy())[:, 1])
     new, readings = with_probes(next_version(), lineage)
     assert [r.consumer for r in readings] == ["ads"]
-    found = readings[0]
-    assert (found.version, found.source, found.objects, found.missing) == (0, 1, ROWS, 0)
-    assert found.value == pytest.approx(expected, abs=1e-3)
-    assert found.baseline is not None
-    assert found.baseline.value == pytest.approx(expected, abs=1e-6)
-    assert (found.baseline.version, found.baseline.objects) == (0, ROWS)
-    assert not found.broken
+    reading = readings[0]
+    assert (reading.version, reading.source, reading.objects, reading.missing) == (0, 1, ROWS, 0)
+    assert reading.value == pytest.approx(expected, abs=1e-3)
+    assert reading.baseline is not None
+    assert reading.baseline.value == pytest.approx(expected, abs=1e-6)
+    assert (reading.baseline.version, reading.baseline.objects) == (0, ROWS)
+    assert not reading.broken
     refuse_broken(readings)
     assert lineage.newest == 0
     lineage.publish(new)
-    assert lineage.metrics(1)["probes"] == [found.as_json()]
+    assert lineage.metrics(1)["probes"] == [reading.as_json()]
     # What is published says the same as what was about to be.
     again = run_probes(lineage)[0]
-    assert (again.value, again.source) == (found.value, 1)
+    assert (again.value, again.source) == (reading.value, 1)
 
 
-def test_what_breaks_a_consumer_is_refused(tmp_path: Path, lineage: Lineage) -> None:
+def test_a_version_that_breaks_a_consumer_is_refused(tmp_path: Path, lineage: Lineage) -> None:
     model, _ = classifier(tmp_path / "m.onnx")
     add(lineage, model, evaluation(tmp_path / "d.parquet", LABEL), min=0.7)
     _, readings = with_probes(next_version(broken=True), lineage)
@@ -191,19 +191,21 @@ def test_what_breaks_a_consumer_is_refused(tmp_path: Path, lineage: Lineage) -> 
 
 
 @pytest.mark.long
-def test_what_a_regressor_may_not_be_past(tmp_path: Path, lineage: Lineage) -> None:
+def test_a_regressor_has_a_most_rather_than_a_least(tmp_path: Path, lineage: Lineage) -> None:
     weight = torch.linalg.lstsq(OLD, torch.from_numpy(VALUE)[:, None]).solution.T
     model = linear(tmp_path / "m.safetensors", weight=weight.contiguous())
     data = evaluation(tmp_path / "d.parquet", VALUE)
     add(lineage, model, data, metric="rmse", max=0.2)
     assert not with_probes(next_version(), lineage)[1][0].broken
-    found = with_probes(next_version(broken=True), lineage)[1][0]
-    assert found.broken
-    assert "at most 0.2 is needed" in found.sentence
+    reading = with_probes(next_version(broken=True), lineage)[1][0]
+    assert reading.broken
+    assert "at most 0.2 is needed" in reading.sentence
 
 
 @pytest.mark.long
-def test_ids_that_are_missing_or_twice(tmp_path: Path, lineage: Lineage) -> None:
+def test_missing_ids_are_left_out_and_repeated_ones_count_each_time(
+    tmp_path: Path, lineage: Lineage
+) -> None:
     """In any order, and in blocks; what has no embedding is counted and left out."""
     model, fitted = classifier(tmp_path / "m.onnx")
     order = [*range(ROWS - 1, -1, -1), 5, 5, 7]
@@ -213,14 +215,14 @@ def test_ids_that_are_missing_or_twice(tmp_path: Path, lineage: Lineage) -> None
     expected = roc_auc_score(LABEL[order], fitted.predict_proba(OLD[order].numpy())[:, 1])
     for blocks in (1, 3):
         parts = list(zip(torch.arange(ROWS).chunk(blocks), OLD.chunk(blocks), strict=True))
-        given = [(IDS.take(pa.array(rows.numpy())), vectors) for rows, vectors in parts]
+        pieces = [(IDS.take(pa.array(rows.numpy())), vectors) for rows, vectors in parts]
         whole = artefact(OLD, torch.eye(DIM))
-        new = replace(whole, embeddings={"candidate": partial(list, given)})
-        found = run_probes(lineage, new)[0]
-        assert (found.objects, found.missing) == (ROWS + 3, 2)
-        assert found.value == pytest.approx(expected, abs=1e-6)
-        assert found.limit is None
-        assert not found.broken
+        new = replace(whole, embeddings={"candidate": partial(list, pieces)})
+        reading = run_probes(lineage, new)[0]
+        assert (reading.objects, reading.missing) == (ROWS + 3, 2)
+        assert reading.value == pytest.approx(expected, abs=1e-6)
+        assert reading.limit is None
+        assert not reading.broken
 
 
 def test_ids_may_be_numbers_on_either_side(tmp_path: Path) -> None:
@@ -228,13 +230,13 @@ def test_ids_may_be_numbers_on_either_side(tmp_path: Path) -> None:
     numbers = replace(artefact(OLD, None), embeddings={"candidate": (pa.array(range(ROWS)), OLD)})
     lineage.publish(numbers)
     model, _ = classifier(tmp_path / "m.onnx")
-    found = []
+    baselines = []
     for ids in (list(range(ROWS)), [str(i) for i in range(ROWS)], [float(i) for i in range(ROWS)]):
         data = evaluation(tmp_path / "d.parquet", LABEL, ids)
         probe = Probe(model=str(model), data=str(data), side="candidate", metric="auc")
-        found.append(measured_probe(lineage, "v0", probe).baseline)
-    assert found[0] is not None
-    assert found[0] == found[1] == found[2]
+        baselines.append(measured_probe(lineage, "v0", probe).baseline)
+    assert baselines[0] is not None
+    assert baselines[0] == baselines[1] == baselines[2]
     named = evaluation(tmp_path / "d.parquet", LABEL)
     with pytest.raises(DataError, match="ids of the evaluation file are not int64"):
         measured_probe(lineage, "v0", probe.model_copy(update={"data": str(named)}))
@@ -267,9 +269,9 @@ def test_a_consumer_of_the_newest_reads_the_new_version_itself(
     probe = Probe(model=str(model), data=str(data), side="candidate", metric="auc", min=0.7)
     ConsumerRegistry.open(lineage.path).add("ads", "newest", lineage.resolve, probe=probe)
     assert not run_probes(lineage)[0].broken
-    found = with_probes(next_version(), lineage)[1][0]
-    assert (found.version, found.source) == (1, 1)
-    assert found.broken
+    reading = with_probes(next_version(), lineage)[1][0]
+    assert (reading.version, reading.source) == (1, 1)
+    assert reading.broken
 
 
 def bad_probe(tmp_path: Path, what: str) -> dict[str, Any]:
@@ -281,7 +283,7 @@ def bad_probe(tmp_path: Path, what: str) -> dict[str, Any]:
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes(b"x")
     pq.write_table(pa.table({"id": ["a"]}), tmp_path / "columns.parquet")
-    found: dict[str, dict[str, Any]] = {
+    faults: dict[str, dict[str, Any]] = {
         "kind": {"model": text},
         "gone": {"model": tmp_path / "gone.onnx"},
         "damaged": {"model": damaged},
@@ -297,7 +299,7 @@ def bad_probe(tmp_path: Path, what: str) -> dict[str, Any]:
         "columns": {"data": tmp_path / "columns.parquet"},
         "side": {"side": "query"},
     }
-    return {"model": good, "data": data, **found[what]}
+    return {"model": good, "data": data, **faults[what]}
 
 
 @pytest.mark.parametrize(
@@ -319,7 +321,7 @@ def bad_probe(tmp_path: Path, what: str) -> dict[str, Any]:
         ("side", "There is no side 'query'; there is candidate"),
     ],
 )
-def test_what_cannot_be_a_probe_is_a_sentence(
+def test_files_that_cannot_be_a_probe_are_refused(
     tmp_path: Path, lineage: Lineage, what: str, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
@@ -327,7 +329,7 @@ def test_what_cannot_be_a_probe_is_a_sentence(
     assert ConsumerRegistry.open(lineage.path).list() == ()
 
 
-def test_a_version_that_is_not_there(tmp_path: Path, lineage: Lineage) -> None:
+def test_a_probe_of_an_unknown_version_is_refused(tmp_path: Path, lineage: Lineage) -> None:
     facts = bad_probe(tmp_path, "side")
     probe = Probe(
         model=str(facts["model"]), data=str(facts["data"]), side="candidate", metric="auc"
@@ -341,7 +343,9 @@ def test_a_reading_says_what_is_wrong() -> None:
     assert reading.sentence == "The probe of a (v0) could not be run: why"
 
 
-def test_without_onnxruntime_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnxruntime_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, _ = classifier(tmp_path / "m.onnx")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(DataError, match=r"pip install 'evergram\[onnx\]'"):

@@ -46,11 +46,11 @@ def probe(folder: Path, column: int) -> Probe:
 
 @pytest.fixture
 def lineage(tmp_path: Path) -> Lineage:
-    found = Lineage.create(tmp_path / "l")
-    found.publish(artefact(first=True))
-    found.label("prod", 0)
-    ConsumerRegistry.open(found.path).add("ads", "prod", found.resolve, probe=probe(tmp_path, 0))
-    return found
+    new = Lineage.create(tmp_path / "l")
+    new.publish(artefact(first=True))
+    new.label("prod", 0)
+    ConsumerRegistry.open(new.path).add("ads", "prod", new.resolve, probe=probe(tmp_path, 0))
+    return new
 
 
 def test_a_version_that_no_probe_was_run_on_is_refused(lineage: Lineage) -> None:
@@ -143,7 +143,7 @@ def test_losses_are_held_to_the_limit() -> None:
         ({}, [], "there is no version before it"),
     ],
 )
-def test_what_was_not_measured_fails_by_name(
+def test_a_loss_that_was_not_measured_is_refused_by_name(
     changes: dict[str, Any], past: list[int], message: str
 ) -> None:
     with pytest.raises(DegradationError, match=message):
@@ -155,13 +155,13 @@ def test_a_version_from_a_file_has_no_metric_to_lose() -> None:
         refuse_degradation(artefact(), [0], 100)
 
 
-def test_a_limit_that_is_no_number_is_none_to_pass() -> None:
+def test_a_limit_that_is_no_percentage_is_refused() -> None:
     for limit in (math.nan, -1.0):
         with pytest.raises(DegradationError, match="it is a percentage"):
             refuse_degradation(report(), [0], limit)
 
 
-def test_an_artefact_that_states_no_metrics_is_not_below_a_limit() -> None:
+def test_an_artefact_without_metrics_is_refused_by_a_limit() -> None:
     stated = replace(artefact(), recipe={"training": {"metric": "ndcg@10"}}, metrics={})
     with pytest.raises(DegradationError, match=r"ndcg@10 was not measured"):
         refuse_degradation(stated, [0], 2.0)

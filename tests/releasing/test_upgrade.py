@@ -1,4 +1,4 @@
-"""A version after another: the past stays as it was, and the way back leads there."""
+"""A version after another: the past stays as it was, and the chain leads back to it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from evergram.compatibility.certificate import LEAST_OBJECTS
-from evergram.errors import DataError, RecipeError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.backward_transform import BackwardTransformFit, Overlap
-from evergram.releasing.upgrade import evaluate, train, upgrade
-from evergram.training.checkpoint import held_out, load_encoder
+from evergram.releasing.backward_transform import BackwardTransformFit
+from evergram.releasing.upgrade import train, upgrade
+from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 
@@ -25,12 +23,12 @@ def recipe(small: Recipe) -> Recipe:
 
 @pytest.fixture
 def lineage(recipe: Recipe, tmp_path: Path) -> Lineage:
-    found = Lineage.create(tmp_path / "lineage")
+    new = Lineage.create(tmp_path / "lineage")
     corpus = load_corpus(recipe)
-    found.publish(train(recipe, corpus))
+    new.publish(train(recipe, corpus))
     for _ in range(2):
-        found.publish(upgrade(recipe, found, corpus))
-    return found
+        new.publish(upgrade(recipe, new, corpus))
+    return new
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -43,13 +41,13 @@ def test_the_chain_leads_back_and_the_raw_reading_does_not(lineage: Lineage) -> 
         report = lineage.metrics(version)
         assert set(report["metrics"]) == {"model", "popularity", "alone"}
         assert set(report["compatibility"]) == {str(j) for j in range(version)}
-        for found in report["compatibility"].values():
-            ranking = {k: v["recall@20"] for k, v in found["ranking"].items()}
+        for reading in report["compatibility"].values():
+            ranking = {k: v["recall@20"] for k, v in reading["ranking"].items()}
             assert ranking["chain"] > 0.75 * ranking["past"]
             assert ranking["chain_candidates"] > 0.75 * ranking["past"]
             assert ranking["raw_candidates"] < 0.6 * ranking["past"]
-            assert 0 < found["drift"]["held_out"]["relative"] < 1
-            assert found["overlap@10"] > 0.3
+            assert 0 < reading["drift"]["held_out"]["relative"] < 1
+            assert reading["overlap@10"] > 0.3
 
 
 @pytest.mark.long
@@ -59,37 +57,37 @@ def test_an_upgrade_goes_over_a_gap(small: Recipe, tmp_path: Path, steps: str) -
     overrides = [f"upgrade.steps={steps}", "upgrade.alone=false", "model.dim=[8, 12, 12, 10]"]
     recipe = Recipe.of({**small.model_dump(), "split": {"kind": "random"}}, overrides)
     corpus = load_corpus(recipe)
-    found = Lineage.create(tmp_path / "lineage")
-    found.publish(train(recipe, corpus))
-    found.publish(upgrade(recipe, found, corpus))
-    found.publish(upgrade(recipe, found, corpus), promote=False)
-    found.withdraw(2, "a fault")
-    made = upgrade(recipe, found, corpus)
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(recipe, corpus))
+    lineage.publish(upgrade(recipe, lineage, corpus))
+    lineage.publish(upgrade(recipe, lineage, corpus), promote=False)
+    lineage.withdraw(2, "a fault")
+    made = upgrade(recipe, lineage, corpus)
     assert made.metrics["version"] == 3
     assert set(made.metrics["compatibility"]) == set(made.metrics["certificate"]) == {"0", "1"}
-    assert found.publish(made) == 3
+    assert lineage.publish(made) == 3
     back = BackwardTransformFit(
-        recipe.upgrade, recipe.seed + 4, found.active_chain, load_encoder(found, 3), corpus, 10
+        recipe.upgrade, recipe.seed + 4, lineage.active_chain, load_encoder(lineage, 3), corpus, 10
     )
     assert back.loss.versions == (3 if steps == "multi" else 1)
     for reading in made.metrics["compatibility"].values():
         assert 0 < reading["drift"]["held_out"]["relative"] < 0.7
-    found.retire(0)
-    again = upgrade(recipe, found, corpus)
+    lineage.retire(0)
+    again = upgrade(recipe, lineage, corpus)
     assert set(again.metrics["compatibility"]) == {"1", "3"}
 
 
 @pytest.mark.long
 def test_an_upgrade_changes_nothing_of_the_past(recipe: Recipe, tmp_path: Path) -> None:
-    found = Lineage.create(tmp_path / "lineage")
+    lineage = Lineage.create(tmp_path / "lineage")
     corpus = load_corpus(recipe)
-    found.publish(train(recipe, corpus))
+    lineage.publish(train(recipe, corpus))
     folder = tmp_path / "lineage" / "versions" / "0"
-    before, encoder = hashes(folder), load_encoder(found, 0)
+    before, encoder = hashes(folder), load_encoder(lineage, 0)
     vectors = encoder.embed_all(corpus)["query"]
-    found.publish(upgrade(recipe, found, corpus))
+    lineage.publish(upgrade(recipe, lineage, corpus))
     assert hashes(folder) == before
-    assert torch.equal(load_encoder(found, 0).embed_all(corpus)["query"], vectors)
+    assert torch.equal(load_encoder(lineage, 0).embed_all(corpus)["query"], vectors)
 
 
 @pytest.mark.long
@@ -109,87 +107,17 @@ def test_stored_vectors_are_what_the_encoder_gives(lineage: Lineage, recipe: Rec
 
 
 @pytest.mark.long
-def test_evaluation_of_the_newest_gives_the_published_numbers(
-    lineage: Lineage, recipe: Recipe
-) -> None:
-    found = evaluate(recipe, lineage)
-    published = lineage.metrics(2)["metrics"]
-    assert found["model"] == pytest.approx(published["model"])
-    assert found["popularity"] == pytest.approx(published["popularity"])
-    assert evaluate(recipe, lineage, 0)["model"]["recall@20"] > 0
-
-
-@pytest.mark.long
 def test_a_version_of_the_same_dim_and_seed_keeps_nothing_by_accident(
     recipe: Recipe, tmp_path: Path
 ) -> None:
     same = Recipe.of(
         recipe.model_dump(), ["model.dim=8", "upgrade.weight=0.0", "split.kind=random"]
     )
-    found = Lineage.create(tmp_path / "lineage")
-    found.publish(train(same))
-    found.publish(upgrade(same, found))
-    ranking = found.metrics(1)["compatibility"]["0"]["ranking"]
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(same))
+    lineage.publish(upgrade(same, lineage))
+    ranking = lineage.metrics(1)["compatibility"]["0"]["ranking"]
     assert ranking["raw_candidates"]["recall@20"] < 0.6 * ranking["past"]["recall@20"]
-
-
-def test_held_out_objects_are_the_same_in_every_version(recipe: Recipe) -> None:
-    corpus = load_corpus(recipe)
-    part = corpus.restrict(torch.arange(len(corpus) // 2))
-    whole = corpus.queries.vocabulary.keys.filter(held_out(corpus.queries, 0.2).numpy())
-    some = part.queries.vocabulary.keys.filter(held_out(part.queries, 0.2).numpy())
-    assert set(some.to_pylist()) <= set(whole.to_pylist())
-    assert 0.1 < len(whole) / len(corpus.queries) < 0.3
-
-
-@pytest.mark.parametrize(("fit", "share"), [("joint", 0.05), ("joint", 0.5), ("none", 0.05)])
-def test_as_many_objects_are_held_out_as_a_measure_needs(
-    recipe: Recipe, tmp_path: Path, fit: str, share: float
-) -> None:
-    """A share of a small corpus would be fewer; where nothing is fitted, all were never seen."""
-    found = Lineage.create(tmp_path / "lineage")
-    corpus = load_corpus(recipe)
-    found.publish(train(recipe, corpus))
-    few = corpus.restrict(torch.arange(100))
-    before = load_encoder(found, 0)
-    overrides = [f"upgrade.fit={fit}", f"upgrade.held_out={share}"]
-    settings = Recipe.of(recipe.model_dump(), overrides)
-    back = BackwardTransformFit(
-        settings.upgrade, settings.seed + 1, found.active_chain, before, few, 12
-    )
-    overlap = back.overlap
-    assert overlap.common == sum(int(back.known[s].sum()) for s in ("query", "candidate"))
-    if fit == "none":
-        assert (overlap.fitted, overlap.held_out) == (0, overlap.common)
-    else:
-        assert overlap.fitted + overlap.held_out == overlap.common
-        assert overlap.held_out in (LEAST_OBJECTS, LEAST_OBJECTS + 1) or share == 0.5
-        assert overlap.held_out >= LEAST_OBJECTS
-    assert not overlap.small
-    # Of too few objects to halve, no more are held out than was asked for.
-    fewer = corpus.restrict(torch.arange(9))
-    small = BackwardTransformFit(
-        settings.upgrade, settings.seed + 1, found.active_chain, before, fewer, 12
-    ).overlap
-    assert small.small
-    assert small.held_out_share == (1.0 if fit == "none" else share)
-    with pytest.raises(DataError, match="--allow-small-overlap"):
-        small.refuse_small(1, 0, allow_small=False)
-    small.refuse_small(1, 0, allow_small=True)
-    with pytest.raises(DataError, match="of which 1 are not held out"):
-        Overlap(9, 1, 8, 0.9).refuse_small(1, 0, allow_small=True)
-    with pytest.raises(DataError, match="no objects in common"):
-        Overlap(0, 0, 0, 1.0).refuse_small(1, 0, allow_small=True)
-
-
-def test_an_upgrade_needs_a_version_and_a_share(recipe: Recipe, tmp_path: Path) -> None:
-    with pytest.raises(UnknownVersionError, match="no version yet"):
-        upgrade(recipe, Lineage.create(tmp_path / "none"))
-    found = Lineage.create(tmp_path / "lineage")
-    short = Recipe.of(recipe.model_dump(), ["split.versions=[0.5]", "training.epochs=1"])
-    found.publish(train(short))
-    with pytest.raises(RecipeError, match="append the share"):
-        upgrade(short, found)
 
 
 @pytest.mark.parametrize("options", [["upgrade.steps=single"], ["model.kind=two_tower"]])
@@ -197,11 +125,11 @@ def test_other_settings_of_the_same_trainer(
     small: Recipe, tmp_path: Path, options: list[str]
 ) -> None:
     recipe = Recipe.of(small.model_dump(), [*options, "upgrade.alone=false"])
-    found = Lineage.create(tmp_path / "lineage")
-    found.publish(train(recipe))
-    found.publish(upgrade(recipe, found))
-    assert "alone" not in found.metrics(1)["metrics"]
-    assert found.view(0).embeddings("candidate")[1].shape[1] == 8
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(recipe))
+    lineage.publish(upgrade(recipe, lineage))
+    assert "alone" not in lineage.metrics(1)["metrics"]
+    assert lineage.view(0).embeddings("candidate")[1].shape[1] == 8
 
 
 def test_a_joint_run_is_selected_after_some_epochs_only(small: Recipe, tmp_path: Path) -> None:
@@ -216,12 +144,12 @@ def test_a_joint_run_is_selected_after_some_epochs_only(small: Recipe, tmp_path:
         values["upgrade"] = {"alone": False, "select_after": select_after}
         settings = ["training.epochs=6", "training.metric=recall@500", *overrides]
         recipe = Recipe.stored(values, settings)
-        found: int = upgrade(recipe, lineage, corpus).metrics["training"]["best_epoch"]
-        return found
+        epoch: int = upgrade(recipe, lineage, corpus).metrics["training"]["best_epoch"]
+        return epoch
 
     assert best() == 1
     assert best(select_after=4) == 5
-    # What is trained alone may be selected at once.
+    # A model trained without alignment may be selected at once.
     assert best("upgrade.method=non-bc", select_after=4) == 1
     # A run that ends before then has its last epoch.
     assert best("training.budget=0.000001", select_after=4) == 1

@@ -19,6 +19,7 @@ from evergram.training.corpora import load_corpus, split_for
 from evergram.training.loop import Trainer
 from evergram.training.monitors.early_stopping import EarlyStopping
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 
 CPU = torch.device("cpu")
 
@@ -55,7 +56,10 @@ class Recorder(Callback):
 
 def trainer(recipe: Recipe, *callbacks: Callback) -> Trainer:
     split = split_for(recipe, load_corpus(recipe), 0)
-    return Trainer(*prepare(recipe, split.training, 0, CPU), callbacks=callbacks)
+    return Trainer(
+        *prepare(FitSettings.of(recipe, split.training, 0), split.training, CPU),
+        callbacks=callbacks,
+    )
 
 
 def test_hooks_come_in_order_and_evaluations_reach_every_callback(small: Recipe) -> None:
@@ -112,6 +116,7 @@ def test_callbacks_that_draw_or_not_leave_the_run_as_it_is(small: Recipe) -> Non
         assert torch.equal(value, watched.parameters()[name])
 
 
+@pytest.mark.long  # it trains pilots
 def test_the_python_of_the_training_page_runs() -> None:
     page = Path(__file__).parents[2] / "docs" / "training.md"
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)

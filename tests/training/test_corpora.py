@@ -1,4 +1,4 @@
-"""A recipe's data, by kind; what each loader makes of its files is in tests/data."""
+"""A recipe's data by kind, and its split; what loaders make of files is in tests/data."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from evergram.errors import RecipeError
-from evergram.training.corpora import load_corpus
+from evergram.data.corpus import Corpus
+from evergram.data.pair_hash import PairHash, TrainedPairs
+from evergram.errors import DataError, RecipeError
+from evergram.lineage.pair_history import PairHistory
+from evergram.training.corpora import final_split, load_corpus, salt_of, split_for
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.data import SplitRecipe
 
 
 def recipe(**data: Any) -> Recipe:
@@ -24,10 +30,10 @@ def test_amazon(tmp_path: Path) -> None:
     (tmp_path / "elsewhere.json").write_text(
         json.dumps({"asin": "x", "brand": "Acme", "category": ["Toys"]}) + "\n"
     )
-    found = load_corpus(
+    corpus = load_corpus(
         recipe(kind="amazon", path=tmp_path / "reviews.json", metadata=tmp_path / "elsewhere.json")
     )
-    assert found.candidates.features["brand"].vocabulary.keys.to_pylist() == ["Acme"]
+    assert corpus.candidates.features["brand"].vocabulary.keys.to_pylist() == ["Acme"]
 
 
 def test_wikispeedia(tmp_path: Path) -> None:
@@ -53,8 +59,8 @@ def test_a_dump_says_what_it_left_out(tmp_path: Path, caplog: pytest.LogCaptureF
             f"CREATE TABLE `{table}` (\n{fields}\n);\nINSERT INTO `{table}` VALUES {rows};\n"
         )
     with caplog.at_level(logging.WARNING):
-        found = load_corpus(recipe(kind="mediawiki", path=tmp_path, prefix="aawiki-20260101"))
-    assert len(found) == 1
+        corpus = load_corpus(recipe(kind="mediawiki", path=tmp_path, prefix="aawiki-20260101"))
+    assert len(corpus) == 1
     assert "page.sql: malformed rows left out: 1" in caplog.text
 
 
@@ -69,3 +75,75 @@ def test_a_dump_says_what_it_left_out(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_keys_of_another_kind(data: dict[str, str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         recipe(**data)
+
+
+def test_a_least_value_needs_values_and_leaves_some_interaction(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.parquet"
+    table = pa.table({"query": ["a", "b"], "candidate": ["x", "y"]})
+    pq.write_table(table, path)
+    values = {"data": {"kind": "table", "path": str(path), "minimum_value": 4.0}}
+    with pytest.raises(DataError, match=r"data\.minimum_value needs a column 'value'"):
+        load_corpus(Recipe.of(values))
+    pq.write_table(table.append_column("value", pa.array([3.0, 5.0])), path)
+    assert len(load_corpus(Recipe.of(values))) == 1
+    with pytest.raises(DataError, match=r"No interaction has a value of at least 6\.0"):
+        load_corpus(Recipe.of(values, ["data.minimum_value=6.0"]))
+
+
+def corpus_of(queries: int, candidates: int) -> Corpus:
+    """Every pair of so many queries and candidates, in order of time."""
+    pairs = [(f"q{i}", f"c{j}") for j in range(candidates) for i in range(queries)]
+    query, candidate = zip(*pairs, strict=True)
+    time = pa.array(range(len(pairs)))
+    return Corpus.from_tables(pa.table({"query": query, "candidate": candidate, "time": time}))
+
+
+def test_by_time_a_version_has_its_own_share_and_a_later_one_more() -> None:
+    by_time = Recipe.of(
+        {"data": {"kind": "synthetic"}, "split": {"kind": "time", "versions": [0.5, 0.8]}}
+    )
+    corpus = corpus_of(20, 30)
+    first, second = (split_for(by_time, corpus, version) for version in (0, 1))
+    assert (len(first.training), len(second.training)) == (300, 480)
+    with pytest.raises(RecipeError, match="has 2 shares, so version 2 has none; append the share"):
+        split_for(by_time, corpus, 2)
+
+
+def test_nothing_to_test_by_is_refused_and_says_why() -> None:
+    at_random = Recipe.of({"data": {"kind": "synthetic"}})
+    with pytest.raises(DataError, match=r"holds out too few pairs .* of 4 interactions"):
+        split_for(at_random, corpus_of(2, 2), 0)
+    corpus = corpus_of(20, 30)
+    everything = TrainedPairs.of(PairHash("embeddings").of_corpus(corpus))
+    history = PairHistory("embeddings", everything)
+    with pytest.raises(DataError, match="were trained on by an earlier version"):
+        split_for(at_random, corpus, 1, history)
+
+
+def test_a_lineage_without_recorded_pairs_has_a_split_without_test() -> None:
+    at_random = Recipe.of({"data": {"kind": "synthetic"}})
+    history = PairHistory("embeddings", untested="No test figure: why.")
+    split = split_for(at_random, corpus_of(20, 30), 1, history)
+    assert split.untested == "No test figure: why."
+    assert len(split.test) == 0
+
+
+def test_a_refit_trains_on_all_but_the_test_pairs() -> None:
+    at_random = Recipe.of({"data": {"kind": "synthetic"}})
+    split = split_for(at_random, corpus_of(20, 30), 0)
+    assert final_split(split, refits=False) is split
+    final = final_split(split, refits=True)
+    assert len(final.training) == 20 * 30 - len(final.test) > len(split.training)
+    paper = Recipe.of({"data": {"kind": "synthetic"}, "split": {"selection": "paper"}})
+    with pytest.raises(RecipeError, match=r"set training\.refit = false or split\.selection"):
+        final_split(split_for(paper, corpus_of(20, 30), 0), refits=True)
+
+
+def test_the_salt_is_the_lineages_then_the_recipes_then_its_name() -> None:
+    plain, salted = SplitRecipe(), SplitRecipe(salt="mine")
+    assert salt_of(plain, "films") == "films"
+    assert salt_of(salted, "films") == "mine"
+    assert salt_of(plain, "films", PairHistory("theirs")) == "theirs"
+    assert salt_of(salted, "films", PairHistory(None)) == "mine"
+    with pytest.raises(RecipeError, match="is 'mine' and the lineage holds out by 'theirs'"):
+        salt_of(salted, "films", PairHistory("theirs"))

@@ -24,6 +24,7 @@ from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.methods import METHODS
 from evergram.training.step import Step
 
@@ -52,10 +53,11 @@ def whole_run(graph: Recipe, *overrides: str) -> tuple[Step, GraphEncoder, Itera
         graph.model_dump(),
         ["gramian.kind=exact", "model.dim=3", "task.penalty=7", "task.l2=0", *overrides],
     )
-    step, sampler, draws = prepare(recipe, Corpus.from_tables(pa.table(table)), 0, CPU)
+    corpus = Corpus.from_tables(pa.table(table))
+    step, sampler, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
     step.encoder.double()
-    for found in step.estimators.values():
-        found[0].double()
+    for of_side in step.estimators.values():
+        of_side[0].double()
     twin = copy.deepcopy(step.encoder).train()
     assert isinstance(twin, GraphEncoder)
     return step, twin, (batch for batch, _ in run_epoch(step, sampler, draws, 0, CPU))
@@ -132,7 +134,7 @@ def test_a_step_passes_over_the_graph_once(
 ) -> None:
     recipe = Recipe.of(graph.model_dump(), overrides.split())
     corpus = split_for(recipe, load_corpus(recipe), 0).training
-    step, sampler, draws = prepare(recipe, corpus, 0, CPU)
+    step, sampler, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
     passes = 0
     real = GraphSage.propagate
 
@@ -157,7 +159,7 @@ def test_a_step_passes_over_the_graph_once(
         "task.penalty=5 gramian.kind=exact training.batch_size=100000 training.epochs=150",
     ],
 )
-def test_it_learns(graph: Recipe, kind: str, task: str) -> None:
+def test_a_graph_encoder_learns_more_than_popularity(graph: Recipe, kind: str, task: str) -> None:
     recipe = Recipe.of(
         graph.model_dump(),
         [

@@ -1,4 +1,4 @@
-"""What no memory holds is refused before it is asked for, and what memory holds never is."""
+"""A training that memory cannot hold is refused before it starts, and no other is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evergram.training.recipe import Recipe
         ["model.kind=lightgcn", "model.dim=16"],
     ],
 )
-def test_it_is_less_than_what_a_run_holds(small: Recipe, overrides: list[str]) -> None:
+def test_the_least_memory_is_less_than_a_run_holds(small: Recipe, overrides: list[str]) -> None:
     """Counted from what was trained: tables and layers, and both sides' vectors and moments."""
     recipe = Recipe.of(small.model_dump(), [*overrides, "training.epochs=1"])
     artefact = train(recipe)
@@ -34,15 +34,15 @@ def test_it_is_less_than_what_a_run_holds(small: Recipe, overrides: list[str]) -
     moments = 2 * 8 * artefact.dim**2
     corpus = split_for(recipe, load_corpus(recipe), 0).training
     # A layer has its gradient and Adam's two means beside it.
-    assert 0 < needed_bytes(recipe, corpus, 0) <= 4 * sum(states) + 2 * vectors + moments
+    assert 0 < needed_bytes(recipe.model, corpus, 0) <= 4 * sum(states) + 2 * vectors + moments
 
 
 def test_the_dim_of_the_version_counts(small: Recipe) -> None:
     corpus = load_corpus(small)
     wide = Recipe.of(small.model_dump(), ["model.dim=[8, 10_000_000]"])
-    refuse_too_large(wide, corpus, 0)
+    refuse_too_large(wide.model, corpus, 0)
     with pytest.raises(RecipeError, match=r"model\.dim = 10000000 needs at least [\d,]{15,} bytes"):
-        refuse_too_large(wide, corpus, 1)
+        refuse_too_large(wide.model, corpus, 1)
 
 
 def test_a_container_may_have_less_than_the_machine(

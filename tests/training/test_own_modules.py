@@ -114,7 +114,9 @@ def test_versions_of_own_and_built_in_encoders_follow_each_other(
         lineage.encoder(2, module=first)
 
 
-def test_what_is_refused(recipe: Recipe, corpus: Corpus, tmp_path: Path) -> None:
+def test_modules_that_cannot_be_trained_are_refused(
+    recipe: Recipe, corpus: Corpus, tmp_path: Path
+) -> None:
     with pytest.raises(RecipeError, match="give them as encoder=EncoderModules"):
         train(recipe, corpus, progress=False)
     lineage = Lineage.create(tmp_path / "lineage")
@@ -225,7 +227,7 @@ def test_a_side_may_be_frozen_as_a_whole(recipe: Recipe, corpus: Corpus) -> None
     assert not torch.equal(changed, own.candidate.state_dict()["table.weight"])
 
 
-def test_training_shows_progress_unless_told_not_to(
+def test_training_shows_progress_unless_it_is_turned_off(
     recipe: Recipe, corpus: Corpus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(recipe, corpus, encoder=modules(corpus), progress=False)

@@ -1,14 +1,17 @@
-"""A run that is killed and gone on with ends as if nothing had happened, bit for bit."""
+"""A run that is killed and resumed ends as if nothing had happened, bit for bit."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 from safetensors import SafetensorError
 
+from evergram.data.corpus import Corpus
 from evergram.data.sampling import ExampleSampler
 from evergram.errors import TrainingError
 from evergram.lineage.lineage import Lineage
@@ -28,7 +31,7 @@ def save_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
-    """From now on the given epoch dies after three batches. Returns: the epochs begun."""
+    """Let an epoch die after three batches from now on. Returns: the epochs begun."""
     real = ExampleSampler.epoch
     begun: list[int] = []
 
@@ -64,7 +67,7 @@ def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
         "task.kind=second_order task.penalty=0 task.query_measure=1",
     ],
 )
-def test_train_goes_on_bit_for_bit(
+def test_train_resumes_bit_for_bit(
     small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: str
 ) -> None:
     recipe = Recipe.of(small.model_dump(), ["training.epochs=5", *overrides.split()])
@@ -85,7 +88,7 @@ def test_train_goes_on_bit_for_bit(
     assert best[0] == best[1]
 
 
-def test_patience_is_what_it_would_have_been(
+def test_patience_of_a_resumed_run_ends_where_it_would_have_ended(
     small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed while patience runs out, and again when it has run out but before the end."""
@@ -103,13 +106,13 @@ def test_patience_is_what_it_would_have_been(
     assert begun == [whole["best_epoch"] + 2, whole["best_epoch"] + 3]
     for key in ("best_epoch", "epochs", "ended", "warnings"):
         assert again[key] == whole[key], key
-    # What has ended by patience is not gone on with.
+    # A run that patience ended is not resumed.
     third = train(recipe, folder=tmp_path).metrics["training"]
     assert len(begun) == 2
     assert third["epochs"] == whole["epochs"]
 
 
-def test_a_refit_goes_on_bit_for_bit(
+def test_a_refit_resumes_bit_for_bit(
     small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = Recipe.of(small.model_dump(), ["training.epochs=3", "training.refit=true"])
@@ -139,7 +142,7 @@ def test_a_refit_goes_on_bit_for_bit(
     assert refits[0]["steps"] == refits[1]["steps"] > 0
 
 
-def test_upgrade_goes_on_bit_for_bit(
+def test_upgrade_resumes_bit_for_bit(
     small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = load_corpus(small)
@@ -175,7 +178,28 @@ def test_another_recipe_starts_anew(
     assert begun == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_state_that_cannot_be_written_is_a_sentence_and_leaves_the_one_before(
+def test_a_run_is_known_by_its_recipe_version_data_and_modules() -> None:
+    """Changed keys would restart half-done trainings: this one was recorded."""
+    corpus = Corpus.from_tables(pa.table({"query": ["a", "b"], "candidate": ["x", "y"]}))
+    other = Corpus.from_tables(pa.table({"query": ["a", "c"], "candidate": ["x", "y"]}))
+    frozen, moved = torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(2)
+    keys = [
+        resume.run_key("{}", 0, corpus),
+        resume.run_key("{ }", 0, corpus),
+        resume.run_key("{}", 1, corpus),
+        resume.run_key("{}", 0, other),
+        resume.run_key("{}", 0, corpus, joint=moved),
+        resume.run_key("{}", 0, corpus, start=frozen),
+    ]
+    assert len(set(keys)) == len(keys)
+    # Parameters of a joint module are trained: only its buffers say which run it is.
+    assert resume.run_key("{}", 0, corpus, joint=frozen) == keys[0]
+    start = f"{{}}0 {torch.__version__} {corpus.interactions.schema}".encode()
+    columns = [corpus.column(name).numpy().tobytes() for name in ("query", "candidate")]
+    assert keys[0] == hashlib.sha256(start + b"".join(columns) + b"a\nbx\ny").hexdigest()
+
+
+def test_a_state_that_cannot_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = resume.ResumeFile(tmp_path / "work", "run", "key")

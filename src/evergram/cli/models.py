@@ -121,7 +121,7 @@ def evaluate(
     The data is read from where the newest version's recipe says; --set data.path=PATH if it moved.
     """
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.upgrade import evaluate as evaluate_version
+    from evergram.releasing.evaluate import evaluate as evaluate_version
     from evergram.training.recipe import Recipe
 
     opened = Lineage.open(lineage)
@@ -253,13 +253,13 @@ def demo(
     """Show the whole story: version 0, three upgrades, and a consumer that never changes."""
     from evergram.evaluation.reports.demo_report import write_report
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.demo import demo_recipe, tell
+    from evergram.releasing.demo import demo_recipe, run_demo
 
     refuse_unread(set_, ("compare",))
     recipe = demo_recipe(data, with_seed(set_, seed))
     lineage = Lineage.create(out / "lineage", recipe.name)
-    chapters = tell(recipe, lineage, device=device, progress=new_progress())
-    rows = [chapter.as_json() for chapter in chapters]
+    versions = run_demo(recipe, lineage, device=device, progress=new_progress())
+    rows = [version.as_json() for version in versions]
     report = write_report(out / "report.html", rows, recipe.training.metric)
     if as_json:
         dump({"versions": rows, "report": str(report), "lineage": str(lineage.path)})
@@ -274,7 +274,7 @@ def demo(
             number(c.consumer_raw),
             number(c.drift),
         ]
-        for c in chapters
+        for c in versions
     ]
     header = ["version", "dim", metric, "alone", "popular", "AUC chain", "AUC raw", "drift"]
     table("A consumer built on version 0", header, lines)

@@ -2,12 +2,15 @@
 
 Read in this order:
 
-1. `upgrade`: train a version, and the next one together with its way back. The two papers, which
-   know nothing of each other, meet here. `backward_transform`: how that way back comes to be.
-2. `publish`: the one gate (limits, every consumer's probe). `probes`: a consumer's own model on
-   what it would read. `past_version_report`: what reading a version as a past one keeps.
+1. `upgrade`: train a version, and the next one together with its backward transform. The two
+   papers, which know nothing of each other, meet here. `upgrade_plan` and `upgrade_steps` are its
+   parts; `backward_transform` fits the transform; `past_version_report` measures the new version
+   read as each past one.
+2. `publish`: the one gate, by limits and by every consumer's probe (`probes`: a consumer's own
+   model on the embeddings that it would read). `release`: train and publish in one call.
+   `evaluate`: metrics of a lineage's stored embeddings.
 3. `files/`: vectors of models that are not ours (`align`, `import_file`, `transform_file`).
-4. `comparison/`: the methods of [BC] side by side. `demo`: the whole story on one corpus.
+4. `comparison/`: the methods of [BC] side by side. `demo`: a version, upgrades and a consumer.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 """
@@ -20,13 +23,14 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.releasing.comparison.compare import Comparison, compare
+    from evergram.releasing.evaluate import evaluate
     from evergram.releasing.files.align import align
     from evergram.releasing.files.align_settings import AlignSettings
     from evergram.releasing.files.import_file import import_embeddings
     from evergram.releasing.files.transform_file import transform_file
     from evergram.releasing.probes import ProbeReading, run_probes
     from evergram.releasing.publish import Published, publish
-    from evergram.releasing.upgrade import evaluate, train, upgrade, upgrade_lost
+    from evergram.releasing.upgrade import train, upgrade, upgrade_lost
 
 __all__ = [
     "AlignSettings",
@@ -49,12 +53,13 @@ export_lazily(
     __name__,
     {
         "comparison.compare": "Comparison compare",
+        "evaluate": "evaluate",
         "files.align": "align",
         "files.align_settings": "AlignSettings",
         "files.import_file": "import_embeddings",
         "files.transform_file": "transform_file",
         "probes": "ProbeReading run_probes",
         "publish": "Published publish",
-        "upgrade": "evaluate train upgrade upgrade_lost",
+        "upgrade": "train upgrade upgrade_lost",
     },
 )

@@ -73,7 +73,7 @@ class Overlap:
         if fits and self.fitted < 2:
             raise DataError(
                 f"{start} {before}, of which {self.fitted} are not held out, and 2 are needed to "
-                "fit its way back to; give data with more of the same ids, or lower "
+                "fit its backward transform to; give data with more of the same ids, or lower "
                 "upgrade.held_out."
             )
         if self.small and not allow_small:
@@ -158,7 +158,7 @@ class BackwardTransformFit:
 
     @property
     def overlap(self) -> Overlap:
-        """How many objects there are to align and to measure on."""
+        """The counts of objects to fit to and to measure on."""
         common, measured = (_count(rows) for rows in (self.known, self._measured))
         if self.settings.fit == "none":
             return Overlap(common, 0, measured, 1.0)

@@ -29,7 +29,7 @@ CONSUMERS = 3
 
 
 @dataclass(frozen=True)
-class Chapter:
+class DemoVersion:
     """One version of the demo: its metrics, and those of a consumer that stayed on version 0.
 
     Args:
@@ -73,9 +73,9 @@ def demo_recipe(data: Path | None, overrides: list[str]) -> Recipe:
     return Recipe.of(values, overrides)
 
 
-def tell(
+def run_demo(
     recipe: Recipe, lineage: Lineage, *, device: str = "auto", progress: Progress
-) -> list[Chapter]:
+) -> list[DemoVersion]:
     """Train, publish and upgrade through all of `split.versions`.
 
     The consumer classifies candidates: is the mean rating above the median? It learns on version
@@ -85,7 +85,7 @@ def tell(
     """
     corpus = load_corpus(recipe)
     ids, label = rated_above_median(split_for(recipe, corpus, 0).training)
-    chapters: list[Chapter] = []
+    versions: list[DemoVersion] = []
     consumers: ConsumerClassifiers | None = None
     half = torch.randperm(len(ids), generator=torch.Generator().manual_seed(recipe.seed))
     learn, test = half[: len(ids) // 2], half[len(ids) // 2 :]
@@ -106,8 +106,8 @@ def tell(
         raw = _auc(consumers, as_dim(vectors, view.dim)[test], label[test])
         report = artefact.metrics
         drift = report["compatibility"]["0"]["drift"]["held_out"]["relative"] if version else 0.0
-        chapters.append(Chapter(version, artefact.dim, report["metrics"], chain, raw, drift))
-    return chapters
+        versions.append(DemoVersion(version, artefact.dim, report["metrics"], chain, raw, drift))
+    return versions
 
 
 def rated_above_median(corpus: Corpus, minimum: int = 5) -> tuple[pa.Array, Tensor]:

@@ -31,13 +31,13 @@ class ProbeReading:
 
     Args:
         consumer: its name.
-        pinned: what it is pinned to, as it is written: "v0", or a label.
+        pinned: the version or label that it is pinned to, as it is written, such as "v0".
         version: the version that it reads.
         source: the version that is read as that one.
         metric: auc, accuracy or rmse.
         value: None where it could not be measured; `problem` then says why.
         limit: the least that is good enough, of rmse the most.
-        baseline: what it was when the probe was added.
+        baseline: the value when the probe was added.
         objects, missing: rows of the evaluation file with an embedding, and without one.
         broken: whether it is past the limit, or nothing is known of it.
         model_sha256, data_sha256: of the probe's files, which say which probe it was.
@@ -165,8 +165,8 @@ def refuse_broken(readings: Iterable[ProbeReading]) -> None:
     broken = [r.sentence.rstrip(".") for r in readings if r.broken]
     if broken:
         raise DegradationError(
-            f"The new version was not published: {'; '.join(broken)}. Without --strict-probes it "
-            "is published all the same; else change what is upgraded to, or the limit with the "
+            f"The new version was not published: {'; '.join(broken)}. Publish it without "
+            "--strict-probes, change the recipe or the files, or agree on another limit with the "
             "consumer."
         )
 
@@ -175,7 +175,9 @@ def _source(lineage: Lineage, artefact: Artefact | None) -> _Source:
     if artefact is None:
         return _Source(lineage.newest, lineage.chain, lineage, None)
     if artefact.transform is None:
-        raise LineageError("A version without a way back has no consumers before it.")
+        raise LineageError(
+            "Version 0 has no past version to be read as, so no probe can be run on it."
+        )
     chain = lineage.chain.extended(artefact.transform)
     return _Source(chain.newest, chain, lineage, artefact)
 
@@ -224,7 +226,7 @@ def _reading(
 
 
 def _worse(metric: str, value: float, limit: float) -> bool:
-    # What is not a number is worse than any limit.
+    # NaN is worse than any limit.
     return not (value <= limit if metric == "rmse" else value >= limit)
 
 

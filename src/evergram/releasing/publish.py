@@ -14,11 +14,10 @@ from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import LEAST_QUERIES, version_warnings
 from evergram.releasing.probes import ProbeReading, refuse_broken, with_probes
-from evergram.training.recipe import Recipe
 
 REFUSED = "The new version was not published: "
 log = logging.getLogger(__name__)
-# Where the model trained alone stands among what a version is measured against.
+# The name of the model trained without alignment among the references of a version.
 ALONE = "alone"
 
 
@@ -28,8 +27,8 @@ class Published:
 
     Args:
         version: its number.
-        metrics: all that was measured, with what every probe said as "probes".
-        probes: what every probe said.
+        metrics: all that was measured, with every probe's reading as "probes".
+        probes: the readings of all probes.
         warnings: a sentence on each broken probe, and on each thing that could not be certified.
     """
 
@@ -53,12 +52,8 @@ def publish(
     `evergram upgrade` and `evergram align` publish by this function.
 
     >>> import evergram
-    >>> recipe = evergram.Recipe.of(
-    ...     {
-    ...         "data": {"kind": "synthetic", "queries": 200, "candidates": 100},
-    ...         "training": {"epochs": 3},
-    ...     }
-    ... )
+    >>> data = {"kind": "synthetic", "queries": 200, "candidates": 100, "interactions": 4000}
+    >>> recipe = evergram.Recipe.of({"data": data, "training": {"epochs": 3}})
     >>> lineage = evergram.Lineage.create("lineages/new", "new")
     >>> published = evergram.publish(lineage, evergram.train(recipe))
     >>> published.version, lineage.newest
@@ -69,9 +64,9 @@ def publish(
             trained alone, and that a past version may lose when this one is read as it.
         strict_probes: publish only if no probe is past its limit.
         promote: as for `Lineage.publish`.
-        warn: is told each of `Published.warnings`; by default Python's log.
-    Raises: DegradationError: a limit is passed, or what it is set on could not be measured; nothing
-        is then published. Others as `Lineage.publish`.
+        warn: called with each of `Published.warnings`; by default they go to Python's log.
+    Raises: DegradationError: a limit is passed or could not be measured; nothing is published.
+        Others as `Lineage.publish`.
     """
     if max_degradation is not None:
         refuse_degradation(artefact, lineage.readable, max_degradation)
@@ -83,28 +78,47 @@ def publish(
         refuse_broken(readings)
     number = lineage.publish(artefact, promote=promote)
     warnings = [r.sentence for r in readings if r.broken]
-    warnings += [f"Version {number}: {said}" for said in version_warnings(lineage)[number]]
+    warnings += [f"Version {number}: {warning}" for warning in version_warnings(lineage)[number]]
     for sentence in warnings:
         warn(sentence)
     return Published(number, artefact.metrics, readings, warnings)
 
 
+@dataclass(frozen=True)
+class PlannedMetrics:
+    """The measures that an upgrade will make of its model.
+
+    Args:
+        metric: the one that limits of degradation are set on, `training.metric`.
+        metrics: names of all that are measured.
+        unaligned: whether the same model is also trained without alignment, to compare with.
+    """
+
+    metric: str
+    metrics: Sequence[str]
+    unaligned: bool
+
+
 def refuse_unmeasurable(
-    lineage: Lineage, recipe: Recipe, *, max_degradation: float | None, strict_probes: bool
+    lineage: Lineage,
+    planned: PlannedMetrics,
+    *,
+    max_degradation: float | None,
+    strict_probes: bool,
 ) -> None:
     """Refuse, before a long training, limits that can never be checked.
 
-    Raises: DegradationError.
+    Raises: DegradationError: a limit of degradation is set on a metric that is not measured, or no
+        consumer has a probe.
     """
     if strict_probes:
         refuse_untried(lineage)
     if max_degradation is None:
         return
     _refuse_no_number(max_degradation)
-    metric = recipe.training.metric
-    if metric not in recipe.metrics:
-        raise DegradationError(REFUSED + _not_measured(metric))
-    if not recipe.upgrade.alone:
+    if planned.metric not in planned.metrics:
+        raise DegradationError(REFUSED + _not_measured(planned.metric))
+    if not planned.unaligned:
         raise DegradationError(f"{REFUSED}{_NO_ALONE}.")
 
 
@@ -118,8 +132,8 @@ def refuse_untried(lineage: Lineage) -> None:
 
 
 def degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
-    """Return what a version loses in percent of `metric`, by what: "alone" is what the same model
-    has without alignment, and "0", "1", … what each past version had on what it knew."""
+    """Return a version's loss in percent of `metric`, by reference: "alone" is the same model
+    without alignment, and "0", "1", … are past versions, on the objects that they knew."""
     return {
         name: 100 * (was - now) / was
         for name, (now, was) in _pairs(report, metric).items()
@@ -128,8 +142,8 @@ def degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
 
 
 def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) -> None:
-    """Raises: DegradationError: the model, or what a past version is read as, loses more than
-    `limit` percent of `training.metric`; or that could not be measured of one of them.
+    """Raises: DegradationError: the model, or a past version that the new one is read as, loses
+    more than `limit` percent of `training.metric`; or the loss of one could not be measured.
 
     Args:
         past: the versions that must have been measured.

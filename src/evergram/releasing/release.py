@@ -8,7 +8,7 @@ from pathlib import Path
 from evergram.errors import DataError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.publish import Published, publish, refuse_unmeasurable
+from evergram.releasing.publish import PlannedMetrics, Published, publish, refuse_unmeasurable
 from evergram.releasing.upgrade import train, upgrade, upgrade_lost
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
@@ -91,7 +91,7 @@ def upgrade_and_publish(
         raise DataError("--kept trains no model, so --tensorboard has nothing to write; drop one.")
     refuse_unmeasurable(
         lineage,
-        recipe,
+        PlannedMetrics(recipe.training.metric, recipe.metrics, recipe.upgrade.alone),
         max_degradation=options.max_degradation,
         strict_probes=options.strict_probes,
     )

@@ -8,15 +8,11 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
-from torch import Tensor
-
-from evergram.data.corpus import Corpus, Vocabulary
+from evergram.data.corpus import Corpus
+from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
-from evergram.encoders.features import SIDES
-from evergram.errors import LineageError, RecipeError
-from evergram.evaluation.ranking import popularity_metrics, rank_metrics
-from evergram.evaluation.relevance import test_relevance
+from evergram.errors import RecipeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.training_report import board_callbacks, version_report
@@ -28,7 +24,7 @@ from evergram.releasing.upgrade_plan import (
     with_modules,
 )
 from evergram.releasing.upgrade_steps import fit_upgrade, measure_upgrade, package_upgrade
-from evergram.training.build import pick_device
+from evergram.training.build import Companions, pick_device
 from evergram.training.callbacks import Callback
 from evergram.training.checkpoint import (
     Provenance,
@@ -38,7 +34,7 @@ from evergram.training.checkpoint import (
     trained_pairs,
 )
 from evergram.training.corpora import final_split, load_corpus, salt_of, split_for
-from evergram.training.fit import Companions, Refit, RunContext, fit_encoder, judge
+from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
 from evergram.training.pilots import run_pilots
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe, flat
@@ -59,12 +55,9 @@ def train(
     """Return version 0, ready for `Lineage.publish`.
 
     >>> import evergram
+    >>> data = {"kind": "synthetic", "queries": 200, "candidates": 100, "interactions": 4000}
     >>> recipe = evergram.Recipe.of(
-    ...     {
-    ...         "data": {"kind": "synthetic", "queries": 200, "candidates": 100},
-    ...         "model": {"dim": [8, 12]},
-    ...         "training": {"epochs": 3},
-    ...     }
+    ...     {"data": data, "model": {"dim": [8, 12]}, "training": {"epochs": 3}}
     ... )
     >>> artefact = evergram.train(recipe)
     >>> artefact.dim
@@ -86,7 +79,7 @@ def train(
     recipe = with_modules(recipe, encoder or trained)
     corpus = load_corpus(recipe) if corpus is None else corpus
     split = split_for(recipe, corpus, 0)
-    final = final_split(recipe, split)
+    final = final_split(split, refits=recipe.refits)
     context = RunContext(
         pick_device(device),
         Progress.of_choice(progress),
@@ -94,22 +87,35 @@ def train(
         [*callbacks, *board_callbacks(board, 0, split)],
         "version 0",
     )
-    model = trained_encoder(trained, final.training, recipe)
-    if model is not None:
-        fitted = judge(model, final, recipe.metrics)
+    model = trained_encoder(trained, final.training, normalize=recipe.model.normalize)
+    if model is None:
+        fitted = _fit_first(recipe, encoder, split, final, context)
     else:
-        own = [own_encoder(encoder, s.training, recipe) for s in (split, final)]
-        refit = None if final is split else Refit(final, Companions(own=own[1]))
-        pilots = run_pilots(recipe, split, 0, context)
-        fitted = fit_encoder(pilots.recipe, split, 0, context, Companions(own=own[0]), refit)
-        fitted.pilots = pilots.tried
+        fitted = judge(model, final, recipe.metrics)
     provenance = Provenance(
         recipe.model_dump(mode="json"),
-        options_of(fitted.encoder, recipe, 0),
-        trained_pairs(final.training, salt_of(recipe)),
+        options_of(fitted.encoder, recipe.model, 0),
+        trained_pairs(final.training, salt_of(recipe.split, recipe.name)),
     )
     report = version_report(0, final, fitted, recipe.training)
     return make_artefact(fitted, final, report, provenance)
+
+
+def _fit_first(
+    recipe: Recipe,
+    modules: EncoderModules | None,
+    split: Split,
+    final: Split,
+    context: RunContext,
+) -> Trained:
+    """Return the trained model of version 0: the recipe's encoder, or a user's modules."""
+    normalize = recipe.model.normalize
+    own = [own_encoder(modules, s.training, normalize=normalize) for s in (split, final)]
+    refit = None if final is split else Refit(final, Companions(own=own[1]))
+    pilots = run_pilots(recipe, split, 0, context)
+    fitted = fit_encoder(pilots.recipe, split, 0, context, Companions(own=own[0]), refit)
+    fitted.pilots = pilots.tried
+    return fitted
 
 
 Rest = ParamSpec("Rest")
@@ -149,16 +155,13 @@ def upgrade(
 ) -> Artefact:
     """Return the version after the newest, with its backward transform, by `recipe.upgrade`.
 
-    The metrics hold, beside the model's own, those of the same model trained alone, and for every
-    past version what reading it through the chain keeps, and the certificate.
+    Its metrics hold the model's own, those of the same model trained without alignment, and for
+    every past version the metrics of reading it through the chain, and the certificate.
 
     >>> import evergram
+    >>> data = {"kind": "synthetic", "queries": 200, "candidates": 100, "interactions": 4000}
     >>> recipe = evergram.Recipe.of(
-    ...     {
-    ...         "data": {"kind": "synthetic", "queries": 200, "candidates": 100},
-    ...         "model": {"dim": [8, 12]},
-    ...         "training": {"epochs": 3},
-    ...     }
+    ...     {"data": data, "model": {"dim": [8, 12]}, "training": {"epochs": 3}}
     ... )
     >>> lineage = evergram.Lineage.create("lineages/new", "new")
     >>> published = evergram.publish(lineage, evergram.train(recipe))
@@ -172,19 +175,16 @@ def upgrade(
         corpus, device, progress, folder, callbacks, board: as of `train`.
         encoder: modules of your own, trained in place of the recipe's encoder; they may differ
             from those of the version before.
-        past_encoders: by past version, the modules of your own that it was trained with. A past
-            version whose modules are not given is known by its stored embeddings; without these,
-            reading the new version as it is not measured.
+        past_encoders: by past version, the modules of your own that it was trained with; without
+            them it is known by its stored embeddings, and without these it is not measured.
         trained: a model of this version, or modules of your own, trained without alignment on
-            `split_for(recipe, corpus, version, lineage.pair_history).training`; only the transform
-            is fitted, so it needs upgrade.fit = 'posthoc' or 'none'.
-        readings: whether to measure what reading it as each past version keeps.
-        allow_small_overlap: go on where it has so few objects in common with the version before
-            that its error cannot be measured.
-    Raises: UnknownVersionError: the lineage has no version to start from. LineageError: another
-        process is training the next version. DataError: it has no object in common with the
-        version before, or too few; or the data cannot be used. RecipeError, TrainingError.
-        ShapeError: a module does not return [B, D].
+            `split_for(recipe, corpus, version, lineage.pair_history).training`. Only the transform
+            is fitted, which needs upgrade.fit = 'posthoc' or 'none'.
+        readings: whether to measure the new version read as each past one.
+        allow_small_overlap: allow too few objects in common with the past to measure the error on.
+    Raises: UnknownVersionError: the lineage has no version. LineageError: another process is
+        training the next one. DataError: too few objects are in common with the version before, or
+        the data cannot be used. RecipeError, TrainingError. ShapeError: as `train`.
     Source: [BC] Eq. (3), (10), Table 1.
     """
     options = UpgradeOptions(
@@ -265,44 +265,3 @@ def upgrade_lost(
     recipe = recipe.model_copy(update={"upgrade": settings})
     context = RunContext(pick_device(device), Progress.of_choice(progress))
     return _upgraded(recipe, lineage, corpus, options, context)
-
-
-def evaluate(
-    recipe: Recipe,
-    lineage: Lineage,
-    version: int | None = None,
-    corpus: Corpus | None = None,
-    *,
-    device: str = "auto",
-) -> dict[str, dict[str, float]]:
-    """Return metrics of the stored embeddings, read as `version`, on the newest version's test
-    pairs: {"model": {name: value}, "popularity": {name: value}}.
-
-    Raises: LineageError: no pair is known to be held out from every version of the lineage.
-    """
-    corpus = load_corpus(recipe) if corpus is None else corpus
-    split = split_for(recipe, corpus, lineage.newest, lineage.pair_history)
-    if split.untested is not None:
-        raise LineageError(split.untested)
-    split = final_split(recipe, split)
-    view = lineage.view(version)
-    vectors: dict[str, Tensor] = {}
-    for side, entities in zip(
-        SIDES, (split.training.queries, split.training.candidates), strict=True
-    ):
-        ids, stored = view.embeddings(side)
-        rows = Vocabulary(ids).rows(entities.vocabulary.keys)
-        # An object without a stored vector cannot be told from the others: it scores zero.
-        vectors[side] = stored[rows.clamp(min=0)] * (rows >= 0)[:, None]
-    relevance = test_relevance(split)
-    counts = split.training.counts("candidate")
-    return {
-        "model": rank_metrics(
-            vectors["query"],
-            vectors["candidate"],
-            relevance,
-            recipe.metrics,
-            device=pick_device(device),
-        ),
-        "popularity": popularity_metrics(counts, relevance, recipe.metrics),
-    }

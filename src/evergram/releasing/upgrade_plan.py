@@ -74,7 +74,8 @@ class UpgradePlan:
 
     def own(self, corpus: Corpus) -> ModuleEncoder | None:
         """Return the encoder of the user's modules for a corpus; None if there are none."""
-        return own_encoder(self.options.encoder, corpus, self.recipe)
+        normalize = self.recipe.model.normalize
+        return own_encoder(self.options.encoder, corpus, normalize=normalize)
 
     def backward_for(self, corpus: Corpus) -> BackwardTransformFit:
         """Return the transform's start for another corpus of the same version."""
@@ -89,12 +90,12 @@ class UpgradePlan:
 
 
 def own_encoder(
-    modules: EncoderModules | None, corpus: Corpus, recipe: Recipe
+    modules: EncoderModules | None, corpus: Corpus, *, normalize: bool
 ) -> ModuleEncoder | None:
     """Return the encoder of a user's modules for a corpus; None without modules."""
     if modules is None:
         return None
-    return ModuleEncoder.of(modules, corpus, normalize=recipe.model.normalize)
+    return ModuleEncoder.of(modules, corpus, normalize=normalize)
 
 
 def with_modules(recipe: Recipe, modules: EncoderModules | Encoder | None) -> Recipe:
@@ -115,11 +116,11 @@ def with_modules(recipe: Recipe, modules: EncoderModules | Encoder | None) -> Re
 
 
 def trained_encoder(
-    trained: Encoder | EncoderModules | None, corpus: Corpus, recipe: Recipe
+    trained: Encoder | EncoderModules | None, corpus: Corpus, *, normalize: bool
 ) -> Encoder | None:
     """Return a model that is not trained again, in evaluation mode; copies of a user's modules."""
     if isinstance(trained, EncoderModules):
-        return ModuleEncoder.of(trained.copied(), corpus, normalize=recipe.model.normalize).eval()
+        return ModuleEncoder.of(trained.copied(), corpus, normalize=normalize).eval()
     return trained
 
 
@@ -136,8 +137,9 @@ def plan_upgrade(
     keys = {"query": corpus.queries.vocabulary.keys, "candidate": corpus.candidates.vocabulary.keys}
     lineage.check_ids(keys)
     history = lineage.pair_history
-    split, salt = split_for(recipe, corpus, version, history), salt_of(recipe, history)
-    final = final_split(recipe, split)
+    split = split_for(recipe, corpus, version, history)
+    final = final_split(split, refits=recipe.refits)
+    normalize = recipe.model.normalize
     settings = recipe.upgrade
     if options.trained is not None and (settings.fit == "joint" or settings.start != "fresh"):
         raise RecipeError(
@@ -148,12 +150,12 @@ def plan_upgrade(
     if settings.start == "previous":
         # Fine-tuning cannot change the architecture.
         recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
-    trained = trained_encoder(options.trained, final.training, recipe)
+    trained = trained_encoder(options.trained, final.training, normalize=normalize)
     if settings.start == "frozen":
         new_dim = before.dim
     elif trained is not None:
         new_dim = trained.dim
-    elif (own := own_encoder(options.encoder, final.training, recipe)) is not None:
+    elif (own := own_encoder(options.encoder, final.training, normalize=normalize)) is not None:
         new_dim = own.dim
     else:
         new_dim = recipe.model.dim_of(version)
@@ -170,7 +172,7 @@ def plan_upgrade(
         past_version=past_version,
         split=split,
         final=final,
-        salt=salt,
+        salt=salt_of(recipe.split, recipe.name, history),
         before=before,
         trained=trained,
         backward=backward,

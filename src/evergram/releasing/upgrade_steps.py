@@ -19,6 +19,7 @@ from evergram.releasing.past_models import past_model
 from evergram.releasing.past_version_report import PastReading, reading_report
 from evergram.releasing.training_report import board_callbacks, training_report, version_report
 from evergram.releasing.upgrade_plan import UpgradePlan
+from evergram.training.build import Companions
 from evergram.training.checkpoint import (
     BackwardStep,
     Provenance,
@@ -26,7 +27,7 @@ from evergram.training.checkpoint import (
     options_of,
     trained_pairs,
 )
-from evergram.training.fit import Companions, Refit, RunContext, Trained, fit_encoder, judge
+from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
 from evergram.training.pilots import Pilots, run_pilots
 
 log = logging.getLogger(__name__)
@@ -37,13 +38,13 @@ class FittedUpgrade:
     """A trained model, and the same model trained without alignment.
 
     Args:
-        error: what the transform leaves, on objects that alignment never saw.
-        alone: None if it was not trained; the model itself if it had no alignment.
+        error: of the transform, on objects that alignment never saw.
+        unaligned: None if it was not trained; the model itself if it had no alignment.
     """
 
     trained: Trained
     error: StepError
-    alone: Trained | None
+    unaligned: Trained | None
 
     @property
     def embeddings(self) -> dict[str, Tensor]:
@@ -64,34 +65,16 @@ def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = Non
     pilots = Pilots(plan.recipe)
     if trains and settings.start == "fresh":
         pilots = run_pilots(plan.recipe, plan.split, plan.version, context)
-    joint = plan.backward.joint()
-    companions = Companions(joint, plan.backward.past, own=plan.own(plan.final.training))
-    refit = None
-    if plan.final is not plan.split:
-        refit = Refit(plan.final, companions)
-        search = plan.backward_for(plan.split.training)
-        companions = Companions(search.joint(), search.past, own=plan.own(plan.split.training))
-    if not trains:
+    companions, refit = _companions(plan)
+    if trains:
+        watching = [*context.callbacks, *board_callbacks(board, plan.version, plan.split)]
+        watched = replace(context, callbacks=watching)
+        trained = fit_encoder(pilots.recipe, plan.split, plan.version, watched, companions, refit)
+        trained.pilots = pilots.tried
+    else:
         model = plan.before if settings.start == "frozen" else plan.trained
         assert isinstance(model, Encoder)
         trained = judge(model, plan.final, plan.recipe.metrics)
-    else:
-        watching = [*context.callbacks, *board_callbacks(board, plan.version, plan.split)]
-        previous = None
-        if settings.start == "previous":
-            assert isinstance(plan.before, Encoder)
-            previous = plan.before
-            if refit is not None:
-                refit = Refit(plan.final, replace(refit.companions, start=previous))
-        trained = fit_encoder(
-            pilots.recipe,
-            plan.split,
-            plan.version,
-            replace(context, callbacks=watching),
-            replace(companions, start=previous),
-            refit,
-        )
-        trained.pilots = pilots.tried
     started = time.perf_counter()
     new = {"query": trained.query, "candidate": trained.candidate}
     plan.backward.finish(new)
@@ -99,18 +82,36 @@ def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = Non
     error = plan.backward.error(new)
     if not settings.alone:
         return FittedUpgrade(trained, error, None)
-    if joint is None and settings.start == "fresh":
+    if companions.joint is None and settings.start == "fresh":
         return FittedUpgrade(trained, error, trained)
-    unaligned = {"joint": None, "start": None}
-    alone = fit_encoder(
+    free = {"joint": None, "start": None}
+    unaligned = fit_encoder(
         pilots.recipe,
         plan.split,
         plan.version,
         replace(context, title=f"{context.title} alone", callbacks=()),
-        replace(companions, **unaligned),
-        None if refit is None else Refit(refit.split, replace(refit.companions, **unaligned)),
+        replace(companions, **free),
+        None if refit is None else Refit(refit.split, replace(refit.companions, **free)),
     )
-    return FittedUpgrade(trained, error, alone)
+    return FittedUpgrade(trained, error, unaligned)
+
+
+def _companions(plan: UpgradePlan) -> tuple[Companions, Refit | None]:
+    """Return the companions of the search for the best epoch, and the refit, if there is one.
+
+    The published transform is trained in the last of the two; the search has one of its own.
+    """
+    start = None
+    if plan.recipe.upgrade.start == "previous":
+        assert isinstance(plan.before, Encoder)
+        start = plan.before
+    backward, corpus = plan.backward, plan.final.training
+    last = Companions(backward.joint(), backward.past, start, plan.own(corpus))
+    if plan.final is plan.split:
+        return last, None
+    backward, corpus = plan.backward_for(plan.split.training), plan.split.training
+    search = Companions(backward.joint(), backward.past, start, plan.own(corpus))
+    return search, Refit(plan.final, last)
 
 
 def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
@@ -121,10 +122,10 @@ def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
     """
     lineage, new = plan.lineage, fitted.embeddings
     report = version_report(plan.number, plan.final, fitted.trained, plan.recipe.training)
-    if fitted.alone is not None:
-        report["metrics"]["alone"] = fitted.alone.metrics["model"]
-        if fitted.alone is not fitted.trained:
-            report["training"]["alone"] = training_report(fitted.alone)
+    if fitted.unaligned is not None:
+        report["metrics"]["alone"] = fitted.unaligned.metrics["model"]
+        if fitted.unaligned is not fitted.trained:
+            report["training"]["alone"] = training_report(fitted.unaligned)
     report["overlap"] = plan.backward.overlap.as_json()
     longer = lineage.chain.extended(plan.backward.transform)
     errors = {**lineage.step_errors, plan.number: fitted.error}
@@ -141,7 +142,7 @@ def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
         )
     if unread:
         log.warning(
-            "PastReading the new version as version %s is not measured: its modules were not given "
+            "Reading the new version as version %s is not measured: its modules were not given "
             "and its embeddings are not stored; give them as past_encoders={%d: EncoderModules("
             "…)}.",
             ", ".join(map(str, unread)),
@@ -168,7 +169,7 @@ def package_upgrade(
         # A frozen model was trained on nothing that its own version does not remember.
         trained_on = plan.salt, TrainedPairs()
     else:
-        options = options_of(trained.encoder, plan.recipe, plan.version)
+        options = options_of(trained.encoder, plan.recipe.model, plan.version)
         trained_on = trained_pairs(plan.final.training, plan.salt)
     return make_artefact(
         trained,

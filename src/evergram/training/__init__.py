@@ -3,13 +3,14 @@
 Read in this order:
 
 1. `recipe/`: everything that a run is made of, in one TOML file (`docs/recipes.md`).
-2. `corpora`: from a recipe to a corpus, and to what one version may see of it. `build`: from a
-   recipe to encoder, task, estimators, samplers and optimisers; `priors`.
+2. `corpora`: from a recipe to a corpus, and to the pairs that one version trains and is tested on.
+   `build`: from settings to encoder, task, estimators, samplers and `optimizers/`; `priors/`.
 3. `step`: one step, in the order that the estimators ask for ([G2] Algorithms 1 and 2). `joint`:
    the alignment to the version before, in the same step ([BC] Eq. 3).
-4. `loop`: epochs, the best one kept; `monitors/` and `callbacks` look on; `checkpoint` and `resume`
-   go on where an interrupted run stopped, bit for bit.
-5. `diagnose`: what is the matter with a trained version.
+4. `fit`: one training, which keeps its best epoch. `loop`: its epochs of steps; `callbacks` and
+   `monitors/` stop, measure and report. `resume` restores an interrupted run bit for bit;
+   `checkpoint` turns a trained encoder into an artefact and back.
+5. `diagnose`: the spectrum, the scores and the estimators' errors of a trained version.
 
 Sources: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 ICLR 2019; [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.
@@ -22,11 +23,12 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
+    from evergram.training.build import Companions
     from evergram.training.callbacks import Budget, Callback, Point
     from evergram.training.checkpoint import load_encoder
     from evergram.training.corpora import load_corpus, split_for
     from evergram.training.diagnose import Diagnosis, diagnose
-    from evergram.training.fit import Companions, RunContext, Trained, fit_encoder
+    from evergram.training.fit import RunContext, Trained, fit_encoder
     from evergram.training.loop import Trainer
     from evergram.training.monitors.early_stopping import EarlyStopping
     from evergram.training.progress import Progress
@@ -54,11 +56,12 @@ __all__ = [
 export_lazily(
     __name__,
     {
+        "build": "Companions",
         "callbacks": "Budget Callback Point",
         "checkpoint": "load_encoder",
         "corpora": "load_corpus split_for",
         "diagnose": "Diagnosis diagnose",
-        "fit": "Companions RunContext Trained fit_encoder",
+        "fit": "RunContext Trained fit_encoder",
         "loop": "Trainer",
         "monitors.early_stopping": "EarlyStopping",
         "progress": "Progress",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary, to_tensor
 from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws, measure
@@ -22,11 +23,29 @@ from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import EstimatorSettings
 from evergram.tasks.objective import Objective
 from evergram.training.memory import refuse_too_large
-from evergram.training.optimizers.row_adagrad import RowAdagrad
+from evergram.training.optimizers.build_optimizers import build_optimizers
 from evergram.training.priors.factors import prior_constant
-from evergram.training.recipe import ModelRecipe, Recipe, TaskRecipe
-from evergram.training.recipe.automatic import batch_size_of, rate_of, strengths_of
+from evergram.training.recipe import GramianRecipe, ModelRecipe, TaskRecipe
+from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.step import Joint, Step
+
+
+@dataclass(frozen=True)
+class Companions:
+    """The modules and tensors that a training uses beside its recipe.
+
+    Args:
+        joint: trained together with the encoder, in place.
+        past: the embeddings of the version before, [N, D′] of each side, for `prior.kind`
+            "version"; in the rows of the training corpus.
+        start: an encoder of the same architecture; training starts from its parameters.
+        own: an encoder of the user's modules; a copy of it is trained in place of the recipe's.
+    """
+
+    joint: Joint | None = None
+    past: Mapping[str, Tensor] | None = None
+    start: Encoder | None = None
+    own: ModuleEncoder | None = None
 
 
 def encoder_options(model: ModelRecipe, version: int) -> dict[str, Any]:
@@ -37,35 +56,37 @@ def encoder_options(model: ModelRecipe, version: int) -> dict[str, Any]:
     return options | model.chosen.options(version)
 
 
-def build_measures(recipe: TaskRecipe, corpus: Corpus, side: str) -> Tensor:
+def build_measures(task: TaskRecipe, corpus: Corpus, side: str) -> Tensor:
     """Return the R measures of a side, float64 [N, R].
 
     Raises: DataError: a file of weights cannot be used.
     """
-    wanted = recipe.query_measure if side == "query" else recipe.candidate_measure
+    powers_or_files = task.query_measure if side == "query" else task.candidate_measure
     entities = corpus.queries if side == "query" else corpus.candidates
     counts = corpus.counts(side)
     columns = [
         _weights_of(Path(item), entities.vocabulary)
         if isinstance(item, str)
         else measure(counts, item)
-        for item in wanted
+        for item in powers_or_files
     ]
     return torch.stack(columns, dim=1)
 
 
-def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
+def build_sampler(
+    task: TaskRecipe, corpus: Corpus, *, penalty: Sequence[float], batch_size: int, seed: int
+) -> ExampleSampler:
     """Return the sampler of each epoch's pairs.
 
-    Raises: DataError: a column that the recipe needs is absent.
+    Args:
+        penalty: λ of each measure.
+    Raises: DataError: a column that the task needs is absent.
     """
-    task = recipe.task
-    penalty = strengths_of(recipe, corpus).penalty
     measures = {side: build_measures(task, corpus, side) for side in SIDES}
     return ExampleSampler(
         corpus,
         PairDraws(task.chosen.pair_target, task.drawn, task.chosen.wants_negatives),
-        batch_size=batch_size_of(recipe, corpus),
+        batch_size=batch_size,
         seed=seed,
         measures=measures,
         pair_weight=_sparse(task.sparse, penalty, corpus, measures),
@@ -73,15 +94,15 @@ def build_sampler(recipe: Recipe, corpus: Corpus, seed: int) -> ExampleSampler:
 
 
 def build_independent(
-    recipe: Recipe, corpus: Corpus, sampler: ExampleSampler, seed: int
+    settings: GramianRecipe, corpus: Corpus, sampler: ExampleSampler, seed: int
 ) -> dict[str, EntitySampler]:
     """Return, for each side, the sampler of the entities that estimators learn from."""
     return {
         side: EntitySampler(
             corpus.counts(side),
             sampler.measures[side],
-            kind=recipe.gramian.sampler,
-            batch_size=recipe.gramian.batch_size or sampler.batch_size,
+            kind=settings.sampler,
+            batch_size=settings.batch_size or sampler.batch_size,
             seed=2 * seed + 1 + i,
         )
         for i, side in enumerate(SIDES)
@@ -117,91 +138,45 @@ def build_estimators(
     }
 
 
-def build_optimizers(
-    recipe: Recipe, encoder: Encoder, owned: list[nn.Parameter], rate: float | None
-) -> list[torch.optim.Optimizer]:
-    """Return row-wise Adagrad for tables, and Adam for layers and for `owned`.
-
-    Args:
-        owned: other parameters that are trained together with the encoder, by `rate`.
-    """
-    features = encoder.feature_tables()
-    shared = {id(p) for p in features}
-    tables: list[nn.Parameter] = []
-    for module in encoder.modules():
-        # A user's dense tables, such as a text tower's tokens, are layers.
-        if isinstance(module, nn.Embedding) and (module.sparse or encoder.kind != "module"):
-            tables += [p for p in module.parameters() if id(p) not in shared]
-    ids = shared | {id(p) for p in tables}
-    layers = [p for p in encoder.parameters() if id(p) not in ids and p.requires_grad]
-    rates = recipe.training
-    optimizers: list[torch.optim.Optimizer] = []
-    if tables:
-        optimizers.append(RowAdagrad(tables, rate_of(recipe)))
-    if features:
-        optimizers.append(RowAdagrad(features, rates.feature_rate))
-    groups: list[dict[str, Any]] = []
-    if layers:
-        groups.append({"params": layers, "lr": rates.layer_rate})
-    if owned:
-        groups.append({"params": owned, "lr": rate or rates.layer_rate})
-    if groups:
-        optimizers.append(torch.optim.Adam(groups))
-    return optimizers
-
-
 def prepare(
-    recipe: Recipe,
+    settings: FitSettings,
     corpus: Corpus,
-    version: int,
     device: torch.device,
-    *,
-    joint: Joint | None = None,
-    past: Mapping[str, Tensor] | None = None,
+    companions: Companions | None = None,
     folder: Path | None = None,
-    own: ModuleEncoder | None = None,
 ) -> tuple[Step, ExampleSampler, dict[str, EntitySampler] | None]:
     """Return a run's step, the sampler of its pairs, and those of entities drawn apart, if any.
 
     Args:
-        own: the encoder to train in the place of the recipe's; a copy of it is trained.
-    Raises: DataError. RecipeError: also if no memory holds it.
+        folder: where an estimator's state that is too large for memory goes; None keeps it there.
+    Raises: DataError. RecipeError: also if the machine has too little memory.
     """
-    refuse_too_large(recipe, corpus, version, own)
-    # Each version has a start and an order of its own: with the last one's it would be nearly
-    # compatible by accident, and the next recipe would not be.
-    seed = recipe.seed + 1_000_003 * version
-    generator = torch.Generator().manual_seed(seed)
-    if own is None:
-        schema = Schema.of(corpus, features=recipe.model.chosen.reads_features)
-        options = encoder_options(recipe.model, version)
-        encoder = build_encoder(recipe.model.kind, options, schema, generator).to(device)
-    else:
-        encoder = own.copied().to(device)
-    sampler = build_sampler(recipe, corpus, seed)
-    task = recipe.task.chosen.build(corpus)
-    prior = recipe.prior.chosen.build(corpus, past, recipe.seed)
-    strengths = strengths_of(recipe, corpus)
-    objective = Objective(
-        task,
-        strengths.penalty,
-        strengths.l2,
-        {"query": recipe.task.query_orthogonal, "candidate": recipe.task.candidate_orthogonal},
-        prior_constant(prior, sampler.measures, strengths.penalty),
-        strengths.l2_measure,
-    ).to(device)
+    companions = Companions() if companions is None else companions
+    refuse_too_large(settings.model, corpus, settings.version, companions.own)
+    encoder = _encoder(settings, corpus, companions).to(device)
+    if companions.start is not None:
+        encoder.start_from(companions.start)
+    if companions.joint is not None:
+        companions.joint.to(device)
+    sampler = build_sampler(
+        settings.task,
+        corpus,
+        penalty=settings.strengths.penalty,
+        batch_size=settings.batch_size,
+        seed=settings.version_seed,
+    )
+    prior = settings.prior.chosen.build(corpus, companions.past, settings.seed)
+    objective = _objective(settings, corpus, prior, sampler.measures).to(device)
     factors = {
-        s: torch.cat([f, torch.ones(len(f), 1)], dim=1) if task.wants_means else f
+        s: torch.cat([f, torch.ones(len(f), 1)], dim=1) if objective.task.wants_means else f
         for s, f in prior.items()
     }
     estimators: dict[str, list[GramianEstimator]] = {side: [] for side in SIDES}
     if objective.wants_moments:
-        settings = recipe.gramian.chosen
-        made = build_estimators(settings, encoder.dim, sampler.measures, factors, folder)
+        chosen = settings.gramian.chosen
+        made = build_estimators(chosen, encoder.dim, sampler.measures, factors, folder)
         estimators = {side: [e.to(device) for e in each] for side, each in made.items()}
-    owned = [] if joint is None else [p for p in joint.parameters() if p.requires_grad]
-    rate = None if joint is None else joint.rate
-    independent = recipe.gramian.batch == "independent" and objective.wants_moments
+    independent = settings.gramian.batch == "independent" and objective.wants_moments
     step = Step(
         encoder,
         encoder.read(corpus).to(device),
@@ -210,13 +185,18 @@ def prepare(
         sampler.measures,
         {side: columns.to(device) for side, columns in factors.items()},
         prior["query"].shape[1],
-        build_optimizers(recipe, encoder, owned, rate),
-        joint,
+        build_optimizers(encoder, settings.training, settings.table_rate, companions.joint),
+        companions.joint,
         independent,
-        recipe.training.precondition,
+        settings.training.precondition,
     )
-    draws = build_independent(recipe, corpus, sampler, seed) if independent else None
-    return step, sampler, draws
+    if not independent:
+        return step, sampler, None
+    return (
+        step,
+        sampler,
+        build_independent(settings.gramian, corpus, sampler, settings.version_seed),
+    )
 
 
 def pick_device(name: str) -> torch.device:
@@ -225,11 +205,44 @@ def pick_device(name: str) -> torch.device:
     Raises: RecipeError: no device has that name, or there is no CUDA.
     """
     if name not in ("auto", "cpu", "cuda"):
-        raise RecipeError(f"--device {name} is none of auto, cpu, cuda.")
+        raise RecipeError(f"--device {name} is not known; it must be auto, cpu or cuda.")
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise RecipeError("--device cuda was asked for and this machine has none; use auto or cpu.")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
+
+
+def _encoder(settings: FitSettings, corpus: Corpus, companions: Companions) -> Encoder:
+    """Return the encoder to train: the recipe's at its start, or a copy of the user's."""
+    if companions.own is not None:
+        return companions.own.copied()
+    model = settings.model
+    generator = torch.Generator().manual_seed(settings.version_seed)
+    schema = Schema.of(corpus, features=model.chosen.reads_features)
+    return build_encoder(model.kind, encoder_options(model, settings.version), schema, generator)
+
+
+def _objective(
+    settings: FitSettings,
+    corpus: Corpus,
+    prior: Mapping[str, Tensor],
+    measures: Mapping[str, Tensor],
+) -> Objective:
+    """Return the task's loss with its penalties.
+
+    Args:
+        prior: of each side, [N, K].
+        measures: of each side, [N, R].
+    """
+    task, strengths = settings.task, settings.strengths
+    return Objective(
+        task.chosen.build(corpus),
+        strengths.penalty,
+        strengths.l2,
+        {"query": task.query_orthogonal, "candidate": task.candidate_orthogonal},
+        prior_constant(prior, measures, strengths.penalty),
+        strengths.l2_measure,
+    )
 
 
 def _sparse(

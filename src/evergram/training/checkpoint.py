@@ -31,7 +31,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.unseen_objects import id_hash
 from evergram.training.build import encoder_options
 from evergram.training.fit import Trained
-from evergram.training.recipe import Recipe
+from evergram.training.recipe import ModelRecipe
 
 # Canaries kept of each side; enough for a mean, small enough to keep for ever.
 CANARIES = 1000
@@ -90,11 +90,11 @@ def restore_any(
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a version was made.
+    """The recipe, the encoder's options and the training pairs of a version.
 
     Args:
-        recipe: JSON of the recipe.
-        options: that build the encoder, see `options_of`.
+        recipe: as JSON.
+        options: of the encoder, see `options_of`.
         trained_on: the split's salt and the pairs, see `trained_pairs`.
     """
 
@@ -105,12 +105,12 @@ class Provenance:
 
 @dataclass(frozen=True)
 class BackwardStep:
-    """What leads from a version to the one before it.
+    """A version's backward transform, with its error and the past canaries.
 
     Args:
         transform: B_k.
-        error: what it leaves, for the certificate.
-        canaries: of the version before; those that are still there stay canaries.
+        error: of the transform, for the certificate.
+        canaries: of the version before; of these, the objects of this version stay canaries.
     """
 
     transform: Transform | None = None
@@ -161,11 +161,11 @@ def make_artefact(
     )
 
 
-def options_of(encoder: Encoder, recipe: Recipe, version: int) -> dict[str, Any]:
+def options_of(encoder: Encoder, model: ModelRecipe, version: int) -> dict[str, Any]:
     """Return the options that build an encoder again, as JSON."""
     if isinstance(encoder, ModuleEncoder):
         return encoder.options
-    return encoder_options(recipe.model, version)
+    return encoder_options(model, version)
 
 
 def trained_pairs(corpus: Corpus, salt: str) -> tuple[str, TrainedPairs]:

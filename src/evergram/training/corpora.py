@@ -21,6 +21,7 @@ from evergram.data.tables import read_interactions
 from evergram.errors import DataError, RecipeError
 from evergram.lineage.pair_history import PairHistory
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.data import SplitRecipe
 
 
 def load_corpus(recipe: Recipe) -> Corpus:
@@ -43,71 +44,77 @@ def split_for(
     """Return the training, selection and test pairs of version `version`.
 
     Args:
-        history: what the lineage knows of held-out and trained pairs; None for one that begins.
+        history: the pairs that the lineage has held out and trained on; None for a new lineage.
     Raises: RecipeError: the recipe names no such version, or another salt than the lineage's.
         DataError: nothing is left to select or to test by.
     """
-    split = recipe.split
-    held_out = HeldOut(
-        salt_of(recipe, history),
-        TrainedPairs() if history is None else history.trained,
-        split.selection,
-    )
-    if split.kind == "random":
-        chosen = random_split(corpus, share=split.share, held_out=held_out)
-    elif split.kind == "time" and split.last is not None:
-        last = RollingWindow.parse(split.last)
-        chosen = window_split(corpus, last=last, held_out=held_out)
-    elif split.kind == "time":
-        if version >= len(split.versions):
-            raise RecipeError(
-                f"split.versions has {len(split.versions)} shares, so version {version} has none; "
-                "append the share of the corpus that it has seen, or set split.last = '5 %' in "
-                "its place, which holds for every version."
-            )
-        chosen = time_split(
-            corpus,
-            share=split.versions[version],
-            until=split.ends[version + 1],
-            held_out=held_out,
-        )
-    else:
+    salt = salt_of(recipe.split, recipe.name, history)
+    trained = TrainedPairs() if history is None else history.trained
+    held_out = HeldOut(salt, trained, recipe.split.selection)
+    if recipe.split.kind == "given":
         columns = {str(k): v for k, v in recipe.data.columns.items()}
         test = read_interactions(existing(str(recipe.data.test)), columns)
-        chosen = given_split(corpus, test, share=split.share, held_out=held_out)
+        split = given_split(corpus, test, share=recipe.split.share, held_out=held_out)
+    else:
+        split = _split_of(recipe.split, corpus, version, held_out)
     if history is not None and history.untested is not None:
-        chosen = chosen.without_test(history.untested)
-    elif not len(chosen.test) and chosen.trained_before:
+        split = split.without_test(history.untested)
+    elif not len(split.test) and split.trained_before:
         raise DataError(
-            f"All {chosen.trained_before} pairs that the split holds out were trained on by an "
+            f"All {split.trained_before} pairs that the split holds out were trained on by an "
             "earlier version of the lineage, so nothing is left to test by; give data that has "
             "grown, or another test file."
         )
-    if not len(chosen.selection) or not (len(chosen.test) or chosen.untested):
-        dropped = "".join(
-            f", {count} {why}"
-            for count, why in (
-                (chosen.unknown_queries, "left out as training knows nothing of their query"),
-                (chosen.trained_before, "as an earlier version was trained on them"),
-                (chosen.in_training, "as the training data has them, too"),
-            )
-            if count
-        )
-        raise DataError(
-            f"The split holds out too few pairs to judge a model by: of {len(corpus)} interactions "
-            f"{len(chosen.selection)} to choose an epoch and {len(chosen.test)} to test{dropped}; "
-            "hold out a larger share or give more data."
-        )
-    return chosen
+    _refuse_too_few(split, len(corpus))
+    return split
 
 
-def final_split(recipe: Recipe, split: Split) -> Split:
+def _split_of(settings: SplitRecipe, corpus: Corpus, version: int, held_out: HeldOut) -> Split:
+    """Return the split of one corpus at random or by time."""
+    if settings.kind == "random":
+        return random_split(corpus, share=settings.share, held_out=held_out)
+    if settings.last is not None:
+        last = RollingWindow.parse(settings.last)
+        return window_split(corpus, last=last, held_out=held_out)
+    if version >= len(settings.versions):
+        raise RecipeError(
+            f"split.versions has {len(settings.versions)} shares, so version {version} has none; "
+            "append the share of the corpus that it has seen, or set split.last = '5 %' in "
+            "its place, which holds for every version."
+        )
+    share, until = settings.versions[version], settings.ends[version + 1]
+    return time_split(corpus, share=share, until=until, held_out=held_out)
+
+
+def _refuse_too_few(split: Split, interactions: int) -> None:
+    """Raises: DataError: no pair is left to choose an epoch by, or none to test by."""
+    if len(split.selection) and (len(split.test) or split.untested):
+        return
+    dropped = "".join(
+        f", {count} {why}"
+        for count, why in (
+            (split.unknown_queries, "left out as training knows nothing of their query"),
+            (split.trained_before, "as an earlier version was trained on them"),
+            (split.in_training, "as the training data has them, too"),
+        )
+        if count
+    )
+    raise DataError(
+        f"The split holds out too few pairs to judge a model by: of {interactions} interactions "
+        f"{len(split.selection)} to choose an epoch and {len(split.test)} to test{dropped}; "
+        "hold out a larger share or give more data."
+    )
+
+
+def final_split(split: Split, *, refits: bool) -> Split:
     """Return the split of the published model: with a refit, the one whose training corpus holds
     all but the test pairs; otherwise the same one.
 
+    Args:
+        refits: as `Recipe.refits`.
     Raises: RecipeError: the same pairs select and test, so there is nothing more to train on.
     """
-    if not recipe.refits:
+    if not refits:
         return split
     if split.final is None:
         raise RecipeError(
@@ -118,18 +125,19 @@ def final_split(recipe: Recipe, split: Split) -> Split:
     return split.final()
 
 
-def salt_of(recipe: Recipe, history: PairHistory | None = None) -> str:
+def salt_of(settings: SplitRecipe, name: str, history: PairHistory | None = None) -> str:
     """Return the salt of held-out pairs: the lineage's; for a new lineage the recipe's, or else the
     recipe's name.
 
+    Args:
+        name: of the recipe.
     Raises: RecipeError: the recipe has another salt than the lineage.
     """
-    own = recipe.split.salt
     if history is None or history.salt is None:
-        return own or recipe.name
-    if own is not None and own != history.salt:
+        return settings.salt or name
+    if settings.salt is not None and settings.salt != history.salt:
         raise RecipeError(
-            f"split.salt is {own!r} and the lineage holds out by {history.salt!r}; with another "
-            "salt pairs that were trained on would be tested. Remove split.salt."
+            f"split.salt is {settings.salt!r} and the lineage holds out by {history.salt!r}; with "
+            "another salt pairs that were trained on would be tested. Remove split.salt."
         )
     return history.salt

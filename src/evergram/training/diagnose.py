@@ -15,13 +15,14 @@ from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError
 from evergram.evaluation.gramian_error import Histograms, score_histograms
 from evergram.lineage.lineage import Lineage
-from evergram.training.build import build_measures, pick_device, prepare
+from evergram.training.build import Companions, build_measures, pick_device, prepare
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.loop import Trainer
 from evergram.training.monitors.gramian_tracking import Tracking
 from evergram.training.progress import Progress, ProgressReport
 from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 
 
 @dataclass
@@ -125,8 +126,9 @@ def diagnose(
         before = max(m.version for m in lineage.versions if m.version < version)
         past = load_encoder(lineage, before).embed_all(training)
     own = None if encoder is None else ModuleEncoder.of(encoder, training)
-    chosen = pick_device(device)
-    step, sampler, draws = prepare(recipe, training, version, chosen, past=past, own=own)
+    settings = FitSettings.of(recipe, training, version)
+    companions = Companions(past=past, own=own)
+    step, sampler, draws = prepare(settings, training, pick_device(device), companions)
     if not step.objective.wants_moments:
         raise RecipeError(
             "This version is trained without a Gramian (task.penalty is 0), so there is no error "
@@ -139,8 +141,8 @@ def diagnose(
         seed=recipe.seed,
     )
     callbacks = [tracking, ProgressReport(Progress.of_choice(progress), "diagnose", steps)]
-    seed = recipe.seed + 1_000_003 * version
-    Trainer(step, sampler, draws, callbacks=callbacks, seed=seed).fit(steps=steps)
+    run = Trainer(step, sampler, draws, callbacks=callbacks, seed=settings.version_seed)
+    run.fit(steps=steps)
     return Diagnosis(version, sides, histograms, tracking)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -13,10 +14,9 @@ from torch import Tensor
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.evaluation.relevance import test_relevance
-from evergram.training.build import prepare
+from evergram.training.build import Companions, prepare
 from evergram.training.callbacks import Budget, Callback, FiniteLoss
 from evergram.training.loop import Trainer
 from evergram.training.monitors.early_stopping import (
@@ -27,10 +27,9 @@ from evergram.training.monitors.early_stopping import (
 from evergram.training.monitors.map_watch import MapWatch
 from evergram.training.progress import Progress, ProgressReport
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.automatic import rate_of
+from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import TrainingRecipe
 from evergram.training.resume import ResumeFile, Resumption, run_key
-from evergram.training.step import Joint
 
 QUIET = Progress(quiet=True)
 log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a training runs and reports.
+    """A device, a folder and callbacks for a training.
 
     Args:
         device: of the parameters while they are trained.
@@ -55,24 +54,6 @@ class RunContext:
     callbacks: Sequence[Callback] = ()
     title: str = "train"
     warns: bool = True
-
-
-@dataclass(frozen=True)
-class Companions:
-    """The modules and tensors that a training uses beside its recipe.
-
-    Args:
-        joint: trained together with the encoder, in place.
-        past: the embeddings of the version before, [N, D′] of each side, for `prior.kind`
-            "version"; in the rows of the training corpus.
-        start: an encoder of the same architecture; training starts from its parameters.
-        own: an encoder of the user's modules, trained in place of the recipe's; a copy of it is.
-    """
-
-    joint: Joint | None = None
-    past: Mapping[str, Tensor] | None = None
-    start: Encoder | None = None
-    own: ModuleEncoder | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +84,7 @@ class Trained:
         watched: one entry every `training.watch_minutes`.
         reached: seconds of training until `training.reach`; None if it was not reached.
         state_bytes: of the Gramian estimators.
-        ended: why no more epochs were trained: "patience", "epochs" or "budget".
+        ended: the limit that ended training: "patience", "epochs" or "budget".
         refit: `steps`, `interactions` and `seconds` of the refit; None if there was none.
         penalty, l2, batch_size, table_rate: λ of each measure, the weight of squared norms, the
             pairs of a step and the learning rate of tables, as they were used.
@@ -148,21 +129,12 @@ def fit_encoder(
     """
     companions = Companions() if companions is None else companions
     settings = recipe.training
-    job = _Job(recipe, split.training, version, context, companions)
-    stopping = _stopping(recipe, split, joint=companions.joint is not None)
-    watch = _watch(recipe, split)
-    run = job.trainer()
-    run.callbacks += [
-        FiniteLoss(rate_of(recipe)),
-        *([] if settings.budget is None else [Budget(settings.budget)]),
-        stopping,
-        job.resumption(stopping),
-        ProgressReport(
-            context.progress, context.title, settings.epochs * len(run.sampler), settings.metric
-        ),
-        *context.callbacks,
-        *([] if watch is None else [watch]),
-    ]
+    job = _Job.of(recipe, split.training, version, context, companions)
+    # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
+    select_after = recipe.upgrade.select_after if companions.joint is not None else 0
+    stopping = _stopping(settings, split, select_after)
+    watch = _watch(settings, split, recipe.seed)
+    run = job.search(stopping, [*context.callbacks, *([] if watch is None else [watch])])
     ended = run.fit(epochs=settings.epochs)
     seconds, last = run.seconds, None
     if refit is None:
@@ -173,7 +145,8 @@ def fit_encoder(
         stopping.kept = {}
         del run
         again = replace(context, title=f"{context.title} refit")
-        run = _Job(recipe, refit.split.training, version, again, refit.companions).refitted(steps)
+        job = _Job.of(recipe, refit.split.training, version, again, refit.companions)
+        run = job.refitted(steps)
         encoder = run.finish()
         last = {"steps": steps, "interactions": len(refit.split.training), "seconds": run.seconds}
         seconds += run.seconds
@@ -190,58 +163,74 @@ def fit_encoder(
         penalty=run.step.objective.penalty,
         l2=run.step.objective.l2,
         batch_size=run.sampler.batch_size,
-        table_rate=rate_of(recipe),
+        table_rate=job.settings.table_rate,
         warnings=_warnings(settings, stopping, ended, context),
     )
 
 
 @dataclass(frozen=True)
 class _Job:
-    """One training: on which corpus, as which version, and where."""
+    """One training: its settings, its corpus, and where it runs.
 
-    recipe: Recipe
+    Args:
+        recipe: JSON of the whole recipe; a checkpoint of another recipe is ignored.
+    """
+
+    settings: FitSettings
+    recipe: str
     corpus: Corpus
-    version: int
     context: RunContext
     companions: Companions
 
+    @classmethod
+    def of(
+        cls,
+        recipe: Recipe,
+        corpus: Corpus,
+        version: int,
+        context: RunContext,
+        companions: Companions,
+    ) -> Self:
+        settings = FitSettings.of(recipe, corpus, version)
+        return cls(settings, recipe.model_dump_json(), corpus, context, companions)
+
     def trainer(self) -> Trainer:
         """Return its trainer, with no callbacks yet."""
-        joint, device = self.companions.joint, self.context.device
-        if joint is not None:
-            joint.to(device)
-        step, sampler, draws = prepare(
-            self.recipe,
-            self.corpus,
-            self.version,
-            device,
-            joint=joint,
-            past=self.companions.past,
-            folder=self.context.folder,
-            own=self.companions.own,
-        )
-        if self.companions.start is not None:
-            step.encoder.start_from(self.companions.start)
-        seed = self.recipe.seed + 1_000_003 * self.version
-        return Trainer(step, sampler, draws, seed=seed)
+        folder = self.context.folder
+        parts = prepare(self.settings, self.corpus, self.context.device, self.companions, folder)
+        return Trainer(*parts, seed=self.settings.version_seed)
+
+    def search(self, stopping: EarlyStopping, callbacks: Sequence[Callback]) -> Trainer:
+        """Return the trainer of the search for the best epoch, ready to run."""
+        run, settings, context = self.trainer(), self.settings.training, self.context
+        steps = settings.epochs * len(run.sampler)
+        run.callbacks += [
+            FiniteLoss(self.settings.table_rate),
+            *([] if settings.budget is None else [Budget(settings.budget)]),
+            stopping,
+            self.resumption(stopping),
+            ProgressReport(context.progress, context.title, steps, settings.metric),
+            *callbacks,
+        ]
+        return run
 
     def resumption(self, stopping: EarlyStopping | None, purpose: str = "") -> Resumption:
         """Return the callback that saves and restores it.
 
         Args:
-            purpose: tells apart runs of the same recipe, data and version.
+            purpose: distinguishes runs of the same recipe, data and version.
         """
         folder, beside, key = self.context.folder, self.companions, ""
         if folder is not None:
             parts = beside.joint, beside.start, beside.own
-            key = run_key(self.recipe, self.version, self.corpus, *parts)
+            key = run_key(self.recipe, self.settings.version, self.corpus, *parts)
         return Resumption(ResumeFile(folder, self.context.title, key + purpose), stopping)
 
     def refitted(self, steps: int) -> Trainer:
         """Train for so many steps, without selection. Returns: the trainer, done."""
         run = self.trainer()
         run.callbacks = [
-            FiniteLoss(rate_of(self.recipe)),
+            FiniteLoss(self.settings.table_rate),
             self.resumption(None, f"refit, {steps} steps"),
             ProgressReport(self.context.progress, self.context.title, steps),
         ]
@@ -249,23 +238,21 @@ class _Job:
         return run
 
 
-def _stopping(recipe: Recipe, split: Split, *, joint: bool) -> EarlyStopping:
-    settings = recipe.training
+def _stopping(settings: TrainingRecipe, split: Split, select_after: int) -> EarlyStopping:
     return EarlyStopping(
         settings.metric,
         settings.patience,
-        # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
-        recipe.upgrade.select_after if joint else 0,
+        select_after,
         evaluate=SelectionMetric(settings.metric, split),
         every=settings.evaluate_every,
     )
 
 
-def _watch(recipe: Recipe, split: Split) -> MapWatch | None:
-    minutes, size = recipe.training.watch_minutes, recipe.training.watch_candidates
-    if minutes is None:
+def _watch(settings: TrainingRecipe, split: Split, seed: int) -> MapWatch | None:
+    if settings.watch_minutes is None:
         return None
-    return MapWatch(split, minutes=minutes, size=size, seed=recipe.seed)
+    size = settings.watch_candidates
+    return MapWatch(split, minutes=settings.watch_minutes, size=size, seed=seed)
 
 
 def _warnings(

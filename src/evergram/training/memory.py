@@ -9,7 +9,7 @@ from torch import nn
 
 from evergram.data.corpus import Corpus
 from evergram.errors import RecipeError
-from evergram.training.recipe import Recipe
+from evergram.training.recipe import ModelRecipe
 
 FLOAT = 4
 # Vectors are held in the model, as the best so far, and as what is published; a layer has its
@@ -23,7 +23,7 @@ CGROUPS = (
 
 
 def refuse_too_large(
-    recipe: Recipe, corpus: Corpus, version: int, own: nn.Module | None = None
+    model: ModelRecipe, corpus: Corpus, version: int, own: nn.Module | None = None
 ) -> None:
     """Compare what a training needs at least with what the machine has.
 
@@ -33,21 +33,21 @@ def refuse_too_large(
     """
     if own is not None:
         return
-    needed, there = needed_bytes(recipe, corpus, version), memory_bytes()
+    needed, there = needed_bytes(model, corpus, version), memory_bytes()
     if needed > there:
         entities = len(corpus.queries) + len(corpus.candidates)
-        keys = [f"model.{key}" for key in ("dim", *recipe.model.chosen.size_keys)]
+        keys = [f"model.{key}" for key in ("dim", *model.chosen.size_keys)]
         sizes = " or ".join(filter(None, (", ".join(keys[:-1]), keys[-1])))
         raise RecipeError(
-            f"Training {entities:,} entities with model.dim = {recipe.model.dim_of(version)} needs "
+            f"Training {entities:,} entities with model.dim = {model.dim_of(version)} needs "
             f"at least {needed:,} bytes of memory, and this machine has {there:,}; lower "
             f"{sizes}."
         )
 
 
-def needed_bytes(recipe: Recipe, corpus: Corpus, version: int) -> int:
+def needed_bytes(model: ModelRecipe, corpus: Corpus, version: int) -> int:
     """Return the bytes that a training of this version needs at least; it will use far more."""
-    model, entities = recipe.model, len(corpus.queries) + len(corpus.candidates)
+    entities = len(corpus.queries) + len(corpus.candidates)
     dim = model.dim_of(version)
     # Both sides' second moments are published in float64.
     total = 2 * 2 * FLOAT * dim * dim + TABLE_COPIES * FLOAT * entities * dim

@@ -18,7 +18,6 @@ from evergram.atomic_files import make_folder, replacing_path
 from evergram.data.corpus import Corpus
 from evergram.errors import TrainingError
 from evergram.training.callbacks import Callback
-from evergram.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from evergram.training.loop import Trainer
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 class ResumeFile:
     """The file of one run's whole state, replaced in one rename.
 
-    It says which recipe, version and corpus it is of; any other run ignores it.
+    The file records its run's key; a run with another key ignores it.
 
     Args:
         folder: the checkpoint folder, removed when the version is published; None saves nothing.
         title: the run's name in the folder.
-        key: what the run is a function of, see `run_key`.
+        key: digest of the run's recipe, version, corpus and modules, see `run_key`.
         every: seconds between two saves, so that short runs write nothing.
     """
 
@@ -121,21 +120,22 @@ class Resumption(Callback):
 
 
 def run_key(
-    recipe: Recipe,
+    recipe: str,
     version: int,
     corpus: Corpus,
-    joint: nn.Module | None,
+    joint: nn.Module | None = None,
     start: nn.Module | None = None,
     own: nn.Module | None = None,
 ) -> str:
-    """Return a digest of what a run is a function of.
+    """Return a digest of a run's recipe, version, corpus, modules and release of torch.
 
     Args:
+        recipe: JSON of the whole recipe.
         joint: what is trained together with the encoder; its buffers count.
         start: the encoder that training starts from.
         own: an encoder of the user's modules, in the place of the recipe's.
     """
-    digest = hashlib.sha256(recipe.model_dump_json().encode())
+    digest = hashlib.sha256(recipe.encode())
     digest.update(f"{version} {torch.__version__} {corpus.interactions.schema}".encode())
     for name in ("query", "candidate"):
         digest.update(corpus.column(name).numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Methods side by side: what must be zero is, stopping changes nothing, and recipes do not mix."""
+"""Methods side by side: zero where nothing changes, resumed bit for bit, one recipe a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.comparison import compare as compare_module
 from evergram.releasing.comparison.compare import compare
-from evergram.releasing.comparison.runs import Run, recipe_of, runs_of, seeds_of
+from evergram.releasing.comparison.runs import runs_of
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.recipe import Recipe
 
@@ -71,7 +71,7 @@ def numbers(results: dict[str, Any]) -> Any:
 
 
 @pytest.mark.long
-def test_what_must_be_zero_is_zero(done: tuple[dict[str, Any], Path]) -> None:
+def test_methods_that_change_nothing_measure_zero(done: tuple[dict[str, Any], Path]) -> None:
     results, _ = done
     rows = {row["method"]: row for row in results["table"]}
     assert list(rows) == METHODS
@@ -92,21 +92,23 @@ def test_what_must_be_zero_is_zero(done: tuple[dict[str, Any], Path]) -> None:
     assert error["error_after_first"]["mean"] == pytest.approx(1.5 * error["error"]["mean"])
 
 
+@pytest.mark.long
 def test_all_start_from_the_same_version_0_and_are_lineages(
     done: tuple[dict[str, Any], Path],
 ) -> None:
     _, out = done
-    found = [Lineage.open(out / "seed-0" / name) for name in METHODS]
-    assert {lineage.newest for lineage in found} == {2}
-    assert len({json.dumps(m.versions[0].files, sort_keys=True) for m in found}) == 1
+    lineages = [Lineage.open(out / "seed-0" / name) for name in METHODS]
+    assert {lineage.newest for lineage in lineages} == {2}
+    assert len({json.dumps(m.versions[0].files, sort_keys=True) for m in lineages}) == 1
     # Non-BC's models are Keep-All's, by file.
-    keep, non = (found[METHODS.index(name)] for name in ("keep-all", "non-bc"))
+    keep, non = (lineages[METHODS.index(name)] for name in ("keep-all", "non-bc"))
     for k in (1, 2):
         name = "encoder.safetensors"
         assert keep.manifest(k).files[name] == non.manifest(k).files[name]
 
 
-def test_what_consumers_read_is_the_view_of_version_0(
+@pytest.mark.long
+def test_consumers_read_the_view_of_version_0(
     done: tuple[dict[str, Any], Path], recipe: Recipe
 ) -> None:
     results, out = done
@@ -115,7 +117,7 @@ def test_what_consumers_read_is_the_view_of_version_0(
     training = split_for(recipe, corpus, 2).training
     total: list[float] = []
     for side, entities in (("query", training.queries), ("candidate", training.candidates)):
-        (ids, read), (other, past) = (found.view(0).embeddings(side) for found in (run, base))
+        (ids, read), (other, past) = (lineage.view(0).embeddings(side) for lineage in (run, base))
         assert ids.equals(other)
         assert ids.equals(entities.vocabulary.keys)
         # A factorization has a row for those that version 0 has seen alone.
@@ -126,6 +128,7 @@ def test_what_consumers_read_is_the_view_of_version_0(
     )
 
 
+@pytest.mark.long
 def test_the_table_the_figures_and_all_numbers_are_written(
     done: tuple[dict[str, Any], Path],
 ) -> None:
@@ -146,7 +149,7 @@ def test_the_table_the_figures_and_all_numbers_are_written(
 
 
 @pytest.mark.long
-def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(
+def test_an_interrupted_comparison_resumes_to_the_same_numbers(
     done: tuple[dict[str, Any], Path],
     recipe: Recipe,
     tmp_path: Path,
@@ -248,19 +251,6 @@ def test_a_sweep_of_lambda_and_seeds(recipe: Recipe, tmp_path: Path) -> None:
     assert len(rows[0]["error"]["each"]) == 2
     assert rows[0]["error"]["deviation"] > 0
     assert (tmp_path / "out" / "by-lambda.png").exists()
-
-
-def test_recipes_of_runs(recipe: Recipe) -> None:
-    other = Recipe.of(recipe.model_dump(exclude_unset=True), ["upgrade.transform=affine", "seed=5"])
-    found = recipe_of(other, Run("post-lin-mloss", 2.0), 7, "paper")
-    assert (found.upgrade.fit, found.upgrade.transform, found.upgrade.steps) == (
-        "posthoc",
-        "linear",
-        "multi",
-    )
-    assert (found.seed, found.split.selection, found.upgrade.weight) == (7, "paper", 2.0)
-    assert "recall@50" in found.metrics
-    assert list(seeds_of(other)) == [5]
 
 
 @pytest.mark.parametrize(

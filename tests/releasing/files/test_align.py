@@ -1,79 +1,32 @@
-"""Which objects count for what, and that alignment follows it."""
+"""Two files are aligned by what they have in common, and held-out objects stay out of it."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import torch
+from tests.support.embedding_files import file_of, id_names, randn
 from torch import Tensor
 
 from evergram.compatibility.alignment_loss import history_metric
 from evergram.compatibility.closed_form_fit import fit_closed_form
 from evergram.compatibility.second_moments import SecondMoments
-from evergram.data.corpus import Side, Vocabulary
-from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.unseen_objects import id_hash
 from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
-from evergram.releasing.files.pair_split import canary_rows, id_hashes, pair_groups, sampled_rows
+from evergram.releasing.files.pair_split import id_hashes, pair_groups
 from evergram.releasing.files.past_file import SIDE
-from evergram.training.checkpoint import held_out
-from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
-from evergram.vector_files.writers import write_vectors
 
 ROWS = 400
-IDS = pa.array([f"id{i}" for i in range(ROWS)])
-
-
-def file_of(path: Path, vectors: Tensor, ids: pa.Array = IDS) -> EmbeddingFile:
-    write_vectors(path, [(ids, vectors)])
-    return open_embeddings(path)
-
-
-def randn(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+IDS = id_names(ROWS)
 
 
 def moments_of(old: Tensor, new: Tensor, mask: Tensor) -> SecondMoments:
-    found = SecondMoments(old.shape[1], new.shape[1])
-    found.add(old[mask], new[mask])
-    return found
-
-
-def test_groups_are_apart_and_the_held_out_ones_are_those_of_training() -> None:
-    hashes = id_hashes(IDS, size=7)  # in parts
-    vocabulary = Vocabulary(IDS)
-    assert torch.equal(hashes, id_hash(vocabulary))
-    groups = pair_groups(hashes, 0.2)
-    assert torch.equal(groups.held, held_out(Side(vocabulary), 0.2))
-    sizes = [int(g.sum()) for g in (groups.seen, groups.chosen, groups.held)]
-    assert sum(sizes) == ROWS
-    assert bool((groups.seen | groups.chosen | groups.held).all())
-    assert 0.1 < sizes[2] / ROWS < 0.3
-    assert 0.03 < sizes[1] / ROWS < 0.15
-
-
-def test_queries_and_canaries_are_held_out_and_no_query_is_its_own_neighbour() -> None:
-    hashes = id_hashes(IDS)
-    held = pair_groups(hashes, 0.2).held
-    queries, catalogue = sampled_rows(hashes, held, seed=3)
-    assert bool(held[queries].all())
-    assert len(queries) == int(held.sum())
-    assert not bool(torch.isin(catalogue, queries).any())
-    assert len(catalogue) == ROWS - len(queries)
-    assert torch.equal(catalogue, sampled_rows(hashes, held, seed=3)[1])
-    assert not torch.equal(catalogue, sampled_rows(hashes, held, seed=4)[1])
-    canaries = canary_rows(IDS, hashes, held)
-    assert sorted(canaries.tolist()) == held.nonzero().squeeze(1).tolist()
-    # Past canaries come first; what is gone, or no longer held out, is not among them.
-    last, seen = int(canaries[-1]), int((~held).nonzero()[0])
-    past = pa.array([IDS[seen].as_py(), "gone", IDS[last].as_py()])
-    assert canary_rows(IDS, hashes, held, past)[0] == last
-    assert set(canary_rows(IDS, hashes, held, past).tolist()) == set(canaries.tolist())
+    moments = SecondMoments(old.shape[1], new.shape[1])
+    moments.add(old[mask], new[mask])
+    return moments
 
 
 @pytest.mark.parametrize("kind", ["linear", "affine", "orthogonal", "low_rank"])
@@ -113,9 +66,9 @@ def test_from_version_2_on_the_error_counts_at_all_past_versions(tmp_path: Path)
     multi = fit_closed_form("linear", seen, chosen, history_metric([first], 6))
     single = fit_closed_form("linear", seen, chosen)
     assert multi.ridge > 0
-    found = lineage.chain.matrix(2, 1)
-    torch.testing.assert_close(found, multi.weight, rtol=1e-5, atol=1e-5)
-    assert float((found - single.weight).norm()) > 1e-3 * float(found.norm())
+    matrix = lineage.chain.matrix(2, 1)
+    torch.testing.assert_close(matrix, multi.weight, rtol=1e-5, atol=1e-5)
+    assert float((matrix - single.weight).norm()) > 1e-3 * float(matrix.norm())
 
 
 def test_a_file_that_lost_the_seen_objects_goes_on_with_what_is_common(tmp_path: Path) -> None:
@@ -131,18 +84,3 @@ def test_a_file_that_lost_the_seen_objects_goes_on_with_what_is_common(tmp_path:
     align(1, fewer, lineage)
     after = lineage.canaries(2)[SIDE][0].to_pylist()
     assert set(after) == {i for i in before if int(i[2:]) >= 100}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"transform": "truncate"}, "'truncate' cannot be fitted"),
-        ({"held_out": 1.0}, r"held_out \(--held-out\) is 1.0"),
-        ({"rank": 0}, "rank is 0"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(
-    settings: dict[str, str | float | int], message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        AlignSettings(**settings)  # type: ignore[arg-type]

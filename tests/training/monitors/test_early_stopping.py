@@ -1,35 +1,28 @@
-"""When a run looks no further, and what it says of its best epoch."""
+"""The best epoch is kept, and patience ends a run."""
 
 from __future__ import annotations
 
-import logging
-
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evergram.training.corpora import load_corpus, split_for
-from evergram.training.fit import RunContext, fit_encoder
-from evergram.training.monitors.early_stopping import EarlyStopping
-from evergram.training.recipe import Recipe
+from evergram.training.monitors.early_stopping import EarlyStopping, time_to_reach
 
 METRIC = "recall@20"
 
 
 def follow(values: list[float], patience: int, select_after: int = 0) -> EarlyStopping:
     """Evaluations of epochs 1, 2, … until patience runs out or there are no more values."""
-    found = EarlyStopping(METRIC, patience, select_after)
+    stopping = EarlyStopping(METRIC, patience, select_after)
     for epoch, value in enumerate(values, 1):
-        found.add({"epoch": epoch, METRIC: value}, last=epoch == len(values))
-        if found.exhausted:
+        stopping.add({"epoch": epoch, METRIC: value}, last=epoch == len(values))
+        if stopping.exhausted:
             break
-    return found
+    return stopping
 
 
 def test_patience_is_counted_from_the_best() -> None:
-    found = follow([0.1, 0.3, 0.2, 0.2, 0.4, 0.3, 0.3, 0.3, 0.5], patience=3)
-    assert (found.best_epoch, found.best, len(found.history)) == (5, 0.4, 8)
+    stopping = follow([0.1, 0.3, 0.2, 0.2, 0.4, 0.3, 0.3, 0.3, 0.5], patience=3)
+    assert (stopping.best_epoch, stopping.best, len(stopping.history)) == (5, 0.4, 8)
     # The same value again is no better.
     assert len(follow([0.3, 0.3, 0.3, 0.3], patience=2).history) == 3
     # 0 goes on to the end.
@@ -37,8 +30,8 @@ def test_patience_is_counted_from_the_best() -> None:
 
 
 def test_patience_begins_where_the_best_is_looked_for() -> None:
-    found = follow([0.9, 0.8, 0.1, 0.2, 0.1, 0.1, 0.7], patience=2, select_after=2)
-    assert (found.best_epoch, len(found.history)) == (4, 6)
+    stopping = follow([0.9, 0.8, 0.1, 0.2, 0.1, 0.1, 0.7], patience=2, select_after=2)
+    assert (stopping.best_epoch, len(stopping.history)) == (4, 6)
 
 
 @given(
@@ -60,34 +53,8 @@ def test_a_run_that_goes_on_ends_where_it_would_have_ended(
     assert (again.best_epoch, len(again.history)) == (whole.best_epoch, len(whole.history))
 
 
-def run(recipe: Recipe, *overrides: str) -> tuple[int, int, str, list[str]]:
-    recipe = Recipe.of(recipe.model_dump(), overrides)
-    split = split_for(recipe, load_corpus(recipe), 0)
-    found = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu"), title="version 0"))
-    return found.best_epoch, int(found.history[-1]["epoch"]), found.ended, found.warnings
-
-
-@pytest.mark.long
-def test_epochs_are_a_maximum(small: Recipe, caplog: pytest.LogCaptureFixture) -> None:
-    best, last, ended, warnings = run(small, "training.epochs=60", "training.patience=2")
-    assert (last, ended, warnings) == (best + 2, "patience", [])
-    best, last, ended, warnings = run(
-        small, "training.epochs=60", "training.patience=2", "training.evaluate_every=3"
-    )
-    assert (last, ended) == (best + 6, "patience")
-    assert caplog.text == ""
-
-
-def test_a_best_epoch_that_is_the_last_is_a_warning(
-    small: Recipe, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        best, last, ended, warnings = run(small, "training.epochs=2")
-    assert (best, last, ended) == (2, 2, "epochs")
-    assert len(warnings) == 1
-    assert warnings[0].startswith("version 0: the best of 2 evaluations is the last (epoch 2,")
-    assert "raise training.epochs (2)" in warnings[0]
-    assert warnings[0] in caplog.text
-    _, _, ended, warnings = run(small, "training.epochs=50", "training.budget=0.000001")
-    assert ended == "budget"
-    assert "raise training.budget" in warnings[0]
+def test_the_clock_of_a_metric() -> None:
+    history = [{"seconds": 2.0, "recall@20": 0.1}, {"seconds": 4.0, "recall@20": 0.3}]
+    assert time_to_reach(history, "recall@20", 0.2) == 4.0
+    assert time_to_reach(history, "recall@20", 0.4) is None
+    assert time_to_reach(history, "recall@20", None) is None

@@ -1,4 +1,4 @@
-"""The papers' metric by the clock."""
+"""MAP@10 is measured by the clock while training continues."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.monitors.map_watch import MapWatch
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 
 CPU = torch.device("cpu")
 
 
-def test_training_is_the_same_and_looks_come_by_the_clock(small: Recipe) -> None:
+def test_a_watched_training_is_the_same_and_is_measured_by_the_clock(small: Recipe) -> None:
     recipe = Recipe.of(small.model_dump(), ["training.watch_minutes=0.001", "training.epochs=6"])
     split = split_for(recipe, load_corpus(recipe), 0)
     watched = fit_encoder(recipe, split, 0, RunContext(CPU))
-    alone = fit_encoder(
+    unwatched = fit_encoder(
         Recipe.of(small.model_dump(), ["training.epochs=6"]), split, 0, RunContext(CPU)
     )
-    assert torch.equal(watched.query, alone.query)
+    assert torch.equal(watched.query, unwatched.query)
     assert watched.watched
-    assert not alone.watched
+    assert not unwatched.watched
     times = [entry["seconds"] for entry in watched.watched]
     assert times == sorted(times)
     assert times[0] >= 0.06
@@ -35,10 +36,10 @@ def test_training_is_the_same_and_looks_come_by_the_clock(small: Recipe) -> None
 
 
 @pytest.mark.parametrize("size", [20, 10_000])
-def test_it_ranks_the_fixed_candidates_and_the_targets(small: Recipe, size: int) -> None:
+def test_the_fixed_candidates_and_the_targets_are_ranked(small: Recipe, size: int) -> None:
     split = split_for(small, load_corpus(small), 0)
     watch = MapWatch(split, minutes=1, size=size, seed=0)
-    step, _, _ = prepare(small, split.training, 0, CPU)
+    step, _, _ = prepare(FitSettings.of(small, split.training, 0), split.training, CPU)
     watch._measure(Point(1, 1, 60.0, step))
     watch.on_end(Point(1, 1, 60.0, step))
     vectors = step.encoder.embed_all(step.scene)

@@ -1,4 +1,4 @@
-"""Row by row against its definition; and what makes it more than Adagrad."""
+"""Each row moves by its definition, and the basis of the columns does not matter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BATCHES = [[0, 1, 1, 4], [1, 2], [0, 0, 0], [5, 1]]
 def test_each_row_goes_by_the_squares_of_its_own_gradients() -> None:
     start = normal(6, 3)
     table = filled(start)
-    found = run(table, BATCHES)
+    moved = run(table, BATCHES)
     expected, target = start.clone(), normal(6, 3, seed=5)
     for row in range(6):
         total = 0.0
@@ -48,8 +48,8 @@ def test_each_row_goes_by_the_squares_of_its_own_gradients() -> None:
                 gradient = ids.count(row) * 2 * (expected[row] - target[row])
                 total += float(gradient.square().mean())
                 expected[row] -= 0.1 * gradient / total**0.5
-    torch.testing.assert_close(found, expected)
-    assert torch.equal(found[3], start[3])
+    torch.testing.assert_close(moved, expected)
+    assert torch.equal(moved[3], start[3])
 
 
 def test_sparse_and_dense_gradients_give_the_same() -> None:
@@ -61,5 +61,5 @@ def test_the_basis_does_not_matter() -> None:
     turn = torch.linalg.qr(normal(3, 3, seed=9)).Q
     plain = filled(normal(6, 3))
     turned = filled(normal(6, 3) @ turn)
-    found = run(turned, BATCHES, turn)
-    torch.testing.assert_close(found, run(plain, BATCHES) @ turn, rtol=1e-4, atol=1e-5)
+    moved = run(turned, BATCHES, turn)
+    torch.testing.assert_close(moved, run(plain, BATCHES) @ turn, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Where a prior comes from; what it does to the loss is in tests/tasks/test_objective.py."""
+"""The factors of each kind of prior; its part in the loss is in tests/tasks/test_objective.py."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_zero_and_constant() -> None:
     data = corpus()
     zero = ZeroSettings().build(data, None, 0)
     assert zero["query"].shape == (len(data.queries), 0)
-    found = ConstantSettings(value=-0.5).build(data, None, 0)
-    assert bool((found["query"] @ found["candidate"].T == -0.5).all())
+    prior = ConstantSettings(value=-0.5).build(data, None, 0)
+    assert bool((prior["query"] @ prior["candidate"].T == -0.5).all())
 
 
 def test_files_are_joined_by_id(tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_files_are_joined_by_id(tmp_path: Path) -> None:
     query = vectors(tmp_path / "q.parquet", [keys[2], keys[0], 99], [[1, 2], [3, 4], [5, 6]])
     known = data.candidates.vocabulary.keys.to_pylist()
     candidate = vectors(tmp_path / "c.parquet", known, [[float(i), 1.0] for i in range(len(known))])
-    found = FilesSettings(query=query, candidate=candidate).build(data, None, 0)
-    assert found["query"][:3].tolist() == [[3, 4], [0, 0], [1, 2]]
-    assert found["candidate"][:, 0].tolist() == list(range(len(known)))
+    prior = FilesSettings(query=query, candidate=candidate).build(data, None, 0)
+    assert prior["query"][:3].tolist() == [[3, 4], [0, 0], [1, 2]]
+    assert prior["candidate"][:, 0].tolist() == list(range(len(known)))
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_svd_is_the_best_low_rank_fit_of_the_observed_matrix() -> None:
     observed = np.zeros((len(data.queries), len(data.candidates)))
     observed[data.column("query"), data.column("candidate")] = 1  # repeats count once
     values = np.linalg.svd(observed, compute_uv=False)
-    found = SVDSettings(rank=3).build(data, None, 0)
-    error = ((found["query"] @ found["candidate"].T).numpy() - observed) ** 2
+    prior = SVDSettings(rank=3).build(data, None, 0)
+    error = ((prior["query"] @ prior["candidate"].T).numpy() - observed) ** 2
     assert error.sum() == pytest.approx((values[3:] ** 2).sum(), rel=1e-3)
     again = SVDSettings(rank=3).build(data, None, 0)
-    assert torch.equal(found["query"], again["query"])
+    assert torch.equal(prior["query"], again["query"])
     with pytest.raises(RecipeError, match=r"prior\.rank is 8"):
         SVDSettings(rank=8).build(data, None, 0)
 

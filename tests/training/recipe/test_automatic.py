@@ -11,6 +11,7 @@ from evergram.errors import RecipeError
 from evergram.training.build import prepare
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import batch_size_of, strengths_of
+from evergram.training.recipe.fit_settings import FitSettings
 
 
 def corpus(queries: int, candidates: int, each: int, **columns: float) -> Corpus:
@@ -95,7 +96,7 @@ def test_small_data_has_small_batches(pairs: int, batch: int) -> None:
 
 def test_they_are_what_is_trained_with() -> None:
     data = corpus(100, 64, 8)
-    step = prepare(recipe(), data, 0, torch.device("cpu"))[0]
+    step = prepare(FitSettings.of(recipe(), data, 0), data, torch.device("cpu"))[0]
     found = strengths_of(recipe(), data)
     assert list(step.objective.penalty) == found.penalty
     assert (step.objective.l2, step.objective.l2_measure) == (found.l2, "penalty")

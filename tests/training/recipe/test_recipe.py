@@ -1,4 +1,4 @@
-"""A recipe is checked strictly, and says which key."""
+"""A recipe is checked strictly, and its errors name the key."""
 
 from __future__ import annotations
 

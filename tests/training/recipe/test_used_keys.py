@@ -1,4 +1,4 @@
-"""A key that is written and changes nothing is refused; what is stored, and what is used, never."""
+"""A key that is written and changes nothing is refused; one that is stored or used never is."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ TINY: dict[str, Any] = {
         ),
     ],
 )
-def test_what_changes_nothing_is_refused(overrides: str, sentence: str) -> None:
+def test_a_key_that_changes_nothing_is_refused(overrides: str, sentence: str) -> None:
     with pytest.raises(RecipeError, match=sentence) as caught:
         Recipe.of(TINY, overrides.split(" "))
     assert "\n" not in str(caught.value)
@@ -100,7 +100,7 @@ def test_every_key_that_may_be_written_to_its_default_is_refused_where_it_is_not
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
-def test_what_is_dumped_or_stored_is_never_refused(path: Path) -> None:
+def test_a_dumped_or_stored_recipe_is_never_refused(path: Path) -> None:
     recipe = Recipe.load(path)
     for values in (recipe.model_dump(), recipe.model_dump(mode="json")):
         assert Recipe.of(values) == recipe
@@ -137,7 +137,7 @@ def test_an_override_puts_keys_of_the_file_out_of_use_and_says_so(
         Recipe.load(path, ["seed=3"])
 
 
-def test_what_any_method_of_a_comparison_uses_may_be_written() -> None:
+def test_a_key_that_any_method_of_a_comparison_uses_may_be_written() -> None:
     values = {**TINY, "split": {"kind": "time"}, "upgrade": {"fit_epochs": 7}}
     with pytest.raises(RecipeError, match="fit_epochs is used with"):
         Recipe.of(values)
@@ -168,7 +168,7 @@ IDLE = [
 
 
 @pytest.mark.parametrize(("base", "keys"), [(row[0], row[1:]) for row in IDLE])
-def test_what_is_refused_would_have_changed_nothing(base: str, keys: tuple[str, ...]) -> None:
+def test_a_refused_key_would_have_changed_nothing(base: str, keys: tuple[str, ...]) -> None:
     """The same training, to the bit, with the key and without it; `stored` looks at no key."""
     rows = trained(base.split())
     for key in keys:

@@ -27,9 +27,9 @@ def write_report(path: Path, versions: Sequence[Version], metric: str) -> Path:
     """Write the result of `evergram demo`.
 
     Args:
-        versions: one entry for each version, as of `Chapter.as_json`.
-        metric: of the intended task, to plot.
-    Returns: path. The figure lies beside it as PNG, for viewers without HTML.
+        versions: one entry a version, as `DemoVersion.as_json` gives them.
+        metric: the intended task's metric to plot.
+    Returns: path; the figure is beside it as PNG, for places that show no HTML.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     drawing = _draw(versions, metric, "svg").decode()

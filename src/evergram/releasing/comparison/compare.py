@@ -58,7 +58,7 @@ def compare(
             "A comparison is along time; set split.kind = 'time' and two or more split.versions."
         )
     corpus = load_corpus(recipe) if corpus is None else corpus
-    claim_folder(out, recipe, corpus, fresh)
+    claim_folder(out, recipe.model_dump(mode="json"), corpus, fresh=fresh)
     comparison = Comparison(recipe, out, corpus, device, Progress.of_choice(progress))
     results = comparison.results()
     replace_file(out / "results.json", json.dumps(plain_numbers(results), indent=2).encode())
@@ -98,7 +98,11 @@ class Comparison:
             seed=recipe.seed,
         )
         for sentence in unmeasurable(
-            recipe, splits, self.tasks, self.left_out, seeds=len(self.seeds)
+            splits,
+            self.tasks,
+            self.left_out,
+            seeds=len(self.seeds),
+            reads_features=recipe.model.chosen.reads_features,
         ):
             progress.say(sentence)
 

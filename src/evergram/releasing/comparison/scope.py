@@ -9,15 +9,15 @@ import torch
 from evergram.data.split import Split
 from evergram.evaluation.consumer_tasks import ConsumerTask
 from evergram.lineage.version_warnings import LEAST_QUERIES
-from evergram.training.recipe import Recipe
 
 
 def unmeasurable(
-    recipe: Recipe,
     splits: Sequence[Split],
     tasks: Sequence[ConsumerTask],
     left_out: Sequence[str],
+    *,
     seeds: int,
+    reads_features: bool,
 ) -> list[str]:
     """Return a sentence on each measure that the data or the recipe does not allow.
 
@@ -26,6 +26,7 @@ def unmeasurable(
         tasks: of consumers, those that can be scored.
         left_out: a sentence on each task that cannot.
         seeds: how many seeds are run.
+        reads_features: whether the encoder embeds objects by their features, not by ids alone.
     """
     sentences = list(left_out)
     if not tasks:
@@ -40,7 +41,7 @@ def unmeasurable(
                 f"Version {k} is tested by {queries} queries, so (1) says little of it; "
                 f"{LEAST_QUERIES} or more are needed to tell methods apart."
             )
-    if not recipe.model.chosen.reads_features:
+    if not reads_features:
         first, last = splits[0].training, splits[-1].training
         known = sum(
             int((old.vocabulary.rows(new.vocabulary.keys) >= 0).sum())

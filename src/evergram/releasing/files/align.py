@@ -49,11 +49,11 @@ class FileAlignment:
     Args:
         pairing: the objects that they have in common, and `groups` what these are for.
         small: whether they are few, and that was allowed.
-        read: what the one pass over them has learnt.
+        read: moments and a sample, from one pass over both files.
         fitted: to all pairs but the held-out ones; `ideal` to those too.
-        chance: how much better it is than one that knows nothing.
-        readings: what it keeps on held-out objects, see `mapping_readings`.
-        neighbours: how many of these were looked up, and among how many.
+        chance: its error beside that of the same map on mixed-up objects.
+        readings: its errors and shared neighbours on held-out objects, see `mapping_readings`.
+        neighbours: the number of objects whose neighbours were looked up, and of the catalogue.
         canaries: rows whose vectors are kept for ever.
     """
 
@@ -89,7 +89,7 @@ class FileAlignment:
         }
 
     def report(self) -> dict[str, Any]:
-        """Return what the map keeps, as JSON."""
+        """Return the counts of pairs, the transform and its errors, as JSON."""
         dims = self.old.dim, self.new.dim
         settings, overlap = self.settings, self.overlap()
         rank = settings.rank_of(*dims)
@@ -143,7 +143,7 @@ def align(
             it the map must be better than chance, which random vectors never are; infinite lifts
             both.
         promote, strict_probes, warn: as for `evergram.publish`.
-    Returns: JSON of what the mapping keeps on held-out objects, as docs/align.md says.
+    Returns: the version's metrics as JSON, see docs/align.md.
     Raises: DataError: the files have too few objects in common, one of them alone has ids, or they
         cannot be used. LineageError: the lineage is not one of files, or its newest vectors are
         others; or a file carries the fingerprint of another version. DegradationError: the error

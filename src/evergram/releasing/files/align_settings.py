@@ -1,4 +1,4 @@
-"""How two files are aligned."""
+"""The settings of an alignment of two files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RANK = 32
 
 @dataclass(frozen=True)
 class AlignSettings:
-    """How to align two files.
+    """The kind of a transform between two files, and the objects it is measured on.
 
     Args:
         transform: linear, affine, orthogonal or low_rank.

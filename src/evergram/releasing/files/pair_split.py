@@ -23,7 +23,7 @@ __all__ = [
     "sampled_rows",
 ]
 
-# What the neighbours are looked up for, and among.
+# Queries whose neighbours are looked up, and the catalogue that they are looked up in.
 QUERIES, CATALOGUE = 1000, 20_000
 
 

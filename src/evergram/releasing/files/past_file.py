@@ -27,7 +27,7 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
 
     Args:
         old: a file, or the number of the newest version, whose stored vectors are then read.
-        new: what is to be aligned to them.
+        new: the file to align to them.
     Raises: LineageError: the old vectors are others than the newest version's, or the new ones are
         of a version there is already. DataError: only one of the files has ids.
     """
@@ -60,7 +60,7 @@ def _past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
 
 
 def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
-    """Raises: LineageError: the new vectors say that they are of a version there is already."""
+    """Raises: LineageError: the new file has the fingerprint of a version of the lineage."""
     known = None if new.fingerprint is None else lineage.version_of(new.fingerprint)
     if known is not None:
         beside = provenance_file(new.path)
@@ -107,7 +107,7 @@ def _by_option(option: str, file: EmbeddingFile) -> str:
 
 
 def _are_row_numbers(file: EmbeddingFile) -> bool:
-    """Whether the ids are 0, 1, 2, … in order: none were given, or it makes no difference."""
+    """Whether the ids are 0, 1, 2, … in order, as they are where a file has none."""
     if not file.has_ids:
         return True
     ids = file.ids().cast(pa.string())
@@ -116,8 +116,7 @@ def _are_row_numbers(file: EmbeddingFile) -> bool:
 
 
 def refuse_unnamed_rows(file: EmbeddingFile, lineage: Lineage, version: int) -> None:
-    """Raises: DataError: `file` has no ids, and the version that it is said to be of has others
-    than the numbers of rows."""
+    """Raises: DataError: `file` has no ids, and its version has ids other than row numbers."""
     if file.has_ids:
         return
     foreign = [

@@ -33,13 +33,13 @@ def transform_file(
     with the file. Ids and their order stay.
 
     Args:
-        out: its suffix says the format.
+        out: its suffix chooses the format.
         overwrite: whether to write over a file that is there.
-    Returns: rows written. The file says by its fingerprints what it is and comes from.
-    Raises: ShapeError: the file's dim is not that version's. LineageError: the file says by its
-        fingerprint that it is another version's. UnknownVersionError. DataError: a vector cannot be
-        used, or `out` is there or cannot be written; or the file has no ids, and `out` would say
-            that the numbers of its rows are the version's ids.
+    Returns: rows written. The file records the fingerprints of `target` and of `source`.
+    Raises: ShapeError: the file's dim is not that version's. LineageError: the file has the
+        fingerprint of another version. UnknownVersionError. DataError: a vector cannot be used;
+        `out` is there or cannot be written; or the file has no ids, and `out` would present the
+        numbers of its rows as the version's ids.
     """
     version = lineage.newest if source is None else lineage.resolve(source)
     wanted = lineage.resolve(target)

@@ -18,7 +18,7 @@ from evergram.training.callbacks import Callback, Point
 from evergram.training.recipe import GramianRecipe
 from evergram.training.step import Step
 
-# What the run itself uses, in the records.
+# The name of the run's own estimator in the records.
 OWN = "this run"
 
 

@@ -23,9 +23,9 @@ class TensorBoard(Callback):
     """Writes the objective, metrics, errors of the Gramians and scores of pairs to a folder.
 
     Args:
-        folder: what `tensorboard --logdir` is given; each run in a folder of its own below it.
+        folder: one a run; `tensorboard --logdir` shows all the folders below the one it names.
         pairs: the observed pairs, int64 [n] rows of queries and of candidates.
-        tracking: a callback that stands before this one, whose errors are written too.
+        tracking: a callback that runs before this one; its errors are written too.
     Raises: TrainingError: the extra is not installed.
     """
 

@@ -11,7 +11,7 @@ from evergram.training.recipe.table import RecipeTable
 
 
 class DataRecipe(RecipeTable):
-    """Where the corpus comes from.
+    """The kind of data, its files and its columns.
 
     Paths are relative to the recipe's folder, or begin with `$EVERGRAM_DATA/`, the folder of data
     sets. The kinds are those of `evergram.data.loaders`, which a recipe is checked without.

@@ -92,7 +92,7 @@ class Recipe(RecipeTable):
 
     @property
     def refits(self) -> bool:
-        """Whether the published model is at last trained on all that is not test."""
+        """Whether the published model is trained once more, on all but the test pairs."""
         refit = self.training.refit
         return self.split.kind == "given" if refit == "auto" else refit
 
@@ -143,7 +143,7 @@ class Recipe(RecipeTable):
         """Return the recipe of nested dicts, as a person writes them or as `model_dump` gives them.
 
         A key that was written and changes nothing is refused, see `used_keys`. A key that an
-        override has put out of use is left out, and a warning says so.
+        override has put out of use is left out with a warning.
 
         Args:
             folder: where relative paths in `values` start; those in overrides start from the

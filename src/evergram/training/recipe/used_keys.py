@@ -49,7 +49,7 @@ class Only:
         return value_of(recipe, self.by) in self.values
 
     def sentence(self, recipe: Recipe, key: str) -> str:
-        """Return why `key` is not used, and what to do."""
+        """Return a sentence on why `key` is not used, and on the remedy."""
         needs = self.needs
         if self.test is None:
             needs = f"{self.by} = {' or '.join(map(repr, self.values))}"
@@ -184,7 +184,7 @@ RULES = (
 
 
 def unused(recipe: Recipe, keys: Collection[str], *, comparing: bool = False) -> dict[str, str]:
-    """Return each of `keys` that changes nothing in `recipe`, and a sentence that says so.
+    """Return each of `keys` that changes nothing in `recipe`, with a sentence on why.
 
     Args:
         keys: "table.key", as they were written.

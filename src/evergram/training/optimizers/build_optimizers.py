@@ -1,0 +1,48 @@
+"""Make the optimisers of a run: one kind for tables, another for the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from evergram.encoders.encoder import Encoder
+from evergram.training.optimizers.row_adagrad import RowAdagrad
+from evergram.training.recipe.training import TrainingRecipe
+from evergram.training.step import Joint
+
+
+def build_optimizers(
+    encoder: Encoder, rates: TrainingRecipe, table_rate: float, joint: Joint | None = None
+) -> list[torch.optim.Optimizer]:
+    """Return row-wise Adagrad for tables, and Adam for layers and for `joint`.
+
+    Args:
+        rates: has the learning rates of features and of layers.
+        table_rate: of tables of ids.
+        joint: trained together with the encoder, at its own rate if it has one.
+    """
+    features = encoder.feature_tables()
+    shared = {id(p) for p in features}
+    tables: list[nn.Parameter] = []
+    for module in encoder.modules():
+        # A user's dense tables, such as a text tower's tokens, are layers.
+        if isinstance(module, nn.Embedding) and (module.sparse or encoder.kind != "module"):
+            tables += [p for p in module.parameters() if id(p) not in shared]
+    ids = shared | {id(p) for p in tables}
+    layers = [p for p in encoder.parameters() if id(p) not in ids and p.requires_grad]
+    optimizers: list[torch.optim.Optimizer] = []
+    if tables:
+        optimizers.append(RowAdagrad(tables, table_rate))
+    if features:
+        optimizers.append(RowAdagrad(features, rates.feature_rate))
+    groups: list[dict[str, Any]] = []
+    if layers:
+        groups.append({"params": layers, "lr": rates.layer_rate})
+    owned = [] if joint is None else [p for p in joint.parameters() if p.requires_grad]
+    if joint is not None and owned:
+        groups.append({"params": owned, "lr": joint.rate or rates.layer_rate})
+    if groups:
+        optimizers.append(torch.optim.Adam(groups))
+    return optimizers

@@ -1,0 +1,30 @@
+"""A recipe that trains in a third of a second, and a lineage made by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train
+from evergram.training.recipe import Recipe
+
+
+def tiny_recipe(*overrides: str) -> Recipe:
+    """900 interactions, versions of 4, 5 and 3 dims, one epoch."""
+    return Recipe.of(
+        {
+            "name": "tiny",
+            "data": {"kind": "synthetic", "queries": 60, "candidates": 40, "interactions": 900},
+            "model": {"dim": [4, 5, 3]},
+            "task": {"penalty": 5.0, "l2": 0.1},
+            "training": {"epochs": 1, "batch_size": 128},
+        },
+        overrides,
+    )
+
+
+def tiny_lineage(folder: Path) -> Lineage:
+    """Version 0 of `tiny_recipe()`."""
+    lineage = Lineage.create(folder, "tiny")
+    lineage.publish(train(tiny_recipe(), progress=False))
+    return lineage

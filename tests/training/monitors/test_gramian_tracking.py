@@ -1,0 +1,62 @@
+"""Estimators are measured along a training, which stays as it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evergram.data.sampling import Batch
+from evergram.encoders.features import SIDES
+from evergram.training.callbacks import Callback, Point
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.diagnose import rivals
+from evergram.training.fit import RunContext, fit_encoder
+from evergram.training.monitors.gramian_tracking import OWN, Tracking
+from evergram.training.recipe import GramianRecipe, Recipe
+
+CPU = torch.device("cpu")
+
+
+def tracking(recipe: Recipe, chosen: dict[str, GramianRecipe], every: int = 1) -> Tracking:
+    training = split_for(recipe, load_corpus(recipe), 0).training
+    return Tracking(chosen, {s: training.counts(s) for s in SIDES}, every=every)
+
+
+@pytest.mark.parametrize(
+    "kind", ["factorization", "two_tower", pytest.param("graphsage", marks=pytest.mark.long)]
+)
+def test_looking_on_changes_nothing(small: Recipe, kind: str) -> None:
+    recipe = Recipe.of(small.model_dump(), [f"model.kind={kind}", "training.epochs=1"])
+    split = split_for(recipe, load_corpus(recipe), 0)
+    unwatched = fit_encoder(recipe, split, 0, RunContext(CPU))
+    look = tracking(recipe, rivals([64]), every=3)
+    watched = fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[look]))
+    assert torch.equal(unwatched.query, watched.query)
+    assert look.steps
+    assert set(look.gramian_errors) == {*rivals([64]), OWN}
+    assert all(len(errors) == len(look.steps) for errors in look.gradient_errors.values())
+
+
+def test_an_exact_estimator_has_no_error_and_a_frozen_one_has(small: Recipe) -> None:
+    chosen = {
+        "exact": GramianRecipe.of({"kind": "exact"}),
+        "slow": GramianRecipe.of({"rate": 0.001, "batch_size": 64}),
+        "fast": GramianRecipe.of({"rate": 1.0, "batch_size": 64}),
+    }
+
+    class Freeze(Callback):
+        """Embeddings that stand still are what every average must find."""
+
+        def on_step(self, at: Point, batch: Batch, objective: torch.Tensor) -> None:
+            for optimizer in at.training.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.0
+
+    recipe = Recipe.of(small.model_dump(), ["training.epochs=6"])
+    look = tracking(recipe, chosen, every=10)
+    split = split_for(recipe, load_corpus(recipe), 0)
+    fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[Freeze(), look]))
+    last = {name: errors[-1] for name, errors in look.gramian_errors.items()}
+    # `exact` is asked to begin before the step that it is measured after: nothing moved.
+    assert last["exact"] < 1e-5
+    assert last["slow"] < 0.5 * last["fast"]

@@ -1,0 +1,138 @@
+"""From a recipe's settings to the parts of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from evergram.data.corpus import Corpus
+from evergram.encoders.features import SIDES
+from evergram.errors import DataError, RecipeError, ShapeError
+from evergram.training.build import (
+    Companions,
+    build_independent,
+    build_measures,
+    build_sampler,
+    pick_device,
+    prepare,
+)
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
+
+CPU = torch.device("cpu")
+# a-x is there twice.
+PAIRS = {"query": ["a", "a", "a", "b", "c"], "candidate": ["x", "x", "y", "y", "x"]}
+CORPUS = Corpus.from_tables(pa.table(PAIRS))
+
+
+def recipe(**tables: dict[str, Any]) -> Recipe:
+    values: dict[str, Any] = {
+        "data": {"kind": "synthetic"},
+        "model": {"dim": [3, 4]},
+        "training": {"batch_size": 2},
+        **tables,
+    }
+    return Recipe.of(values)
+
+
+def settings(version: int = 0, **tables: dict[str, Any]) -> FitSettings:
+    return FitSettings.of(recipe(**tables), CORPUS, version)
+
+
+def test_a_measure_is_a_power_of_the_counts_or_a_file_of_weights(tmp_path: Path) -> None:
+    path = tmp_path / "weights.parquet"
+    pq.write_table(pa.table({"id": ["b", "elsewhere", "a"], "weight": [3, 9, 1]}), path)
+    task = recipe(
+        task={
+            "penalty": [1.0, 1.0, 1.0],
+            "query_measure": [0.0, 1.0, str(path)],
+            "candidate_measure": [0.0, 0.0, 0.0],
+        }
+    ).task
+    expected = [[1 / 3, 3 / 5, 1 / 4], [1 / 3, 1 / 5, 3 / 4], [1 / 3, 1 / 5, 0.0]]
+    measures = build_measures(task, CORPUS, "query")
+    torch.testing.assert_close(measures, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (["1", "2"], "column 'weight' is string; it must be a number"),
+        ([1.0, -2.0], "row 2: weight is -2.0; it must be 0 or a positive finite number"),
+        ([float("nan"), 1.0], "row 1: weight is nan"),
+        ([0.0, 0.0], "gives no weight to any entity of the corpus"),
+    ],
+)
+def test_a_file_of_weights_that_cannot_be_a_measure_is_refused(
+    tmp_path: Path, weights: list[Any], message: str
+) -> None:
+    path = tmp_path / "weights.parquet"
+    pq.write_table(pa.table({"id": ["a", "b"], "weight": weights}), path)
+    with pytest.raises(DataError, match=message):
+        build_measures(recipe(task={"query_measure": str(path)}).task, CORPUS, "query")
+
+
+def test_excluded_pairs_take_exactly_their_penalty_off_again() -> None:
+    """Σ over all pairs of λ p q s², plus (1/n) Σ w s², is the sum over unobserved pairs alone."""
+    task = recipe(task={"penalty": 2.0, "sparse": "exclude", "query_measure": 0.5}).task
+    sampler = build_sampler(task, CORPUS, penalty=[2.0], batch_size=2, seed=0)
+    scores = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    p, q = (sampler.measures[side][:, 0] for side in SIDES)
+    everywhere = 2.0 * torch.outer(p, q) * scores.square()
+    query, candidate = CORPUS.column("query"), CORPUS.column("candidate")
+    assert sampler.pair_weight is not None
+    sparse = (sampler.pair_weight * scores[query, candidate].square()).mean()
+    unobserved = torch.ones(3, 2, dtype=torch.bool)
+    unobserved[query, candidate] = False
+    torch.testing.assert_close(everywhere.sum() + sparse, everywhere[unobserved].sum())
+
+
+def test_entities_are_drawn_apart_from_pairs_in_batches_of_their_own_size() -> None:
+    chosen = recipe(gramian={"batch": "independent", "batch_size": 3})
+    sampler = build_sampler(chosen.task, CORPUS, penalty=[1.0], batch_size=2, seed=5)
+    draws = build_independent(chosen.gramian, CORPUS, sampler, 5)
+    ids = {side: next(iter(draws[side].epoch(0, 1))).ids for side in SIDES}
+    assert [len(ids[side]) for side in SIDES] == [3, 3]
+    plain = recipe(gramian={"batch": "independent"})
+    drawn = build_independent(plain.gramian, CORPUS, sampler, 5)["query"]
+    assert len(next(iter(drawn.epoch(0, 1))).ids) == sampler.batch_size
+
+
+def test_a_run_has_only_what_its_objective_uses() -> None:
+    step, _, draws = prepare(settings(), CORPUS, CPU)
+    assert [len(step.estimators[side]) for side in SIDES] == [1, 1]
+    assert draws is None
+    _, _, draws = prepare(settings(gramian={"batch": "independent"}), CORPUS, CPU)
+    assert draws is not None
+    bare, _, draws = prepare(settings(task={"kind": "bpr", "penalty": 0.0}), CORPUS, CPU)
+    assert [len(bare.estimators[side]) for side in SIDES] == [0, 0]
+    assert draws is None
+
+
+def test_versions_start_apart_and_one_may_go_on_from_another() -> None:
+    first, second = (prepare(settings(v), CORPUS, CPU)[0].encoder for v in (0, 1))
+    assert (first.dim, second.dim) == (3, 4)
+    again = prepare(settings(0), CORPUS, CPU)[0].encoder
+    assert torch.equal(first.get_parameter("query.weight"), again.get_parameter("query.weight"))
+    same_dim = {"model": {"dim": 3}}
+    other = prepare(settings(1, **same_dim), CORPUS, CPU)[0].encoder
+    assert not torch.equal(first.get_parameter("query.weight"), other.get_parameter("query.weight"))
+    onward = prepare(settings(1, **same_dim), CORPUS, CPU, Companions(start=first))[0].encoder
+    assert torch.equal(first.get_parameter("query.weight"), onward.get_parameter("query.weight"))
+    with pytest.raises(ShapeError, match=r"upgrade\.start = 'fresh'"):
+        prepare(settings(1), CORPUS, CPU, Companions(start=first))
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    assert pick_device("cpu") == CPU
+    with pytest.raises(RecipeError, match="tpu is not known; it must be auto, cpu or cuda"):
+        pick_device("tpu")
+    if not torch.cuda.is_available():
+        assert pick_device("auto") == CPU
+        with pytest.raises(RecipeError, match="this machine has none; use auto or cpu"):
+            pick_device("cuda")

@@ -1,0 +1,150 @@
+"""A training: what it learns, which epoch it keeps, and what ends it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from evergram.errors import TrainingError
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.fit import RunContext, Trained, fit_encoder
+from evergram.training.recipe import Recipe
+
+CPU = torch.device("cpu")
+
+
+def run(recipe: Recipe) -> Trained:
+    split = split_for(recipe, load_corpus(recipe), 0)
+    return fit_encoder(recipe, split, 0, RunContext(CPU))
+
+
+SETTINGS = {
+    "sogram": [],
+    "exact": ["gramian.kind=exact"],
+    "storm": ["gramian.kind=storm", "gramian.rate=0.1"],
+    "storm, apart": ["gramian.kind=storm", "gramian.rate=auto", "gramian.batch=independent"],
+    "sagram": ["gramian.kind=sagram"],
+    "sagram 1": ["gramian.kind=sagram", "gramian.beta=1", "gramian.batch=independent"],
+    "sampled": ["gramian.kind=sampled", "gramian.batch=independent", "gramian.sampler=sqrt"],
+    "few": ["gramian.kind=sampled", "gramian.batch=independent", "gramian.batch_size=6"],
+    "auto": ["gramian.rate=auto", "gramian.decay=0.0"],
+    "tower": ["model.kind=two_tower"],
+    "tower, storm": ["model.kind=two_tower", "gramian.kind=storm", "gramian.rate=0.1"],
+    "power": ["task.query_measure=0.3", "task.candidate_measure=0.2"],
+    "two measures": [
+        "task.penalty=[4, 1]",
+        "task.query_measure=[0, 1]",
+        "task.candidate_measure=[0, 0.5]",
+    ],
+    "exclude": ["task.sparse=exclude"],
+    "constant": ["prior.kind=constant", "prior.value=-0.05"],
+    "svd": ["prior.kind=svd", "prior.rank=4"],
+    "logistic": ["task.loss=logistic", "task.penalty=1"],
+    "bpr": ["task.kind=bpr", "task.penalty=0"],
+    "bpr, penalty": ["task.kind=bpr", "task.penalty=1"],
+    "softmax": ["task.kind=softmax", "task.penalty=0"],
+    "softmax, penalty": ["task.kind=softmax", "task.penalty=1"],
+    "second": ["task.kind=second_order", "task.penalty=0", "task.query_measure=1", "task.l2=0.1"],
+    "rg2": [
+        "task.kind=second_order",
+        "task.penalty=0",
+        "task.query_measure=1",
+        "task.centred=false",
+    ],
+    "unit": [
+        "model.normalize=true",
+        "task.kind=softmax",
+        "task.temperature=0.2",
+        "task.penalty=0",
+        "task.candidate_orthogonal=0.5",
+        "task.l2=0",
+    ],
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_setting_learns_more_than_popularity(small: Recipe, setting: str) -> None:
+    recipe = Recipe.of(small.model_dump(), ["training.epochs=8", *SETTINGS[setting]])
+    trained = run(recipe)
+    assert trained.metrics["model"]["recall@20"] > 1.2 * trained.metrics["popularity"]["recall@20"]
+
+
+@pytest.mark.long
+def test_the_same_seed_gives_the_same_bits(small: Recipe) -> None:
+    one, two = run(small), run(small)
+    assert torch.equal(one.query, two.query)
+    assert torch.equal(one.candidate, two.candidate)
+    assert one.metrics == two.metrics
+    other = run(Recipe.of(small.model_dump(), ["seed=1"]))
+    assert other.query.shape != one.query.shape or not torch.equal(other.query, one.query)
+
+
+@pytest.mark.long
+def test_the_best_epoch_is_kept(small: Recipe) -> None:
+    trained = run(Recipe.of(small.model_dump(), ["training.epochs=6"]))
+    best = max(trained.history, key=lambda h: h["recall@20"])
+    assert trained.best_epoch == best["epoch"]
+    again = run(Recipe.of(small.model_dump(), [f"training.epochs={trained.best_epoch}"]))
+    assert torch.equal(again.query, trained.query)
+
+
+def test_a_budget_ends_training(small: Recipe) -> None:
+    trained = run(Recipe.of(small.model_dump(), ["training.epochs=500", "training.budget=0.05"]))
+    assert 0 < len(trained.history) < 500
+
+
+def test_a_loss_that_explodes_is_a_sentence(small: Recipe) -> None:
+    bad = Recipe.of(
+        small.model_dump(), ["training.table_rate=1e30", "training.epochs=3", "task.penalty=1e9"]
+    )
+    with pytest.raises(TrainingError, match=r"lower training\.table_rate"):
+        run(bad)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.parametrize("kind", ["factorization", "two_tower"])
+def test_cuda_learns_what_the_cpu_learns(small: Recipe, kind: str) -> None:
+    recipe = Recipe.of(small.model_dump(), [f"model.kind={kind}"])
+    split = split_for(recipe, load_corpus(recipe), 0)
+    on_cpu = fit_encoder(recipe, split, 0, RunContext(CPU))
+    on_cuda = fit_encoder(recipe, split, 0, RunContext(torch.device("cuda")))
+    last = [trained.history[-1]["objective"] for trained in (on_cpu, on_cuda)]
+    assert last[0] == pytest.approx(last[1], rel=0.02)
+
+
+def outcome(recipe: Recipe, *overrides: str) -> tuple[int, int, str, list[str]]:
+    """Train. Returns: the best epoch, the last one, what ended it, and the warnings."""
+    recipe = Recipe.of(recipe.model_dump(), overrides)
+    split = split_for(recipe, load_corpus(recipe), 0)
+    trained = fit_encoder(recipe, split, 0, RunContext(CPU, title="version 0"))
+    last = int(trained.history[-1]["epoch"])
+    return trained.best_epoch, last, trained.ended, trained.warnings
+
+
+@pytest.mark.long
+def test_epochs_are_a_maximum(small: Recipe, caplog: pytest.LogCaptureFixture) -> None:
+    best, last, ended, warnings = outcome(small, "training.epochs=60", "training.patience=2")
+    assert (last, ended, warnings) == (best + 2, "patience", [])
+    best, last, ended, warnings = outcome(
+        small, "training.epochs=60", "training.patience=2", "training.evaluate_every=3"
+    )
+    assert (last, ended) == (best + 6, "patience")
+    assert caplog.text == ""
+
+
+def test_a_best_epoch_that_is_the_last_is_a_warning(
+    small: Recipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        best, last, ended, warnings = outcome(small, "training.epochs=2")
+    assert (best, last, ended) == (2, 2, "epochs")
+    assert len(warnings) == 1
+    assert warnings[0].startswith("version 0: the best of 2 evaluations is the last (epoch 2,")
+    assert "raise training.epochs (2)" in warnings[0]
+    assert warnings[0] in caplog.text
+    _, _, ended, warnings = outcome(small, "training.epochs=50", "training.budget=0.000001")
+    assert ended == "budget"
+    assert "raise training.budget" in warnings[0]
