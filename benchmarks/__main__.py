@@ -57,7 +57,7 @@ class Section:
     table: Callable[[Any], str] = str
     drawn: bool = False
     needs_data: bool = False
-    pictures: Callable[[Any], dict[str, bytes]] = lambda found: {}
+    pictures: Callable[[Any], dict[str, bytes]] = lambda _: {}
 
 
 def _table3(recipe: str) -> Section:
@@ -65,7 +65,7 @@ def _table3(recipe: str) -> Section:
         partial(table3.section, recipe),
         partial(table3.tiny, recipe),
         needs_data=True,
-        pictures=lambda found: table3.figures(recipe),
+        pictures=lambda _: table3.figures(recipe),
     )
 
 
@@ -110,7 +110,7 @@ SECTIONS = {
         by_command.demo,
         by_command.tiny_demo,
         by_command.demo_table,
-        pictures=lambda found: {"demo.png": found.picture},
+        pictures=lambda demo: {"demo.png": demo.picture},
     ),
     "movielens": Section(
         by_command.movielens_section, partial(by_command.tiny_movielens, "random"), needs_data=True
@@ -195,13 +195,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def show(name: str, *, tiny: bool, write: bool) -> None:
     """Measure a section, print its table, and with `write` put it into the documents."""
     section = SECTIONS[name]
-    found = section.tiny() if tiny else section.measure()
-    text = section.table(found)
+    figures = section.tiny() if tiny else section.measure()
+    text = section.table(figures)
     print(f"\n## {name}\n\n{text}", flush=True)
     if section.drawn and (tiny or write):
         with tempfile.TemporaryDirectory() as folder:
-            plots.draw([found], Path(folder) if tiny else ROOT / "docs")
-    pictures = section.pictures(found) if write else {}
+            plots.draw([figures], Path(folder) if tiny else ROOT / "docs")
+    pictures = section.pictures(figures) if write else {}
     if write:
         put(name, text)
     for picture, content in pictures.items():

@@ -22,8 +22,8 @@ def run(*arguments: str) -> dict[str, Any]:
         [sys.executable, "-c", code, *arguments, "--json"],
         cwd=gowalla.ROOT, stdout=subprocess.PIPE, check=True, text=True,
     )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def movielens_section(
@@ -76,11 +76,11 @@ def tiny_gowalla() -> str:
 
 def gowalla_table(recipe: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        found = run("train", str(recipe), "--lineage", folder + "/l")
-    model, popularity = found["metrics"]["model"], found["metrics"]["popularity"]
+        answer = run("train", str(recipe), "--lineage", folder + "/l")
+    model, popularity = answer["metrics"]["model"], answer["metrics"]["popularity"]
     lines = ["| | Recall@20 | NDCG@20 | seconds of training |", "|---|---|---|---|"]
     for name, values, seconds in (
-        ("Evergram, 64-d factorization, SOGram", model, f"{found['training']['seconds']:.0f}"),
+        ("Evergram, 64-d factorization, SOGram", model, f"{answer['training']['seconds']:.0f}"),
         ("popularity", popularity, "–"),
     ):
         lines.append(
@@ -100,20 +100,20 @@ class Demo:
 def demo(settings: Sequence[str] = ()) -> Demo:
     overrides = [part for setting in settings for part in ("--set", setting)]
     with tempfile.TemporaryDirectory() as folder:
-        found = run("demo", "--out", folder, *overrides)
-        return Demo(found, (Path(folder) / "report.png").read_bytes())
+        answer = run("demo", "--out", folder, *overrides)
+        return Demo(answer, (Path(folder) / "report.png").read_bytes())
 
 
 def tiny_demo() -> Demo:
     return demo(["data.interactions=8000", "split.versions=[0.6, 0.8]", "training.epochs=2"])
 
 
-def demo_table(found: Demo) -> str:
+def demo_table(measured: Demo) -> str:
     lines = [
         "| version | dim | Recall@20 | popularity | consumer AUC, chain | consumer AUC, raw |",
         "|---|---|---|---|---|---|",
     ]
-    for v in found.report["versions"]:
+    for v in measured.report["versions"]:
         metrics, consumer = v["metrics"], v["consumer"]
         lines.append(
             f"| {v['version']} | {v['dim']} | {metrics['model']['recall@20']:.4f} | "

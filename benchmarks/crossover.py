@@ -35,7 +35,7 @@ def crossover(
 ) -> Crossover:
     """Time of `update`, `moment` and the penalty with its gradient, both sides with one batch
     size, the two forms in turn in each round."""
-    found = Crossover({d: {} for d in dims}, {d: {} for d in dims})
+    result = Crossover({d: {} for d in dims}, {d: {} for d in dims})
     for dim in dims:
         for size in batches:
             forms = {form: _Steps(form, dim, size) for form in FORMS}
@@ -45,26 +45,28 @@ def crossover(
                 taken = {form: forms[form].take() for form in order}
                 if number > 1:  # the first rounds warm up
                     ratios.append(taken["pairs"] / taken["gramian"])
-            found.ratios[dim][size] = median(ratios)
+            result.ratios[dim][size] = median(ratios)
             auto = _Steps("auto", dim, size)
             auto.take()
             dense = auto.sides[0].moment().matrix is not None
-            found.auto[dim][size] = "gramian" if dense else "pairs"
-    return found
+            result.auto[dim][size] = "gramian" if dense else "pairs"
+    return result
 
 
 def tiny() -> Crossover:
     return crossover(1, (8, 16), (16, 32))
 
 
-def table(found: Crossover) -> str:
-    dims = list(found.ratios)
+def table(measured: Crossover) -> str:
+    dims = list(measured.ratios)
     lines = [
         "| batch | " + " | ".join(f"D = {dim}" for dim in dims) + " |",
         "|---" * (len(dims) + 1) + "|",
     ]
-    for size in found.ratios[dims[0]]:
-        cells = " | ".join(f"{found.ratios[d][size]:.2f}, {found.auto[d][size]}" for d in dims)
+    for size in measured.ratios[dims[0]]:
+        cells = " | ".join(
+            f"{measured.ratios[d][size]:.2f}, {measured.auto[d][size]}" for d in dims
+        )
         lines.append(f"| {size} | {cells} |")
     return "\n".join(lines)
 

@@ -56,7 +56,7 @@ KEPT = gowalla.ROOT / "build" / "defaults"
 
 
 @dataclass(frozen=True)
-class Found:
+class Comparison:
     """Of one data set.
 
     Args:
@@ -92,7 +92,7 @@ def recipe_of(name: str) -> dict[str, Any]:
     return {"data": {"kind": kind, "path": str(path)}, "split": {"kind": "random"}}
 
 
-def measure(names: Sequence[str] = (*CONFIRMED_ON, *CHOSEN_ON)) -> list[Found]:
+def measure(names: Sequence[str] = (*CONFIRMED_ON, *CHOSEN_ON)) -> list[Comparison]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -110,7 +110,7 @@ def measure(names: Sequence[str] = (*CONFIRMED_ON, *CHOSEN_ON)) -> list[Found]:
         torch.set_num_threads(threads)
 
 
-def tiny() -> list[Found]:
+def tiny() -> list[Comparison]:
     with recipes() as folder:
         values = {
             "data": {
@@ -127,7 +127,7 @@ def tiny() -> list[Found]:
 
 def compare(
     name: str, values: dict[str, Any], trials: int, seeds: Sequence[int], kept: Path
-) -> Found:
+) -> Comparison:
     """Search by the selection pairs with the first seed, then train and test with all."""
     runs = Runs(values, kept)
     best: list[str] = []
@@ -138,15 +138,15 @@ def compare(
             highest, best = value, settings
     default = [runs.test([], seed) for seed in seeds]
     tuned = [runs.test(best, seed) for seed in seeds]
-    return Found(
+    return Comparison(
         name,
         default[0]["interactions"],
-        [found[METRIC] for found in default],
-        [found[METRIC] for found in tuned],
+        [run[METRIC] for run in default],
+        [run[METRIC] for run in tuned],
         default[0]["popularity"],
         (default[0]["penalty"], default[0]["l2"]),
         best,
-        any(found["best_is_last"] for found in default),
+        any(run["best_is_last"] for run in default),
     )
 
 
@@ -184,8 +184,8 @@ class Runs:
         """The metric on the selection pairs; no test pair is looked at."""
         recipe, split = self._prepare(settings, seed)
         none = torch.zeros(0, dtype=torch.int64)
-        found = self._once("select", recipe, replace(split, test=RowPairs(none, none)), None)
-        value: float = found["selection"]
+        run = self._once("select", recipe, replace(split, test=RowPairs(none, none)), None)
+        value: float = run["selection"]
         return value
 
     def test(self, settings: Sequence[str], seed: int) -> dict[str, Any]:
@@ -218,26 +218,26 @@ class Runs:
 def _train(recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
     context = RunContext(torch.device("cpu"))
     pilots = run_pilots(recipe, split, 0, context)
-    found = fit_encoder(pilots.recipe, split, 0, context, refit=refit)
+    fitted = fit_encoder(pilots.recipe, split, 0, context, refit=refit)
     tested = {
-        METRIC: found.metrics["model"][METRIC],
-        "popularity": found.metrics["popularity"][METRIC],
+        METRIC: fitted.metrics["model"][METRIC],
+        "popularity": fitted.metrics["popularity"][METRIC],
     }
     return {
         **(tested if len(split.test) else {}),
-        "selection": max(record[METRIC] for record in found.history),
-        "penalty": found.penalty[0],
-        "l2": found.l2,
+        "selection": max(record[METRIC] for record in fitted.history),
+        "penalty": fitted.penalty[0],
+        "l2": fitted.l2,
         "settings": {
             "task": recipe.task.model_dump(exclude_defaults=True),
             "training": recipe.training.model_dump(exclude_defaults=True),
         },
         "seed": recipe.seed,
-        "epoch": found.best_epoch,
-        "epochs": len(found.history),
-        "best_is_last": bool(found.warnings),
+        "epoch": fitted.best_epoch,
+        "epochs": len(fitted.history),
+        "best_is_last": bool(fitted.warnings),
         "interactions": len((split if refit is None else refit.split).training),
-        "seconds": round(found.seconds, 1),
+        "seconds": round(fitted.seconds, 1),
     }
 
 
@@ -249,13 +249,13 @@ def _some(pairs: RowPairs, queries: int) -> RowPairs:
     return RowPairs(pairs.query[chosen], pairs.candidate[chosen])
 
 
-def table(found: Sequence[Found]) -> str:
+def table(comparisons: Sequence[Comparison]) -> str:
     lines = [
         "| data | pairs trained on | defaults' λ, l2 | searched λ, l2, measure, rate "
         "| Recall@20, defaults | searched | defaults / searched | popularity |",
         "|" + "---|" * 8,
     ]
-    for one in found:
+    for one in comparisons:
         chosen = " (chosen on it)" if one.data in CHOSEN_ON else ""
         words = ", ".join(setting.split("=")[1] for setting in one.settings) or "the defaults"
         ratios = [a / b for a, b in zip(one.default, one.tuned, strict=True)]
@@ -270,9 +270,9 @@ def table(found: Sequence[Found]) -> str:
             f"{one.popularity:.4f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    seeds = ", ".join(f"{len(one.default)} ({one.data})" for one in found)
+    seeds = ", ".join(f"{len(one.default)} ({one.data})" for one in comparisons)
     lines += ["", f"± is half of the 95 % interval of the mean over seeds: {seeds}."]
-    late = [one.data for one in found if one.best_is_last]
+    late = [one.data for one in comparisons if one.best_is_last]
     if late:
         lines.append(f"The best epoch of the defaults was the last of all on: {', '.join(late)}.")
     return "\n".join(lines)

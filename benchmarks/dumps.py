@@ -35,7 +35,7 @@ def rows_per_second(rows: int) -> dict[str, float]:
     The last value is by how many MiB the process' peak grew when the same tables, a tenth as long,
     had been parsed before: near nothing where memory is flat.
     """
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for count in (rows // 10, rows):
             before = _peak()
@@ -48,11 +48,11 @@ def rows_per_second(rows: int) -> dict[str, float]:
                 gc.collect()
                 start = time.process_time()
                 parsed = sum(batch.num_rows for batch in SqlTable(path, table).batches(kinds))
-                found[name] = parsed / (time.process_time() - start)
+                figures[name] = parsed / (time.process_time() - start)
                 if parsed != count:
                     raise RuntimeError(f"{name}: {parsed} of {count} rows were read.")
-            found["growth of peak memory, MiB"] = (_peak() - before) / 2**20
-    return found
+            figures["growth of peak memory, MiB"] = (_peak() - before) / 2**20
+    return figures
 
 
 def whole_dump(rows: int) -> dict[str, float]:
@@ -189,17 +189,17 @@ def measure(rows: int = 1_000_000) -> dict[str, float]:
         [sys.executable, "-m", "benchmarks.dumps", "--json", "--rows", str(rows)],
         cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, check=True, text=True,
     )  # fmt: skip
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
 
 
 def tiny() -> dict[str, float]:
     return measure(2_000)
 
 
-def table(found: dict[str, float]) -> str:
+def table(figures: dict[str, float]) -> str:
     lines = ["| table | rows a second of processor time |", "|---|---|"]
-    return "\n".join(lines + [f"| {name} | {value:,.0f} |" for name, value in found.items()])
+    return "\n".join(lines + [f"| {name} | {value:,.0f} |" for name, value in figures.items()])
 
 
 if __name__ == "__main__":

@@ -94,23 +94,23 @@ def tracking_errors(
 
 
 def errors() -> list[Errors]:
-    return [found for encoder in ENCODERS for found in tracking_errors(encoder)]
+    return [measured for encoder in ENCODERS for measured in tracking_errors(encoder)]
 
 
 def tiny() -> list[Errors]:
     return [
-        found
+        measured
         for encoder in ENCODERS
-        for found in tracking_errors(encoder, steps=4, every=1, tiny=True)
+        for measured in tracking_errors(encoder, steps=4, every=1, tiny=True)
     ]
 
 
-def table(found: list[Errors]) -> str:
+def table(measured: list[Errors]) -> str:
     """Gramian error / gradient error of each estimator, means over the second half."""
-    heads = (f"{e.encoder}, \\|B\\| = {e.batch}" for e in found)
-    lines = ["| estimator | " + " | ".join(heads) + " |", "|---" * (len(found) + 1) + "|"]
-    for name in found[0].gramian_mean:
-        cells = (f"{e.gramian_mean[name]:.4f} / {e.gradient_mean[name]:.4f}" for e in found)
+    heads = (f"{e.encoder}, \\|B\\| = {e.batch}" for e in measured)
+    lines = ["| estimator | " + " | ".join(heads) + " |", "|---" * (len(measured) + 1) + "|"]
+    for name in measured[0].gramian_mean:
+        cells = (f"{e.gramian_mean[name]:.4f} / {e.gradient_mean[name]:.4f}" for e in measured)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -125,12 +125,12 @@ def quality_table(path: Path, settings: Sequence[str], graph: Sequence[str]) -> 
         clock = Clock()
         recipe = Recipe.of(base.model_dump(), overrides)
         trained = fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[clock]))
-        found, seconds = trained.metrics["model"], clock.found[trained.best_epoch]
-        lines.append(f"| {model} | {way} | {_recalls(found)} | {seconds:.0f} |")
+        metrics, seconds = trained.metrics["model"], clock.seconds_by_epoch[trained.best_epoch]
+        lines.append(f"| {model} | {way} | {_recalls(metrics)} | {seconds:.0f} |")
     lines.append(f"| popularity | | {_recalls(trained.metrics['popularity'])} | – |")
     torch.set_num_threads(threads)
     return "\n".join(lines)
 
 
-def _recalls(found: dict[str, float]) -> str:
-    return " | ".join(f"{found[name]:.4f}" for name in ("recall@20", "recall@50"))
+def _recalls(metrics: dict[str, float]) -> str:
+    return " | ".join(f"{metrics[name]:.4f}" for name in ("recall@20", "recall@50"))

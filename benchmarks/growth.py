@@ -50,7 +50,7 @@ def growth(sizes: tuple[int, ...] = SIZES, rounds: int = 15) -> Growth:
     Entities are drawn uniformly, and both sides have the same number of them; embeddings are
     random numbers made before the time that counts, as no encoder is part of it.
     """
-    found = Growth(sizes, {}, {}, {})
+    result = Growth(sizes, {}, {}, {})
     for name, make in ESTIMATORS.items():
         parts = [_Part(make, size) for size in sizes]
         times: list[list[float]] = [[] for _ in sizes]
@@ -59,25 +59,25 @@ def growth(sizes: tuple[int, ...] = SIZES, rounds: int = 15) -> Growth:
                 taken = part.take()
                 if number > 1:  # the first rounds warm up
                     kept.append(taken)
-        found.milliseconds[name] = [1000 * median(kept) for kept in times]
-        found.ratios[name] = [
+        result.milliseconds[name] = [1000 * median(kept) for kept in times]
+        result.ratios[name] = [
             median(t / b for t, b in zip(kept, times[0], strict=True)) for kept in times
         ]
-        found.state_bytes[name] = [part.sides[0].state_bytes for part in parts]
-    return found
+        result.state_bytes[name] = [part.sides[0].state_bytes for part in parts]
+    return result
 
 
 def tiny() -> Growth:
     return growth((100, 200), rounds=1)
 
 
-def table(found: Growth) -> str:
+def table(measured: Growth) -> str:
     lines = [
-        "| entities a side | " + " | ".join(f"{size:,}" for size in found.sizes) + " |",
-        "|---" * (len(found.sizes) + 1) + "|",
+        "| entities a side | " + " | ".join(f"{size:,}" for size in measured.sizes) + " |",
+        "|---" * (len(measured.sizes) + 1) + "|",
     ]
-    for name, ratios in found.ratios.items():
-        cells = zip(found.milliseconds[name], ratios, found.state_bytes[name], strict=True)
+    for name, ratios in measured.ratios.items():
+        cells = zip(measured.milliseconds[name], ratios, measured.state_bytes[name], strict=True)
         text = " | ".join(f"{ms:.2f} ms, ×{r:.2f}, {_bytes(b)}" for ms, r, b in cells)
         lines.append(f"| {name} | {text} |")
     return "\n".join(lines)

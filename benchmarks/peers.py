@@ -138,8 +138,8 @@ def judge(result: Result, split: Split, pairs: RowPairs, rows: int = 256) -> dic
         targets, masked = (_from(p, start, len(scores)) for p in (pairs, seen))
         relevance = Relevance.of(targets.query, targets.candidate, masked.query, masked.candidate)
         if len(relevance):
-            found = rank_metrics(torch.eye(len(scores)), scores.T, relevance, METRICS)
-            totals = {name: totals[name] + len(relevance) * found[name] for name in METRICS}
+            metrics = rank_metrics(torch.eye(len(scores)), scores.T, relevance, METRICS)
+            totals = {name: totals[name] + len(relevance) * metrics[name] for name in METRICS}
             judged += len(relevance)
     return {name: total / judged for name, total in totals.items()}
 
@@ -158,11 +158,11 @@ def tune(name: str, split: Split, show: Callable[[str], None] = print) -> Settin
         for values in itertools.product(*grid.values()):
             settings = start | dict(zip(grid, values, strict=True))
             result = peer.fit(split, **settings)
-            found = judge(result, split, split.selection)
-            figures = " | ".join(f"{found[metric]:.4f}" for metric in METRICS)
+            metrics = judge(result, split, split.selection)
+            figures = " | ".join(f"{metrics[metric]:.4f}" for metric in METRICS)
             show(f"| {name} | {_words(settings)} | {figures} | {result.seconds:.1f} |")
-            if found[METRICS[0]] > highest:
-                best, highest = settings, found[METRICS[0]]
+            if metrics[METRICS[0]] > highest:
+                best, highest = settings, metrics[METRICS[0]]
     return best
 
 
@@ -173,7 +173,7 @@ def rows(name: str, peers: Iterable[str] | None = None) -> list[dict[str, Any]]:
         first of `METRICS` on the selection pairs.
     """
     recipe, split = load(name)
-    final, found = final_split(recipe, split), []
+    final, measured = final_split(recipe, split), []
     for peer in peers or PEERS:
         result = PEERS[peer].fit(split, **SETTINGS[name][peer])
         selection = judge(result, split, split.selection)[METRICS[0]]
@@ -181,14 +181,14 @@ def rows(name: str, peers: Iterable[str] | None = None) -> list[dict[str, Any]]:
             result = PEERS[peer].fit(final, **SETTINGS[name][peer])
         figures = judge(result, final, final.test)
         about = {"method": PEERS[peer].title, "seconds": result.seconds, "selection": selection}
-        found.append(about | figures)
-    return found
+        measured.append(about | figures)
+    return measured
 
 
-def table(found: Iterable[Mapping[str, Any]]) -> str:
+def table(measured: Iterable[Mapping[str, Any]]) -> str:
     """`rows` as Markdown."""
     lines = ["| method | Recall@20 | NDCG@20 | seconds |", "|---|---|---|---|"]
-    for row in found:
+    for row in measured:
         figures = " | ".join(f"{row[metric]:.4f}" for metric in METRICS)
         lines.append(f"| {row['method']} | {figures} | {row['seconds']:.1f} |")
     return "\n".join(lines)

@@ -32,8 +32,8 @@ def command(*arguments: str) -> dict[str, Any]:
         [sys.executable, "-c", COMMAND, *arguments, "--json"],
         cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True,
     )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 @contextmanager
@@ -80,12 +80,12 @@ def consumer(
     client = OpenAI(base_url=f"{url}/v1", api_key="not needed on loopback", max_retries=0)
 
     def embeddings(ids: list[int]) -> npt.NDArray[np.float64]:
-        found = []
+        vectors = []
         for start in range(0, len(ids), 500):
             part = [str(i) for i in ids[start : start + 500]]
             answer = client.embeddings.create(model=f"{name}@v0", input=part)
-            found += [item.embedding for item in answer.data]
-        return np.array(found)
+            vectors += [item.embedding for item in answer.data]
+        return np.array(vectors)
 
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=1000))
     model.fit(embeddings(learn), labels)

@@ -22,10 +22,10 @@ WRITE = (
 )
 
 # By what is done: seconds by the fast path, and as text.
-Found = dict[str, tuple[float, float]]
+SecondsByAction = dict[str, tuple[float, float]]
 
 
-def measure(rows: int = ROWS, rounds: int = ROUNDS) -> Found:
+def measure(rows: int = ROWS, rounds: int = ROUNDS) -> SecondsByAction:
     """Write and read vectors [rows, DIM] of one table, in turns; medians."""
     from psycopg.adapt import Dumper
     from psycopg.pq import Format
@@ -75,15 +75,15 @@ def measure(rows: int = ROWS, rounds: int = ROUNDS) -> Found:
         }
 
 
-def tiny() -> Found:
+def tiny() -> SecondsByAction:
     return measure(20, 1)
 
 
-def table(found: Found) -> str:
+def table(seconds: SecondsByAction) -> str:
     lines = ["| 10,000 vectors of 128 dims | fast path | as text | ratio |", "|---|---|---|---|"]
     lines += [
         f"| {name} | {fast * 1e3:.0f} ms | {text * 1e3:.0f} ms | {text / fast:.1f} |"
-        for name, (fast, text) in found.items()
+        for name, (fast, text) in seconds.items()
     ]
     return "\n".join(lines)
 

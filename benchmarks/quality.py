@@ -99,19 +99,19 @@ def _rows(base: Recipe) -> Iterator[Row]:
     popular: Mapping[str, float] | None = None
     for method, overrides in METHODS.items():
         recipe = Recipe.of(base.model_dump(), overrides)
-        found = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu")), refit=refit)
-        curve = [(h["seconds"], h[recipe.training.metric]) for h in found.history]
+        fitted = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu")), refit=refit)
+        curve = [(h["seconds"], h[recipe.training.metric]) for h in fitted.history]
         best = max(curve, key=lambda point: point[1])
-        popular = found.metrics["popularity"]
-        yield Row(method, found.metrics["model"], best[0], curve)
+        popular = fitted.metrics["popularity"]
+        yield Row(method, fitted.metrics["model"], best[0], curve)
     if popular is not None:
         yield Row("popularity", popular)
 
 
-def table(found: Quality) -> str:
+def table(quality: Quality) -> str:
     """Best first, by Recall@20 on the test pairs."""
     lines = ["| method | Recall@20 | NDCG@20 | seconds |", "|---|---|---|---|"]
-    for row in sorted(found.rows, key=lambda r: -r.metrics[METRICS[0]]):
+    for row in sorted(quality.rows, key=lambda r: -r.metrics[METRICS[0]]):
         seconds = "–" if row.seconds is None else f"{row.seconds:.1f}"
         figures = " | ".join(f"{row.metrics[m]:.4f}" for m in METRICS)
         lines.append(f"| {row.method} | {figures} | {seconds} |")

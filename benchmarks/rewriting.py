@@ -105,17 +105,17 @@ def tiny() -> Rates:
     return measure(rows=300, dim=8, rounds=1)
 
 
-def table(found: Rates) -> str:
+def table(rates: Rates) -> str:
     lines = [
-        f"| {found.rows:,} rows of {found.dim} floats | rows a second | minutes for {GOAL:,} rows "
+        f"| {rates.rows:,} rows of {rates.dim} floats | rows a second | minutes for {GOAL:,} rows "
         f"| processor minutes for {GOAL:,} rows |",
         "|---|---|---|---|",
-        _line(f"bare float32 product with a {found.dim} × {found.dim} matrix", found.product),
+        _line(f"bare float32 product with a {rates.dim} × {rates.dim} matrix", rates.product),
     ]
-    for suffix, rate in found.rewritten.items():
-        lines.append(_line(f"`.{suffix}`: copied as it is", found.copied[suffix]))
+    for suffix, rate in rates.rewritten.items():
+        lines.append(_line(f"`.{suffix}`: copied as it is", rates.copied[suffix]))
         lines.append(_line(f"`.{suffix}`: rewritten by `evergram transform`", rate))
-    lines.append(_line("`evergram align` of two `.npy` files, publishing included", found.aligned))
+    lines.append(_line("`evergram align` of two `.npy` files, publishing included", rates.aligned))
     return "\n".join(lines)
 
 

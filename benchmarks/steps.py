@@ -61,7 +61,7 @@ def step_ratios(
     the time that counts, as are evaluations.
     """
     corpus, recipe = base_split(tiny).training, base(tiny)
-    found = StepRatios({}, {}, {})
+    result = StepRatios({}, {}, {})
     for encoder in encoders:
         names = [(v, c) for v in VARIANTS for c in PRECONDITIONS]
         model = ENCODERS[encoder]
@@ -72,33 +72,33 @@ def step_ratios(
         with no_denormals():
             times = interleaved(turns, rounds)
         bare = times[NONE, ""]
-        found.milliseconds[encoder] = 1000 * median(bare)
-        found.products[encoder] = 1 + median(_products(recipe, rounds)) / median(bare)
+        result.milliseconds[encoder] = 1000 * median(bare)
+        result.products[encoder] = 1 + median(_products(recipe, rounds)) / median(bare)
         ratios: dict[str, dict[str, float]] = {v: {} for v in VARIANTS}
         for variant, column in names:
             pairs = zip(times[variant, column], bare, strict=True)
             ratios[variant][column] = median(t / b for t, b in pairs)
-        found.ratios[encoder] = ratios
-    return found
+        result.ratios[encoder] = ratios
+    return result
 
 
 def tiny() -> StepRatios:
     return step_ratios(1, ("factorization",), tiny=True)
 
 
-def table(found: StepRatios) -> str:
-    encoders = list(found.ratios)
+def table(measured: StepRatios) -> str:
+    encoders = list(measured.ratios)
     columns = [(e, c) for e in encoders for c in PRECONDITIONS]
     lines = [
         "| step of training | " + " | ".join(f"{e}, {c}" for e, c in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
-    limit = " | ".join(f"{found.products[e]:.2f} | –" for e in encoders)
+    limit = " | ".join(f"{measured.products[e]:.2f} | –" for e in encoders)
     lines.append(f"| the bare matrix products | {limit} |")
     for variant in VARIANTS:
-        cells = " | ".join(f"{found.ratios[e][variant][c]:.2f}" for e, c in columns)
+        cells = " | ".join(f"{measured.ratios[e][variant][c]:.2f}" for e, c in columns)
         lines.append(f"| {variant} | {cells} |")
-    bare = " and ".join(f"{ms:.1f} ms ({e})" for e, ms in found.milliseconds.items())
+    bare = " and ".join(f"{ms:.1f} ms ({e})" for e, ms in measured.milliseconds.items())
     threads = torch.get_num_threads()
     lines += ["", f"Without a penalty a step takes {bare}, on {threads} thread(s)."]
     return "\n".join(lines)

@@ -55,9 +55,9 @@ def table(path: Path, out: Path, settings: Sequence[str] = ()) -> str:
 
 def figures(recipe: str) -> dict[str, bytes]:
     """The figures that the command has drawn, by the name they have in the documents."""
-    found = {}
+    pictures = {}
     for name in FIGURES:
         path: Path = OUT / recipe / f"{name}.png"
         if path.exists():
-            found[f"{recipe}-{name}.png"] = path.read_bytes()
-    return found
+            pictures[f"{recipe}-{name}.png"] = path.read_bytes()
+    return pictures

@@ -54,7 +54,7 @@ SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 
 
 @dataclass(frozen=True)
-class Found:
+class MapComparison:
     """By reading, AUC by category, and what `evergram align` reported of the mapping."""
 
     auc: dict[str, dict[str, float]]
@@ -64,12 +64,12 @@ class Found:
     tested: int
 
 
-def measure() -> Found:
+def measure() -> MapComparison:
     names, texts = zip(*articles(), strict=True)
     return compare_maps(list(names), list(texts), categories(list(names)))
 
 
-def tiny() -> Found:
+def tiny() -> MapComparison:
     """Sentences of our own on three subjects, in two categories."""
     subjects = {
         "river": "The river {} flows from the mountains through the valley {} to the sea.",
@@ -93,7 +93,7 @@ def compare_maps(
     labels: dict[str, np.ndarray],
     dims: tuple[int, int | None] = (OLD_DIM, None),
     maps: dict[str, AlignSettings] = MAPS,
-) -> Found:
+) -> MapComparison:
     """Each map, and each consumer on what it gives; `dims` cuts both spaces to so many."""
     old_dim = dims[0]
     ids = pa.array(names)
@@ -122,27 +122,27 @@ def compare_maps(
             transform_file(files[1], lineage, 0, at / "back.npy", overwrite=True)
             auc[f"version 1, {name}"] = _auc(consumers, np.load(at / "back.npy"), labels, test)
     auc["retrained on version 1"] = _auc(again, new, labels, test)
-    return Found(auc, kept, report, len(names), int(test.sum()))
+    return MapComparison(auc, kept, report, len(names), int(test.sum()))
 
 
-def table(found: Found) -> str:
-    sample = found.report["neighbours"]
-    pairs = found.report["pairs"]
+def table(comparison: MapComparison) -> str:
+    sample = comparison.report["neighbours"]
+    pairs, dims = comparison.report["pairs"], comparison.report["dims"]
     lines = [
-        f"{found.articles} articles, {found.tested} of them for testing alone; "
-        f"{len(next(iter(found.auc.values())))} categories; {found.report['dims']['new']} dims "
-        f"back to {found.report['dims']['old']}; {pairs['fitted']} pairs fitted to; neighbours of "
+        f"{comparison.articles} articles, {comparison.tested} of them for testing alone; "
+        f"{len(next(iter(comparison.auc.values())))} categories; {dims['new']} dims "
+        f"back to {dims['old']}; {pairs['fitted']} pairs fitted to; neighbours of "
         f"{sample['queries']} test articles among {sample['catalogue']} articles.",
         "",
         "| what the consumers read | mean AUC | worst | cosine | relative error | overlap@10 |",
         "|---|---|---|---|---|---|",
     ]
-    for name, by in found.auc.items():
+    for name, by in comparison.auc.items():
         worst = min(by, key=lambda c: by[c])
         if name == "version 0 itself":
             kept = ["1.0000", "0.0000", "1.0000"]
         else:
-            values = found.kept.get(name.removeprefix("version 1, "), {})
+            values = comparison.kept.get(name.removeprefix("version 1, "), {})
             keys = ("cosine", "relative_error", "overlap@10")
             kept = [f"{values[k]:.4f}" if k in values else "–" for k in keys]
         mean = sum(by.values()) / len(by)
@@ -150,7 +150,7 @@ def table(found: Found) -> str:
         lines.append(f"| {name} | {mean:.4f} | {by[worst]:.4f} ({worst}) | {cells} |")
     chosen = {
         "version 0": "version 0 itself",
-        "as it is": f"version 1 as it is, first {found.report['dims']['old']} dims",
+        "as it is": f"version 1 as it is, first {dims['old']} dims",
         "linear": "version 1, linear",
         "affine": "version 1, affine",
         "retrained": "retrained on version 1",
@@ -160,8 +160,8 @@ def table(found: Found) -> str:
         "| AUC by category | " + " | ".join(chosen) + " |",
         "|---" * (len(chosen) + 1) + "|",
     ]
-    for category in found.auc["version 0 itself"]:
-        cells = " | ".join(f"{found.auc[name][category]:.4f}" for name in chosen.values())
+    for category in comparison.auc["version 0 itself"]:
+        cells = " | ".join(f"{comparison.auc[name][category]:.4f}" for name in chosen.values())
         lines.append(f"| {category.replace('_', ' ')} | {cells} |")
     return "\n".join(lines)
 
@@ -195,16 +195,16 @@ def first_sentence(text: str) -> str:
 def categories(names: list[str]) -> dict[str, np.ndarray]:
     """For each top-level category of enough articles, bool [N]."""
     place = {name: i for i, name in enumerate(names)}
-    found: dict[str, np.ndarray] = {}
+    members: dict[str, np.ndarray] = {}
     with gzip.open(FOLDER / "categories.tsv.gz", "rt", encoding="utf-8") as lines:
         for line in lines:
             if line.strip() and not line.startswith("#"):
                 name, path = line.split("\t")
                 top = path.strip().split(".")[1]
-                mask = found.setdefault(top, np.zeros(len(names), dtype=bool))
+                mask = members.setdefault(top, np.zeros(len(names), dtype=bool))
                 if unquote(name) in place:
                     mask[place[unquote(name)]] = True
-    return {c: y for c, y in sorted(found.items()) if y.sum() >= LEAST_ARTICLES}
+    return {c: y for c, y in sorted(members.items()) if y.sum() >= LEAST_ARTICLES}
 
 
 def tf_idf(texts: list[str], training: np.ndarray, dim: int = OLD_DIM) -> np.ndarray:

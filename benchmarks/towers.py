@@ -84,7 +84,7 @@ def rows(
                 "selection": max(entry[metric] for entry in trained.history),
                 "test": trained.metrics["model"][metric],
                 "epoch": trained.best_epoch,
-                "seconds": clock.found[trained.best_epoch],
+                "seconds": clock.seconds_by_epoch[trained.best_epoch],
             }
             if type(trained.encoder) is TwoTower:
                 row |= shares(trained.encoder, split.training)
@@ -105,7 +105,7 @@ class Clock(Callback):
     def __init__(self) -> None:
         self.last: float | None = None
         self.total = 0.0
-        self.found: dict[int, float] = {}
+        self.seconds_by_epoch: dict[int, float] = {}
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         now = time.process_time()
@@ -113,7 +113,7 @@ class Clock(Callback):
         self.last = now
 
     def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
-        self.found[at.epoch] = self.total
+        self.seconds_by_epoch[at.epoch] = self.total
         self.last = time.process_time()
 
 
@@ -137,8 +137,8 @@ class _Plain(TwoTower):
             nn.init.xavier_normal_(last.weight, generator=generator)
 
     def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
-        found: Tensor = self.hidden[side](self._summed(side, inputs))
-        return found
+        embeddings: Tensor = self.hidden[side](self._summed(side, inputs))
+        return embeddings
 
 
 def shares(encoder: TwoTower, corpus: Corpus) -> dict[str, float]:

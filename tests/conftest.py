@@ -54,5 +54,5 @@ def served(tmp_path: Path) -> Iterator[Running]:
     """A service over three versions, of dims 6, 8 and 10, whose store holds the newest."""
     from tests.support.running_service import running
 
-    with running(tmp_path / "line") as found:
-        yield found
+    with running(tmp_path / "line") as service:
+        yield service

@@ -22,19 +22,18 @@ def instructions() -> list[tuple[str, str]]:
     text = (ROOT / "Dockerfile").read_text()
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     whole = "\n".join(lines).replace("\\\n", " ")
-    found = [line.strip().split(maxsplit=1) for line in whole.splitlines() if line.strip()]
-    return [(name, re.sub(r"\s+", " ", rest)) for name, rest in found]
+    split = [line.strip().split(maxsplit=1) for line in whole.splitlines() if line.strip()]
+    return [(name, re.sub(r"\s+", " ", rest)) for name, rest in split]
 
 
 def arguments(name: str) -> list[str]:
-    return [rest for found, rest in instructions() if found == name]
+    return [rest for instruction, rest in instructions() if instruction == name]
 
 
 def project() -> dict[str, dict[str, list[str]]]:
-    found: dict[str, dict[str, list[str]]] = tomllib.loads((ROOT / "pyproject.toml").read_text())[
-        "project"
-    ]
-    return found
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    table: dict[str, dict[str, list[str]]] = document["project"]
+    return table
 
 
 def test_what_is_copied_is_there_and_sent() -> None:
@@ -53,8 +52,8 @@ def test_what_is_copied_is_there_and_sent() -> None:
 
 def test_the_package_can_be_built_of_what_is_copied() -> None:
     copied = {source for copy in arguments("COPY") for source in copy.split()[:-1]}
-    found = project()
-    assert {found["readme"], *found["license-files"], "pyproject.toml", "src"} <= copied
+    needed = {project()["readme"], *project()["license-files"], "pyproject.toml", "src"}
+    assert needed <= copied
 
 
 def test_nothing_comes_from_elsewhere() -> None:
@@ -101,13 +100,13 @@ def test_the_ports_are_one() -> None:
 
 
 def test_the_command_is_one_of_ours() -> None:
-    name, *given = json.loads(arguments("CMD")[0])
+    name, *words = json.loads(arguments("CMD")[0])
     assert name in project()["scripts"]
     group = typer.main.get_command(app)
-    context = group.make_context(name, list(given), resilient_parsing=False)
+    context = group.make_context(name, list(words), resilient_parsing=False)
     assert isinstance(group, typer.core.TyperGroup)
-    found, command, rest = group.resolve_command(context, given)
-    assert (found, command is None) == ("serve", False)
+    subcommand, command, rest = group.resolve_command(context, words)
+    assert (subcommand, command is None) == ("serve", False)
     assert command is not None
     [volume] = arguments("VOLUME")
     parsed = command.make_context("serve", rest, parent=context).params

@@ -95,7 +95,7 @@ def test_a_room_imports_only_from_below(module: str) -> None:
 
 def test_no_files_import_each_other() -> None:
     # What a room exports, it imports from its own files: its __init__.py stands above them.
-    files = {m: {o for o in found if o != m} for m, found in IMPORTS.items()}
+    files = {m: {o for o in others if o != m} for m, others in IMPORTS.items()}
     assert circle(files) == []
 
 
