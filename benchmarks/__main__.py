@@ -43,13 +43,15 @@ ROOT = gowalla.ROOT
 
 @dataclass(frozen=True)
 class Section:
-    """What is measured, and the table of it.
+    """A measurement, and how its figures are shown.
 
     Args:
-        tiny: the same on data of its own and in seconds: that it runs, not what it finds.
-        table: of what either of them returns.
-        drawn: whether `plots.draw` makes a picture of it.
-        pictures: what other pictures there are for docs/, by name.
+        measure: takes the measurement and returns its figures.
+        tiny: the same in seconds on small made-up data, to check that it runs.
+        table: makes a table in Markdown of the figures of either.
+        drawn: whether `plots.draw` makes a picture of the figures.
+        needs_data: whether it reads real data.
+        pictures: returns other pictures for docs/, by name.
     """
 
     measure: Callable[[], Any]
@@ -161,7 +163,7 @@ def put(name: str, text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns: the exit code: 1 where a section has failed."""
+    """Run sections and return the exit code: 1 if one has failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--write", action="store_true", help="put the figures into the documents")

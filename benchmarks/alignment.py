@@ -1,4 +1,4 @@
-"""What backward compatibility adds: history to the alignment loss, the loss to a step."""
+"""What the alignment loss costs: for more past versions, and in a whole step of training."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ ROWS = 6144  # a query, a candidate and a negative of each of 2048 pairs
 
 @dataclass(frozen=True)
 class AlignmentCost:
-    """Args:
-    loss: see `loss_ratios`.
-    steps: see `step_ratios`.
+    """What the alignment loss costs.
+
+    Args:
+        loss: see `loss_ratios`.
+        steps: see `step_ratios`.
     """
 
     loss: dict[int, dict[int, float]]
@@ -44,8 +46,8 @@ def tiny() -> AlignmentCost:
 
 
 def loss_ratios(rounds: int = 60, rows: int = ROWS) -> dict[int, dict[int, float]]:
-    """Time of the multi-step loss and its gradient over the single-step loss's, by dim and by the
-    number of past versions; medians over rounds of one after the other."""
+    """Return how many times as long the multi-step loss and its gradient take as the single-step
+    loss's, by dim and by the number of past versions: medians over rounds, the two in turns."""
     ratios_by_dim: dict[int, dict[int, float]] = {}
     for dim in DIMS:
         draw = torch.Generator().manual_seed(0)
@@ -93,7 +95,8 @@ def _seconds(action: Callable[[], None]) -> float:
 
 
 def step_ratios(rounds: int = 25, *, tiny: bool = False) -> dict[str, float]:
-    """A step of joint training over the same step of training alone, by encoder."""
+    """Return how many times as long a step of joint training takes as one without alignment, by
+    encoder."""
     corpus, recipe = base_split(tiny).training, base(tiny)
     ratios = {}
     dim = Recipe.of(recipe).model.dim_of(0)

@@ -16,7 +16,7 @@ from benchmarks.tiny import recipes
 
 
 def run(*arguments: str) -> dict[str, Any]:
-    """The command, as a person runs it; its JSON."""
+    """Run the command as a user does, and return its JSON."""
     code = "from evergram.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments, "--json"],
@@ -31,7 +31,8 @@ def movielens_section(
     seeds: range = range(3),
     settings: Sequence[str] = (),
 ) -> str:
-    """Version 0, its upgrade, and what reading version 1 as version 0 keeps, for some seeds."""
+    """Return a table of version 0, its upgrade, and how well version 1 is read as version 0, by
+    seed."""
     lines = [
         "| seed | version 0 | popularity | version 1 | trained alone | popularity "
         "| v0 itself | v1 through the chain | own queries × v1, chain | own queries × v1, raw "
@@ -91,7 +92,7 @@ def gowalla_table(recipe: Path) -> str:
 
 @dataclass(frozen=True)
 class Demo:
-    """What `evergram demo` reports, and its picture."""
+    """The JSON that `evergram demo` reports, and its picture."""
 
     report: dict[str, Any]
     picture: bytes

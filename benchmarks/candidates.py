@@ -48,11 +48,15 @@ CANDIDATES: dict[str, list[str]] = {
 
 @dataclass(frozen=True)
 class CandidateResults:
-    """Args:
-    recall: Recall@20 of versions 1 and 2, by candidate.
-    alone: of the same models without alignment.
-    error: √E‖z̃_0 − z_0‖² over √E‖z_0‖² at versions 1 and 2, on the objects that version 0 knows.
-    sides: that error of a post-hoc transform at version 1, one for both sides and one a side.
+    """How good each candidate's versions are, and how well version 0 is read from them.
+
+    Args:
+        recall: Recall@20 of versions 1 and 2, by candidate.
+        alone: the same of the models without alignment.
+        error: √E‖z̃_0 − z_0‖² over √E‖z_0‖² at versions 1 and 2, on the objects that version 0
+            knows.
+        sides: that error of a post-hoc transform at version 1: one for both sides, and one for
+            each.
     """
 
     recall: dict[str, list[float]]
@@ -111,7 +115,8 @@ def _error(
 
 
 def _by_sides(recipe: Recipe, lineage: Lineage, corpus: Corpus) -> tuple[float, float]:
-    """What a gauge u → T u, v → T⁻ᵀ v could gain at most: a transform of its own for each side."""
+    """Return the error of one post-hoc transform for both sides, and of one for each side: an
+    upper limit of what a gauge u → T u, v → T⁻ᵀ v could gain."""
     training = split_for(recipe, corpus, 1).training
     past, known = known_vectors(load_encoder(lineage, 0), training)
     new, _ = known_vectors(load_encoder(lineage, 1), training)

@@ -1,4 +1,4 @@
-"""A batch as a Gramian or as pairs: where is which cheaper, and does "auto" know?"""
+"""When is a batch's penalty cheaper with a Gramian than with pairs, and does "auto" choose well?"""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ STEPS = 10  # in a row, of one form in one round
 
 @dataclass(frozen=True)
 class Crossover:
-    """Args:
-    ratios: by dim and batch size, the median over rounds of the pair form's time over the
-        Gramian form's.
-    auto: what "auto" takes there.
+    """Which form is faster.
+
+    Args:
+        ratios: by dim and batch size, the median over rounds of the pair form's time over the
+            Gramian form's.
+        auto: the form that "auto" chooses there.
     """
 
     ratios: dict[int, dict[int, float]]
@@ -33,8 +35,8 @@ class Crossover:
 def crossover(
     rounds: int = 25, dims: tuple[int, ...] = DIMS, batches: tuple[int, ...] = BATCHES
 ) -> Crossover:
-    """Time of `update`, `moment` and the penalty with its gradient, both sides with one batch
-    size, the two forms in turn in each round."""
+    """Measure `update`, `moment` and the penalty with its gradient, both sides with one batch
+    size, the two forms in turns in each round."""
     result = Crossover({d: {} for d in dims}, {d: {} for d in dims})
     for dim in dims:
         for size in batches:
@@ -72,7 +74,7 @@ def table(measured: Crossover) -> str:
 
 
 class _Steps:
-    """The estimator's part of a step in one form."""
+    """The estimator's part of training steps, in one form."""
 
     def __init__(self, form: str, dim: int, size: int) -> None:
         draw = torch.Generator().manual_seed(0)
@@ -86,7 +88,7 @@ class _Steps:
             )
 
     def take(self) -> float:
-        """Seconds a step, of `STEPS` of them."""
+        """Take `STEPS` steps and return the seconds of one."""
         started = time.perf_counter()
         for _ in range(STEPS):
             for side, rows in zip(self.sides, self.rows, strict=True):

@@ -1,13 +1,13 @@
 """The defaults beside settings that were searched for, on data that they were not chosen on.
 
-The default λ, l2, rate, batch and patience were chosen on three data sets (`CHOSEN_ON`) and are
-looked at on others. A recipe of each names its data and its split alone. The rival is the best of
-a random search over λ, l2 and its measure and the tables' rate, by the selection pairs, the
-defaults being its first trial; the test pairs are looked at once, by both, for every seed.
+The defaults of λ, l2, rate, batch and patience were chosen on three data sets (`CHOSEN_ON`), and
+are confirmed on others. Each recipe names only its data and its split. The rival is the best of a
+random search over λ, l2 and its measure and the tables' rate, by the selection pairs, with the
+defaults as its first trial; test pairs are used once, by both, for every seed.
 
     OMP_NUM_THREADS=1 python -m benchmarks defaults > defaults.log
 
-What has been trained is kept in build/defaults, so that a run that was stopped goes on.
+Results are kept in build/defaults, so that an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ KEPT = gowalla.ROOT / "build" / "defaults"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of one data set.
+    """The defaults and the best settings of the search, on one data set.
 
     Args:
         default, tuned: the metric on the test pairs, by seed.
-        strengths: λ and l2 that the defaults come to.
-        settings: what the search found, as overrides; none where the defaults were best.
+        strengths: λ and l2 that "auto" became.
+        settings: the best settings of the search, as overrides; none if the defaults were best.
     """
 
     data: str
@@ -76,7 +76,7 @@ class Comparison:
 
 
 def recipe_of(name: str) -> dict[str, Any]:
-    """The data and its split; all else is left to the defaults."""
+    """Return a recipe of the data and its split, with defaults for all else."""
     if name in ("gowalla", "yelp2018"):
         folder = gowalla.convert(name=name)
         data = {
@@ -151,7 +151,7 @@ def compare(
 
 
 def space(name: str, trials: int) -> Iterator[list[str]]:
-    """Settings drawn for a data set, always the same ones."""
+    """Return the settings drawn for a data set, always the same ones."""
     draw = random.Random(name)
 
     def between(low: float, high: float) -> float:
@@ -167,7 +167,7 @@ def space(name: str, trials: int) -> Iterator[list[str]]:
 
 
 class Runs:
-    """Trainings on one data set, each done once and kept in a file, one JSON object a line."""
+    """Trainings on one data set, each run once and kept in a file, one JSON object a line."""
 
     def __init__(self, values: dict[str, Any], kept: Path) -> None:
         self.values = values
@@ -181,7 +181,7 @@ class Runs:
         self.splits: dict[int, Split] = {}
 
     def select(self, settings: Sequence[str], seed: int) -> float:
-        """The metric on the selection pairs; no test pair is looked at."""
+        """Return the metric on the selection pairs, without using a test pair."""
         recipe, split = self._prepare(settings, seed)
         none = torch.zeros(0, dtype=torch.int64)
         run = self._once("select", recipe, replace(split, test=RowPairs(none, none)), None)
@@ -189,7 +189,7 @@ class Runs:
         return value
 
     def test(self, settings: Sequence[str], seed: int) -> dict[str, Any]:
-        """The metric on the test pairs, as `evergram train` would report it."""
+        """Return the metric on the test pairs, as `evergram train` would report it."""
         recipe, split = self._prepare(settings, seed)
         final = final_split(recipe, split)
         return self._once("test", recipe, split, None if final is split else Refit(final))
@@ -242,7 +242,7 @@ def _train(recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
 
 
 def _some(pairs: RowPairs, queries: int) -> RowPairs:
-    """All pairs of at most so many queries, always the same ones."""
+    """Return all pairs of at most so many queries, always the same ones."""
     distinct = torch.unique(pairs.query)
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(0))
     chosen = torch.isin(pairs.query, distinct[order[:queries]])

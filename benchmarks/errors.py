@@ -1,4 +1,4 @@
-"""How far each estimator is from the exact Gramian, all along one trajectory."""
+"""How far each estimator is from the exact Gramian, along one training."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RUN = {"training": {"batch_size": 1024}}
 
 @dataclass(frozen=True)
 class Errors:
-    """Of one encoder and one batch size.
+    """Errors with one encoder and one batch size.
 
     Args:
-        steps: at which errors were measured.
-        gramian, gradient: by estimator, the error at each of them.
+        steps: the steps at which errors were measured.
+        gramian, gradient: by estimator, the error at each of these.
         gramian_mean, gradient_mean: over the second half.
     """
 
@@ -45,7 +45,7 @@ class Errors:
 
 
 def contestants(batch: int) -> dict[str, GramianRecipe]:
-    """Every estimator, learning from so many uniformly drawn entities a step."""
+    """Return every estimator, each learning from so many uniformly drawn entities a step."""
     settings: dict[str, dict[str, Any]] = {
         "sampled, uniform": {"kind": "sampled"},
         "sampled, sqrt": {"kind": "sampled", "sampler": "sqrt"},
@@ -69,10 +69,10 @@ def tracking_errors(
     *,
     tiny: bool = False,
 ) -> list[Errors]:
-    """The errors of every estimator for each batch size, along the same steps of one run.
+    """Return the errors of every estimator for each batch size, along the same steps of one run.
 
-    The run trains with SOGram on the synthetic corpus; its batches and the estimators' are small
-    parts of it. Estimators only look on.
+    The run trains with SOGram on the synthetic corpus, with batches that are small parts of it. The
+    other estimators do not influence it.
     """
     recipe = Recipe.of({**base(tiny), **RUN}, [f"model.kind={encoder}", "model.dim=64"])
     corpus = base_split(tiny).training
@@ -106,7 +106,8 @@ def tiny() -> list[Errors]:
 
 
 def table(measured: list[Errors]) -> str:
-    """Gramian error / gradient error of each estimator, means over the second half."""
+    """Return a table of Gramian error / gradient error of each estimator, means over the second
+    half."""
     heads = (f"{e.encoder}, \\|B\\| = {e.batch}" for e in measured)
     lines = ["| estimator | " + " | ".join(heads) + " |", "|---" * (len(measured) + 1) + "|"]
     for name in measured[0].gramian_mean:

@@ -1,4 +1,4 @@
-"""Graph encoders: what a step costs, and what training without sampled negatives does to them."""
+"""Graph encoders: what a step costs, and how well they train without sampled negatives."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def steps_table(
     dims: Sequence[int] = DIMS,
     batches: Sequence[int] = BATCHES,
 ) -> str:
-    """CPU milliseconds of a step with BPR, on one thread: the median of a dozen."""
+    """Return a table of CPU milliseconds of a step with BPR, on one thread: medians of a dozen."""
     corpus = load_corpus(recipe)
     lines = [
         "| pairs in the graph | layers | dim | " + " | ".join(f"batch {b}" for b in batches) + " |",
@@ -93,8 +93,8 @@ def tiny_quality() -> str:
 
 
 def quality_table(path: Path, settings: Sequence[str], graph: Sequence[str]) -> str:
-    """Every graph encoder under each way of training, the same number of epochs for all, and the
-    factorization of the other documents."""
+    """Return a table of every graph encoder with each way of training, for the same number of
+    epochs, and of the factorization of the other documents."""
     common = ["split.selection=paper", 'metrics=["recall@20", "recall@50"]', *settings]
     base = Recipe.load(path, common)
     models = {

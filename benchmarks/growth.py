@@ -30,7 +30,7 @@ STEPS = 8  # in a row, of one estimator in one round
 
 @dataclass(frozen=True)
 class Growth:
-    """By estimator, one entry a size.
+    """By estimator, one entry for each size of the catalogue.
 
     Args:
         milliseconds: median of the estimator's part of a step, both sides.
@@ -45,10 +45,10 @@ class Growth:
 
 
 def growth(sizes: tuple[int, ...] = SIZES, rounds: int = 15) -> Growth:
-    """Time of `begin`, `update`, `moment` and the penalty with its gradient.
+    """Measure `begin`, `update`, `moment` and the penalty with its gradient.
 
-    Entities are drawn uniformly, and both sides have the same number of them; embeddings are
-    random numbers made before the time that counts, as no encoder is part of it.
+    Entities are drawn uniformly, the same number on both sides. Embeddings are random numbers, made
+    outside of the measured time, because no encoder is measured.
     """
     result = Growth(sizes, {}, {}, {})
     for name, make in ESTIMATORS.items():
@@ -84,7 +84,7 @@ def table(measured: Growth) -> str:
 
 
 class _Part:
-    """The estimator's part of a step: two sides of a catalogue of one size."""
+    """The estimator's part of steps, with two sides of a catalogue of one size."""
 
     def __init__(self, make: Callable[[Tensor], GramianEstimator], size: int) -> None:
         self.draw = torch.Generator().manual_seed(0)
@@ -96,7 +96,7 @@ class _Part:
             side.begin(self._population)
 
     def take(self) -> float:
-        """Seconds a step, of `STEPS` of them."""
+        """Take `STEPS` steps and return the seconds of one."""
         batches = [
             [self._rows(0.1 * torch.randn(BATCH, DIM, generator=self.draw)) for _ in self.sides]
             for _ in range(STEPS)

@@ -1,4 +1,4 @@
-"""The measures as pictures for the documents."""
+"""The figures of benchmarks as pictures for the documents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Result = Growth | Crossover | Quality | list[Errors]
 
 
 def draw(results: Sequence[Result], folder: Path) -> list[Path]:
-    """One PNG a result. Returns: where they are."""
+    """Draw one PNG for each result and return their paths."""
     paths = []
     for result in results:
         if isinstance(result, Growth):
@@ -47,7 +47,7 @@ def draw(results: Sequence[Result], folder: Path) -> list[Path]:
 
 
 def errors_figure(measured: Sequence[Errors]) -> Figure:
-    """The Gramian's error step by step, one panel an encoder."""
+    """Draw the Gramian's error step by step, one panel for each encoder."""
     chosen = [e for e in measured if e.batch == BATCH]
     figure = Figure(figsize=(9, 4), layout="constrained")
     panels = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
@@ -63,7 +63,7 @@ def errors_figure(measured: Sequence[Errors]) -> Figure:
 
 
 def quality_figure(measured: Quality) -> Figure:
-    """Recall@20 on the selection pairs by seconds of training; a library gives one point."""
+    """Draw Recall@20 on the selection pairs by seconds of training; a library is one point."""
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
     for row in measured.rows:
@@ -82,7 +82,7 @@ def quality_figure(measured: Quality) -> Figure:
 
 
 def growth_figure(measured: Growth) -> Figure:
-    """Milliseconds of the estimator's part of a step by the number of entities."""
+    """Draw milliseconds of the estimator's part of a step by the number of entities."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for name, values in measured.milliseconds.items():
@@ -95,7 +95,7 @@ def growth_figure(measured: Growth) -> Figure:
 
 
 def crossover_figure(measured: Crossover) -> Figure:
-    """Time of the pair form over that of the Gramian form by batch size."""
+    """Draw the time of the pair form over that of the Gramian form, by batch size."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for dim, ratios in measured.ratios.items():

@@ -1,4 +1,4 @@
-"""The fast path around psycopg, beside the same rows as text, which is what psycopg offers."""
+"""PostgreSQL's fast path, compared with sending the same rows as text, as psycopg does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SecondsByAction = dict[str, tuple[float, float]]
 
 
 def measure(rows: int = ROWS, rounds: int = ROUNDS) -> SecondsByAction:
-    """Write and read vectors [rows, DIM] of one table, in turns; medians."""
+    """Measure writing and reading vectors [rows, DIM] of one table, in turns; medians."""
     from psycopg.adapt import Dumper
     from psycopg.pq import Format
 

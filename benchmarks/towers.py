@@ -99,8 +99,8 @@ def rows(
 
 
 class Clock(Callback):
-    """CPU seconds of training at each evaluation, which is not counted: on one thread they are
-    what an idle machine takes, whoever else is at work on this one."""
+    """CPU seconds of training at each evaluation, evaluation not counted. On one thread these
+    are the seconds of an idle machine, however busy this one is."""
 
     def __init__(self) -> None:
         self.last: float | None = None
@@ -124,7 +124,7 @@ class _PlainSettings(TwoTowerSettings):
 
 
 class _Plain(TwoTower):
-    """f(x) alone, every table and layer started at random, as towers are commonly made."""
+    """f(x) without x, every table and layer started at random, as towers are commonly made."""
 
     def __init__(self, *arguments: Any, generator: torch.Generator, **options: Any) -> None:
         super().__init__(*arguments, generator=generator, **options)
@@ -142,8 +142,8 @@ class _Plain(TwoTower):
 
 
 def shares(encoder: TwoTower, corpus: Corpus) -> dict[str, float]:
-    """Of the output x + f(x): the hidden layers' part ‖f‖ / (‖x‖ + ‖f‖), mean over all entities,
-    and the part of f's variance that no affine map of x explains."""
+    """Return two shares of the output x + f(x): the hidden layers' part ‖f‖ / (‖x‖ + ‖f‖), mean
+    over all entities, and the part of f's variance that no affine map of x explains."""
     norms: list[Tensor] = []
     left = total = 0.0
     for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
@@ -169,7 +169,7 @@ class _Zero(nn.Module):
 
 
 def _without_ids(encoder: RowEncoder, corpus: Corpus) -> Tensor:
-    """[N, D] of all candidates by their features alone."""
+    """Return [N, D] of all candidates by their features only."""
     inputs = encoder.schema.read("candidate", corpus.candidates)
     unknown = replace(inputs, ids=torch.full_like(inputs.ids, -1))
     return torch.cat(list(encoder.blocks("candidate", unknown)))
@@ -178,7 +178,7 @@ def _without_ids(encoder: RowEncoder, corpus: Corpus) -> Tensor:
 def lines(
     recipes: Mapping[str, Path], seeds: range = range(2), settings: Sequence[str] = ()
 ) -> Iterator[str]:
-    """The table's lines, as they are found, of the recipe of each entry of `VARIANTS`."""
+    """Yield the table's lines as they are measured, of the recipe of each entry of `VARIANTS`."""
     yield (
         "| data | variant | seed | selection | test | best epoch | CPU seconds until then "
         "| × factorization | hidden share | non-linear | features alone |"
@@ -200,7 +200,7 @@ def lines(
 
 
 def section() -> str:
-    """The table of `docs/two-tower.md`: two variants on all seeds, the rest on the first."""
+    """Return the table of `docs/two-tower.md`: two variants on all seeds, the rest on the first."""
     gowalla.convert()
     return "\n".join(lines({name: RECIPES / f"{name}.toml" for name in VARIANTS}))
 
