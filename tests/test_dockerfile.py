@@ -1,4 +1,4 @@
-"""What can be known of the Dockerfile without building it: what it names is there, and fits."""
+"""The Dockerfile, checked without building it: what it names exists and fits together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Each instruction with its arguments; lines that go on are one."""
+    """Return each instruction with its arguments; continued lines are joined."""
     text = (ROOT / "Dockerfile").read_text()
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     whole = "\n".join(lines).replace("\\\n", " ")
@@ -36,7 +36,7 @@ def project() -> dict[str, dict[str, list[str]]]:
     return table
 
 
-def test_what_is_copied_is_there_and_sent() -> None:
+def test_copied_files_exist_and_are_in_the_build_context() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     copies = arguments("COPY")
     assert len(copies) >= 3
@@ -50,13 +50,13 @@ def test_what_is_copied_is_there_and_sent() -> None:
     assert kept == {source for copy in copies for source in copy.split()[:-1]}
 
 
-def test_the_package_can_be_built_of_what_is_copied() -> None:
+def test_the_copied_files_are_enough_to_build_the_package() -> None:
     copied = {source for copy in arguments("COPY") for source in copy.split()[:-1]}
     needed = {project()["readme"], *project()["license-files"], "pyproject.toml", "src"}
     assert needed <= copied
 
 
-def test_nothing_comes_from_elsewhere() -> None:
+def test_nothing_is_downloaded_but_the_base_image_and_packages() -> None:
     assert arguments("ADD") == []
     for step in arguments("RUN"):
         assert not re.search(r"curl|wget|git |apt|https?:", step), step
@@ -66,7 +66,7 @@ def test_nothing_comes_from_elsewhere() -> None:
     assert str(project()["requires-python"]) == ">=3.11"
 
 
-def test_what_is_installed_is_pinned_and_known() -> None:
+def test_installed_packages_are_pinned() -> None:
     steps = [step for step in arguments("RUN") if "pip install" in step]
     assert len(steps) == 2
     for step in steps:
@@ -88,7 +88,7 @@ def test_it_does_not_run_as_root() -> None:
     assert order.index("USER") < order.index("CMD")
 
 
-def test_the_ports_are_one() -> None:
+def test_command_exposed_port_and_health_check_agree() -> None:
     command = json.loads(arguments("CMD")[0])
     [port] = arguments("EXPOSE")
     assert command[command.index("--port") + 1] == port
@@ -99,7 +99,7 @@ def test_the_ports_are_one() -> None:
     assert urlparse(address)[1:3] == (f"127.0.0.1:{port}", "/healthz")
 
 
-def test_the_command_is_one_of_ours() -> None:
+def test_the_container_runs_evergram_serve() -> None:
     name, *words = json.loads(arguments("CMD")[0])
     assert name in project()["scripts"]
     group = typer.main.get_command(app)

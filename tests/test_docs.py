@@ -1,4 +1,4 @@
-"""Commands, keys and formats are documented, and what the documents show runs."""
+"""Commands, keys and formats are documented, and the examples in documents run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def documented_commands() -> dict[str, str]:
     return sections
 
 
-def test_every_command_is_documented_and_what_is_documented_is_one() -> None:
+def test_the_documented_commands_are_those_that_exist() -> None:
     assert set(documented_commands()) == set(commands())
     assert "backfill plan" in commands()
 
@@ -200,7 +200,7 @@ def test_the_python_of_the_aligner_page_runs(
     assert float(space["loss"].detach()) > 0
 
 
-def test_the_aligner_page_tells_every_setting_and_every_figure() -> None:
+def test_the_aligner_page_names_every_setting_and_every_figure() -> None:
     text = (ROOT / "docs" / "aligner.md").read_text()
     for field in (*fields(AlignerReport), *fields(AlignerSettings)):
         assert re.search(rf"`[^`]*\b{field.name}\b[^`]*`", text), field.name
@@ -268,18 +268,8 @@ def anchors(page: Path) -> set[str]:
     return {text.replace(" ", "-") for text in texts}
 
 
-# Recipes that name data beside the repository, until they name a folder in it.
-
-
 @pytest.mark.parametrize(
-    "path",
-    [
-        *(pytest.param(path, id=relative(path)) for path in (*PAGES, *SOURCES)),
-        *(
-            pytest.param(path, id=relative(path))
-            for path in sorted((ROOT / "recipes").glob("*.toml"))
-        ),
-    ],
+    "path", [*PAGES, *SOURCES, *sorted((ROOT / "recipes").glob("*.toml"))], ids=relative
 )
 def test_nothing_points_outside_the_repository(path: Path) -> None:
     text = path.read_text()

@@ -57,7 +57,7 @@ def test_every_export_is_there_documented_and_no_module(name: str) -> None:
 
 @pytest.mark.long
 def test_each_room_can_be_the_first_that_a_program_imports() -> None:
-    """One process, which forgets the package before each room, and not torch."""
+    """In one process, which unloads the package, but not torch, before each room."""
     run_python(
         f"""
 import importlib, sys

@@ -1,5 +1,7 @@
-"""A source file that behaves in its own right has a test file of its name at the mirrored place,
-and no name in the package is one of those that name nothing."""
+"""Each source file with logic has a test file of its name, in the same folder of tests/.
+
+And no name in the package is one that says nothing, such as `found`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "evergram"
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path.name != "__init__.py")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-# Files that behave and need no test of their own name, each with the reason.
+# Files with logic that need no test file of their name, each with the reason.
 TESTED_ELSEWHERE: dict[str, str] = {}
 # Files whose tests are still to be written, or to be moved to the mirrored place.
 NOT_YET = [
@@ -178,7 +180,7 @@ NOT_YET = [
     "vector_files/column_files.py",
     "vector_files/parquet.py",
 ]
-# Names that say nothing of what they hold, and the files that still bind one.
+# Names that say nothing about what they hold, and the files that still bind one.
 EMPTY_NAMES = {"found", "told", "given"}
 STILL_BIND_THEM = [
     "encoders/module_encoder.py",
@@ -193,7 +195,7 @@ def mirrored(path: Path) -> Path:
 
 
 def behaves(source: str) -> bool:
-    """Return whether some function or method of a file computes something.
+    """Return whether a file has logic: a function or method that computes something.
 
     Schemas, exceptions, constants, protocols and abstract methods do not.
     """

@@ -1,4 +1,4 @@
-"""The peers are judged alike, whichever way their scores come."""
+"""Other libraries' models are judged in one way, whatever form their scores have."""
 
 from __future__ import annotations
 

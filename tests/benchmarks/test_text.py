@@ -1,4 +1,4 @@
-"""What the text benchmark reads of an article: never the line that names its category."""
+"""The text benchmark never reads the line of an article that names its category."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_tf_idf_is_of_the_training_texts_alone() -> None:
     assert np.array_equal(vectors, again)  # words that no training text has count for nothing
 
 
-def test_the_encoder_is_at_hand_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_encoder_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the network was asked for")
 
