@@ -44,7 +44,7 @@ def test_words_for_a_missing_value_are_ids_in_typed_files_only(word: str) -> Non
     assert first_missing(column) == -1
     assert first_missing(column.dictionary_encode()) == -1
     sentence = missing_sentence("x.csv row 2", "query", word, text_file=True)
-    assert f"x.csv row 2: query is {word!r}, which in a file of text stands for nothing" in sentence
+    assert f"x.csv row 2: query is {word!r}, which in a text file means a missing value" in sentence
 
 
 @pytest.mark.parametrize(
