@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
 import shutil
 from dataclasses import fields
@@ -287,6 +289,33 @@ def test_pages_and_sections_that_sources_cite_exist(path: Path) -> None:
         if section:
             headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
             assert section in headings, f'{page} has no section "{section}"'
+
+
+# Keys in the metadata of files and streams, which look like names in the package; and an example.
+METADATA = {"computed_from", "fingerprint", "model", "request", "side", "version"}
+MADE_UP = {"evergram.stores.redis_store"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_names_and_files_of_the_package_that_a_page_cites_exist(path: Path) -> None:
+    text = path.read_text()
+    for name in set(re.findall(r"(?<![\w/.-])evergram(?:\.\w+)+", text)) - MADE_UP:
+        if name.removeprefix("evergram.") not in METADATA:
+            assert exists(name), name
+    for file in set(re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", text)):
+        if "NAME" not in file:
+            assert (ROOT / file).exists() or (ROOT / "src" / "evergram" / file).exists(), file
+
+
+def exists(name: str) -> bool:
+    """Return whether a dotted name is a module, or a member of one."""
+    module, _, member = name.rpartition(".")
+    if importlib.util.find_spec(module) is None:
+        module, _, holder = module.rpartition(".")
+        return hasattr(getattr(importlib.import_module(module), holder), member)
+    return hasattr(importlib.import_module(module), member) or (
+        importlib.util.find_spec(name) is not None
+    )
 
 
 def test_every_format_of_a_lineage_is_documented() -> None:
