@@ -1,8 +1,8 @@
-# Each target makes .venv by itself. PYTHON picks the interpreter it is made from.
+# Each target creates the environment .venv if it needs it. PYTHON is the interpreter for it.
 PYTHON ?= python3
 BIN := .venv/bin
-# TORCH_INDEX is one more index to find torch in. PyTorch's index of CPU builds,
-# https://download.pytorch.org/whl/cpu, leaves out gigabytes of CUDA on Linux.
+# TORCH_INDEX is another package index for torch. PyTorch's index of CPU builds,
+# https://download.pytorch.org/whl/cpu, saves gigabytes of CUDA libraries on Linux.
 TORCH_INDEX ?=
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
@@ -14,8 +14,8 @@ TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-# The demo needs the package alone: where nobody has set up to develop, it gets an environment of its
-# own, without what tests need.
+# The demo needs only the package: if there is no .venv, it gets an environment of its own without what
+# developers need.
 DEMO_VENV := $(if $(wildcard .venv/ready),.venv,.venv-demo)
 
 .venv-demo/ready: pyproject.toml constraints.txt
@@ -28,13 +28,13 @@ demo: $(DEMO_VENV)/ready
 	rm -rf demo
 	$(DEMO_VENV)/bin/evergram demo --out demo
 
-# One thread of torch a worker: workers share the cores.
+# One torch thread for each worker, because workers share the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal
 
 test: .venv/ready
 	$(PYTEST)
 
-# Without the tests that are marked long.
+# All tests but those that are marked long.
 test-fast: .venv/ready
 	$(PYTEST) -m "not long"
 
@@ -43,7 +43,7 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The peers that we are measured beside.
+# The libraries that benchmarks compare Evergram with.
 .venv/peers: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[peers]"
 	touch $@

@@ -1,7 +1,7 @@
-"""Measurements of this package, alone and beside others; `python -m benchmarks` lists them.
+"""Measurements of this package, by itself and beside others; `python -m benchmarks` lists them.
 
 Real data is read from $EVERGRAM_DATA, from a folder data/ in the repository, or from a folder
-shared/data beside it, whichever is there first; docs/data-sets.md says how it is had.
+shared/data beside it, whichever exists first; docs/data-sets.md says how to download it.
 """
 
 from __future__ import annotations

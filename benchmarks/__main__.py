@@ -43,13 +43,15 @@ ROOT = gowalla.ROOT
 
 @dataclass(frozen=True)
 class Section:
-    """What is measured, and the table of it.
+    """A measurement, and how its figures are shown.
 
     Args:
-        tiny: the same on data of its own and in seconds: that it runs, not what it finds.
-        table: of what either of them returns.
-        drawn: whether `plots.draw` makes a picture of it.
-        pictures: what other pictures there are for docs/, by name.
+        measure: takes the measurement and returns its figures.
+        tiny: the same in seconds on small made-up data, to check that it runs.
+        table: makes a table in Markdown of the figures of either.
+        drawn: whether `plots.draw` makes a picture of the figures.
+        needs_data: whether it reads real data.
+        pictures: returns other pictures for docs/, by name.
     """
 
     measure: Callable[[], Any]
@@ -57,7 +59,7 @@ class Section:
     table: Callable[[Any], str] = str
     drawn: bool = False
     needs_data: bool = False
-    pictures: Callable[[Any], dict[str, bytes]] = lambda found: {}
+    pictures: Callable[[Any], dict[str, bytes]] = lambda _: {}
 
 
 def _table3(recipe: str) -> Section:
@@ -65,7 +67,7 @@ def _table3(recipe: str) -> Section:
         partial(table3.section, recipe),
         partial(table3.tiny, recipe),
         needs_data=True,
-        pictures=lambda found: table3.figures(recipe),
+        pictures=lambda _: table3.figures(recipe),
     )
 
 
@@ -110,7 +112,7 @@ SECTIONS = {
         by_command.demo,
         by_command.tiny_demo,
         by_command.demo_table,
-        pictures=lambda found: {"demo.png": found.picture},
+        pictures=lambda demo: {"demo.png": demo.picture},
     ),
     "movielens": Section(
         by_command.movielens_section, partial(by_command.tiny_movielens, "random"), needs_data=True
@@ -164,7 +166,7 @@ def put(name: str, text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns: the exit code: 1 where a section has failed."""
+    """Run sections and return the exit code: 1 if one has failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--write", action="store_true", help="put the figures into the documents")
@@ -198,13 +200,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def show(name: str, *, tiny: bool, write: bool) -> None:
     """Measure a section, print its table, and with `write` put it into the documents."""
     section = SECTIONS[name]
-    found = section.tiny() if tiny else section.measure()
-    text = section.table(found)
+    figures = section.tiny() if tiny else section.measure()
+    text = section.table(figures)
     print(f"\n## {name}\n\n{text}", flush=True)
     if section.drawn and (tiny or write):
         with tempfile.TemporaryDirectory() as folder:
-            plots.draw([found], Path(folder) if tiny else ROOT / "docs")
-    pictures = section.pictures(found) if write else {}
+            plots.draw([figures], Path(folder) if tiny else ROOT / "docs")
+    pictures = section.pictures(figures) if write else {}
     if write:
         put(name, text)
     for picture, content in pictures.items():

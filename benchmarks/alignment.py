@@ -1,4 +1,4 @@
-"""What backward compatibility adds: history to the alignment loss, the loss to a step."""
+"""What the alignment loss costs: for more past versions, and in a whole step of training."""
 
 from __future__ import annotations
 
@@ -25,34 +25,36 @@ ROWS = 6144  # a query, a candidate and a negative of each of 2048 pairs
 
 
 @dataclass(frozen=True)
-class Found:
-    """Args:
-    loss: see `loss_ratios`.
-    steps: see `step_ratios`.
+class AlignmentCost:
+    """What the alignment loss costs.
+
+    Args:
+        loss: see `loss_ratios`.
+        steps: see `step_ratios`.
     """
 
     loss: dict[int, dict[int, float]]
     steps: dict[str, float]
 
 
-def measure() -> Found:
-    return Found(loss_ratios(), step_ratios())
+def measure() -> AlignmentCost:
+    return AlignmentCost(loss_ratios(), step_ratios())
 
 
-def tiny() -> Found:
-    return Found(loss_ratios(rounds=1, rows=64), step_ratios(rounds=1, tiny=True))
+def tiny() -> AlignmentCost:
+    return AlignmentCost(loss_ratios(rounds=1, rows=64), step_ratios(rounds=1, tiny=True))
 
 
 def loss_ratios(rounds: int = 60, rows: int = ROWS) -> dict[int, dict[int, float]]:
-    """Time of the multi-step loss and its gradient over the single-step loss's, by dim and by the
-    number of past versions; medians over rounds of one after the other."""
-    found: dict[int, dict[int, float]] = {}
+    """Return how many times as long the multi-step loss and its gradient take as the single-step
+    loss's, by dim and by the number of past versions: medians over rounds, the two in turns."""
+    ratios_by_dim: dict[int, dict[int, float]] = {}
     for dim in DIMS:
         draw = torch.Generator().manual_seed(0)
         embeddings = torch.randn(rows, dim, generator=draw).requires_grad_()
         past, weight = torch.randn(rows, dim, generator=draw), torch.ones(rows)
         transform = LinearTransform(dim, dim, draw)
-        found[dim] = {}
+        ratios_by_dim[dim] = {}
         for versions in HISTORIES:
             chain = Chain([LinearTransform(dim, dim, draw) for _ in range(versions - 1)], dim)
             single, multi = (
@@ -65,8 +67,8 @@ def loss_ratios(rounds: int = 60, rows: int = ROWS) -> dict[int, dict[int, float
                 times = {action: _seconds(action) for action in pair}
                 if number >= 5:  # the first rounds warm up
                     ratios.append(times[multi] / times[single])
-            found[dim][versions] = median(ratios)
-    return found
+            ratios_by_dim[dim][versions] = median(ratios)
+    return ratios_by_dim
 
 
 def _once(
@@ -93,9 +95,10 @@ def _seconds(action: Callable[[], None]) -> float:
 
 
 def step_ratios(rounds: int = 25, *, tiny: bool = False) -> dict[str, float]:
-    """A step of joint training over the same step of training alone, by encoder."""
+    """Return how many times as long a step of joint training takes as one without alignment, by
+    encoder."""
     corpus, recipe = base_split(tiny).training, base(tiny)
-    found = {}
+    ratios = {}
     dim = Recipe.of(recipe).model.dim_of(0)
     draw = torch.Generator().manual_seed(0)
     sizes = {"query": len(corpus.queries), "candidate": len(corpus.candidates)}
@@ -114,16 +117,16 @@ def step_ratios(rounds: int = 25, *, tiny: bool = False) -> dict[str, float]:
         with no_denormals():
             times = interleaved(turns, rounds)
         pairs = zip(times["joint", ""], times["alone", ""], strict=True)
-        found[encoder] = median(a / b for a, b in pairs)
-    return found
+        ratios[encoder] = median(a / b for a, b in pairs)
+    return ratios
 
 
-def table(found: Found) -> str:
+def table(cost: AlignmentCost) -> str:
     lines = ["| the loss and its gradient, over the single-step loss's | ", "|---|"]
     lines[0] += " | ".join(f"{v} past versions" for v in HISTORIES) + " |"
     lines[1] += "---|" * len(HISTORIES)
-    for dim, ratios in found.loss.items():
+    for dim, ratios in cost.loss.items():
         lines.append(f"| {dim} dims | " + " | ".join(f"{r:.2f}" for r in ratios.values()) + " |")
     lines += ["", "| encoder | a joint step over a step alone |", "|---|---|"]
-    lines += [f"| {name} | {ratio:.2f} |" for name, ratio in found.steps.items()]
+    lines += [f"| {name} | {ratio:.2f} |" for name, ratio in cost.steps.items()]
     return "\n".join(lines)

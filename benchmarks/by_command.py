@@ -16,14 +16,14 @@ from benchmarks.tiny import recipes
 
 
 def run(*arguments: str) -> dict[str, Any]:
-    """The command, as a person runs it; its JSON."""
+    """Run the command as a user does, and return its JSON."""
     code = "from evergram.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments, "--json"],
         cwd=gowalla.ROOT, stdout=subprocess.PIPE, check=True, text=True,
     )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def movielens_section(
@@ -31,7 +31,8 @@ def movielens_section(
     seeds: range = range(3),
     settings: Sequence[str] = (),
 ) -> str:
-    """Version 0, its upgrade, and what reading version 1 as version 0 keeps, for some seeds."""
+    """Return a table of version 0, its upgrade, and how well version 1 is read as version 0, by
+    seed."""
     lines = [
         "| seed | version 0 | popularity | version 1 | trained alone | popularity "
         "| v0 itself | v1 through the chain | own queries × v1, chain | own queries × v1, raw "
@@ -76,11 +77,11 @@ def tiny_gowalla() -> str:
 
 def gowalla_table(recipe: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        found = run("train", str(recipe), "--lineage", folder + "/l")
-    model, popularity = found["metrics"]["model"], found["metrics"]["popularity"]
+        answer = run("train", str(recipe), "--lineage", folder + "/l")
+    model, popularity = answer["metrics"]["model"], answer["metrics"]["popularity"]
     lines = ["| | Recall@20 | NDCG@20 | seconds of training |", "|---|---|---|---|"]
     for name, values, seconds in (
-        ("Evergram, 64-d factorization, SOGram", model, f"{found['training']['seconds']:.0f}"),
+        ("Evergram, 64-d factorization, SOGram", model, f"{answer['training']['seconds']:.0f}"),
         ("popularity", popularity, "–"),
     ):
         lines.append(
@@ -91,7 +92,7 @@ def gowalla_table(recipe: Path) -> str:
 
 @dataclass(frozen=True)
 class Demo:
-    """What `evergram demo` reports, and its picture."""
+    """The JSON that `evergram demo` reports, and its picture."""
 
     report: dict[str, Any]
     picture: bytes
@@ -100,20 +101,20 @@ class Demo:
 def demo(settings: Sequence[str] = ()) -> Demo:
     overrides = [part for setting in settings for part in ("--set", setting)]
     with tempfile.TemporaryDirectory() as folder:
-        found = run("demo", "--out", folder, *overrides)
-        return Demo(found, (Path(folder) / "report.png").read_bytes())
+        answer = run("demo", "--out", folder, *overrides)
+        return Demo(answer, (Path(folder) / "report.png").read_bytes())
 
 
 def tiny_demo() -> Demo:
     return demo(["data.interactions=8000", "split.versions=[0.6, 0.8]", "training.epochs=2"])
 
 
-def demo_table(found: Demo) -> str:
+def demo_table(measured: Demo) -> str:
     lines = [
         "| version | dim | Recall@20 | popularity | consumer AUC, chain | consumer AUC, raw |",
         "|---|---|---|---|---|---|",
     ]
-    for v in found.report["versions"]:
+    for v in measured.report["versions"]:
         metrics, consumer = v["metrics"], v["consumer"]
         lines.append(
             f"| {v['version']} | {v['dim']} | {metrics['model']['recall@20']:.4f} | "

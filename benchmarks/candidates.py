@@ -47,12 +47,16 @@ CANDIDATES: dict[str, list[str]] = {
 
 
 @dataclass(frozen=True)
-class Found:
-    """Args:
-    recall: Recall@20 of versions 1 and 2, by candidate.
-    alone: of the same models without alignment.
-    error: √E‖z̃_0 − z_0‖² over √E‖z_0‖² at versions 1 and 2, on the objects that version 0 knows.
-    sides: that error of a post-hoc transform at version 1, one for both sides and one a side.
+class CandidateResults:
+    """How good each candidate's versions are, and how well version 0 is read from them.
+
+    Args:
+        recall: Recall@20 of versions 1 and 2, by candidate.
+        alone: the same of the models without alignment.
+        error: √E‖z̃_0 − z_0‖² over √E‖z_0‖² at versions 1 and 2, on the objects that version 0
+            knows.
+        sides: that error of a post-hoc transform at version 1: one for both sides, and one for
+            each.
     """
 
     recall: dict[str, list[float]]
@@ -61,21 +65,21 @@ class Found:
     sides: tuple[float, float]
 
 
-def measure() -> Found:
+def measure() -> CandidateResults:
     return candidates(gowalla.ROOT / "recipes" / "movielens.toml", ["model.dim=[64, 72, 80]"])
 
 
-def tiny() -> Found:
+def tiny() -> CandidateResults:
     with recipes() as folder:
         return candidates(folder / "random.toml", ["model.dim=[4, 5, 6]"])
 
 
-def candidates(path: Path, settings: Sequence[str], seed: int = 0) -> Found:
+def candidates(path: Path, settings: Sequence[str], seed: int = 0) -> CandidateResults:
     torch.manual_seed(0)
     base = [f"seed={seed}", "upgrade.alone=false", *settings]
     plain = Recipe.load(path, base)
     corpus = load_corpus(plain)
-    found = Found({}, [], {}, (0.0, 0.0))
+    results = CandidateResults({}, [], {}, (0.0, 0.0))
     sides = (0.0, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         first = train(plain, corpus)
@@ -83,16 +87,16 @@ def candidates(path: Path, settings: Sequence[str], seed: int = 0) -> Found:
             recipe = Recipe.load(path, [*base, *settings])
             lineage = Lineage.create(f"{folder}/{number}")
             lineage.publish(first)
-            found.recall[name], found.error[name] = [], []
+            results.recall[name], results.error[name] = [], []
             for version in (1, 2):
                 artefact = upgrade(recipe, lineage, corpus)
                 lineage.publish(artefact)
-                found.recall[name].append(artefact.metrics["metrics"]["model"]["recall@20"])
-                found.error[name].append(_error(recipe, lineage, artefact, corpus, version))
+                results.recall[name].append(artefact.metrics["metrics"]["model"]["recall@20"])
+                results.error[name].append(_error(recipe, lineage, artefact, corpus, version))
             if number == 0:
-                found.alone.extend(found.recall[name])
+                results.alone.extend(results.recall[name])
                 sides = _by_sides(recipe, lineage, corpus)
-    return Found(found.recall, found.alone, found.error, sides)
+    return CandidateResults(results.recall, results.alone, results.error, sides)
 
 
 def _error(
@@ -111,18 +115,19 @@ def _error(
 
 
 def _by_sides(recipe: Recipe, lineage: Lineage, corpus: Corpus) -> tuple[float, float]:
-    """What a gauge u → T u, v → T⁻ᵀ v could gain at most: a transform of its own for each side."""
+    """Return the error of one post-hoc transform for both sides, and of one for each side: an
+    upper limit of what a gauge u → T u, v → T⁻ᵀ v could gain."""
     training = split_for(recipe, corpus, 1).training
     past, known = known_vectors(load_encoder(lineage, 0), training)
     new, _ = known_vectors(load_encoder(lineage, 1), training)
     moments = []
     for side in SIDES:
-        found = SecondMoments(past[side].shape[1], new[side].shape[1])
-        found.add(past[side][known[side]], new[side][known[side]])
-        moments.append(found)
+        moment = SecondMoments(past[side].shape[1], new[side].shape[1])
+        moment.add(past[side][known[side]], new[side][known[side]])
+        moments.append(moment)
     both = SecondMoments(past["query"].shape[1], new["query"].shape[1])
-    for found in moments:
-        both.merge(found)
+    for moment in moments:
+        both.merge(moment)
 
     def left(some: SecondMoments, of: SecondMoments) -> float:
         return float(some.error(fit_closed_form("linear", of).weight)) * some.count
@@ -133,16 +138,16 @@ def _by_sides(recipe: Recipe, lineage: Lineage, corpus: Corpus) -> tuple[float, 
     return (one / power) ** 0.5, (each / power) ** 0.5
 
 
-def table(found: Found) -> str:
+def table(results: CandidateResults) -> str:
     lines = [
         "| | Recall@20, version 1 | version 2 | error at version 0, from version 1 | from 2 |",
         "|---|---|---|---|---|",
     ]
-    for name in found.recall:
-        recall, error = found.recall[name], found.error[name]
+    for name in results.recall:
+        recall, error = results.recall[name], results.error[name]
         cells = [*(f"{r:.4f}" for r in recall), *(f"{e:.3f}" for e in error)]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    one, each = found.sides
+    one, each = results.sides
     lines += [
         "",
         f"A post-hoc transform leaves {one:.3f} where both sides share it and {each:.3f} where "

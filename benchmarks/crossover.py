@@ -1,4 +1,4 @@
-"""A batch as a Gramian or as pairs: where is which cheaper, and does "auto" know?"""
+"""When is a batch's penalty cheaper with a Gramian than with pairs, and does "auto" choose well?"""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ STEPS = 10  # in a row, of one form in one round
 
 @dataclass(frozen=True)
 class Crossover:
-    """Args:
-    ratios: by dim and batch size, the median over rounds of the pair form's time over the
-        Gramian form's.
-    auto: what "auto" takes there.
+    """Which form is faster.
+
+    Args:
+        ratios: by dim and batch size, the median over rounds of the pair form's time over the
+            Gramian form's.
+        auto: the form that "auto" chooses there.
     """
 
     ratios: dict[int, dict[int, float]]
@@ -33,9 +35,9 @@ class Crossover:
 def crossover(
     rounds: int = 25, dims: tuple[int, ...] = DIMS, batches: tuple[int, ...] = BATCHES
 ) -> Crossover:
-    """Time of `update`, `moment` and the penalty with its gradient, both sides with one batch
-    size, the two forms in turn in each round."""
-    found = Crossover({d: {} for d in dims}, {d: {} for d in dims})
+    """Measure `update`, `moment` and the penalty with its gradient, both sides with one batch
+    size, the two forms in turns in each round."""
+    result = Crossover({d: {} for d in dims}, {d: {} for d in dims})
     for dim in dims:
         for size in batches:
             forms = {form: _Steps(form, dim, size) for form in FORMS}
@@ -45,32 +47,34 @@ def crossover(
                 taken = {form: forms[form].take() for form in order}
                 if number > 1:  # the first rounds warm up
                     ratios.append(taken["pairs"] / taken["gramian"])
-            found.ratios[dim][size] = median(ratios)
+            result.ratios[dim][size] = median(ratios)
             auto = _Steps("auto", dim, size)
             auto.take()
             dense = auto.sides[0].moment().matrix is not None
-            found.auto[dim][size] = "gramian" if dense else "pairs"
-    return found
+            result.auto[dim][size] = "gramian" if dense else "pairs"
+    return result
 
 
 def tiny() -> Crossover:
     return crossover(1, (8, 16), (16, 32))
 
 
-def table(found: Crossover) -> str:
-    dims = list(found.ratios)
+def table(measured: Crossover) -> str:
+    dims = list(measured.ratios)
     lines = [
         "| batch | " + " | ".join(f"D = {dim}" for dim in dims) + " |",
         "|---" * (len(dims) + 1) + "|",
     ]
-    for size in found.ratios[dims[0]]:
-        cells = " | ".join(f"{found.ratios[d][size]:.2f}, {found.auto[d][size]}" for d in dims)
+    for size in measured.ratios[dims[0]]:
+        cells = " | ".join(
+            f"{measured.ratios[d][size]:.2f}, {measured.auto[d][size]}" for d in dims
+        )
         lines.append(f"| {size} | {cells} |")
     return "\n".join(lines)
 
 
 class _Steps:
-    """The estimator's part of a step in one form."""
+    """The estimator's part of training steps, in one form."""
 
     def __init__(self, form: str, dim: int, size: int) -> None:
         draw = torch.Generator().manual_seed(0)
@@ -84,7 +88,7 @@ class _Steps:
             )
 
     def take(self) -> float:
-        """Seconds a step, of `STEPS` of them."""
+        """Take `STEPS` steps and return the seconds of one."""
         started = time.perf_counter()
         for _ in range(STEPS):
             for side, rows in zip(self.sides, self.rows, strict=True):

@@ -1,7 +1,7 @@
-"""The picture in docs/dashboard.md: `python -m benchmarks.dashboard [OUT.png]`.
+"""Make the picture in docs/dashboard.md: `python -m benchmarks.dashboard [OUT.png]`.
 
-The synthetic story of `evergram demo`, with a consumer whose probe every upgrade runs, and the page
-that shows it in chromium.
+It shows the synthetic data of `evergram demo` with a consumer whose probe is run on every upgrade,
+in chromium.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ ALLOWANCE = 0.03
 
 
 def tell(lineage: Lineage, files: Path) -> None:
-    """Four versions; a team pinned to v0 with a probe, one on the label `stable`."""
+    """Make four versions, a team pinned to v0 with a probe, and one pinned to the label
+    `stable`."""
     recipe = demo_recipe(None, [])
     corpus = load_corpus(recipe)
     ids, label = rated_above_median(split_for(recipe, corpus, 0).training)
@@ -59,7 +60,8 @@ def tell(lineage: Lineage, files: Path) -> None:
 
 
 def _join(lineage: Lineage, files: Path, ids: pa.Array, label: Tensor) -> None:
-    """The consumers; the probe is fitted on every other candidate, and looks at the rest."""
+    """Register the consumers; the probe is fitted to every other candidate, and tested on the
+    rest."""
     known, vectors = lineage.embeddings("candidate")
     mine = vectors[Vocabulary(known).rows(ids)].double()
     model, data = files / "probe.safetensors", files / "evaluation.parquet"
@@ -79,7 +81,7 @@ def _join(lineage: Lineage, files: Path, ids: pa.Array, label: Tensor) -> None:
 
 
 def _classifier(vectors: Tensor, label: Tensor) -> dict[str, Tensor]:
-    """A logistic regression, L2 alike on standardised coordinates."""
+    """Fit a logistic regression, with the same L2 on all standardised coordinates."""
     mean, scale = vectors.mean(0), vectors.std(0)
     weight = torch.zeros(vectors.shape[1], dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(1, dtype=torch.float64, requires_grad=True)
@@ -98,7 +100,7 @@ def _classifier(vectors: Tensor, label: Tensor) -> dict[str, Tensor]:
 
 
 def photograph(data: DashboardData, out: Path) -> None:
-    """The top of the page, by chromium."""
+    """Photograph the top of the page with chromium."""
     app = FastAPI()
     app.include_router(router(lambda: data))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))

@@ -1,14 +1,14 @@
 """The defaults beside settings that were searched for, on data that they were not chosen on.
 
-The default λ, l2, rate, batch and patience were chosen on three data sets (`CHOSEN_ON`) and are
-looked at on others. A recipe of each names its data and its split alone. The rival is the best of
-a random search over λ, l2 and its measure and the tables' rate, by the selection pairs; the test
-pairs are looked at once, by both, for every seed. `defaults` is of small data, which has pilots;
+The defaults of λ, l2, rate, batch and patience were chosen on three data sets (`CHOSEN_ON`), and
+are confirmed on others. Each recipe names only its data and its split. The rival is the best of a
+random search over λ, l2 and its measure and the tables' rate, by the selection pairs; test pairs
+are used once, by both, for every seed. `defaults` is of small data, which has pilots;
 `defaults-large` takes hours.
 
     OMP_NUM_THREADS=1 python -m benchmarks defaults > defaults.log
 
-What has been trained is kept in build/defaults, so that a run that was stopped goes on.
+Results are kept in build/defaults, so that an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ KEPT = gowalla.ROOT / "build" / "defaults"
 
 
 @dataclass(frozen=True)
-class Found:
-    """Of one data set.
+class Comparison:
+    """The defaults and the best settings of the search, on one data set.
 
     Args:
         default, tuned: the metric on the test pairs, by seed.
-        strengths: λ and l2 that the defaults come to.
-        settings: what the search found, as overrides.
+        strengths: λ and l2 that "auto" became.
+        settings: the best settings of the search, as overrides.
     """
 
     data: str
@@ -78,7 +78,7 @@ class Found:
 
 
 def recipe_of(name: str) -> dict[str, Any]:
-    """The data and its split; all else is left to the defaults."""
+    """Return a recipe of the data and its split, with defaults for all else."""
     if name in ("gowalla", "yelp2018"):
         folder = gowalla.convert(name=name)
         data = {
@@ -94,7 +94,7 @@ def recipe_of(name: str) -> dict[str, Any]:
     return {"data": {"kind": kind, "path": str(path)}, "split": {"kind": "random"}}
 
 
-def measure(names: Sequence[str] = CONFIRMED_ON) -> list[Found]:
+def measure(names: Sequence[str] = CONFIRMED_ON) -> list[Comparison]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -112,11 +112,11 @@ def measure(names: Sequence[str] = CONFIRMED_ON) -> list[Found]:
         torch.set_num_threads(threads)
 
 
-def measure_large() -> list[Found]:
+def measure_large() -> list[Comparison]:
     return measure(LARGE)
 
 
-def tiny() -> list[Found]:
+def tiny() -> list[Comparison]:
     with recipes() as folder:
         values = {
             "data": {
@@ -133,7 +133,7 @@ def tiny() -> list[Found]:
 
 def compare(
     name: str, values: dict[str, Any], trials: int, seeds: Sequence[int], kept: Path
-) -> Found:
+) -> Comparison:
     """Search by the selection pairs with the first seed, then train and test with all."""
     runs = Runs(values, kept)
     best: list[str] = []
@@ -144,20 +144,20 @@ def compare(
             highest, best = value, settings
     default = [runs.test([], seed) for seed in seeds]
     tuned = [runs.test(best, seed) for seed in seeds]
-    return Found(
+    return Comparison(
         name,
         default[0]["interactions"],
-        [found[METRIC] for found in default],
-        [found[METRIC] for found in tuned],
+        [run[METRIC] for run in default],
+        [run[METRIC] for run in tuned],
         default[0]["popularity"],
         (default[0]["penalty"], default[0]["l2"]),
         best,
-        any(found["best_is_last"] for found in default),
+        any(run["best_is_last"] for run in default),
     )
 
 
 def space(name: str, trials: int) -> Iterator[list[str]]:
-    """Settings drawn for a data set, always the same ones."""
+    """Return the settings drawn for a data set, always the same ones."""
     draw = random.Random(name)
 
     def between(low: float, high: float) -> float:
@@ -173,7 +173,7 @@ def space(name: str, trials: int) -> Iterator[list[str]]:
 
 
 class Runs:
-    """Trainings on one data set, each done once and kept in a file, one JSON object a line."""
+    """Trainings on one data set, each run once and kept in a file, one JSON object a line."""
 
     def __init__(self, values: dict[str, Any], kept: Path) -> None:
         self.values = values
@@ -187,15 +187,15 @@ class Runs:
         self.splits: dict[int, Split] = {}
 
     def select(self, settings: Sequence[str], seed: int) -> float:
-        """The metric on the selection pairs; no test pair is looked at."""
+        """Return the metric on the selection pairs, without using a test pair."""
         recipe, split = self._prepare(settings, seed)
         none = torch.zeros(0, dtype=torch.int64)
-        found = self._once("select", recipe, replace(split, test=RowPairs(none, none)), None)
-        value: float = found["selection"]
+        run = self._once("select", recipe, replace(split, test=RowPairs(none, none)), None)
+        value: float = run["selection"]
         return value
 
     def test(self, settings: Sequence[str], seed: int) -> dict[str, Any]:
-        """The metric on the test pairs, as `evergram train` would report it."""
+        """Return the metric on the test pairs, as `evergram train` would report it."""
         recipe, split = self._prepare(settings, seed)
         final = final_split(split, refits=recipe.refits)
         return self._once("test", recipe, split, None if final is split else Refit(final))
@@ -224,44 +224,44 @@ class Runs:
 def _train(recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
     context = RunContext(torch.device("cpu"))
     pilots = run_pilots(recipe, split, 0, context)
-    found = fit_encoder(pilots.recipe, split, 0, context, refit=refit)
+    fitted = fit_encoder(pilots.recipe, split, 0, context, refit=refit)
     tested = {
-        METRIC: found.metrics["model"][METRIC],
-        "popularity": found.metrics["popularity"][METRIC],
+        METRIC: fitted.metrics["model"][METRIC],
+        "popularity": fitted.metrics["popularity"][METRIC],
     }
     return {
         **(tested if len(split.test) else {}),
-        "selection": max(record[METRIC] for record in found.history),
-        "penalty": found.penalty[0],
-        "l2": found.l2,
+        "selection": max(record[METRIC] for record in fitted.history),
+        "penalty": fitted.penalty[0],
+        "l2": fitted.l2,
         "settings": {
             "task": recipe.task.model_dump(exclude_defaults=True),
             "training": recipe.training.model_dump(exclude_defaults=True),
         },
         "seed": recipe.seed,
-        "epoch": found.best_epoch,
-        "epochs": len(found.history),
-        "best_is_last": bool(found.warnings),
+        "epoch": fitted.best_epoch,
+        "epochs": len(fitted.history),
+        "best_is_last": bool(fitted.warnings),
         "interactions": len((split if refit is None else refit.split).training),
-        "seconds": round(found.seconds, 1),
+        "seconds": round(fitted.seconds, 1),
     }
 
 
 def _some(pairs: RowPairs, queries: int) -> RowPairs:
-    """All pairs of at most so many queries, always the same ones."""
+    """Return all pairs of at most so many queries, always the same ones."""
     distinct = torch.unique(pairs.query)
     order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(0))
     chosen = torch.isin(pairs.query, distinct[order[:queries]])
     return RowPairs(pairs.query[chosen], pairs.candidate[chosen])
 
 
-def table(found: Sequence[Found]) -> str:
+def table(comparisons: Sequence[Comparison]) -> str:
     lines = [
         "| data | pairs trained on | defaults' λ, l2 | searched λ, l2, measure, rate "
         "| Recall@20, defaults | searched | defaults / searched | popularity |",
         "|" + "---|" * 8,
     ]
-    for one in found:
+    for one in comparisons:
         chosen = " (chosen on it)" if one.data in CHOSEN_ON else ""
         words = ", ".join(setting.split("=")[1] for setting in one.settings)
         ratios = [a / b for a, b in zip(one.default, one.tuned, strict=True)]
@@ -276,9 +276,9 @@ def table(found: Sequence[Found]) -> str:
             f"{one.popularity:.4f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    seeds = ", ".join(f"{len(one.default)} ({one.data})" for one in found)
+    seeds = ", ".join(f"{len(one.default)} ({one.data})" for one in comparisons)
     lines += ["", f"± is half of the 95 % interval of the mean over seeds: {seeds}."]
-    late = [one.data for one in found if one.best_is_last]
+    late = [one.data for one in comparisons if one.best_is_last]
     if late:
         lines.append(f"The best epoch of the defaults was the last of all on: {', '.join(late)}.")
     return "\n".join(lines)

@@ -1,5 +1,5 @@
-"""How fast MediaWiki's dumps are read, in one thread, and that parsing them takes no more memory
-the longer they are."""
+"""How fast MediaWiki's dumps are read, in one thread, and whether parsing longer ones takes more
+memory."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ WORDS = [
 
 
 def rows_per_second(rows: int) -> dict[str, float]:
-    """Rows a second of processor time of each table, from a gzip.
+    """Return rows a second of processor time of each table, from a gzip.
 
-    The last value is by how many MiB the process' peak grew when the same tables, a tenth as long,
-    had been parsed before: near nothing where memory is flat.
+    The last value is by how many MiB the process' peak grew after tables a tenth as long had been
+    parsed: near zero if memory is constant.
     """
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for count in (rows // 10, rows):
             before = _peak()
@@ -48,15 +48,16 @@ def rows_per_second(rows: int) -> dict[str, float]:
                 gc.collect()
                 start = time.process_time()
                 parsed = sum(batch.num_rows for batch in SqlTable(path, table).batches(kinds))
-                found[name] = parsed / (time.process_time() - start)
+                figures[name] = parsed / (time.process_time() - start)
                 if parsed != count:
                     raise RuntimeError(f"{name}: {parsed} of {count} rows were read.")
-            found["growth of peak memory, MiB"] = (_peak() - before) / 2**20
-    return found
+            figures["growth of peak memory, MiB"] = (_peak() - before) / 2**20
+    return figures
 
 
 def whole_dump(rows: int) -> dict[str, float]:
-    """A dump of so many links, a tenth as many pages, and the other tables, made a corpus."""
+    """Measure a dump of so many links, with a tenth as many pages and the other tables, read as
+    a corpus."""
     pages = rows // 10
     with tempfile.TemporaryDirectory() as folder:
         for name, count in (
@@ -81,7 +82,7 @@ def whole_dump(rows: int) -> dict[str, float]:
 
 
 def _write(folder: Path, name: str, rows: int, pages: int) -> Path:
-    """A dump of one table of a wiki of so many pages."""
+    """Write the dump of one table of a wiki of so many pages."""
     table, columns, row = TABLES[name]
     path = folder / f"wiki-{table}.sql.gz"
     random = np.random.default_rng(0)
@@ -105,7 +106,8 @@ def _write(folder: Path, name: str, rows: int, pages: int) -> Path:
 
 
 def _title(number: int) -> str:
-    """One to three words, which have escapes more often than Wikipedia's titles, and the number."""
+    """Return a title of one to three words and the number; it has escapes more often than
+    Wikipedia's."""
     words = [WORDS[number // 7**k % len(WORDS)] for k in range(1 + number % 3)]
     return "_".join([*words, str(number)])
 
@@ -178,28 +180,28 @@ TABLES: dict[str, tuple[str, str, Callable[[int, int, int], str]]] = {
 
 
 def _peak() -> int:
-    """The most memory that the process ever held, in bytes."""
+    """Return the most memory that the process ever used, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def measure(rows: int = 1_000_000) -> dict[str, float]:
-    """In a process of its own, for a peak is one of a process."""
+    """Measure in a process of its own, because the peak is that of a process."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.dumps", "--json", "--rows", str(rows)],
         cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, check=True, text=True,
     )  # fmt: skip
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
 
 
 def tiny() -> dict[str, float]:
     return measure(2_000)
 
 
-def table(found: dict[str, float]) -> str:
+def table(figures: dict[str, float]) -> str:
     lines = ["| table | rows a second of processor time |", "|---|---|"]
-    return "\n".join(lines + [f"| {name} | {value:,.0f} |" for name, value in found.items()])
+    return "\n".join(lines + [f"| {name} | {value:,.0f} |" for name, value in figures.items()])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How far each estimator is from the exact Gramian, all along one trajectory."""
+"""How far each estimator is from the exact Gramian, along one training."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ RUN = {"training": {"batch_size": 1024}}
 
 @dataclass(frozen=True)
 class Errors:
-    """Of one encoder and one batch size.
+    """Errors with one encoder and one batch size.
 
     Args:
-        steps: at which errors were measured.
-        gramian, gradient: by estimator, the error at each of them.
+        steps: the steps at which errors were measured.
+        gramian, gradient: by estimator, the error at each of these.
         gramian_mean, gradient_mean: over the second half.
     """
 
@@ -46,7 +46,7 @@ class Errors:
 
 
 def contestants(batch: int) -> dict[str, GramianRecipe]:
-    """Every estimator, learning from so many uniformly drawn entities a step."""
+    """Return every estimator, each learning from so many uniformly drawn entities a step."""
     settings: dict[str, dict[str, Any]] = {
         "sampled, uniform": {"kind": "sampled"},
         "sampled, sqrt": {"kind": "sampled", "sampler": "sqrt"},
@@ -70,10 +70,10 @@ def tracking_errors(
     *,
     tiny: bool = False,
 ) -> list[Errors]:
-    """The errors of every estimator for each batch size, along the same steps of one run.
+    """Return the errors of every estimator for each batch size, along the same steps of one run.
 
-    The run trains with SOGram on the synthetic corpus; its batches and the estimators' are small
-    parts of it. Estimators only look on.
+    The run trains with SOGram on the synthetic corpus, with batches that are small parts of it. The
+    other estimators do not influence it.
     """
     recipe = Recipe.of({**base(tiny), **RUN}, [f"model.kind={encoder}", "model.dim=64"])
     corpus = base_split(tiny).training
@@ -95,23 +95,24 @@ def tracking_errors(
 
 
 def errors() -> list[Errors]:
-    return [found for encoder in ENCODERS for found in tracking_errors(encoder)]
+    return [measured for encoder in ENCODERS for measured in tracking_errors(encoder)]
 
 
 def tiny() -> list[Errors]:
     return [
-        found
+        measured
         for encoder in ENCODERS
-        for found in tracking_errors(encoder, steps=4, every=1, tiny=True)
+        for measured in tracking_errors(encoder, steps=4, every=1, tiny=True)
     ]
 
 
-def table(found: list[Errors]) -> str:
-    """Gramian error / gradient error of each estimator, means over the second half."""
-    heads = (f"{e.encoder}, \\|B\\| = {e.batch}" for e in found)
-    lines = ["| estimator | " + " | ".join(heads) + " |", "|---" * (len(found) + 1) + "|"]
-    for name in found[0].gramian_mean:
-        cells = (f"{e.gramian_mean[name]:.4f} / {e.gradient_mean[name]:.4f}" for e in found)
+def table(measured: list[Errors]) -> str:
+    """Return a table of Gramian error / gradient error of each estimator, means over the second
+    half."""
+    heads = (f"{e.encoder}, \\|B\\| = {e.batch}" for e in measured)
+    lines = ["| estimator | " + " | ".join(heads) + " |", "|---" * (len(measured) + 1) + "|"]
+    for name in measured[0].gramian_mean:
+        cells = (f"{e.gramian_mean[name]:.4f} / {e.gradient_mean[name]:.4f}" for e in measured)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -47,7 +47,7 @@ class FastPath:
 
     Args:
         name: of its file in serving/http/fast_paths.
-        around: the part of a library that it goes around.
+        around: the part of a library that it replaces.
         work: what was measured, with its unit.
         library, fast: the figure of each way; less is better.
     """
@@ -60,7 +60,7 @@ class FastPath:
 
 
 def fast_paths(rows: int = ROWS, requests: int = 2_000, mega: float = 16.0) -> list[FastPath]:
-    """Every fast path of the service.
+    """Measure every fast path of the service.
 
     Args:
         rows: stored objects.
@@ -162,7 +162,7 @@ async def _post(app: Any, path: str, body: bytes) -> None:
 
 
 def _large_bodies(mega: float) -> list[FastPath]:
-    """A body of far more elements than a request may have, and one that is answered."""
+    """Measure a body of far more elements than a request may have, and one that is answered."""
     size = int(mega * 1e6)
     hostile = b'{"input":[' + b",".join([b"[]"] * (size // 3)) + b"]}"
     rows = max(2, min(SETTINGS.max_batch, size // 5_000))
@@ -212,7 +212,7 @@ def _large_bodies(mega: float) -> list[FastPath]:
 
 
 def _compressed(mega: float) -> FastPath:
-    """A stream of zeros that is compressed to almost nothing, refused."""
+    """Measure how long a stream of zeros, compressed to almost nothing, takes to be refused."""
     zeros = pa.array(np.zeros(int(mega * 1e6), np.int64))
     batch = pa.record_batch([zeros], names=["id"])
     sink = pa.BufferOutputStream()

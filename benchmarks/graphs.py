@@ -1,4 +1,4 @@
-"""Graph encoders: what a step costs, and what training without sampled negatives does to them."""
+"""Graph encoders: what a step costs, and how well they train without sampled negatives."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def steps_table(
     dims: Sequence[int] = DIMS,
     batches: Sequence[int] = BATCHES,
 ) -> str:
-    """CPU milliseconds of a step with BPR, on one thread: the median of a dozen."""
+    """Return a table of CPU milliseconds of a step with BPR, on one thread: medians of a dozen."""
     corpus = load_corpus(recipe)
     lines = [
         "| pairs in the graph | layers | dim | " + " | ".join(f"batch {b}" for b in batches) + " |",
@@ -95,8 +95,8 @@ def tiny_quality() -> str:
 
 
 def quality_table(path: Path, settings: Sequence[str], graph: Sequence[str]) -> str:
-    """Every graph encoder under each way of training, the same number of epochs for all, and the
-    factorization of the other documents."""
+    """Return a table of every graph encoder with each way of training, for the same number of
+    epochs, and of the factorization of the other documents."""
     common = ["split.selection=paper", 'metrics=["recall@20", "recall@50"]', *settings]
     base = Recipe.load(path, common)
     models = {
@@ -127,12 +127,12 @@ def quality_table(path: Path, settings: Sequence[str], graph: Sequence[str]) -> 
         clock = Clock()
         recipe = Recipe.of(base.model_dump(), overrides)
         trained = fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[clock]))
-        found, seconds = trained.metrics["model"], clock.found[trained.best_epoch]
-        lines.append(f"| {model} | {way} | {_recalls(found)} | {seconds:.0f} |")
+        metrics, seconds = trained.metrics["model"], clock.seconds_by_epoch[trained.best_epoch]
+        lines.append(f"| {model} | {way} | {_recalls(metrics)} | {seconds:.0f} |")
     lines.append(f"| popularity | | {_recalls(trained.metrics['popularity'])} | – |")
     torch.set_num_threads(threads)
     return "\n".join(lines)
 
 
-def _recalls(found: dict[str, float]) -> str:
-    return " | ".join(f"{found[name]:.4f}" for name in ("recall@20", "recall@50"))
+def _recalls(metrics: dict[str, float]) -> str:
+    return " | ".join(f"{metrics[name]:.4f}" for name in ("recall@20", "recall@50"))

@@ -30,7 +30,7 @@ STEPS = 8  # in a row, of one estimator in one round
 
 @dataclass(frozen=True)
 class Growth:
-    """By estimator, one entry a size.
+    """By estimator, one entry for each size of the catalogue.
 
     Args:
         milliseconds: median of the estimator's part of a step, both sides.
@@ -45,12 +45,12 @@ class Growth:
 
 
 def growth(sizes: tuple[int, ...] = SIZES, rounds: int = 15) -> Growth:
-    """Time of `begin`, `update`, `moment` and the penalty with its gradient.
+    """Measure `begin`, `update`, `moment` and the penalty with its gradient.
 
-    Entities are drawn uniformly, and both sides have the same number of them; embeddings are
-    random numbers made before the time that counts, as no encoder is part of it.
+    Entities are drawn uniformly, the same number on both sides. Embeddings are random numbers, made
+    outside of the measured time, because no encoder is measured.
     """
-    found = Growth(sizes, {}, {}, {})
+    result = Growth(sizes, {}, {}, {})
     for name, make in ESTIMATORS.items():
         parts = [_Part(make, size) for size in sizes]
         times: list[list[float]] = [[] for _ in sizes]
@@ -59,32 +59,32 @@ def growth(sizes: tuple[int, ...] = SIZES, rounds: int = 15) -> Growth:
                 taken = part.take()
                 if number > 1:  # the first rounds warm up
                     kept.append(taken)
-        found.milliseconds[name] = [1000 * median(kept) for kept in times]
-        found.ratios[name] = [
+        result.milliseconds[name] = [1000 * median(kept) for kept in times]
+        result.ratios[name] = [
             median(t / b for t, b in zip(kept, times[0], strict=True)) for kept in times
         ]
-        found.state_bytes[name] = [part.sides[0].state_bytes for part in parts]
-    return found
+        result.state_bytes[name] = [part.sides[0].state_bytes for part in parts]
+    return result
 
 
 def tiny() -> Growth:
     return growth((100, 200), rounds=1)
 
 
-def table(found: Growth) -> str:
+def table(measured: Growth) -> str:
     lines = [
-        "| entities a side | " + " | ".join(f"{size:,}" for size in found.sizes) + " |",
-        "|---" * (len(found.sizes) + 1) + "|",
+        "| entities a side | " + " | ".join(f"{size:,}" for size in measured.sizes) + " |",
+        "|---" * (len(measured.sizes) + 1) + "|",
     ]
-    for name, ratios in found.ratios.items():
-        cells = zip(found.milliseconds[name], ratios, found.state_bytes[name], strict=True)
+    for name, ratios in measured.ratios.items():
+        cells = zip(measured.milliseconds[name], ratios, measured.state_bytes[name], strict=True)
         text = " | ".join(f"{ms:.2f} ms, ×{r:.2f}, {_bytes(b)}" for ms, r, b in cells)
         lines.append(f"| {name} | {text} |")
     return "\n".join(lines)
 
 
 class _Part:
-    """The estimator's part of a step: two sides of a catalogue of one size."""
+    """The estimator's part of steps, with two sides of a catalogue of one size."""
 
     def __init__(self, make: Callable[[Tensor], GramianEstimator], size: int) -> None:
         self.draw = torch.Generator().manual_seed(0)
@@ -96,7 +96,7 @@ class _Part:
             side.begin(self._population)
 
     def take(self) -> float:
-        """Seconds a step, of `STEPS` of them."""
+        """Take `STEPS` steps and return the seconds of one."""
         batches = [
             [self._rows(0.1 * torch.randn(BATCH, DIM, generator=self.draw)) for _ in self.sides]
             for _ in range(STEPS)

@@ -1,4 +1,4 @@
-"""What the timings share: one corpus; and the rate of reading one version as another."""
+"""The recipe and the corpus that timings share; and the speed of reading one version as another."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ TINY = {
 
 
 def base(tiny: bool = False) -> dict[str, Any]:
-    """The recipe that timings share."""
+    """Return the recipe that timings share."""
     return TINY if tiny else BASE
 
 
 @cache
 def base_split(tiny: bool = False) -> Split:
-    """Of `base`'s corpus, drawn once a process: it takes longer than a round of anything here."""
+    """Return the split of `base`'s corpus, drawn once a process, because drawing takes long."""
     recipe = Recipe.of(base(tiny))
     return split_for(recipe, load_corpus(recipe), 0)
 
 
 def view_throughput(dims: tuple[int, ...] = (64, 128), rows: int = 400_000) -> dict[str, float]:
-    """Vectors a second through a composed chain of three steps, over a bare matrix product."""
+    """Return vectors a second through a composed chain of three steps, over a bare matrix
+    product."""
     from evergram.compatibility.chain import Chain
 
     ratios = {}

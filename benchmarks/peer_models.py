@@ -1,6 +1,6 @@
-"""Models of other libraries, fitted to our splits; each is imported where it is fitted.
+"""Models of other libraries, fitted to our splits; each library is imported when it is needed.
 
-Every fit sees the training pairs alone, on as many threads as torch has (`OMP_NUM_THREADS`).
+Every fit uses the training pairs only, on as many threads as torch has (`OMP_NUM_THREADS`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def implicit_als(
     alpha: float,
     iterations: float,
 ) -> Result:
-    """Weighted least squares. An observed pair weighs `alpha` and any other 1, in implicit 0.7."""
+    """Fit weighted least squares: an observed pair weighs `alpha` and any other 1, in implicit
+    0.7."""
     from implicit.cpu.als import AlternatingLeastSquares
 
     model = AlternatingLeastSquares(
@@ -66,7 +67,8 @@ def implicit_bpr(
     learning_rate: float,
     iterations: float,
 ) -> Result:
-    """Sampled pairs of one observed and one other candidate; D is `factors` and a bias."""
+    """Fit BPR, on sampled pairs of one observed and one other candidate; D is `factors` and a
+    bias."""
     from implicit.cpu.bpr import BayesianPersonalizedRanking
 
     model = BayesianPersonalizedRanking(
@@ -91,8 +93,9 @@ def irspack_ials(
     nu: float,
     epochs: float,
 ) -> Result:
-    """Least squares whose regularization grows with an entity's count to the power `nu`. An
-    observed pair weighs 1 + alpha0, any other `alpha0`; `nu_star` keeps `reg` alike over `nu`."""
+    """Fit least squares whose regularization grows with an entity's count to the power `nu`. An
+    observed pair weighs 1 + alpha0, any other `alpha0`; `nu_star` makes `reg` comparable over
+    `nu`."""
     from irspack import IALSRecommender
 
     model = IALSRecommender(
@@ -117,7 +120,7 @@ def irspack_ials(
 
 
 def irspack_rp3beta(split: Split, *, beta: float, top_k: float, normalize: float) -> Result:
-    """Random walks of three steps from a query, popular ends held back: no embedding at all."""
+    """Fit random walks of three steps from a query, with popular ends damped: not an embedding."""
     from irspack import RP3betaRecommender
     from scipy.sparse import csr_matrix
 
@@ -134,7 +137,7 @@ def irspack_rp3beta(split: Split, *, beta: float, top_k: float, normalize: float
 
 
 def _matrix(split: Split) -> Any:
-    """Ones at the training pairs, a SciPy matrix [N_q, N_c] in rows."""
+    """Return ones at the training pairs, as a SciPy matrix [N_q, N_c] in rows."""
     from scipy.sparse import csr_matrix
 
     corpus = split.training
@@ -148,7 +151,8 @@ def _tensor(factors: Any) -> Tensor:
 
 
 def _timed(fit: Callable[[], object]) -> float:
-    """Seconds of `fit`, with BLAS on one thread: the libraries start their own."""
+    """Return the seconds of `fit`, with BLAS on one thread, because the libraries start their
+    own."""
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1, user_api="blas"):

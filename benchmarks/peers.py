@@ -1,8 +1,8 @@
 """Other libraries' models on our splits: `python -m benchmarks.peers test gowalla`.
 
-The optional extra `peers` installs them. `tune` finds their settings on the selection pairs alone;
-both train on what our own models train on: settings are found without the selection pairs, and
-of a published split the last fit is of its whole training part.
+The extra `peers` installs them. `tune` chooses their settings by the selection pairs. Like our own
+models, they train without the selection pairs while settings are chosen, and on a published split
+the last fit is to its whole training part.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ Settings = dict[str, float]
 
 @dataclass(frozen=True)
 class Peer:
-    """What a table calls it, how to fit it, and the grids to tune over, one after another: each
-    is a product of values, and keeps what was best so far for the settings that it does not name.
+    """A model of another library: its title in tables, how to fit it, and the grids to tune over.
+
+    Each grid is a product of values; settings that it does not name keep the best values so far.
     """
 
     title: str
@@ -107,7 +108,7 @@ SETTINGS: dict[str, dict[str, Settings]] = {
 
 
 def wanting() -> str:
-    """Why the peers cannot run, in a sentence; empty where they can."""
+    """Return why the peers cannot run, as a sentence; empty if they can."""
     absent = [name for name in ("implicit", "irspack") if find_spec(name) is None]
     if not absent:
         return ""
@@ -115,7 +116,7 @@ def wanting() -> str:
 
 
 def load(name: str) -> tuple[Recipe, Split]:
-    """`recipes/<name>.toml` and the split of its version 0."""
+    """Return `recipes/<name>.toml` and the split of its version 0."""
     if name == "gowalla":
         gowalla.convert()
     recipe = Recipe.load(gowalla.ROOT / "recipes" / f"{name}.toml")
@@ -123,7 +124,8 @@ def load(name: str) -> tuple[Recipe, Split]:
 
 
 def judge(result: Result, split: Split, pairs: RowPairs, rows: int = 256) -> dict[str, float]:
-    """`METRICS` of a fitted model on held-out pairs; scores of SciPy matrices `rows` at a time."""
+    """Return `METRICS` of a fitted model on held-out pairs; SciPy matrices are scored `rows` at
+    a time."""
     corpus = split.training
     if isinstance(result.query, Tensor):
         relevance = relevance_of(corpus, pairs)
@@ -138,42 +140,43 @@ def judge(result: Result, split: Split, pairs: RowPairs, rows: int = 256) -> dic
         targets, masked = (_from(p, start, len(scores)) for p in (pairs, seen))
         relevance = Relevance.of(targets.query, targets.candidate, masked.query, masked.candidate)
         if len(relevance):
-            found = rank_metrics(torch.eye(len(scores)), scores.T, relevance, METRICS)
-            totals = {name: totals[name] + len(relevance) * found[name] for name in METRICS}
+            metrics = rank_metrics(torch.eye(len(scores)), scores.T, relevance, METRICS)
+            totals = {name: totals[name] + len(relevance) * metrics[name] for name in METRICS}
             judged += len(relevance)
     return {name: total / judged for name, total in totals.items()}
 
 
 def _from(pairs: RowPairs, start: int, rows: int) -> RowPairs:
-    """The pairs of the queries `start` to `start + rows`, counted from `start`."""
+    """Return the pairs of the queries `start` to `start + rows`, counted from `start`."""
     inside = (pairs.query >= start) & (pairs.query < start + rows)
     return RowPairs(pairs.query[inside] - start, pairs.candidate[inside])
 
 
 def tune(name: str, split: Split, show: Callable[[str], None] = print) -> Settings:
-    """The settings of the peer `name` with the best Recall@20 on the selection pairs."""
+    """Return the settings of the peer `name` with the best Recall@20 on the selection pairs."""
     peer, best, highest = PEERS[name], Settings(), -1.0
     for grid in peer.grids:
         start = best
         for values in itertools.product(*grid.values()):
             settings = start | dict(zip(grid, values, strict=True))
             result = peer.fit(split, **settings)
-            found = judge(result, split, split.selection)
-            figures = " | ".join(f"{found[metric]:.4f}" for metric in METRICS)
+            metrics = judge(result, split, split.selection)
+            figures = " | ".join(f"{metrics[metric]:.4f}" for metric in METRICS)
             show(f"| {name} | {_words(settings)} | {figures} | {result.seconds:.1f} |")
-            if found[METRICS[0]] > highest:
-                best, highest = settings, found[METRICS[0]]
+            if metrics[METRICS[0]] > highest:
+                best, highest = settings, metrics[METRICS[0]]
     return best
 
 
 def rows(name: str, peers: Iterable[str] | None = None) -> list[dict[str, Any]]:
-    """What the peers (all, by default) come to on the test pairs of `name` with their `SETTINGS`.
+    """Return the test metrics of the peers (all, by default) with their `SETTINGS` on the data
+    `name`.
 
     Returns: for each the method's title, `METRICS`, the seconds of training, and `selection`: the
         first of `METRICS` on the selection pairs.
     """
     recipe, split = load(name)
-    final, found = final_split(split, refits=recipe.refits), []
+    final, measured = final_split(split, refits=recipe.refits), []
     for peer in peers or PEERS:
         result = PEERS[peer].fit(split, **SETTINGS[name][peer])
         selection = judge(result, split, split.selection)[METRICS[0]]
@@ -181,14 +184,14 @@ def rows(name: str, peers: Iterable[str] | None = None) -> list[dict[str, Any]]:
             result = PEERS[peer].fit(final, **SETTINGS[name][peer])
         figures = judge(result, final, final.test)
         about = {"method": PEERS[peer].title, "seconds": result.seconds, "selection": selection}
-        found.append(about | figures)
-    return found
+        measured.append(about | figures)
+    return measured
 
 
-def table(found: Iterable[Mapping[str, Any]]) -> str:
-    """`rows` as Markdown."""
+def table(measured: Iterable[Mapping[str, Any]]) -> str:
+    """Return `rows` as Markdown."""
     lines = ["| method | Recall@20 | NDCG@20 | seconds |", "|---|---|---|---|"]
-    for row in found:
+    for row in measured:
         figures = " | ".join(f"{row[metric]:.4f}" for metric in METRICS)
         lines.append(f"| {row['method']} | {figures} | {row['seconds']:.1f} |")
     return "\n".join(lines)

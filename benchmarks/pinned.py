@@ -27,18 +27,18 @@ Predict = Callable[[], npt.NDArray[np.float64]]
 
 
 def command(*arguments: str) -> dict[str, Any]:
-    """A command of ours as a person runs it; its JSON."""
+    """Run a command of ours as a user does, and return its JSON."""
     done = subprocess.run(
         [sys.executable, "-c", COMMAND, *arguments, "--json"],
         cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True,
     )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 @contextmanager
 def served(lineage: Path, *options: str) -> Iterator[str]:
-    """`evergram serve` in a process of its own; its address."""
+    """Run `evergram serve` in a process of its own, and yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -68,9 +68,9 @@ def served(lineage: Path, *options: str) -> Iterator[str]:
 def consumer(
     url: str, name: str, learn: list[int], labels: npt.NDArray[np.bool_], test: list[int]
 ) -> Predict:
-    """What another team wrote on the day of version 0: fitted once, asked again ever after.
+    """Fit the other team's program on the day of version 0, and return it; it never changes.
 
-    Returns: scores of the test objects, from embeddings fetched when it is called.
+    Returns: a function that fetches embeddings and returns the scores of the test objects.
     """
     from openai import OpenAI
     from sklearn.linear_model import LogisticRegression
@@ -80,12 +80,12 @@ def consumer(
     client = OpenAI(base_url=f"{url}/v1", api_key="not needed on loopback", max_retries=0)
 
     def embeddings(ids: list[int]) -> npt.NDArray[np.float64]:
-        found = []
+        vectors = []
         for start in range(0, len(ids), 500):
             part = [str(i) for i in ids[start : start + 500]]
             answer = client.embeddings.create(model=f"{name}@v0", input=part)
-            found += [item.embedding for item in answer.data]
-        return np.array(found)
+            vectors += [item.embedding for item in answer.data]
+        return np.array(vectors)
 
     model = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=1000))
     model.fit(embeddings(learn), labels)
@@ -93,7 +93,8 @@ def consumer(
 
 
 def measure(recipe: str = RECIPE, settings: tuple[str, ...] = SETTINGS) -> list[dict[str, float]]:
-    """Train, serve, upgrade three times under the running service, and ask after each."""
+    """Train, serve, upgrade three times under the running service, and ask the consumer after
+    each."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
     from sklearn.pipeline import make_pipeline
@@ -154,7 +155,7 @@ def measure(recipe: str = RECIPE, settings: tuple[str, ...] = SETTINGS) -> list[
 
 
 def tiny() -> list[dict[str, float]]:
-    """A synthetic corpus that grows once under the service."""
+    """Measure on a synthetic corpus that grows once under the service."""
     settings = (
         "data.interactions=8000", "split.versions=[0.6, 0.8]", "model.dim=[4, 6]",
         "training.epochs=2", "upgrade.alone=false",
@@ -163,7 +164,7 @@ def tiny() -> list[dict[str, float]]:
 
 
 def _wait_for(url: str, version: int) -> None:
-    """Until the running service computes from a version, with no restart."""
+    """Wait until the running service computes from a version, with no restart."""
     for _ in range(600):
         if httpx.get(f"{url}/readyz").json()["version"] == version:
             return

@@ -1,4 +1,4 @@
-"""The measures as pictures for the documents."""
+"""The figures of benchmarks as pictures for the documents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Result = Growth | Crossover | Quality | list[Errors]
 
 
 def draw(results: Sequence[Result], folder: Path) -> list[Path]:
-    """One PNG a result. Returns: where they are."""
+    """Draw one PNG for each result and return their paths."""
     paths = []
     for result in results:
         if isinstance(result, Growth):
@@ -46,9 +46,9 @@ def draw(results: Sequence[Result], folder: Path) -> list[Path]:
     return paths
 
 
-def errors_figure(found: Sequence[Errors]) -> Figure:
-    """The Gramian's error step by step, one panel an encoder."""
-    chosen = [e for e in found if e.batch == BATCH]
+def errors_figure(measured: Sequence[Errors]) -> Figure:
+    """Draw the Gramian's error step by step, one panel for each encoder."""
+    chosen = [e for e in measured if e.batch == BATCH]
     figure = Figure(figsize=(9, 4), layout="constrained")
     panels = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
     for panel, result in zip(panels, chosen, strict=True):
@@ -62,11 +62,11 @@ def errors_figure(found: Sequence[Errors]) -> Figure:
     return figure
 
 
-def quality_figure(found: Quality) -> Figure:
-    """Recall@20 on the selection pairs by seconds of training; a library gives one point."""
+def quality_figure(measured: Quality) -> Figure:
+    """Draw Recall@20 on the selection pairs by seconds of training; a library is one point."""
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
-    for row in found.rows:
+    for row in measured.rows:
         if row.curve:
             seconds, values = zip(*row.curve, strict=True)
             one = len(row.curve) == 1
@@ -81,12 +81,12 @@ def quality_figure(found: Quality) -> Figure:
     return figure
 
 
-def growth_figure(found: Growth) -> Figure:
-    """Milliseconds of the estimator's part of a step by the number of entities."""
+def growth_figure(measured: Growth) -> Figure:
+    """Draw milliseconds of the estimator's part of a step by the number of entities."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    for name, values in found.milliseconds.items():
-        axes.plot(found.sizes, values, marker="o", label=name)
+    for name, values in measured.milliseconds.items():
+        axes.plot(measured.sizes, values, marker="o", label=name)
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     _label(axes, "The estimator's part of a step", "entities a side", "milliseconds")
@@ -94,11 +94,11 @@ def growth_figure(found: Growth) -> Figure:
     return figure
 
 
-def crossover_figure(found: Crossover) -> Figure:
-    """Time of the pair form over that of the Gramian form by batch size."""
+def crossover_figure(measured: Crossover) -> Figure:
+    """Draw the time of the pair form over that of the Gramian form, by batch size."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    for dim, ratios in found.ratios.items():
+    for dim, ratios in measured.ratios.items():
         line = axes.plot(list(ratios), list(ratios.values()), marker="o", label=f"D = {dim}")[0]
         axes.axvline(dim, color=line.get_color(), linestyle=":", linewidth=1)
     axes.axhline(1, color="#999999", linewidth=1)

@@ -1,4 +1,4 @@
-"""The fast path around psycopg, beside the same rows as text, which is what psycopg offers."""
+"""PostgreSQL's fast path, compared with sending the same rows as text, as psycopg does."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ WRITE = (
 )
 
 # By what is done: seconds by the fast path, and as text.
-Found = dict[str, tuple[float, float]]
+SecondsByAction = dict[str, tuple[float, float]]
 
 
-def measure(rows: int = ROWS, rounds: int = ROUNDS) -> Found:
-    """Write and read vectors [rows, DIM] of one table, in turns; medians."""
+def measure(rows: int = ROWS, rounds: int = ROUNDS) -> SecondsByAction:
+    """Measure writing and reading vectors [rows, DIM] of one table, in turns; medians."""
     from psycopg.adapt import Dumper
     from psycopg.pq import Format
 
@@ -75,15 +75,15 @@ def measure(rows: int = ROWS, rounds: int = ROUNDS) -> Found:
         }
 
 
-def tiny() -> Found:
+def tiny() -> SecondsByAction:
     return measure(20, 1)
 
 
-def table(found: Found) -> str:
+def table(seconds: SecondsByAction) -> str:
     lines = ["| 10,000 vectors of 128 dims | fast path | as text | ratio |", "|---|---|---|---|"]
     lines += [
         f"| {name} | {fast * 1e3:.0f} ms | {text * 1e3:.0f} ms | {text / fast:.1f} |"
-        for name, (fast, text) in found.items()
+        for name, (fast, text) in seconds.items()
     ]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Quality against training time: ours, what is sampled instead, and other libraries."""
+"""Quality against training time: our models, sampled negatives, and other libraries."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ PUBLISHED = {
 
 @dataclass
 class Row:
-    """A method: test metrics, seconds to the epoch that was kept, and the way there.
+    """A method: test metrics, seconds to the epoch that was kept, and the curve of training.
 
     Args:
-        seconds: None where others measured.
-        curve: (seconds, Recall@20 on the selection pairs) of each evaluation; one point where a
-            library tells no more.
+        seconds: None for published figures.
+        curve: (seconds, Recall@20 on the selection pairs) of each evaluation; one point for a
+            library, which reports no more.
     """
 
     method: str
@@ -70,7 +70,7 @@ class Quality:
 
 
 def quality(name: str) -> Quality:
-    """Every method on "gowalla" or "movielens", on one split and this machine, one by one."""
+    """Run every method on "gowalla" or "movielens", on one split and this machine, one by one."""
     if name == "gowalla":
         gowalla.convert()
     path = gowalla.ROOT / "recipes" / f"{name}.toml"
@@ -86,7 +86,7 @@ def quality(name: str) -> Quality:
 
 
 def tiny(kind: str) -> Quality:
-    """Our methods on the tiny corpus, each for a blink; no peers."""
+    """Run our methods on the tiny corpus, each for an instant; no peers."""
     with recipes() as folder:
         settings = ["training.budget=0.01", 'metrics=["recall@20", "ndcg@20"]']
         return Quality("tiny", list(_rows(Recipe.load(folder / f"{kind}.toml", settings))))
@@ -99,19 +99,19 @@ def _rows(base: Recipe) -> Iterator[Row]:
     popular: Mapping[str, float] | None = None
     for method, overrides in METHODS.items():
         recipe = Recipe.of(base.model_dump(), overrides)
-        found = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu")), refit=refit)
-        curve = [(h["seconds"], h[recipe.training.metric]) for h in found.history]
+        fitted = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu")), refit=refit)
+        curve = [(h["seconds"], h[recipe.training.metric]) for h in fitted.history]
         best = max(curve, key=lambda point: point[1])
-        popular = found.metrics["popularity"]
-        yield Row(method, found.metrics["model"], best[0], curve)
+        popular = fitted.metrics["popularity"]
+        yield Row(method, fitted.metrics["model"], best[0], curve)
     if popular is not None:
         yield Row("popularity", popular)
 
 
-def table(found: Quality) -> str:
-    """Best first, by Recall@20 on the test pairs."""
+def table(quality: Quality) -> str:
+    """Return a table of the methods, best first by Recall@20 on the test pairs."""
     lines = ["| method | Recall@20 | NDCG@20 | seconds |", "|---|---|---|---|"]
-    for row in sorted(found.rows, key=lambda r: -r.metrics[METRICS[0]]):
+    for row in sorted(quality.rows, key=lambda r: -r.metrics[METRICS[0]]):
         seconds = "–" if row.seconds is None else f"{row.seconds:.1f}"
         figures = " | ".join(f"{row.metrics[m]:.4f}" for m in METRICS)
         lines.append(f"| {row.method} | {figures} | {seconds} |")

@@ -29,9 +29,9 @@ GOAL = 10_000_000
 
 @dataclass(frozen=True)
 class Rate:
-    """Rows a second by the clock, and by what the processors did for it; the best of some rounds.
+    """Rows a second of wall-clock time and of processor time; the best of some rounds.
 
-    Other people's work on the same machine slows the first alone.
+    Other work on the same machine slows only the first.
     """
 
     clock: float = 0.0
@@ -40,10 +40,12 @@ class Rate:
 
 @dataclass(frozen=True)
 class Rates:
-    """Args:
-    product: of a bare float32 matrix product of the same shape, block by block in memory.
-    copied, rewritten: by format.
-    aligned: pairs of two files.
+    """Rates of all formats.
+
+    Args:
+        product: of a bare float32 matrix product of the same shape, block by block in memory.
+        copied, rewritten: by format.
+        aligned: pairs of two files.
     """
 
     rows: int
@@ -55,7 +57,7 @@ class Rates:
 
 
 def measure(rows: int = ROWS, dim: int = DIM, rounds: int = ROUNDS) -> Rates:
-    """With one thread of torch, beside the thread that reads and the one that writes."""
+    """Measure with one torch thread, beside the thread that reads and the one that writes."""
     matrix, vectors = torch.randn(dim, dim), torch.randn(BLOCK, dim)
     number = max(1, rows // BLOCK)
     best: dict[str, Rate] = {}
@@ -105,17 +107,17 @@ def tiny() -> Rates:
     return measure(rows=300, dim=8, rounds=1)
 
 
-def table(found: Rates) -> str:
+def table(rates: Rates) -> str:
     lines = [
-        f"| {found.rows:,} rows of {found.dim} floats | rows a second | minutes for {GOAL:,} rows "
+        f"| {rates.rows:,} rows of {rates.dim} floats | rows a second | minutes for {GOAL:,} rows "
         f"| processor minutes for {GOAL:,} rows |",
         "|---|---|---|---|",
-        _line(f"bare float32 product with a {found.dim} × {found.dim} matrix", found.product),
+        _line(f"bare float32 product with a {rates.dim} × {rates.dim} matrix", rates.product),
     ]
-    for suffix, rate in found.rewritten.items():
-        lines.append(_line(f"`.{suffix}`: copied as it is", found.copied[suffix]))
+    for suffix, rate in rates.rewritten.items():
+        lines.append(_line(f"`.{suffix}`: copied as it is", rates.copied[suffix]))
         lines.append(_line(f"`.{suffix}`: rewritten by `evergram transform`", rate))
-    lines.append(_line("`evergram align` of two `.npy` files, publishing included", found.aligned))
+    lines.append(_line("`evergram align` of two `.npy` files, publishing included", rates.aligned))
     return "\n".join(lines)
 
 
@@ -130,7 +132,7 @@ def _products(vectors: Tensor, matrix: Tensor, number: int) -> None:
 
 
 def _lineage(path: Path, matrix: Tensor) -> Lineage:
-    """Two versions; what is stored does not matter here, only the way back."""
+    """Make two versions; only the backward transform matters here, not what is stored."""
     lineage = Lineage.create(path)
     one = pa.array([0]), torch.zeros(1, len(matrix))
     for transform in (None, LinearTransform.from_matrix(matrix)):

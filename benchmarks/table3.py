@@ -22,7 +22,8 @@ def section(recipe: str) -> str:
 
 
 def tiny(recipe: str) -> str:
-    """The methods of the recipe on the tiny corpus; tasks need more ratings than it has."""
+    """Compare the recipe's methods on the tiny corpus, without tasks that need more ratings than
+    it has."""
     methods = Recipe.load(ROOT / "recipes" / f"{recipe}.toml").compare.methods
     settings = [
         f"compare.methods={json.dumps(methods)}", "compare.hidden=[8]", "compare.dropout=[0]",
@@ -33,7 +34,7 @@ def tiny(recipe: str) -> str:
 
 
 def table(path: Path, out: Path, settings: Sequence[str] = ()) -> str:
-    """Run `evergram compare`; its table, and the sum of its seconds."""
+    """Run `evergram compare`; return its table, and the sum of its seconds."""
     code = "from evergram.cli import main; main()"
     overrides = [part for setting in settings for part in ("--set", setting)]
     subprocess.run(
@@ -54,10 +55,10 @@ def table(path: Path, out: Path, settings: Sequence[str] = ()) -> str:
 
 
 def figures(recipe: str) -> dict[str, bytes]:
-    """The figures that the command has drawn, by the name they have in the documents."""
-    found = {}
+    """Return the figures that the command has drawn, by their names in the documents."""
+    pictures = {}
     for name in FIGURES:
         path: Path = OUT / recipe / f"{name}.png"
         if path.exists():
-            found[f"{recipe}-{name}.png"] = path.read_bytes()
-    return found
+            pictures[f"{recipe}-{name}.png"] = path.read_bytes()
+    return pictures

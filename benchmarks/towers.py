@@ -79,7 +79,7 @@ def rows(
                 "selection": max(entry[metric] for entry in trained.history),
                 "test": trained.metrics["model"][metric],
                 "epoch": trained.best_epoch,
-                "seconds": clock.found[trained.best_epoch],
+                "seconds": clock.seconds_by_epoch[trained.best_epoch],
             }
             if isinstance(trained.encoder, TwoTower) and trained.encoder.residual:
                 row |= shares(trained.encoder, split.training)
@@ -94,13 +94,13 @@ def rows(
 
 
 class Clock(Callback):
-    """CPU seconds of training at each evaluation, which is not counted: on one thread they are
-    what an idle machine takes, whoever else is at work on this one."""
+    """CPU seconds of training at each evaluation, evaluation not counted. On one thread these
+    are the seconds of an idle machine, however busy this one is."""
 
     def __init__(self) -> None:
         self.last: float | None = None
         self.total = 0.0
-        self.found: dict[int, float] = {}
+        self.seconds_by_epoch: dict[int, float] = {}
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         now = time.process_time()
@@ -108,13 +108,13 @@ class Clock(Callback):
         self.last = now
 
     def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
-        self.found[at.epoch] = self.total
+        self.seconds_by_epoch[at.epoch] = self.total
         self.last = time.process_time()
 
 
 def shares(encoder: TwoTower, corpus: Corpus) -> dict[str, float]:
-    """Of the output x + f(x): the hidden layers' part ‖f‖ / (‖x‖ + ‖f‖), mean over all entities,
-    and the part of f's variance that no affine map of x explains."""
+    """Return two shares of the output x + f(x): the hidden layers' part ‖f‖ / (‖x‖ + ‖f‖), mean
+    over all entities, and the part of f's variance that no affine map of x explains."""
     norms: list[Tensor] = []
     left = total = 0.0
     for side, entities in zip(SIDES, (corpus.queries, corpus.candidates), strict=True):
@@ -140,7 +140,7 @@ class _Zero(nn.Module):
 
 
 def _without_ids(encoder: RowEncoder, corpus: Corpus) -> Tensor:
-    """[N, D] of all candidates by their features alone."""
+    """Return [N, D] of all candidates by their features only."""
     inputs = encoder.schema.read("candidate", corpus.candidates)
     unknown = replace(inputs, ids=torch.full_like(inputs.ids, -1))
     return torch.cat(list(encoder.blocks("candidate", unknown)))
@@ -149,7 +149,7 @@ def _without_ids(encoder: RowEncoder, corpus: Corpus) -> Tensor:
 def lines(
     recipes: Mapping[str, Path], seeds: range = range(2), settings: Sequence[str] = ()
 ) -> Iterator[str]:
-    """The table's lines, as they are found, of the recipe of each entry of `VARIANTS`."""
+    """Yield the table's lines as they are measured, of the recipe of each entry of `VARIANTS`."""
     yield (
         "| data | variant | seed | selection | test | best epoch | CPU seconds until then "
         "| × factorization | hidden share | non-linear | features alone |"
@@ -171,7 +171,7 @@ def lines(
 
 
 def section() -> str:
-    """The table of `docs/two-tower.md`: two variants on all seeds, the rest on the first."""
+    """Return the table of `docs/two-tower.md`: two variants on all seeds, the rest on the first."""
     gowalla.convert()
     return "\n".join(lines({name: RECIPES / f"{name}.toml" for name in VARIANTS}))
 

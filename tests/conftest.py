@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def real_data() -> Path:
-    """The folder of real data that the benchmarks use; the test is skipped where it is absent."""
+    """Return the folder of real data that benchmarks use; skip the test if there is none."""
     if not DATA.is_dir():
-        pytest.skip(f"real data is not at {DATA}; docs/data-sets.md says how it is had")
+        pytest.skip(f"real data is not at {DATA}; docs/data-sets.md says how to download it")
     return DATA
 
 
 @pytest.fixture
 def small() -> Recipe:
-    """A growing corpus of a few thousand interactions that trains in about a second."""
+    """Return a recipe with a growing corpus of a few thousand interactions, trained in a second."""
     return Recipe.of(
         {
             "name": "small",
@@ -51,8 +51,8 @@ def generator() -> torch.Generator:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Running]:
-    """A service over three versions, of dims 6, 8 and 10, whose store holds the newest."""
+    """Run a service over three versions, of dims 6, 8 and 10, whose store holds the newest."""
     from tests.support.running_service import running
 
-    with running(tmp_path / "line") as found:
-        yield found
+    with running(tmp_path / "line") as service:
+        yield service

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: what is synced when, and what an error leaves."""
+"""Files appear whole or not at all: the order of syncs and renames, and what an error leaves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SOURCE = Path(atomic_files.__file__).parent
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The syncs and renames, in their order."""
+    """Record syncs and renames, in their order."""
     done: list[str] = []
 
     def recorded(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +87,7 @@ def test_a_link_at_the_place_of_the_new_file_is_not_written_through(tmp_path: Pa
     assert (other.read_bytes(), place.read_bytes()) == (b"mine", b"newer")
 
 
-def test_permissions_are_given_or_those_of_the_umask(tmp_path: Path) -> None:
+def test_permissions_are_those_passed_or_those_of_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         write_bytes(tmp_path / "plain", b"")
@@ -98,7 +98,7 @@ def test_permissions_are_given_or_those_of_the_umask(tmp_path: Path) -> None:
     assert modes == [0o640, 0o600]
 
 
-def test_nothing_written_replaces_nothing(tmp_path: Path) -> None:
+def test_a_file_stays_if_nothing_was_written_in_its_place(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.write_bytes(b"before")
     with replacing_path(place):
@@ -126,8 +126,8 @@ def test_a_removed_folder_is_gone_at_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_idiom_stands_nowhere_else() -> None:
-    """A file that syncs, or that renames into place, does so through `atomic_files`."""
+def test_no_other_file_syncs_or_renames_into_place() -> None:
+    """Every file of the package syncs and renames through `atomic_files`."""
     own = {"fsync", "rename", "replace"}
     others = []
     for path in SOURCE.rglob("*.py"):

@@ -1,4 +1,4 @@
-"""What can be known of the Dockerfile without building it: what it names is there, and fits."""
+"""The Dockerfile, checked without building it: what it names exists and fits together."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Each instruction with its arguments; lines that go on are one."""
+    """Return each instruction with its arguments; continued lines are joined."""
     text = (ROOT / "Dockerfile").read_text()
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     whole = "\n".join(lines).replace("\\\n", " ")
-    found = [line.strip().split(maxsplit=1) for line in whole.splitlines() if line.strip()]
-    return [(name, re.sub(r"\s+", " ", rest)) for name, rest in found]
+    split = [line.strip().split(maxsplit=1) for line in whole.splitlines() if line.strip()]
+    return [(name, re.sub(r"\s+", " ", rest)) for name, rest in split]
 
 
 def arguments(name: str) -> list[str]:
-    return [rest for found, rest in instructions() if found == name]
+    return [rest for instruction, rest in instructions() if instruction == name]
 
 
 def project() -> dict[str, dict[str, list[str]]]:
-    found: dict[str, dict[str, list[str]]] = tomllib.loads((ROOT / "pyproject.toml").read_text())[
-        "project"
-    ]
-    return found
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    table: dict[str, dict[str, list[str]]] = document["project"]
+    return table
 
 
-def test_what_is_copied_is_there_and_sent() -> None:
+def test_copied_files_exist_and_are_in_the_build_context() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     copies = arguments("COPY")
     assert len(copies) >= 3
@@ -51,13 +50,13 @@ def test_what_is_copied_is_there_and_sent() -> None:
     assert kept == {source for copy in copies for source in copy.split()[:-1]}
 
 
-def test_the_package_can_be_built_of_what_is_copied() -> None:
+def test_the_copied_files_are_enough_to_build_the_package() -> None:
     copied = {source for copy in arguments("COPY") for source in copy.split()[:-1]}
-    found = project()
-    assert {found["readme"], *found["license-files"], "pyproject.toml", "src"} <= copied
+    needed = {project()["readme"], *project()["license-files"], "pyproject.toml", "src"}
+    assert needed <= copied
 
 
-def test_nothing_comes_from_elsewhere() -> None:
+def test_nothing_is_downloaded_but_the_base_image_and_packages() -> None:
     assert arguments("ADD") == []
     for step in arguments("RUN"):
         assert not re.search(r"curl|wget|git |apt|https?:", step), step
@@ -67,7 +66,7 @@ def test_nothing_comes_from_elsewhere() -> None:
     assert str(project()["requires-python"]) == ">=3.11"
 
 
-def test_what_is_installed_is_pinned_and_known() -> None:
+def test_installed_packages_are_pinned() -> None:
     steps = [step for step in arguments("RUN") if "pip install" in step]
     assert len(steps) == 2
     for step in steps:
@@ -89,7 +88,7 @@ def test_it_does_not_run_as_root() -> None:
     assert order.index("USER") < order.index("CMD")
 
 
-def test_the_ports_are_one() -> None:
+def test_command_exposed_port_and_health_check_agree() -> None:
     command = json.loads(arguments("CMD")[0])
     [port] = arguments("EXPOSE")
     assert command[command.index("--port") + 1] == port
@@ -100,14 +99,14 @@ def test_the_ports_are_one() -> None:
     assert urlparse(address)[1:3] == (f"127.0.0.1:{port}", "/healthz")
 
 
-def test_the_command_is_one_of_ours() -> None:
-    name, *given = json.loads(arguments("CMD")[0])
+def test_the_container_runs_evergram_serve() -> None:
+    name, *words = json.loads(arguments("CMD")[0])
     assert name in project()["scripts"]
     group = typer.main.get_command(app)
-    context = group.make_context(name, list(given), resilient_parsing=False)
+    context = group.make_context(name, list(words), resilient_parsing=False)
     assert isinstance(group, typer.core.TyperGroup)
-    found, command, rest = group.resolve_command(context, given)
-    assert (found, command is None) == ("serve", False)
+    subcommand, command, rest = group.resolve_command(context, words)
+    assert (subcommand, command is None) == ("serve", False)
     assert command is not None
     [volume] = arguments("VOLUME")
     parsed = command.make_context("serve", rest, parent=context).params

@@ -1,7 +1,9 @@
-"""Commands, keys and formats are documented, and what the documents show runs."""
+"""Commands, keys and formats are documented, and the examples in documents run."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
 import shutil
 from dataclasses import fields
@@ -77,7 +79,7 @@ def documented_commands() -> dict[str, str]:
     return sections
 
 
-def test_every_command_is_documented_and_what_is_documented_is_one() -> None:
+def test_the_documented_commands_are_those_that_exist() -> None:
     assert set(documented_commands()) == set(commands())
     assert "backfill plan" in commands()
 
@@ -200,7 +202,7 @@ def test_the_python_of_the_aligner_page_runs(
     assert float(space["loss"].detach()) > 0
 
 
-def test_the_aligner_page_tells_every_setting_and_every_figure() -> None:
+def test_the_aligner_page_names_every_setting_and_every_figure() -> None:
     text = (ROOT / "docs" / "aligner.md").read_text()
     for field in (*fields(AlignerReport), *fields(AlignerSettings)):
         assert re.search(rf"`[^`]*\b{field.name}\b[^`]*`", text), field.name
@@ -268,18 +270,8 @@ def anchors(page: Path) -> set[str]:
     return {text.replace(" ", "-") for text in texts}
 
 
-# Recipes that name data beside the repository, until they name a folder in it.
-
-
 @pytest.mark.parametrize(
-    "path",
-    [
-        *(pytest.param(path, id=relative(path)) for path in (*PAGES, *SOURCES)),
-        *(
-            pytest.param(path, id=relative(path))
-            for path in sorted((ROOT / "recipes").glob("*.toml"))
-        ),
-    ],
+    "path", [*PAGES, *SOURCES, *sorted((ROOT / "recipes").glob("*.toml"))], ids=relative
 )
 def test_nothing_points_outside_the_repository(path: Path) -> None:
     text = path.read_text()
@@ -297,6 +289,33 @@ def test_pages_and_sections_that_sources_cite_exist(path: Path) -> None:
         if section:
             headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
             assert section in headings, f'{page} has no section "{section}"'
+
+
+# Keys in the metadata of files and streams, which look like names in the package; and an example.
+METADATA = {"computed_from", "fingerprint", "model", "request", "side", "version"}
+MADE_UP = {"evergram.stores.redis_store"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_names_and_files_of_the_package_that_a_page_cites_exist(path: Path) -> None:
+    text = path.read_text()
+    for name in set(re.findall(r"(?<![\w/.-])evergram(?:\.\w+)+", text)) - MADE_UP:
+        if name.removeprefix("evergram.") not in METADATA:
+            assert exists(name), name
+    for file in set(re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", text)):
+        if "NAME" not in file:
+            assert (ROOT / file).exists() or (ROOT / "src" / "evergram" / file).exists(), file
+
+
+def exists(name: str) -> bool:
+    """Return whether a dotted name is a module, or a member of one."""
+    module, _, member = name.rpartition(".")
+    if importlib.util.find_spec(module) is None:
+        module, _, holder = module.rpartition(".")
+        return hasattr(getattr(importlib.import_module(module), holder), member)
+    return hasattr(importlib.import_module(module), member) or (
+        importlib.util.find_spec(name) is not None
+    )
 
 
 def test_every_format_of_a_lineage_is_documented() -> None:

@@ -42,7 +42,7 @@ def blocks(page: str) -> list[str]:
 
 @pytest.fixture
 def kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The files of the four pages in a folder, and the kinds of each in their tables."""
+    """Write the files of the four pages to a folder, and put their kinds into the tables."""
     kept = [dict(table) for table in TABLES]
     names = []
     monkeypatch.syspath_prepend(tmp_path)
@@ -92,7 +92,7 @@ def test_kinds_from_outside_are_trained_upgraded_and_read_again(tmp_path: Path) 
         assert torch.isfinite(again[side]).all()
 
 
-def test_where_the_line_is_missing_an_error_says_so(kinds: Path) -> None:
+def test_without_the_line_in_the_table_an_error_says_so(kinds: Path) -> None:
     lineage = evergram.Lineage.create(kinds / "lineage")
     lineage.publish(evergram.train(Recipe.of(OURS)))
     for table, kind in zip(TABLES, ("window", "hinge", "bottleneck", "diagonal"), strict=True):

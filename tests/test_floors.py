@@ -37,8 +37,8 @@ MOST_FILES = 13
 
 
 def module_of(path: Path) -> str:
-    """The dotted name of a file below the package: "lineage.disk.manifest"; of an __init__.py
-    that of its folder."""
+    """Return a file's dotted name below the package, such as "lineage.disk.manifest"; for an
+    __init__.py that of its folder."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -47,8 +47,8 @@ MODULES = {module_of(path) for path in FILES}
 
 
 def imports_of(source: str, modules: Iterable[str] = frozenset(MODULES)) -> set[str]:
-    """Modules of the package that a file imports, wherever in it, but for those that only type
-    checkers see."""
+    """Return the modules of the package that a file imports anywhere, except for type checkers
+    only."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -77,7 +77,7 @@ def allowed(room: str, other: str) -> bool:
 
 
 def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
-    """The names that a circle of imports goes through; none where there is none."""
+    """Return the names in a circle of imports; empty if there is no circle."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -95,12 +95,12 @@ def test_a_room_imports_only_from_below(module: str) -> None:
 
 def test_no_files_import_each_other() -> None:
     # What a room exports, it imports from its own files: its __init__.py stands above them.
-    files = {m: {o for o in found if o != m} for m, found in IMPORTS.items()}
+    files = {m: {o for o in others if o != m} for m, others in IMPORTS.items()}
     assert circle(files) == []
 
 
 def folder_graph(imports: Mapping[str, Iterable[str]], room: str) -> dict[str, set[str]]:
-    """The folders of a room, and which others of them each imports."""
+    """Return the folders of a room, and for each which of the others it imports."""
 
     def folder(module: str) -> str | None:
         parts = module.split(".")
@@ -127,8 +127,8 @@ NESTED = sorted(
 
 
 def nested_graph(imports: Mapping[str, Iterable[str]], folder: str) -> dict[str, set[str]]:
-    """The folders inside a folder ("serving.http") and, as "", its own files; and the imports
-    between them."""
+    """Return the imports between the folders inside a folder ("serving.http"); its own files
+    are named ""."""
 
     def part(module: str) -> str | None:
         parts = module.removeprefix(f"{folder}.").split(".")

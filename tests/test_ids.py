@@ -1,4 +1,4 @@
-"""Ids stay what they are, and nothing is not one."""
+"""Ids are read as they are written, and missing cells are recognised."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from evergram.ids import first_missing, ids_of_text, missing_sentence
         (["9223372036854775807", "1"], [2**63 - 1, 1]),
         (["9223372036854775808", "1"], ["9223372036854775808", "1"]),
         (["1e5", "x"], ["1e5", "x"]),
-        (["17.0", "18"], [17.0, 18.0]),  # no ids: whoever wants some refuses floats
+        (["17.0", "18"], [17.0, 18.0]),  # no ids: their readers refuse floats
     ],
 )
 def test_a_column_of_text_as_ids(cells: list[str], expected: list[object]) -> None:
@@ -31,20 +31,20 @@ def test_a_column_of_text_as_ids(cells: list[str], expected: list[object]) -> No
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1))
-def test_integers_come_back(numbers: list[int]) -> None:
+def test_integers_are_read_as_themselves(numbers: list[int]) -> None:
     assert ids_of_text(pa.array(map(str, numbers))).to_pylist() == numbers
 
 
 @pytest.mark.parametrize(
     "word", ["NaN", "nan", "NULL", "null", "None", "<NA>", "N/A", "#N/A", r"\N"]
 )
-def test_words_for_nothing_are_ids_of_typed_files_alone(word: str) -> None:
+def test_words_for_a_missing_value_are_ids_in_typed_files_only(word: str) -> None:
     column = pa.array(["a", word])
     assert first_missing(column, text_file=True) == 1
     assert first_missing(column) == -1
     assert first_missing(column.dictionary_encode()) == -1
     sentence = missing_sentence("x.csv row 2", "query", word, text_file=True)
-    assert f"x.csv row 2: query is {word!r}, which in a file of text stands for nothing" in sentence
+    assert f"x.csv row 2: query is {word!r}, which in a text file means a missing value" in sentence
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_words_for_nothing_are_ids_of_typed_files_alone(word: str) -> None:
         pa.array(["a", ""], pa.large_string()),
     ],
 )
-def test_nothing_is_no_id_anywhere(column: pa.Array) -> None:
+def test_a_missing_cell_is_never_an_id(column: pa.Array) -> None:
     assert first_missing(column) == 1
 
 
-def test_words_that_are_ids() -> None:
+def test_words_that_only_resemble_a_missing_value_are_ids() -> None:
     words = pa.array(["NA", "nothing", "nullable", "Nan Goldin", " ", "0"])
     assert first_missing(words, text_file=True) == -1

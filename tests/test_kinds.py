@@ -1,4 +1,4 @@
-"""What every table of kinds keeps to, and the recipe's tables that are made of them."""
+"""Tables of kinds, and the recipe's tables that are made of them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_key_of_another_kind_is_refused_and_its_users_are_named(table: str, ki
 
 
 def test_a_recipe_is_checked_without_torch() -> None:
-    """Read by commands that are to answer in a moment, and by whoever made a typing error."""
+    """Commands read recipes to answer at once, also to report a typing error."""
     recipes = [str(path) for path in sorted((ROOT / "recipes").glob("*.toml"))]
     code = (
         "import sys\nfrom evergram.training.recipe import Recipe\n"
@@ -84,7 +84,7 @@ def test_a_recipe_is_checked_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_two_kinds_of_one_name_or_at_odds_about_a_key_are_refused(
+def test_two_kinds_that_share_a_name_or_disagree_on_a_key_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Slow(KindSettings):
@@ -136,7 +136,7 @@ def test_a_kind_that_is_added_is_allowed_from_then_on(monkeypatch: pytest.Monkey
         GramianRecipe.of({"kind": "window"})
 
 
-def test_an_encoder_that_python_hands_over_has_no_size_in_the_recipe(
+def test_an_encoder_that_is_passed_in_python_has_no_size_in_the_recipe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Handed(EncoderSettings):

@@ -1,4 +1,4 @@
-"""Whatever pydantic refuses is said in our words."""
+"""Whatever pydantic refuses is reported in plain words."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_wrong_value_is_named_with_what_it_must_be(values: Any, sentence: str)
     assert not GRAMMAR.search(text)
 
 
-def test_a_missing_key_and_json_that_is_none() -> None:
+def test_a_missing_key_and_invalid_json_are_named() -> None:
     class Needs(BaseModel):
         path: str
 
@@ -107,18 +107,18 @@ def test_no_key_of_a_recipe_lets_the_grammar_through(key: tuple[str, str], value
     try:
         Recipe.of(values)
     except RecipeError as error:
-        said = str(error)
-        assert said.startswith("The recipe: ")
-        assert not GRAMMAR.search(said.replace(repr(value), "")), said
-        assert "\n" not in said
+        message = str(error)
+        assert message.startswith("The recipe: ")
+        assert not GRAMMAR.search(message.replace(repr(value), "")), message
+        assert "\n" not in message
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(list(Probe.model_fields)), VALUES)
-def test_no_field_of_a_probe_does(name: str, value: Any) -> None:
+def test_no_field_of_a_probe_lets_the_grammar_through(name: str, value: Any) -> None:
     values = {"model": "a", "data": "b", "side": "query", "metric": "auc", name: value}
     try:
         Probe.model_validate(values)
     except ValidationError as error:
-        said = sentence_of(error, Probe)
-        assert not GRAMMAR.search(said.replace(repr(value), "")), said
+        sentence = sentence_of(error, Probe)
+        assert not GRAMMAR.search(sentence.replace(repr(value), "")), sentence

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-# Permissions of what nobody but its owner reads.
+# Permissions of a file that only its owner may read.
 OWNER_ALONE = 0o600
 
 
@@ -24,7 +24,7 @@ def part_of(path: Path, owner: str = "") -> Path:
     """Return the path beside `path` at which it is written.
 
     Args:
-        owner: tells apart several processes that may write it at once, where no lock does.
+        owner: a part of the name that is unique to the writer, if several may write at once.
     """
     return path.with_name(f".{path.name}{owner}.part")
 
@@ -55,8 +55,8 @@ def sync(path: Path) -> None:
 def replacing(path: Path, mode: int | None = None, owner: str = "") -> Iterator[IO[bytes]]:
     """Yield a new file to write, which replaces `path` when the block ends without an error.
 
-    What is at the new file's own path already, left by a killed process or laid there as a link to
-    some other file, is removed and never written to.
+    Whatever is at the new file's own path, left by a killed process or put there as a link to
+    another file, is removed and never written to.
 
     Args:
         mode: permissions of the file; None leaves them to the umask.
@@ -79,8 +79,8 @@ def replacing(path: Path, mode: int | None = None, owner: str = "") -> Iterator[
 
 @contextmanager
 def replacing_path(path: Path, owner: str = "") -> Iterator[Path]:
-    """Yield a path for a library that opens its files itself; what it wrote there replaces `path`
-    when the block ends without an error. Nothing is replaced if nothing was written.
+    """Yield a path for a library that opens its files itself; what it writes there replaces `path`
+    when the block ends without an error. If it writes nothing, nothing is replaced.
 
     Args:
         owner: see `part_of`.
@@ -102,7 +102,7 @@ def new_folder(folder: Path, mode: int | None = None) -> Iterator[Path]:
     """Yield a folder to fill, which becomes `folder` when the block ends without an error.
 
     Args:
-        folder: not there yet, or empty; what a killed process left beside it is removed.
+        folder: must not exist, or be empty; what a killed process left beside it is removed.
         mode: permissions of the files in it; None leaves them to the umask.
     """
     part = part_of(folder)
@@ -143,9 +143,9 @@ def write_text(path: Path, text: str, mode: int | None = None) -> None:
 
 
 def mirror_content(path: Path, content: bytes | None, mode: int | None = OWNER_ALONE) -> None:
-    """Give a file this content, if it has another; None removes it.
+    """Give a file this content, unless it has it already; None removes the file.
 
-    Several processes may do so at once, and several threads.
+    Several processes and threads may do so at once.
     """
     if content is None:
         path.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ def mirror_content(path: Path, content: bytes | None, mode: int | None = OWNER_A
 
 
 def make_folder(folder: Path, mode: int = OWNER_ALONE) -> None:
-    """Make a folder, where there is none, that may be entered by those who may read `mode`."""
+    """Make a folder, if there is none, for the users who may read a file of this mode."""
     if folder.is_dir():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -166,15 +166,17 @@ def make_folder(folder: Path, mode: int = OWNER_ALONE) -> None:
 
 
 def permit_folder(folder: Path, mode: int) -> None:
-    """Let those enter a folder who may read a file of this mode."""
-    # In a folder that hands on its group, a folder is made with that bit, which has to stay.
+    """Let users enter a folder if they may read a file of this mode."""
+    # Keep the setgid bit, which a folder inherits from one that hands on its group.
     kept = stat.S_IMODE(folder.stat().st_mode) & ~0o777
     folder.chmod(kept | mode | (mode & 0o444) >> 2)
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder at once: it gets a name that nobody reads, and goes file by file then. What a
-    killed process leaves of it is never taken for the whole."""
+    """Remove a folder at once: rename it to a name that nobody reads, then delete its files.
+
+    So what a killed process leaves is never taken for the whole folder.
+    """
     part = part_of(folder, ".removed")
     remove_tree(part)
     with suppress(OSError):
@@ -183,7 +185,8 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, a file, or a symbolic link alone; what cannot be removed stays."""
+    """Remove a folder, a file, or a symbolic link but not its target; ignore what cannot be
+    removed."""
     if path.is_symlink() or path.is_file():
         with suppress(OSError):
             path.unlink()

@@ -1,8 +1,8 @@
 """The rules for ids in files: which values are ids, and of which type.
 
-An id is an integer or a text, and keeps its form: `00017` in a CSV is a text, as the number would
-be 17. An empty cell, a null and a NaN are no ids. In a text file (CSV, TSV, one id a line) the word
-NULL cannot be told from a null, so such words are refused too; in a text column of Parquet or Arrow
+An id is an integer or a text, and keeps its form: `00017` in a CSV is a text, because the number
+would be 17. An empty cell, a null and a NaN are no ids. In a text file (CSV, TSV, one id a line)
+the word NULL may mean a null, so such words are refused too; in a text column of Parquet or Arrow
 they are texts like any other.
 """
 
@@ -20,7 +20,7 @@ NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 
 def first_missing(ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False) -> int:
-    """Return the row of the first cell that is no id; -1 where every cell is one.
+    """Return the row of the first cell that is no id; -1 if every cell is one.
 
     Args:
         text_file: whether the cells come from a text file, where words may mean a missing value.
@@ -49,7 +49,7 @@ def missing_sentence(where: str, name: str, cell: object, *, text_file: bool = F
     subject = f"{where}: {name or 'the id'} is"
     if text_file:
         return (
-            f"{subject} {cell!r}, which in a file of text stands for nothing; give it an id or "
+            f"{subject} {cell!r}, which in a text file means a missing value; give it an id or "
             "leave it out (if it is an id, write the table as Parquet)."
         )
     return f"{subject} {cell}; give it an id or leave it out."
@@ -58,8 +58,8 @@ def missing_sentence(where: str, name: str, cell: object, *, text_file: bool = F
 def ids_of_text(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return a column of a text file as ids.
 
-    Returns: int64 where every cell is an integer as programs print it; float64, which is no column
-        of ids, where every cell is a number and one is no integer; else the texts unchanged.
+    Returns: int64 if every cell is an integer as programs print it; float64, which is not a type of
+        ids, if every cell is a number and one has a decimal point; else the texts unchanged.
     """
     if _all_match(texts, INTEGER):
         try:

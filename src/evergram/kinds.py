@@ -2,11 +2,11 @@
 
 A room's `kinds.py` holds a settings model for each kind and one table of them, {kind: settings}.
 Recipes take their choices, keys and defaults from these tables; artefacts hold the kind's name. To
-add a kind from outside the package is to put its settings into the table:
+add a kind from outside the package, put its settings into the table:
 `ESTIMATORS["window"] = WindowSettings`.
 
-No `kinds.py` imports torch: a settings model imports its class when it builds one, so that a recipe
-is checked in a moment.
+No `kinds.py` imports torch: a settings model imports its class when it builds an object, so that a
+recipe is checked at once.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-# The numbers that settings are made of.
+# Types of numbers in settings.
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# One entry a version; the last holds for all later ones.
+# A list with one entry for each version; the last holds for all later ones.
 PerVersion = Annotated[list[Positive], Field(min_length=1), BeforeValidator(as_list)]
 
 

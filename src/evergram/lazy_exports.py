@@ -1,4 +1,4 @@
-"""Exports of a package that are imported when they are first used.
+"""Packages whose exports are imported at their first use.
 
 `import evergram.serving` loads none of the room's files, so a program that only wants the HTTP
 client does not wait for torch.
@@ -21,7 +21,7 @@ class LazyPackage(ModuleType):
     - The import system binds every submodule to its package: once `releasing/publish.py` was
       imported, `releasing.publish` would be that file and no longer the function in it.
       `__setattr__` binds the function.
-    - A type checker takes a package that defines `__getattr__` to have every name there is.
+    - A type checker assumes that a package which defines `__getattr__` has every name.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -55,9 +55,9 @@ def export_lazily(package: str, files: Mapping[str, str], folders: str = "") -> 
 
     Args:
         package: `__name__` of the package, from its `__init__.py`.
-        files: by a file's dotted name below the package, the names that the package exports of it,
-            with spaces between them.
-        folders: packages in the package that are imported at the first use too, likewise.
+        files: by a file's dotted name below the package, the names that the package exports from
+            it, separated by spaces.
+        folders: names of packages inside the package, which are imported at their first use too.
     """
     module = sys.modules[package]
     homes = {name: f"{package}.{file}" for file, names in files.items() for name in names.split()}

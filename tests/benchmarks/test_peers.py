@@ -1,4 +1,4 @@
-"""The peers are judged alike, whichever way their scores come."""
+"""Other libraries' models are judged in one way, whatever form their scores have."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def test_a_peer_fits_and_is_judged(split: Split, name: str) -> None:
     pytest.importorskip(name.split("-")[0])
     settings = {key: values[0] for key, values in PEERS[name].grids[0].items()}
     result = PEERS[name].fit(split, **settings)
-    found = judge(result, split, split.test)
+    metrics = judge(result, split, split.test)
     assert result.seconds > 0
-    assert all(0 < found[metric] < 1 for metric in METRICS)
+    assert all(0 < metrics[metric] < 1 for metric in METRICS)

@@ -1,4 +1,4 @@
-"""Every section of the benchmarks runs, in its tiny preset, and one's failure is not the next's."""
+"""Every section of the benchmarks runs, with --tiny, and a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_failure_does_not_stop_the_next(
     assert captured.err.rstrip().endswith("Failed: steps.")
 
 
-def test_what_needs_data_is_left_out_and_said(
+def test_sections_without_their_data_are_left_out_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("benchmarks.gowalla.DATA", tmp_path)

@@ -1,4 +1,4 @@
-"""What the text benchmark reads of an article: never the line that names its category."""
+"""The text benchmark never reads the line of an article that names its category."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def test_tf_idf_is_of_the_training_texts_alone() -> None:
     words = ["red", "blue", "green", "fish", "bird", "tree"]
     texts = [f"{a} {b} {c}" for a in words for b in words for c in words if a < b < c] * 2
     training = np.arange(len(texts)) % 3 > 0
-    found = text.tf_idf(texts, training, 3)
+    vectors = text.tf_idf(texts, training, 3)
     changed = [
         t if used else f"{t} stone stone river" for t, used in zip(texts, training, strict=True)
     ]
     again = text.tf_idf(changed, training, 3)
-    assert found.shape == (len(texts), 3)
-    assert np.array_equal(found, again)  # words that no training text has count for nothing
+    assert vectors.shape == (len(texts), 3)
+    assert np.array_equal(vectors, again)  # words that no training text has count for nothing
 
 
-def test_the_encoder_is_at_hand_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_encoder_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the network was asked for")
 
