@@ -17,7 +17,7 @@ from evergram.compatibility.chain import Chain
 from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError
 from evergram.lineage.artefact import Block
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.lineage.unseen_objects import id_hash, unseen_share
 
 
@@ -80,7 +80,7 @@ class CompatibilityLimits:
     amplification: float | None = None
 
 
-def diagnose_lineage(lineage: Lineage) -> list[Reading]:
+def diagnose_lineage(lineage: ReadOnlyLineage) -> list[Reading]:
     """Return a reading of each past version that is read, oldest first, and check all files.
 
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.

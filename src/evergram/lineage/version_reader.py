@@ -26,8 +26,8 @@ from evergram.errors import EvergramError, IntegrityError, ShapeError
 from evergram.lineage.artefact import Block, are_metrics
 from evergram.lineage.disk.manifest import EncoderRecord, Manifest, check_files
 from evergram.lineage.disk.tensor_files import load_tensors
-from evergram.lineage.pair_history import FILE as PAIRS
-from evergram.lineage.pair_history import read_trained_pairs
+from evergram.lineage.disk.trained_pairs import FILE as PAIRS
+from evergram.lineage.disk.trained_pairs import read_trained_pairs
 from evergram.lineage.publishing.publish_statistics import Moments
 from evergram.vector_files.parquet import to_block
 

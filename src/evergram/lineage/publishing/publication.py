@@ -11,33 +11,29 @@ import pyarrow.parquet as pq
 
 from evergram.atomic_files import new_folder, remove_folder
 from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
-from evergram.lineage import record_changes
-from evergram.lineage.artefact import Artefact, are_metrics, write_version
-from evergram.lineage.catalog import Catalog
+from evergram.lineage.artefact import Artefact, are_metrics
+from evergram.lineage.catalog import record_changes
+from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.consumers.probe_check import refuse_unprobed
 from evergram.lineage.disk.lineage_record import LineageRecord
 from evergram.lineage.disk.manifest import Manifest, sha256
 from evergram.lineage.disk.names import check_name
 from evergram.lineage.disk.permissions import file_mode
-from evergram.lineage.id_types import blocks_with_id_type, with_id_type
 from evergram.lineage.locks.training_claim import clear_work
 from evergram.lineage.locks.write_lock import clear_left, unchanged, write_record, writing
-from evergram.lineage.pair_history import PairHistory
+from evergram.lineage.pair_history import PairHistory, pair_history_of
+from evergram.lineage.publishing.id_types import blocks_with_id_type, with_id_type
 from evergram.lineage.publishing.lost_race import keep_lost
 from evergram.lineage.publishing.publish_statistics import RowSample, forward_map
+from evergram.lineage.publishing.version_writer import PublicationFacts, write_version
 from evergram.lineage.stored_embeddings import stored_file
 from evergram.vector_files.parquet import write_embeddings
 
 
-def publish_version(
-    catalog: Catalog, artefact: Artefact, pairs: PairHistory, *, promote: bool = True
-) -> int:
-    """Add a version to a lineage; see `Lineage.publish`. Returns: its number.
-
-    Args:
-        pairs: of the lineage, see `Lineage.pair_history`.
-    """
+def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = True) -> int:
+    """Add a version to a lineage; see `Lineage.publish`. Returns: its number."""
     number = catalog.next_version
+    pairs = pair_history_of(catalog)
     _check_fits(catalog, artefact)
     with writing(catalog.path, catalog.remote):
         record = _unchanged_record(catalog, artefact)
@@ -125,18 +121,14 @@ def _write(catalog: Catalog, artefact: Artefact, pairs: PairHistory) -> Manifest
             blocks = samples[side].through(blocks)
             write_embeddings(folder / f"{side}.parquet", blocks)
             hashes[side] = sha256(folder / f"{side}.parquet")
-    moments = {side: sample.moments() for side, sample in samples.items()}
+    facts = PublicationFacts(
+        hashes,
+        {side: sample.moments() for side, sample in samples.items()},
+        forward_map(samples, old),
+        pairs.new(artefact.trained),
+    )
     with new_folder(catalog.folder(number), mode) as folder:
-        return write_version(
-            folder,
-            f"{catalog.name}@v{number}",
-            number,
-            artefact,
-            hashes,
-            moments,
-            forward_map(samples, old),
-            pairs.new(artefact.trained),
-        )
+        return write_version(folder, catalog.name, number, artefact, facts)
 
 
 def check_id_types(catalog: Catalog, ids: Mapping[str, pa.Array]) -> None:

@@ -21,7 +21,7 @@ from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, LineageError
 from evergram.lineage.disk.manifest import EncoderRecord
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.retrieval.pretrained.encoder_folder import (
     EncoderFacts,
     read_encoder_folder,
@@ -54,7 +54,7 @@ class PretrainedEncoder:
     metrics: Mapping[str, Any]
 
     @classmethod
-    def of_version(cls, lineage: Lineage, version: int | str | None = None) -> Self:
+    def of_version(cls, lineage: ReadOnlyLineage, version: int | str | None = None) -> Self:
         """Return the encoder of a version of a lineage, by default production's.
 
         Raises: UnknownVersionError. LineageError: the version came from a file and has no encoder.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from evergram.errors import LineageError, UnknownVersionError
-from evergram.lineage import record_changes
+from evergram.lineage.catalog import record_changes
 from evergram.lineage.disk.lineage_record import FORMAT_VERSION, LineageRecord, Withdrawal
 
 WHY = Withdrawal(fingerprint="sha256:0", reason="a fault", when="2026-01-01T00:00:00+00:00")
