@@ -17,6 +17,7 @@ from evergram.lineage.locks.training_claim import training_claim
 from evergram.lineage.publishing.lost_race import read_lost
 from evergram.lineage.publishing.publication import check_id_types, publish_version
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.lineage.remote.training_note import training_note
 from evergram.lineage.version_reader import VersionReader
 
 
@@ -133,7 +134,7 @@ class Lineage(ReadOnlyLineage):
             are named in a warning.
         """
         remote = self._catalog.remote
-        elsewhere = nullcontext() if remote is None else remote.training()
+        elsewhere = nullcontext() if remote is None else training_note(remote.storage)
         with training_claim(self.work_dir, str(self)), elsewhere:
             try:
                 yield self.work_dir

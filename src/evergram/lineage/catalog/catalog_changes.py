@@ -73,7 +73,7 @@ class CatalogChanges:
         for folder in (catalog.embeddings_folder(number), catalog.folder(number)):
             shutil.rmtree(folder, ignore_errors=True)
             if catalog.remote is not None:
-                catalog.remote.remove(folder.relative_to(catalog.path).as_posix())
+                catalog.remote.storage.remove(folder.relative_to(catalog.path).as_posix())
 
     def retire(self, version: int | str) -> None:
         """End the reading of a version that neither a label nor a consumer is on."""

@@ -51,8 +51,8 @@ def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = Tru
             if stale.name not in map(str, kept):
                 remove_folder(stale)
     if catalog.remote is not None:
-        catalog.remote.keep_only("embeddings", map(str, kept))
-        catalog.remote.keep_only("versions", map(str, record.versions))
+        catalog.remote.storage.keep_only("embeddings", map(str, kept))
+        catalog.remote.storage.keep_only("versions", map(str, record.versions))
     clear_work(catalog.work_dir)
     return number
 
