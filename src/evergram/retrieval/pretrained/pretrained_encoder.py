@@ -24,6 +24,7 @@ from evergram.lineage.disk.manifest import EncoderRecord
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.retrieval.pretrained.encoder_folder import (
     EncoderFacts,
+    EncoderFolder,
     read_encoder_folder,
     write_encoder_folder,
 )
@@ -91,15 +92,11 @@ class PretrainedEncoder:
         Raises: DataError: the folder is there already, or cannot be written.
         """
         card = model_card(self.record, self.facts, self.metrics)
-        schema, state = self.module.schema, self.module.state_dict()
-        write_encoder_folder(
-            Path(folder),
-            (self.record, self.facts, self.metrics),
-            state,
-            schema.vocabularies,
-            card,
-            overwrite=overwrite,
+        vocabularies = self.module.schema.vocabularies
+        encoder = EncoderFolder(
+            self.record, self.facts, self.metrics, self.module.state_dict(), vocabularies
         )
+        write_encoder_folder(Path(folder), encoder, card, overwrite=overwrite)
 
     def __repr__(self) -> str:
         return f"PretrainedEncoder({self.record.kind}, dim {self.dim}, {self.facts.name})"
