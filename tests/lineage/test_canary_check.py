@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
+from tests.support.exact_versions import exact_lineage, exact_version
 
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
@@ -125,3 +126,29 @@ def test_files_are_checked_first(lineage: Lineage) -> None:
     path.write_text(path.read_text() + " ")
     with pytest.raises(IntegrityError, match="SHA-256"):
         diagnose_lineage(lineage)
+
+
+def test_the_diagnosis_goes_over_gaps(tmp_path: Path) -> None:
+    lineage = exact_lineage(tmp_path / "exact")
+    lineage.publish(exact_version(2, 1), promote=False)
+    lineage.withdraw(2, "a fault")
+    lineage.publish(exact_version(3, 1))
+    lineage.publish(exact_version(4, 3))
+    found = {r.version: r for r in diagnose_lineage(lineage)}
+    assert list(found) == [0, 1, 3]
+    for reading in found.values():
+        assert reading.measured is not None
+        assert reading.certificate is not None
+        assert reading.measured.relative < 1e-4
+        # A length to be relative to, even where the next number is that of the gap.
+        assert 0 <= reading.certificate.relative < 1e-4
+        assert reading.measured.objects == 5
+    assert found[0].certificate is not None
+    assert found[0].measured is not None
+    assert found[0].certificate.terms[2] == 0
+    assert set(found[0].measured.terms) == {1, 3, 4}
+    assert set(found[1].history) == {1, 3, 4}
+    lineage.label("keep", 3)
+    lineage.label("stable", 4)
+    lineage.retire(1)
+    assert [r.version for r in diagnose_lineage(lineage)] == [0, 3]

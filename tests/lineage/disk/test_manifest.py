@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forging import forge
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
@@ -167,3 +168,11 @@ def test_a_manifest_that_was_changed_contradicts_its_fingerprint(tmp_path: Path)
     del values["fingerprint"], values["check"]
     path.write_text(json.dumps(values))
     assert read_manifest(path.parent).fingerprint == lineage.manifest(0).fingerprint
+
+
+@pytest.mark.parametrize("side", ["../../../x", "/etc/x", "a/b", "", ".", "..", "a\n", "a" * 200])
+@pytest.mark.parametrize("table", ["embeddings", "files"])
+def test_a_name_in_a_manifest_is_a_name_of_a_file(lineage: Lineage, table: str, side: str) -> None:
+    forge(lineage.path / "versions/1/manifest.json", lambda f: f[table].update({side: "0" * 64}))
+    with pytest.raises(IntegrityError, match="cannot be the name of a file or a side"):
+        Lineage.open(lineage.path)

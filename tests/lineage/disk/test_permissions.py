@@ -1,0 +1,74 @@
+"""A new lineage is its owner's alone; whoever shares one says so once."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.lineages import publish
+from tests.support.probe_files import add_probe
+
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.fill import local_stores
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """Permissions by path, of all that is in a lineage but stores' own files."""
+    found = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if not name.startswith(("stores/", "backfills/")):
+            found[name] = stat.S_IMODE(path.stat().st_mode)
+    return found
+
+
+@pytest.fixture
+def usual_umask() -> Any:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_a_new_lineage_is_its_owners_alone(lineage: Lineage, tmp_path: Path) -> None:
+    add_probe(lineage, tmp_path)
+    for store in local_stores(lineage).values():
+        store.close()
+    lineage.label("kept", 0)
+    for name, mode in modes(lineage.path).items():
+        is_folder = (lineage.path / name).is_dir()
+        assert mode == (0o700 if is_folder else 0o600), name
+    assert {"lineage.json", "consumers.json", "stores", "probes"} <= modes(lineage.path).keys()
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_what_is_shared_once_stays_shared(lineage: Lineage, tmp_path: Path) -> None:
+    """`chmod -R g+rX DIR`: what comes later has the permissions of `lineage.json`."""
+    for path in [lineage.path, *lineage.path.rglob("*")]:
+        path.chmod(path.stat().st_mode | (0o2050 if path.is_dir() else 0o040))
+    publish(lineage, 2)
+    lineage.label("kept", 1)
+    add_probe(lineage, tmp_path)
+    for name, mode in modes(lineage.path).items():
+        is_folder = (lineage.path / name).is_dir()
+        assert mode & 0o777 == (0o750 if is_folder else 0o640), name
+        if is_folder:
+            # Who comes later is in the same group.
+            assert mode & 0o2000, name
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_a_lineage_that_everybody_reads_tells_no_tokens(lineage: Lineage, tmp_path: Path) -> None:
+    """Such as one that was made before: its versions stay readable, consumers' files do not."""
+    for path in [lineage.path, *lineage.path.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    publish(lineage, 2)
+    probe = add_probe(lineage, tmp_path)
+    found = modes(lineage.path)
+    assert found["versions/2/manifest.json"] == found["lineage.json"] == 0o644
+    assert found["embeddings/2"] == 0o755
+    assert found["consumers.json"] == found[probe.model] == 0o640
+    assert found["probes"] == 0o750

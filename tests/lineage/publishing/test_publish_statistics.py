@@ -1,0 +1,79 @@
+"""Statistics of published vectors: their moments, and the map forward to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from tests.support.exact_versions import SIDE, exact_version
+
+from evergram.compatibility.transforms import LinearTransform
+from evergram.errors import LineageError
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
+
+
+def test_the_map_forward_is_what_least_squares_finds(tmp_path: Path) -> None:
+    """Against numpy's solution on the same pairs; ids in another order, some on one side only."""
+    draw = torch.Generator().manual_seed(0)
+    old = torch.randn(400, 3, generator=draw)
+    plant = torch.randn(3, 4, generator=draw)
+    noise = 0.01 * torch.randn(400, 4, generator=draw)
+    new = old @ plant + 2.0 + noise
+    order = torch.randperm(400, generator=draw)
+    lineage = Lineage.create(tmp_path / "lineage")
+    ids = pa.array(range(400))
+    one = exact_version(0, None)
+    lineage.publish(
+        Artefact(3, {SIDE: (ids.slice(0, 300), old[:300])}, None, one.metrics, one.recipe)
+    )
+    assert lineage.forward(0, 0) is not None
+    back = LinearTransform.from_matrix(torch.randn(3, 4, generator=draw))
+    shuffled = (ids.take(pa.array(order.numpy())).cast(pa.string()), new[order])
+    lineage.publish(Artefact(4, {SIDE: shuffled}, back, one.metrics, one.recipe))
+    found = lineage.forward(0, 1)
+    assert found is not None
+    weight, offset = found
+    ones = torch.ones(300, 1, dtype=torch.float64)
+    design = torch.cat([old[:300].double(), ones], dim=1)
+    expected = torch.linalg.lstsq(design, new[:300].double(), driver="gelsd").solution
+    torch.testing.assert_close(weight, expected[:3].T, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(offset, expected[3], rtol=1e-3, atol=1e-3)
+    count, mean, second = lineage.moments(1)[SIDE]
+    wide = new.double()
+    assert count == 400
+    torch.testing.assert_close(mean, wide.mean(0))
+    torch.testing.assert_close(second, wide.T @ wide / 400)
+    with pytest.raises(LineageError, match="Version 0 is before version 1"):
+        lineage.forward(1, 0)
+
+
+def test_too_few_pairs_give_no_map_forward(tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path / "lineage")
+    one = exact_version(0, None)
+    few = (pa.array(range(8)), torch.randn(8, 3))
+    lineage.publish(Artefact(3, {SIDE: few}, None, one.metrics, one.recipe))
+    back = LinearTransform.from_matrix(torch.eye(3))
+    lineage.publish(Artefact(3, {SIDE: few}, back, one.metrics, one.recipe))
+    assert lineage.forward(0, 1) is None
+    assert lineage.moments(1)[SIDE][0] == 8
+
+
+def test_of_many_rows_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergram.lineage.publishing.publish_statistics.LEAST_ROWS", 90)
+    lineage = Lineage.create(tmp_path / "lineage")
+    one = exact_version(0, None)
+    draw = torch.Generator().manual_seed(0)
+    old = torch.randn(40_000, 2, generator=draw)  # more than a block
+    ids = pa.array(range(40_000))
+    lineage.publish(Artefact(2, {SIDE: (ids, old)}, None, one.metrics, one.recipe))
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+    back = LinearTransform.from_matrix(turn.T)
+    new = (ids.slice(0, 39_999), (old @ turn.T)[:39_999])
+    lineage.publish(Artefact(2, {SIDE: new}, back, one.metrics, one.recipe))
+    assert lineage.moments(1)[SIDE][0] == 79
+    found = lineage.forward(0, 1)
+    assert found is not None
+    torch.testing.assert_close(found[0], turn.double(), rtol=1e-4, atol=1e-4)
