@@ -29,7 +29,7 @@ def vectors() -> list[torch.Tensor]:
 @pytest.fixture
 def lineage(tmp_path: Path, vectors: list[torch.Tensor]) -> Lineage:
     """Three versions of twenty objects from files; version 2 keeps fewer canaries."""
-    found = Lineage.create(tmp_path / "lineage")
+    line = Lineage.create(tmp_path / "lineage")
     ids = pa.array([f"object {i}" for i in range(20)])
     for n, z in enumerate(vectors):
         transform = LinearTransform(DIMS[n - 1], DIMS[n]) if n else None
@@ -38,7 +38,7 @@ def lineage(tmp_path: Path, vectors: list[torch.Tensor]) -> Lineage:
             with torch.no_grad():
                 error = StepError.of(transform(z), vectors[n - 1])
         kept = 20 if n < 2 else 15
-        found.publish(
+        line.publish(
             Artefact(
                 dim=DIMS[n],
                 embeddings={"object": (ids, z)},
@@ -49,7 +49,7 @@ def lineage(tmp_path: Path, vectors: list[torch.Tensor]) -> Lineage:
                 error=error,
             )
         )
-    return Lineage.open(found.path)
+    return Lineage.open(line.path)
 
 
 def rms(delta: torch.Tensor) -> float:
@@ -93,19 +93,19 @@ def test_limits(lineage: Lineage) -> None:
     readings = diagnose_lineage(lineage)
     assert past_limits(readings, CompatibilityLimits()) == []
     assert past_limits(readings, CompatibilityLimits(1e9, 1e9, 1e9)) == []
-    found = past_limits(readings, CompatibilityLimits(error=1e-9, amplification=1e-9))
-    assert len(found) == 4
-    assert "Version 0: its error is" in found[0]
-    assert "past the limit of 1e-09" in found[0]
+    sentences = past_limits(readings, CompatibilityLimits(error=1e-9, amplification=1e-9))
+    assert len(sentences) == 4
+    assert "Version 0: its error is" in sentences[0]
+    assert "past the limit of 1e-09" in sentences[0]
     with pytest.raises(DataError, match="limit of the bound is nan"):
         past_limits(readings, CompatibilityLimits(bound=math.nan))
 
 
 def test_what_is_not_known_is_past_any_limit(tmp_path: Path) -> None:
-    found = Lineage.create(tmp_path / "lineage")
+    lineage = Lineage.create(tmp_path / "lineage")
     ids = pa.array(["a", "b"])
     for n in (0, 1):
-        found.publish(
+        lineage.publish(
             Artefact(
                 dim=2,
                 embeddings={"object": (ids, torch.eye(2))},
@@ -114,7 +114,7 @@ def test_what_is_not_known_is_past_any_limit(tmp_path: Path) -> None:
                 recipe={},
             )
         )
-    readings = diagnose_lineage(found)
+    readings = diagnose_lineage(lineage)
     assert (readings[0].measured, readings[0].certificate) == (None, None)
     assert (
         "nothing is known of its bound" in past_limits(readings, CompatibilityLimits(bound=9.0))[0]
@@ -134,20 +134,20 @@ def test_the_diagnosis_goes_over_gaps(tmp_path: Path) -> None:
     lineage.withdraw(2, "a fault")
     lineage.publish(exact_version(3, 1))
     lineage.publish(exact_version(4, 3))
-    found = {r.version: r for r in diagnose_lineage(lineage)}
-    assert list(found) == [0, 1, 3]
-    for reading in found.values():
+    readings = {r.version: r for r in diagnose_lineage(lineage)}
+    assert list(readings) == [0, 1, 3]
+    for reading in readings.values():
         assert reading.measured is not None
         assert reading.certificate is not None
         assert reading.measured.relative < 1e-4
         # A length to be relative to, even where the next number is that of the gap.
         assert 0 <= reading.certificate.relative < 1e-4
         assert reading.measured.objects == 5
-    assert found[0].certificate is not None
-    assert found[0].measured is not None
-    assert found[0].certificate.terms[2] == 0
-    assert set(found[0].measured.terms) == {1, 3, 4}
-    assert set(found[1].history) == {1, 3, 4}
+    assert readings[0].certificate is not None
+    assert readings[0].measured is not None
+    assert readings[0].certificate.terms[2] == 0
+    assert set(readings[0].measured.terms) == {1, 3, 4}
+    assert set(readings[1].history) == {1, 3, 4}
     lineage.label("keep", 3)
     lineage.label("stable", 4)
     lineage.retire(1)

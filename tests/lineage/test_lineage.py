@@ -119,17 +119,17 @@ def test_death_at_any_moment_of_a_publication_leaves_the_lineage_whole(
         process = context.Process(target=_die_at, args=(call, copy))
         process.start()
         process.join()
-        found = Lineage.open(copy)
+        reopened = Lineage.open(copy)
         if process.exitcode == 0:
-            assert found.newest == 3
+            assert reopened.newest == 3
             break
         died += 1
-        assert found.newest in (2, 3)
-        if found.newest == 2:
+        assert reopened.newest in (2, 3)
+        if reopened.newest == 2:
             left = contents(copy)
             assert {k: left[k] for k in before} == before
             # The next publication clears away what was left and succeeds.
-            assert found.publish(artefact(5, 4, seed=3)) == 3
+            assert reopened.publish(artefact(5, 4, seed=3)) == 3
         assert Lineage.open(copy).view(0).embeddings("query")[1].shape == (3, 2)
         assert not list(copy.rglob(".*.part"))
     assert died > 10
@@ -143,6 +143,6 @@ def test_a_publication_against_an_older_state_is_refused(lineage: Lineage) -> No
         stale.publish(artefact(6, 4))
     with pytest.raises(LineageError, match="open it again"):
         stale.embeddings("query")
-    kept = contents(lineage.path)
-    # Beside the lineage the model that came too late is kept; see test_nothing_silent.
-    assert {k: v for k, v in kept.items() if not k.startswith(".work/lost/")} == before
+    after = contents(lineage.path)
+    # Beside the lineage the model that came too late is after; see test_nothing_silent.
+    assert {k: v for k, v in after.items() if not k.startswith(".work/lost/")} == before

@@ -40,8 +40,8 @@ def tensors(**changed: torch.Tensor | None) -> Callable[[Path], None]:
     """A file of tensors with some others in their place, or without them."""
 
     def write(path: Path) -> None:
-        found = {**load_file(path), **changed}
-        save_file({k: v for k, v in found.items() if v is not None}, path)
+        changed_tensors = {**load_file(path), **changed}
+        save_file({k: v for k, v in changed_tensors.items() if v is not None}, path)
 
     return write
 
@@ -110,7 +110,7 @@ def test_contents_that_do_not_fit_are_an_error(
     for version in range(2):
         back = None if not version else LinearTransform.from_matrix(torch.eye(6, 8))
         vectors = vectors_of(version)
-        found = Artefact(
+        artefact = Artefact(
             dim=vectors.shape[1],
             embeddings={"object": (ids, vectors)},
             transform=back,
@@ -119,7 +119,7 @@ def test_contents_that_do_not_fit_are_an_error(
             canaries={"object": (ids[:20], vectors[:20])},
             trained=("line", TrainedPairs(np.array([7 + version], np.uint32))),
         )
-        lineage.publish(found)
+        lineage.publish(artefact)
     read(Lineage.open(lineage.path))
     path = rewritten(lineage, name, content)
     with pytest.raises(EvergramError, match=name):
@@ -136,11 +136,11 @@ FILES = [
 
 
 def read_everything(path: Path) -> None:
-    found = Lineage.open(path)
+    lineage = Lineage.open(path)
     for n in range(3):
-        found.encoder_parts(n)
-        found.metrics(n)
-        found.view(n).embeddings("query")
+        lineage.encoder_parts(n)
+        lineage.metrics(n)
+        lineage.view(n).embeddings("query")
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -34,9 +34,9 @@ def test_a_view_is_the_product_of_the_transforms(lineage: Lineage) -> None:
     expected = {2: z, 1: z @ steps[1].T, 0: z @ steps[1].T @ steps[0].T}
     for version, vectors in expected.items():
         view = lineage.view(version)
-        ids, found = view.embeddings("query")
+        ids, read = view.embeddings("query")
         assert ids.to_pylist() == ["a", "b", "c"]
-        torch.testing.assert_close(found, vectors)
+        torch.testing.assert_close(read, vectors)
         assert (view.version, view.source, view.dim) == (version, 2, vectors.shape[1])
     assert torch.equal(lineage.view().embeddings("query")[1], z)
 

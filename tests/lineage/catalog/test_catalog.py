@@ -42,13 +42,13 @@ def test_format_1_is_still_read(lineage: Lineage) -> None:
     expected = lineage.view(0).embeddings("query")[1]
     for path in (lineage.path, *(lineage.path / "versions").iterdir()):
         file = path / ("lineage.json" if path == lineage.path else "manifest.json")
-        found = json.loads(file.read_text())
-        if "format_version" in found:
-            found = {k: found[k] for k in ("name", "versions")} | {"format_version": 1}
+        facts = json.loads(file.read_text())
+        if "format_version" in facts:
+            facts = {k: facts[k] for k in ("name", "versions")} | {"format_version": 1}
         else:
-            del found["fingerprint"], found["check"]
-            found["transform"] = found["transform"] and found["transform"]["kind"]
-        file.write_text(json.dumps(found))
+            del facts["fingerprint"], facts["check"]
+            facts["transform"] = facts["transform"] and facts["transform"]["kind"]
+        file.write_text(json.dumps(facts))
     again = Lineage.open(lineage.path)
     assert torch.equal(again.view(0).embeddings("query")[1], expected)
 

@@ -33,11 +33,11 @@ def stored(lineage: Lineage) -> list[int]:
 
 
 def pin(lineage: Lineage, **consumers: str) -> None:
-    kept = ConsumerRegistry.open(lineage.path)
-    for consumer in kept.list():
-        kept.remove(consumer.name)
+    registry = ConsumerRegistry.open(lineage.path)
+    for consumer in registry.list():
+        registry.remove(consumer.name)
     for name, to in consumers.items():
-        kept.add(name, to, lineage.resolve)
+        registry.add(name, to, lineage.resolve)
 
 
 def reads(lineage: Lineage, version: int | str, source: int | None = None) -> Tensor:
@@ -48,21 +48,21 @@ def test_a_version_that_is_not_promoted_is_beside_the_one_in_production(lineage:
     assert (lineage.labels, lineage.production) == ({}, 1)
     lineage.publish(exact_version(2, 1), promote=False)
     again = Lineage.open(lineage.path)
-    for found in (lineage, again):
-        assert (found.newest, found.production) == (2, 1)
-        assert found.labels == {"stable": 1}
-        assert found.resolve(None) == found.resolve("stable") == 1
-        assert found.versions_with_embeddings == stored(found) == [1, 2]
+    for line in (lineage, again):
+        assert (line.newest, line.production) == (2, 1)
+        assert line.labels == {"stable": 1}
+        assert line.resolve(None) == line.resolve("stable") == 1
+        assert line.versions_with_embeddings == stored(line) == [1, 2]
         # Each by its own embeddings, and the older one through the chain too.
-        assert torch.equal(found.embeddings(SIDE, 1)[1], vectors_of(1))
-        assert torch.equal(found.embeddings(SIDE)[1], vectors_of(2))
-        assert torch.equal(reads(found, "stable", source=1), vectors_of(1))
-        torch.testing.assert_close(reads(found, "stable"), vectors_of(1), rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(reads(found, 0, source=1), vectors_of(0), rtol=1e-4, atol=1e-4)
+        assert torch.equal(line.embeddings(SIDE, 1)[1], vectors_of(1))
+        assert torch.equal(line.embeddings(SIDE)[1], vectors_of(2))
+        assert torch.equal(reads(line, "stable", source=1), vectors_of(1))
+        torch.testing.assert_close(reads(line, "stable"), vectors_of(1), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(reads(line, 0, source=1), vectors_of(0), rtol=1e-4, atol=1e-4)
         with pytest.raises(LineageError, match=r"embeddings of version 0 .* those of 1, 2 are"):
-            found.embeddings(SIDE, 0)
+            line.embeddings(SIDE, 0)
         with pytest.raises(UnknownVersionError, match="back only"):
-            found.view(2, source=1)
+            line.view(2, source=1)
 
 
 def test_promotion_and_roll_back(lineage: Lineage) -> None:
@@ -98,18 +98,18 @@ def test_a_withdrawn_version_leaves_its_number_and_an_identity(lineage: Lineage)
     fingerprint = lineage.manifest(2).fingerprint
     lineage.withdraw(2, "  trained on last year's data ")
     again = Lineage.open(lineage.path)
-    for found in (lineage, again):
-        assert (found.newest, found.production, found.next_version) == (1, 1, 3)
-        assert [m.version for m in found.versions] == [0, 1]
-        assert found.withdrawn[2].reason == "trained on last year's data"
-        assert found.withdrawn[2].fingerprint == fingerprint
-        assert found.version_of(fingerprint) == 2
-        assert torch.equal(reads(found, 1), vectors_of(1))
-        assert found.chain.dim(2) == DIMS[1]
+    for line in (lineage, again):
+        assert (line.newest, line.production, line.next_version) == (1, 1, 3)
+        assert [m.version for m in line.versions] == [0, 1]
+        assert line.withdrawn[2].reason == "trained on last year's data"
+        assert line.withdrawn[2].fingerprint == fingerprint
+        assert line.version_of(fingerprint) == 2
+        assert torch.equal(reads(line, 1), vectors_of(1))
+        assert line.chain.dim(2) == DIMS[1]
         with pytest.raises(UnknownVersionError, match=r"withdrawn .trained on last year"):
-            found.view(2)
+            line.view(2)
         with pytest.raises(UnknownVersionError, match="withdrawn"):
-            found.manifest(2)
+            line.manifest(2)
     assert stored(lineage) == [1]
     # The next one has the next number, and leads over the gap.
     assert again.publish(exact_version(3, 1)) == 3
@@ -241,13 +241,13 @@ def test_death_at_any_moment_of_a_withdrawal_is_before_or_after_it(
         process = context.Process(target=_die_at, args=(call, lineage.path))
         process.start()
         process.join()
-        found = Lineage.open(lineage.path)
-        found.check()
-        ends.add((process.exitcode, found.newest))
-        if found.newest == 0:
-            assert found.publish(exact_version(1, 0)) == 2
-            kept = sorted(p.name for p in (found.path / "versions").iterdir())
-            assert kept == ["0", "2"]
+        reopened = Lineage.open(lineage.path)
+        reopened.check()
+        ends.add((process.exitcode, reopened.newest))
+        if reopened.newest == 0:
+            assert reopened.publish(exact_version(1, 0)) == 2
+            folders = sorted(p.name for p in (reopened.path / "versions").iterdir())
+            assert folders == ["0", "2"]
         if process.exitcode == 0:
             break
     assert ends == {(9, 1), (9, 0), (0, 0)}

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.consumer_versions import resolve
 from tests.support.forging import forge
 from tests.support.probe_files import add_probe
 
 from evergram.errors import IntegrityError
+from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 
@@ -45,3 +47,11 @@ def test_a_forged_path_of_a_probe_is_refused(lineage: Lineage, tmp_path: Path, n
     assert forged is not None
     with pytest.raises(IntegrityError):
         ConsumerRegistry.open(lineage.path).probe_files(forged)
+
+
+def test_a_damaged_probe_is_noticed(tmp_path: Path, probe: Probe) -> None:
+    kept = ConsumerRegistry.open(tmp_path).add("a", "v0", resolve, probe=probe).probe
+    assert kept is not None
+    (tmp_path / kept.data).write_bytes(b"rowz")
+    with pytest.raises(IntegrityError, match="SHA-256 differs"):
+        ConsumerRegistry.open(tmp_path).probe_files(kept)

@@ -100,9 +100,9 @@ def test_each_part_of_a_training_makes_another_identity(
         place = changed[way[0]] if way else changed
         if place[last] != value:
             place[last] = value
-            found = identity(changed)
-            assert found not in seen, path
-            seen.add(found)
+            other = identity(changed)
+            assert other not in seen, path
+            seen.add(other)
 
 
 @given(values=trained(), hashes=HASHES)
@@ -136,15 +136,15 @@ def model(scale: float = 1.0, seed: int = 3) -> Artefact:
 
 
 def test_the_same_training_published_twice(tmp_path: Path) -> None:
-    found = []
+    fingerprints = []
     for number, made in enumerate((model(), model(), model(2.0), model(seed=4))):
         lineage = Lineage.create(tmp_path / str(number), f"name{number}")
         lineage.publish(made)
-        found.append(lineage.manifest(0).fingerprint)
-        assert lineage.version_of(found[-1]) == 0
+        fingerprints.append(lineage.manifest(0).fingerprint)
+        assert lineage.version_of(fingerprints[-1]) == 0
         assert lineage.version_of("sha256:" + "0" * 64) is None
-    assert found[0] == found[1]
-    assert len(set(found)) == 3
+    assert fingerprints[0] == fingerprints[1]
+    assert len(set(fingerprints)) == 3
 
 
 def test_a_lineage_knows_its_versions_by_it(tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ def test_links_that_stay_inside_are_followed(lineage: Lineage, tmp_path: Path) -
     place.rename(lineage.path / "kept.json")
     place.symlink_to(lineage.path / "kept.json")
     (tmp_path / "here").symlink_to(lineage.path)
-    found = Lineage.open(tmp_path / "here")
-    found.check()
-    publish(found, 2)
+    linked = Lineage.open(tmp_path / "here")
+    linked.check()
+    publish(linked, 2)
     assert Lineage.open(lineage.path).newest == 2
 
 

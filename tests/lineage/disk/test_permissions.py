@@ -17,12 +17,12 @@ from evergram.retrieval.fill import local_stores
 
 def modes(folder: Path) -> dict[str, int]:
     """Permissions by path, of all that is in a lineage but stores' own files."""
-    found = {}
+    permissions = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if not name.startswith(("stores/", "backfills/")):
-            found[name] = stat.S_IMODE(path.stat().st_mode)
-    return found
+            permissions[name] = stat.S_IMODE(path.stat().st_mode)
+    return permissions
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def test_a_lineage_that_everybody_reads_tells_no_tokens(lineage: Lineage, tmp_pa
         path.chmod(0o755 if path.is_dir() else 0o644)
     publish(lineage, 2)
     probe = add_probe(lineage, tmp_path)
-    found = modes(lineage.path)
-    assert found["versions/2/manifest.json"] == found["lineage.json"] == 0o644
-    assert found["embeddings/2"] == 0o755
-    assert found["consumers.json"] == found[probe.model] == 0o640
-    assert found["probes"] == 0o750
+    permissions = modes(lineage.path)
+    assert permissions["versions/2/manifest.json"] == permissions["lineage.json"] == 0o644
+    assert permissions["embeddings/2"] == 0o755
+    assert permissions["consumers.json"] == permissions[probe.model] == 0o640
+    assert permissions["probes"] == 0o750

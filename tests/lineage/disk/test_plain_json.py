@@ -11,7 +11,7 @@ from evergram.lineage.lineage import Lineage
 
 
 def test_what_could_not_be_measured_is_null_in_json(tmp_path: Path) -> None:
-    found = Lineage.create(tmp_path / "lineage")
+    lineage = Lineage.create(tmp_path / "lineage")
     nothing = {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": 2}}
-    found.publish(dataclasses.replace(artefact(2), metrics=nothing))
-    assert found.metrics(0) == {"a": None, "b": [1.0, None], "c": {"d": 2}}
+    lineage.publish(dataclasses.replace(artefact(2), metrics=nothing))
+    assert lineage.metrics(0) == {"a": None, "b": [1.0, None], "c": {"d": 2}}

@@ -66,7 +66,9 @@ def test_metrics_that_could_not_be_read_are_not_published(
     lineage: Lineage, metrics: dict[str, Any]
 ) -> None:
     vectors = lineage.embeddings("object")
-    found = Artefact(8, {"object": vectors}, LinearTransform.from_matrix(torch.eye(8)), metrics, {})
+    artefact = Artefact(
+        8, {"object": vectors}, LinearTransform.from_matrix(torch.eye(8)), metrics, {}
+    )
     with pytest.raises(DataError, match="nothing was published"):
-        lineage.publish(found)
+        lineage.publish(artefact)
     assert Lineage.open(lineage.path).newest == 1

@@ -33,9 +33,9 @@ def test_the_map_forward_is_what_least_squares_finds(tmp_path: Path) -> None:
     back = LinearTransform.from_matrix(torch.randn(3, 4, generator=draw))
     shuffled = (ids.take(pa.array(order.numpy())).cast(pa.string()), new[order])
     lineage.publish(Artefact(4, {SIDE: shuffled}, back, one.metrics, one.recipe))
-    found = lineage.forward(0, 1)
-    assert found is not None
-    weight, offset = found
+    forward = lineage.forward(0, 1)
+    assert forward is not None
+    weight, offset = forward
     ones = torch.ones(300, 1, dtype=torch.float64)
     design = torch.cat([old[:300].double(), ones], dim=1)
     expected = torch.linalg.lstsq(design, new[:300].double(), driver="gelsd").solution
@@ -74,6 +74,6 @@ def test_of_many_rows_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     new = (ids.slice(0, 39_999), (old @ turn.T)[:39_999])
     lineage.publish(Artefact(2, {SIDE: new}, back, one.metrics, one.recipe))
     assert lineage.moments(1)[SIDE][0] == 79
-    found = lineage.forward(0, 1)
-    assert found is not None
-    torch.testing.assert_close(found[0], turn.double(), rtol=1e-4, atol=1e-4)
+    forward = lineage.forward(0, 1)
+    assert forward is not None
+    torch.testing.assert_close(forward[0], turn.double(), rtol=1e-4, atol=1e-4)

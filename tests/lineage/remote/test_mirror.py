@@ -128,14 +128,14 @@ def test_a_publication_that_breaks_off_leaves_it_as_it_was(
     while True:
         with monkeypatch.context() as patch:
             Refusing(patch, n, ConnectionError("the line is dead"))
-            said = ""
+            message = ""
             try:
                 lineage.publish(artefact(4, 3, seed=2))
             except LineageError as error:
-                said = str(error)
-        if not said:
+                message = str(error)
+        if not message:
             break
-        assert "the line is dead; the lineage is as it was" in said
+        assert "the line is dead; the lineage is as it was" in message
         # Every reader has what there was, and so does the object itself.
         after = bucket_files()
         assert {name: after[name] for name in before} == before
