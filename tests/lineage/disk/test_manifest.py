@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
 from evergram.errors import IntegrityError
 from evergram.lineage.artefact import Artefact, EncoderParts
-from evergram.lineage.disk.manifest import Manifest, read_manifest
+from evergram.lineage.disk.manifest import (
+    Manifest,
+    TransformRecord,
+    check_files,
+    read_manifest,
+    sha256,
+)
 from evergram.lineage.lineage import Lineage
 
 PLAIN = st.recursive(
@@ -176,3 +183,35 @@ def test_a_name_in_a_manifest_is_a_name_of_a_file(lineage: Lineage, table: str, 
     forge(lineage.path / "versions/1/manifest.json", lambda f: f[table].update({side: "0" * 64}))
     with pytest.raises(IntegrityError, match="cannot be the name of a file or a side"):
         Lineage.open(lineage.path)
+
+
+def test_files_are_compared_with_their_hashes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    hashes = {"a": hashlib.sha256(b"x").hexdigest()}
+    assert sha256(tmp_path / "a") == hashes["a"]
+    check_files(tmp_path, hashes)
+    with pytest.raises(IntegrityError, match="b is missing; restore it from a copy"):
+        check_files(tmp_path, {**hashes, "b": "0" * 64})
+    (tmp_path / "a").write_bytes(b"y")
+    with pytest.raises(IntegrityError, match=r"a is not the file that was published \(its SHA-256"):
+        check_files(tmp_path, hashes)
+
+
+def test_a_manifest_without_a_checksum_is_refused_unless_it_is_older(lineage: Lineage) -> None:
+    folder = lineage.path / "versions" / "1"
+    facts = json.loads((folder / "manifest.json").read_text())
+    del facts["check"]
+    (folder / "manifest.json").write_text(json.dumps(facts))
+    with pytest.raises(IntegrityError, match=r"manifest\.json is damaged: it has no checksum"):
+        read_manifest(folder)
+    del facts["fingerprint"]
+    (folder / "manifest.json").write_text(json.dumps(facts))
+    assert read_manifest(folder).fingerprint == lineage.manifest(1).fingerprint
+    (folder / "manifest.json").unlink()
+    with pytest.raises(IntegrityError, match=r"manifest\.json cannot be read: No such file"):
+        read_manifest(folder)
+
+
+def test_a_transform_of_no_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be one of 'linear', 'truncate'"):
+        TransformRecord(kind="unheard_of")

@@ -13,7 +13,7 @@ from tests.support.outside import SECRET
 
 from evergram.errors import IntegrityError
 from evergram.lineage.consumers.registry import ConsumerRegistry
-from evergram.lineage.disk.path_check import PARTS
+from evergram.lineage.disk.path_check import PARTS, check_inside, check_parts, check_tree
 from evergram.lineage.lineage import Lineage
 
 
@@ -96,3 +96,20 @@ def test_nothing_is_written_through_a_link(lineage: Lineage, outside: Path) -> N
     ConsumerRegistry.open(lineage.path).add("ads", "v0", lineage.resolve)
     assert (outside / "own").read_bytes() == SECRET
     assert Lineage.open(lineage.path).labels == {"kept": 0}
+
+
+def test_paths_without_links_are_inside_whether_or_not_they_are_there(tmp_path: Path) -> None:
+    check_inside(tmp_path, tmp_path, tmp_path / "not" / "there")
+    with pytest.raises(IntegrityError, match=r"leads to .*, outside of the lineage's folder"):
+        check_inside(tmp_path / "line", tmp_path / "line-2")
+
+
+def test_a_tree_is_searched_at_any_depth(tmp_path: Path) -> None:
+    deep = tmp_path / "line" / "a" / "b"
+    deep.mkdir(parents=True)
+    (deep / "inside").symlink_to(tmp_path / "line")
+    check_tree(tmp_path / "line", tmp_path / "line" / "a")
+    (deep / "out").symlink_to(tmp_path)
+    check_parts(tmp_path / "line")
+    with pytest.raises(IntegrityError, match="by a symbolic link; nothing is read or written"):
+        check_tree(tmp_path / "line", tmp_path / "line" / "a")

@@ -11,6 +11,7 @@ import pytest
 from tests.support.lineages import publish
 from tests.support.probe_files import add_probe
 
+from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.fill import local_stores
 
@@ -72,3 +73,11 @@ def test_a_lineage_that_everybody_reads_tells_no_tokens(lineage: Lineage, tmp_pa
     assert permissions["embeddings/2"] == 0o755
     assert permissions["consumers.json"] == permissions[probe.model] == 0o640
     assert permissions["probes"] == 0o750
+
+
+def test_new_files_have_the_permissions_of_the_record(tmp_path: Path) -> None:
+    assert file_mode(tmp_path) == 0o600
+    (tmp_path / "lineage.json").write_text("{}")
+    (tmp_path / "lineage.json").chmod(0o755)
+    # A file is not run.
+    assert file_mode(tmp_path) == 0o644

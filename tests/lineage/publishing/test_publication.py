@@ -6,14 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
+from tests.support.artefacts import artefact
 from tests.support.exact_versions import SIDE, exact_lineage, exact_version
+from tests.support.lineages import lineage_of
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import (
     DataError,
     LineageError,
+    ShapeError,
 )
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
@@ -72,3 +76,17 @@ def test_metrics_that_could_not_be_read_are_not_published(
     with pytest.raises(DataError, match="nothing was published"):
         lineage.publish(artefact)
     assert Lineage.open(lineage.path).newest == 1
+
+
+def test_ids_of_another_type_are_refused_before_training(tmp_path: Path) -> None:
+    lineage = lineage_of(tmp_path / "numbers", versions=1)
+    lineage.check_ids({"object": pa.array(["7"]), "another": pa.array(["x"])})
+    with pytest.raises(DataError, match=r"The object ids in .* are integers"):
+        lineage.check_ids({"object": pa.array(["x"])})
+
+
+def test_a_version_takes_a_transform_from_its_own_dim_to_the_one_before(tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path / "new")
+    with pytest.raises(ShapeError, match="Version 0 has no version before it and takes no"):
+        lineage.publish(artefact(3, 2))
+    assert not lineage.path.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -13,6 +14,8 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.publishing import publish_statistics
+from evergram.lineage.publishing.publish_statistics import RowSample, forward_map
 
 
 def test_the_map_forward_is_what_least_squares_finds(tmp_path: Path) -> None:
@@ -77,3 +80,45 @@ def test_of_many_rows_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     forward = lineage.forward(0, 1)
     assert forward is not None
     torch.testing.assert_close(forward[0], turn.double(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_sample_is_every_nth_row_however_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish_statistics, "LEAST_ROWS", 10)
+    vectors = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
+    for size in (1, 7, 100):
+        sample = RowSample("query", 0)
+        cuts = range(0, 100, size)
+        blocks = [(pa.array(range(i, min(i + size, 100))), vectors[i : i + size]) for i in cuts]
+        passed = list(sample.through(blocks))
+        assert torch.equal(torch.cat([block for _, block in passed]), vectors)
+        step = sample.ids[1].as_py()
+        assert sample.ids.to_pylist() == list(range(0, 100, step))
+        # No more than the limit, and more than half of it.
+        assert 5 < len(sample.ids) <= 10
+        assert torch.equal(sample.vectors, vectors[::step])
+
+
+def test_moments_are_those_of_the_rows_in_float64() -> None:
+    vectors = 1000 + torch.randn(5000, 4, generator=torch.Generator().manual_seed(0))
+    sample = RowSample("query", 4)
+    list(sample.through([(pa.array(range(5000)), vectors)]))
+    count, mean, second = sample.moments()
+    wide = vectors.double().numpy()
+    assert count == 5000
+    np.testing.assert_allclose(mean.numpy(), wide.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(
+        second.numpy(), np.einsum("ni,nj->ij", wide, wide) / 5000, rtol=1e-12
+    )
+
+
+def test_large_values_whose_sum_overflows_are_no_error() -> None:
+    vectors = torch.full((4, 2), 3e38)
+    sample = RowSample("query", 2)
+    list(sample.through([(pa.array(range(4)), vectors)]))
+    assert torch.equal(sample.vectors, vectors)
+
+
+def test_sides_without_a_file_before_give_no_map() -> None:
+    sample = RowSample("query", 2)
+    list(sample.through([(pa.array([1]), torch.ones(1, 2))]))
+    assert forward_map({"query": sample}, {}) is None

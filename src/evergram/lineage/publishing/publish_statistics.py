@@ -98,7 +98,7 @@ class RowSample:
         return count, total / count, outer / count
 
     def _add(self, ids: pa.Array, vectors: Tensor) -> None:
-        rows = torch.arange(-self._rows % self._step, len(ids), self._step)
+        rows = torch.arange(len(ids))[-self._rows % self._step :: self._step]
         self._rows += len(ids)
         self._parts.append(_taken((ids, vectors), rows))
         while sum(len(ids) for ids, _ in self._parts) > self.limit:
