@@ -1,4 +1,4 @@
-"""What the canaries show is the true error, and limits are held to."""
+"""Canaries show the true error of reading a past version, and limits are held to."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_canaries_show_the_true_error(lineage: Lineage, vectors: list[torch.Tens
     assert first.measured.terms[2] == pytest.approx(rms(chain.apply(delta[2], 1, 0)), rel=1e-5)
 
 
-def test_the_certificate_is_of_what_was_stored(
+def test_the_certificate_is_made_of_the_stored_errors(
     lineage: Lineage, vectors: list[torch.Tensor]
 ) -> None:
     for reading in diagnose_lineage(lineage):
@@ -89,7 +89,7 @@ def test_the_certificate_is_of_what_was_stored(
         assert true <= reading.certificate.bound * (1 + 1e-6)
 
 
-def test_limits(lineage: Lineage) -> None:
+def test_a_value_past_its_limit_is_a_sentence(lineage: Lineage) -> None:
     readings = diagnose_lineage(lineage)
     assert past_limits(readings, CompatibilityLimits()) == []
     assert past_limits(readings, CompatibilityLimits(1e9, 1e9, 1e9)) == []
@@ -101,7 +101,7 @@ def test_limits(lineage: Lineage) -> None:
         past_limits(readings, CompatibilityLimits(bound=math.nan))
 
 
-def test_what_is_not_known_is_past_any_limit(tmp_path: Path) -> None:
+def test_a_value_that_is_not_known_is_past_any_limit(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "lineage")
     ids = pa.array(["a", "b"])
     for n in (0, 1):

@@ -81,7 +81,7 @@ def test_fingerprints_never_change(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", LINEAGES, ids=NAMES)
-def test_it_is_gone_on_with_in_the_present_format(path: Path, tmp_path: Path) -> None:
+def test_an_old_lineage_goes_on_in_the_present_format(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "lineage"
     shutil.copytree(path, copy)
     lineage = Lineage.open(copy)
@@ -108,7 +108,7 @@ def test_it_is_gone_on_with_in_the_present_format(path: Path, tmp_path: Path) ->
     assert Lineage.open(copy).newest == Lineage.open(path).newest
 
 
-def test_what_operations_left_is_read() -> None:
+def test_a_lineage_after_operations_is_read() -> None:
     lineage = Lineage.open(GOLDEN / "format-3" / "operated")
     assert lineage.labels == {"stable": 1, "canary": 3}
     assert (lineage.newest, lineage.production, lineage.next_version) == (3, 1, 4)

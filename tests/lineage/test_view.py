@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from tests.support.artefacts import artefact, shop_of_three
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import (
     DataError,
+    ShapeError,
 )
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.open_embeddings import open_embeddings
@@ -66,3 +68,37 @@ def test_an_export_is_what_its_suffix_says_and_is_not_written_over(
 def test_an_export_that_cannot_be_written(lineage: Lineage, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="make the folder first"):
         lineage.view(0).export(tmp_path / "nowhere" / "out.parquet", "query")
+
+
+def test_a_row_is_read_like_all_rows_in_a_tensor_or_an_array(lineage: Lineage) -> None:
+    view = lineage.view(0)
+    rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    truth = rows.double() @ lineage.chain.matrix(2, 0).T
+    torch.testing.assert_close(view.transform(rows).double(), truth, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(view.transform(rows[0]).double(), truth[0], rtol=1e-5, atol=1e-6)
+    read = view.transform(rows.numpy())
+    np.testing.assert_allclose(read, truth.numpy(), rtol=1e-5, atol=1e-6)
+    backwards = view.transform(rows.numpy()[::-1])
+    np.testing.assert_allclose(backwards, truth.numpy()[::-1], rtol=1e-5, atol=1e-6)
+    assert view.transform(rows.numpy().astype(">f8")).dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (np.zeros((2, 4), np.int64), r"floats in a tensor .* an array of int64 was given"),
+        (torch.zeros(2, 4, dtype=torch.int32), r"a tensor of torch\.int32 was given"),
+        (torch.tensor(1.0), "a single number was given"),
+        ([[1.0] * 4], "a list was given"),
+    ],
+)
+def test_vectors_of_another_kind_are_refused(lineage: Lineage, vectors: Any, message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        lineage.view(0).transform(vectors)
+
+
+def test_a_vector_that_is_not_finite_is_refused(lineage: Lineage) -> None:
+    vectors = torch.ones(2, 4)
+    vectors[1, 2] = torch.inf
+    with pytest.raises(DataError, match=r"not finite \(NaN or infinity\).*leave its row out"):
+        lineage.view(0).transform(vectors)

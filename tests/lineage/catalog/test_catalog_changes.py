@@ -1,4 +1,4 @@
-"""A lineage in operation: canaries, roll back, withdrawal, retirement, and the map forward."""
+"""Labels move, and versions are withdrawn and retired, each in one step."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_withdrawal_needs_embeddings_of_the_version_before(lineage: Lineage) -> 
     assert torch.equal(reads(lineage, 1), vectors_of(1))
 
 
-def test_a_retired_version_is_led_through_and_not_read(lineage: Lineage) -> None:
+def test_the_chain_leads_through_a_retired_version_that_is_not_read(lineage: Lineage) -> None:
     lineage.label("old", 1)
     lineage.publish(exact_version(2, 1))
     with pytest.raises(LineageError, match="labelled old"):
@@ -157,7 +157,7 @@ def test_a_retired_version_is_led_through_and_not_read(lineage: Lineage) -> None
     assert stored(again) == [3]
 
 
-def test_consumers_hold_what_they_are_pinned_to(lineage: Lineage) -> None:
+def test_a_version_that_consumers_are_pinned_to_stays(lineage: Lineage) -> None:
     lineage.publish(exact_version(2, 1), promote=False)
     pin(lineage, ads="v0", search="newest", shop="stable")
     with pytest.raises(LineageError, match="pinned to it is search"):

@@ -46,7 +46,7 @@ def test_a_new_lineage_is_its_owners_alone(lineage: Lineage, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("usual_umask")
-def test_what_is_shared_once_stays_shared(lineage: Lineage, tmp_path: Path) -> None:
+def test_a_lineage_that_is_shared_once_stays_shared(lineage: Lineage, tmp_path: Path) -> None:
     """`chmod -R g+rX DIR`: what comes later has the permissions of `lineage.json`."""
     for path in [lineage.path, *lineage.path.rglob("*")]:
         path.chmod(path.stat().st_mode | (0o2050 if path.is_dir() else 0o040))
@@ -62,7 +62,9 @@ def test_what_is_shared_once_stays_shared(lineage: Lineage, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("usual_umask")
-def test_a_lineage_that_everybody_reads_tells_no_tokens(lineage: Lineage, tmp_path: Path) -> None:
+def test_a_lineage_that_everybody_reads_keeps_hashes_of_tokens_private(
+    lineage: Lineage, tmp_path: Path
+) -> None:
     """Such as one that was made before: its versions stay readable, consumers' files do not."""
     for path in [lineage.path, *lineage.path.rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)

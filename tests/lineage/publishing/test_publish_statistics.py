@@ -18,7 +18,7 @@ from evergram.lineage.publishing import publish_statistics
 from evergram.lineage.publishing.publish_statistics import RowSample, forward_map
 
 
-def test_the_map_forward_is_what_least_squares_finds(tmp_path: Path) -> None:
+def test_the_forward_map_is_that_of_least_squares(tmp_path: Path) -> None:
     """Against numpy's solution on the same pairs; ids in another order, some on one side only."""
     draw = torch.Generator().manual_seed(0)
     old = torch.randn(400, 3, generator=draw)
@@ -53,7 +53,7 @@ def test_the_map_forward_is_what_least_squares_finds(tmp_path: Path) -> None:
         lineage.forward(1, 0)
 
 
-def test_too_few_pairs_give_no_map_forward(tmp_path: Path) -> None:
+def test_too_few_pairs_give_no_forward_map(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "lineage")
     one = exact_version(0, None)
     few = (pa.array(range(8)), torch.randn(8, 3))
@@ -64,7 +64,7 @@ def test_too_few_pairs_give_no_map_forward(tmp_path: Path) -> None:
     assert lineage.moments(1)[SIDE][0] == 8
 
 
-def test_of_many_rows_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_rows_a_sample_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evergram.lineage.publishing.publish_statistics.LEAST_ROWS", 90)
     lineage = Lineage.create(tmp_path / "lineage")
     one = exact_version(0, None)
