@@ -27,7 +27,7 @@ def test_all_versions_but_the_withdrawn_count(tmp_path: Path) -> None:
     assert (lineage.pair_history.salt, len(lineage.pair_history.trained)) == (None, 0)
     for number, marks in enumerate([(1, 5), (5, 7), (9,)]):
         add(lineage, number, ("salt", pairs(*marks)))
-    lineage.label("stable", 1)
+        lineage.label("kept", number if number < 2 else 1)
     history = lineage.pair_history
     assert (history.salt, history.untested) == ("salt", None)
     assert history.trained.marks.tolist() == [1, 5, 7, 9]

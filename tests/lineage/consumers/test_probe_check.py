@@ -42,7 +42,7 @@ def test_the_reading_must_be_of_this_version_and_probe(
 ) -> None:
     reading = add(tmp_path, pinned, probe)
     check(tmp_path, reading, {"consumer": "another"})
-    others = [
+    others: list[dict[str, Any]] = [
         {"consumer": "another"},
         {"pinned": "v1"},
         {"source": 2},
