@@ -25,7 +25,7 @@ from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import Floats, Hits, Rows, Space
 
 SPACES = {0: Space(0, 4, "sha256:0"), 1: Space(1, 6, "sha256:1")}
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def rows(id_type: str, version: int, numbers: range, seed: int = 0) -> Rows:
