@@ -27,7 +27,7 @@ class TablesStore(TablePerVersionStore):
         self.steps: list[tuple[str, int]] = []
         self.after_get: Callable[[int], None] = lambda version: None
 
-    address, id_type, side = "tables:", pa.int64(), None  # type: ignore[assignment]
+    address, id_type, side = "tables:", pa.int64(), None
 
     def spaces(self) -> dict[int, Space]:
         return SPACES

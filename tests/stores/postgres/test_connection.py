@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import DeadlockDetected
+from psycopg.sql import SQL
 from tests.support.postgres_rows import rows
 from tests.support.postgres_server import PostgresServer
 
 from evergram.errors import DataError, StoreError
 from evergram.stores.open_store import open_store
-from evergram.stores.postgres.connection import read_address, show_address
+from evergram.stores.postgres.connection import (
+    Connection,
+    ConnectionPool,
+    read_address,
+    show_address,
+)
 from evergram.stores.postgres.pgvector_store import PgvectorStore
 from evergram.stores.store import Space
 
@@ -121,3 +130,65 @@ def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(DataError, match=r"pip install 'evergram\[pgvector\]'"):
         open_store("postgresql://ann@db/vectors#emb")
+
+
+@pytest.fixture
+def pool(server: PostgresServer) -> Iterator[ConnectionPool]:
+    params = {key: str(value) for key, value in conninfo_to_dict(server.uri).items()}
+    opened = ConnectionPool(params, "postgresql://db#emb", lambda connection: None)
+    yield opened
+    opened.close()
+
+
+def test_an_idle_connection_is_used_again(pool: ConnectionPool) -> None:
+    query = SQL("select pg_backend_pid()")
+    first, second = (pool.run(lambda c: c.execute(query).fetchone()) for _ in range(2))
+    assert first == second
+
+
+def test_a_connection_within_a_transaction_is_not_used_again(pool: ConnectionPool) -> None:
+    query = SQL("select pg_backend_pid(), current_setting('application_name')")
+
+    def begin(connection: Connection) -> tuple[int, str]:
+        connection.execute(SQL("begin"))
+        row = connection.execute(query).fetchone()
+        assert row is not None
+        return row[0], row[1]
+
+    first, second = pool.run(begin), pool.run(begin)
+    assert first[0] != second[0]
+    assert {first[1], second[1]} == {"evergram"}
+
+
+def test_the_server_refuses_in_its_own_words(pool: ConnectionPool) -> None:
+    message = "postgresql://db#emb did not do what was asked: column .nonsense. does not exist"
+    with pytest.raises(StoreError, match=message):
+        pool.run(lambda c: c.execute(SQL("select nonsense")))
+    with pytest.raises(DataError, match=r"cannot hold a value: .*out of range"):
+        pool.run(lambda c: c.execute(SQL("select 100000::smallint")))
+
+
+def test_work_is_done_again_once_where_postgresql_says_so(pool: ConnectionPool) -> None:
+    calls = []
+
+    def work(connection: Connection) -> int:
+        calls.append(connection)
+        if len(calls) < 2:
+            raise DeadlockDetected("deadlock detected")
+        return len(calls)
+
+    assert pool.run(work) == 2
+
+    def always(connection: Connection) -> int:
+        calls.append(connection)
+        raise DeadlockDetected("deadlock detected")
+
+    with pytest.raises(StoreError, match="deadlock detected"):
+        pool.run(always)
+    assert len(calls) == 4
+
+
+def test_a_closed_pool_opens_no_connection(pool: ConnectionPool) -> None:
+    pool.close()
+    with pytest.raises(StoreError, match="postgresql://db#emb was closed; open it again"):
+        pool.run(lambda c: None)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -177,80 +173,6 @@ def test_addresses(tmp_path: Path, store: QdrantStore) -> None:
         open_store(f"qdrant:{tmp_path}#a/b", create="int64")
     with pytest.raises(DataError, match="ids of type int64, not string"):
         open_store(store.address, create="string")
-
-
-def test_without_qdrant_client_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "qdrant_client", None)
-    with pytest.raises(DataError, match=r"pip install 'evergram\[qdrant\]'"):
-        open_store(f"qdrant:{tmp_path}#emb", create="int64")
-
-
-def test_a_server_that_is_not_there() -> None:
-    start = time.monotonic()
-    with pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9#emb cannot be reached"):
-        open_store("qdrant:http://127.0.0.1:9#emb")
-    assert time.monotonic() - start < 5
-
-
-class _Server(BaseHTTPRequestHandler):
-    """Answers the questions of opening a store, and of what spaces it has; nothing else."""
-
-    protocol_version = "HTTP/1.1"
-    keys: ClassVar[list[str | None]]
-    cut: ClassVar[bool]
-
-    def _answer(self, result: Any) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.keys.append(self.headers.get("api-key"))
-        if type(self).cut:
-            type(self).cut = False
-            self.close_connection = True
-            return
-        body = json.dumps({"result": result, "status": "ok", "time": 0.0}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        self._answer({"exists": True})
-
-    def do_POST(self) -> None:
-        space = {"version": 3, "dim": 2, "fingerprint": "sha256:three"}
-        said = [{"format_version": 1, "id_type": "string"}, space]
-        points = [{"id": i, "payload": one} for i, one in zip((0, 4), said, strict=True)]
-        self._answer({"points": points, "next_page_offset": None})
-
-    def log_message(self, *_: Any) -> None:
-        """Not into the tests' output."""
-
-
-@pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")
-def test_a_server_is_given_the_key_and_asked_again_after_a_cut(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Handler(_Server):
-        keys: ClassVar[list[str | None]] = []
-        cut = False
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("QDRANT_API_KEY", "hush")
-    try:
-        with open_store(f"qdrant:http://127.0.0.1:{server.server_port}#emb") as store:
-            assert store.id_type == pa.string()
-            assert "hush" not in store.address
-            Handler.cut = True
-            assert store.spaces() == {3: Space(3, 2, "sha256:three")}
-            assert not Handler.cut
-            assert set(Handler.keys) == {"hush"}
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 WRITER = """

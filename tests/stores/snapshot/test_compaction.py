@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,6 +12,9 @@ from tests.support.agreement import same_hits, same_rows
 from tests.support.dictionary_store import DictionaryStore
 from tests.support.snapshot_rows import SPACE, files, rows, vectors
 
+from evergram.stores.snapshot.compaction import next_merge
+from evergram.stores.snapshot.generation import Part
+from evergram.stores.snapshot.segment_writer import MAX_ROWS
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import Rows
 
@@ -39,3 +45,28 @@ def test_rows_that_were_written_again_leave_the_disk(store: SnapshotStore) -> No
     store.delete(pa.array(range(2000)))
     assert store.count() == {}
     assert [name for name in files(store) if "lookup" in name] == []
+
+
+def part(rows: int, version: int | None = 0, dead: int = 0) -> Part:
+    """A stand-in for a part: its number of rows, and how many of them are dead."""
+    record = SimpleNamespace(version=version)
+    segment = range(rows)
+    return cast("Part", SimpleNamespace(record=record, segment=segment, count=rows - dead))
+
+
+def test_eight_segments_of_one_size_are_merged() -> None:
+    alike = [part(8 + i) for i in range(8)]
+    assert next_merge(alike[:7]) == []
+    others = [part(7), part(64), part(8, version=1), part(8, version=None)]
+    assert next_merge([*others, *alike]) == alike
+
+
+def test_a_segment_that_is_more_than_half_dead_is_rewritten_alone() -> None:
+    half, more = part(10, dead=5), part(10, dead=6)
+    assert next_merge([half, more]) == [more]
+    # Deleted ids are not rows, and are never dead.
+    assert next_merge([part(10, version=None, dead=10)]) == []
+
+
+def test_the_largest_segments_are_left_as_they_are() -> None:
+    assert next_merge([part(MAX_ROWS) for _ in range(9)]) == []

@@ -12,7 +12,10 @@ import pytest
 from filelock import FileLock
 from tests.support.snapshot_rows import SPACE, files, rows, vectors
 
-from evergram.errors import DataError, StoreError
+from evergram.errors import DataError, IntegrityError, StoreError
+from evergram.stores.rows import row_checks
+from evergram.stores.snapshot.snapshot_folder import SnapshotFolder
+from evergram.stores.snapshot.snapshot_record import SegmentRecord
 from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import Rows
 
@@ -62,3 +65,52 @@ def test_the_blocks_of_a_load_cannot_write_to_the_store(store: SnapshotStore) ->
         store.load(SPACE, [Rows(5, pa.array([1]), vectors(1))])
     assert store.count() == {}
     assert files(store) == []
+
+
+def test_a_folder_with_a_file_in_its_place_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match="cannot be made a store: "):
+        SnapshotFolder(tmp_path / "file", 0.1).create("int64")
+    with pytest.raises(StoreError, match=r"none cannot be read: No such file or directory\."):
+        SnapshotFolder(tmp_path / "none", 0.1).current()
+
+
+def test_files_that_are_not_listed_are_removed_by_the_next_writer(tmp_path: Path) -> None:
+    folder = SnapshotFolder(tmp_path / "s", 1.0)
+    folder.create("int64")
+    (folder.segments / "left.arrow").write_text("of a killed writer")
+    folder.current()
+    assert (folder.segments / "left.arrow").exists(), "a reader removes nothing"
+    with folder.writing():
+        pass
+    assert list(folder.segments.iterdir()) == []
+
+
+def test_a_commit_adds_segments_and_removes_those_it_replaces(tmp_path: Path) -> None:
+    folder = SnapshotFolder(tmp_path / "s", 1.0)
+    folder.create("int64")
+
+    def write(*ids: int) -> SegmentRecord:
+        block = Rows(0, pa.array(ids), vectors(len(ids)))
+        writer = folder.writer(0)
+        writer.add(block, row_checks(block))
+        return writer.finish()
+
+    with folder.writing():
+        folder.commit([], spaces=(SPACE,), side="query")
+        first = write(1, 2)
+        folder.commit([first])
+        second = write(1, 2, 3)
+        folder.commit([second], removed=[first])
+    record = SnapshotFolder(tmp_path / "s", 1.0).current().record
+    assert (record.generation, record.next_number, record.side) == (3, 2, "query")
+    assert [segment.number for segment in record.segments] == [1]
+    assert [path.name for path in folder.segments.iterdir()] == ["1.arrow"]
+
+
+def test_a_listed_file_that_is_missing_is_named(store: SnapshotStore, tmp_path: Path) -> None:
+    store.upsert(rows(0, 3))
+    (path,) = (tmp_path / "store" / "segments").iterdir()
+    path.unlink()
+    with pytest.raises(IntegrityError, match=r"lists is not there \(.*0\.arrow.*\); restore"):
+        SnapshotFolder(tmp_path / "store", 1.0).current()

@@ -110,7 +110,10 @@ def _has_side_table(connection: Connection, name: str) -> bool:
 
 
 def look(connection: Connection, name: str, shown: str) -> tuple[str, int]:
-    """Return the type of ids of an existing store, and the oid of the type vector."""
+    """Return the type of ids of an existing store, and the oid of the type vector.
+
+    Raises: DataError: there is no such store. StoreError: pgvector is too old.
+    """
     extension = connection.execute(
         SQL("select extversion from pg_extension where extname = 'vector'")
     ).fetchone()
