@@ -43,9 +43,12 @@ def test_plan_apply_and_status(lineage: Lineage) -> None:
     reader = Reader(lineage, {"object": store})
     embedded = reader.embed(range(300), 0)
     for version in (1, 2):
-        mine = embedded.sources == version
+        of_version = embedded.sources == version
         np.testing.assert_allclose(
-            embedded.vectors[mine], read_as(version, 0).numpy()[mine], rtol=1e-5, atol=1e-6
+            embedded.vectors[of_version],
+            read_as(version, 0).numpy()[of_version],
+            rtol=1e-5,
+            atol=1e-6,
         )
     done = Backfill(lineage, store, "object").apply()
     assert (done.state, done.refreshed, done.remaining) == ("applied", 300, 0.0)
@@ -212,10 +215,10 @@ def test_a_row_written_by_hand_after_a_kill_is_put_back(
         with pytest.raises(KeyboardInterrupt):
             work.apply()
     space = space_of(lineage, 1)
-    mine = stored_rows(
+    by_hand = stored_rows(
         lineage, VersionMaps(lineage), space, pa.array([5]), np.full((1, 8), 3, np.float32)
     )
-    store.upsert(mine)
+    store.upsert(by_hand)
     before = vectors_by_id(store)
     for _ in range(2):
         with monkeypatch.context() as during:

@@ -67,8 +67,8 @@ def test_the_lineages_own_snapshots_outlive_a_withdrawal(lineage: Lineage) -> No
 def test_a_space_of_another_lineage_is_not_filled(lineage: Lineage) -> None:
     """Its process was killed before it wrote a row."""
     store = DictionaryStore()
-    mine = space_of(lineage, 2)
-    store.add_space(Space(2, mine.dim, "sha256:another"))
+    space = space_of(lineage, 2)
+    store.add_space(Space(2, space.dim, "sha256:another"))
     with pytest.raises(IntegrityError, match="belongs to another lineage"):
         fill(lineage, store, "object")
     assert store.count() == {}

@@ -113,9 +113,9 @@ def test_a_store_of_another_lineage_is_refused(lineage: Lineage) -> None:
 
 def test_vectors_are_transformed_back_and_never_silently_forward(lineage: Lineage) -> None:
     reader = filled(lineage)
-    given = vectors_of(2).numpy()
-    assert_allclose(reader.transform(given, 2, 0), read_as(2, 0).numpy(), rtol=1e-5, atol=1e-6)
-    assert reader.transform(given, "v2", 2) is not None
+    vectors = vectors_of(2).numpy()
+    assert_allclose(reader.transform(vectors, 2, 0), read_as(2, 0).numpy(), rtol=1e-5, atol=1e-6)
+    assert reader.transform(vectors, "v2", 2) is not None
     huge = np.full((1, 10), 1e30, np.float32)
     assert np.isfinite(reader.transform(huge, 2, 0)).all(), "a large vector is a finite one"
 
@@ -174,9 +174,9 @@ def test_while_stores_are_brought_to_another_version_every_version_is_exact(
             for version in (0, 1, 2):
                 embedded = between.embed(range(300), version)
                 for source in set(embedded.sources.tolist()):
-                    mine = embedded.sources == source
-                    expected = read_as(source, version).numpy()[mine]
-                    assert_allclose(embedded.vectors[mine], expected, rtol=1e-5, atol=1e-6)
+                    of_source = embedded.sources == source
+                    expected = read_as(source, version).numpy()[of_source]
+                    assert_allclose(embedded.vectors[of_source], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_canary_that_was_withdrawn_is_read_no_more(tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_a_reader_without_the_right_to_write_reads_consistently(
     address = store.address.replace("postgres@", "onlooker@")
     query = np.ones((1, 4), dtype=np.float32)
     with open_store(address) as reader:
-        found = reader.read_consistently(lambda view: view.search({0: query}, 5))
-        assert len(found[0]) == 3
+        hits = reader.read_consistently(lambda view: view.search({0: query}, 5))
+        assert len(hits[0]) == 3
         with pytest.raises(StoreError, match="permission denied"):
             reader.take_side("query")
     assert store.side is None

@@ -206,9 +206,9 @@ def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: Path) -
         with QdrantStore.open(address) as store:
             # Each row of the last 50 batches is as it was told, or already the next one's.
             for i in range(max(0, last - 49), last + 1):
-                found = store.fetch(np.arange(20) + 20 * (i % 50))
-                assert sum(map(len, found)) == 20
-                for part in found:
+                parts = store.fetch(np.arange(20) + 20 * (i % 50))
+                assert sum(map(len, parts)) == 20
+                for part in parts:
                     assert set(np.unique(part.vectors)) <= {i, last + 1}
             store.delete(range(1000))
             assert store.count() == {}

@@ -21,10 +21,10 @@ def test_a_store_is_opened_by_its_address(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
     with pytest.raises(DataError, match="int64 or string"):
         open_store(str(tmp_path / "none"), create="uuid")
-    made = open_store(f"snapshot:{tmp_path / 'made'}", create="string")
-    assert open_store(made.address).id_type == pa.string()
+    store = open_store(f"snapshot:{tmp_path / 'store'}", create="string")
+    assert open_store(store.address).id_type == pa.string()
     with pytest.raises(DataError, match="ids of type string"):
-        open_store(made.address, create="int64")
+        open_store(store.address, create="int64")
 
 
 @pytest.mark.long
