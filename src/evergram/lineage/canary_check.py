@@ -43,7 +43,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Reading:
-    """How well version j is read from the newest, k; None for what is not known.
+    """How well version j is read from the newest version, k; a value that is not known is None.
 
     Args:
         measured: on all canaries, most of which alignment saw.
@@ -155,8 +155,8 @@ def _measure_unseen(
 def measure_canaries(
     chain: Chain, canaries: Mapping[int, Mapping[str, Block]], source: int, target: int
 ) -> Measured | None:
-    """Return the error of version `source` read as `target`, on canaries of both; None if there are
-    none.
+    """Return the error of reading version `source` as `target`, on canaries of both; None if there
+    are none.
 
     Args:
         canaries: by version and side, ids and vectors at publication; without withdrawn versions.

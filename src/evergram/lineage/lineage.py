@@ -22,7 +22,7 @@ from evergram.lineage.version_reader import VersionReader
 
 
 class Lineage(ReadOnlyLineage):
-    """A folder of versions. The embeddings of the newest are stored, and of what has a label.
+    """A folder of versions, with the embeddings of the newest and of every version with a label.
 
     >>> from evergram import Lineage
     >>> lineage = Lineage.open("lineages/films")
@@ -32,9 +32,9 @@ class Lineage(ReadOnlyLineage):
     >>> vectors.shape[1] == lineage.manifest(2).dim
     True
 
-    A version becomes visible by one rename of `lineage.json`, and so does every change of labels;
-    whatever a killed process left before that is not part of the lineage, and the next publication
-    clears it away.
+    A version becomes visible by one rename of `lineage.json`, and so does every change of labels.
+    Files that a killed process left before that are not part of the lineage, and the next
+    publication removes them.
 
     Args:
         catalog: its versions, opened; see `open` and `create`.
@@ -98,7 +98,7 @@ class Lineage(ReadOnlyLineage):
     def publish(self, artefact: Artefact, *, promote: bool = True) -> int:
         """Add a version. Returns: its number.
 
-        Where consumers have probes, `evergram.publish` runs them first, and is the only way.
+        If consumers have probes, it must be published by `evergram.publish`, which runs them.
 
         Args:
             promote: whether production moves to it. If not, `stable` stays on, or is put on, the
@@ -144,7 +144,7 @@ class Lineage(ReadOnlyLineage):
                     cache.unlink(missing_ok=True)
 
     def lost(self) -> VersionReader:
-        """Return the model of an upgrade that was not published, as another version came first.
+        """Return the model of an upgrade that was not published because another version came first.
 
         Raises: LineageError: none is kept.
         """

@@ -169,8 +169,8 @@ class ReadOnlyLineage:
         return self._catalog.reader(version).canaries()
 
     def moments(self, version: int) -> dict[str, Moments]:
-        """Return, for each side, of how many published vectors, their mean [D] and E[z zᵀ] [D, D],
-        float64. Empty for a version of before format 3."""
+        """Return, for each side, the number of vectors, their mean [D] and E[z zᵀ] [D, D], float64;
+        nothing for a version that is older than format 3."""
         return self._catalog.reader(version).moments()
 
     def encoder_parts(
@@ -212,7 +212,7 @@ class ReadOnlyLineage:
 
     @property
     def pair_history(self) -> PairHistory:
-        """The pairs that its versions, but the withdrawn, were trained on and none is tested on."""
+        """The pairs that versions but the withdrawn were trained on; none is tested on them."""
         return pair_history_of(self._catalog)
 
     # From one version to another.
@@ -243,11 +243,11 @@ class ReadOnlyLineage:
         return self._chain.forward(source, target)
 
     def view(self, version: int | str | None = None, source: int | None = None) -> View:
-        """Return the stored embeddings of one version as another reads them.
+        """Return the stored embeddings of one version, read as another.
 
         Args:
-            version: who reads; `source` by default.
-            source: whose stored embeddings; the newest's by default.
+            version: the version that they are read as; `source` by default.
+            source: the version whose embeddings are stored; the newest by default.
         Raises: UnknownVersionError. LineageError: the version is retired, or later than source.
             IntegrityError: a file is not what was published.
         """

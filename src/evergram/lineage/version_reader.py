@@ -109,7 +109,7 @@ class VersionReader:
             return read_trained_pairs(path)
 
     def moments(self) -> dict[str, Moments]:
-        """Return, by side, how many vectors, their mean [D] and second moments [D, D], float64."""
+        """Return, by side, the number of vectors, their mean [D] and E[z zᵀ] [D, D], float64."""
         if "moments.safetensors" not in self.manifest.files:
             return {}
         dim = self.manifest.dim

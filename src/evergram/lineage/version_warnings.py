@@ -31,8 +31,8 @@ def version_warnings(lineage: ReadOnlyLineage) -> dict[int, list[str]]:
 
 
 def few_test_queries(data: Mapping[str, Any]) -> str | None:
-    """Return the sentence that a model was tested on too few queries to be judged by; None where
-    they are enough, or where nothing says how many there were.
+    """Return a warning that a model was tested on too few queries to be judged by; None if they
+    were enough, or if their number is not recorded.
 
     Args:
         data: `data` of the metrics.

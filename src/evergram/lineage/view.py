@@ -132,7 +132,7 @@ class View:
 
 
 def view_of(catalog: Catalog, chain: Chain, version: int | str | None, source: int | None) -> View:
-    """Return the stored embeddings of one version as another reads them; see `Lineage.view`."""
+    """Return the stored embeddings of one version, read as another; see `Lineage.view`."""
     stored = catalog.newest if source is None else catalog.resolve(source)
     target = stored if version is None else catalog.resolve(version)
     chain.is_affine(stored, target)  # Refuses a target that is later than the source.

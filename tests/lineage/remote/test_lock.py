@@ -15,7 +15,7 @@ from tests.support.buckets import PLACE, bucket_files
 from evergram.errors import LineageError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.remote.lock import remote_lock, said_by, this_process
+from evergram.lineage.remote.lock import describe_process, remote_lock, this_process
 
 
 @pytest.mark.parametrize("error", [FileExistsError(), OSError(22, "precondition failed")])
@@ -67,7 +67,7 @@ def test_the_lock_is_held_once_and_removed_at_the_end() -> None:
     with remote_lock(files, "/bucket/shop", PLACE):
         holder = bucket_files()["publishing.lock"]
         with (
-            pytest.raises(LineageError, match=rf"{re.escape(said_by(holder))}\. Wait"),
+            pytest.raises(LineageError, match=rf"{re.escape(describe_process(holder))}\. Wait"),
             remote_lock(files, "/bucket/shop", PLACE),
         ):
             pass
@@ -77,6 +77,8 @@ def test_the_lock_is_held_once_and_removed_at_the_end() -> None:
 
 
 def test_a_holder_that_cannot_be_read_is_said_to_be_unknown() -> None:
-    assert said_by(json.dumps(this_process()).encode()).endswith(str(this_process()["since"]))
+    assert describe_process(json.dumps(this_process()).encode()).endswith(
+        str(this_process()["since"])
+    )
     for content in (None, b"", b"[]", b"{}", b"\xff"):
-        assert said_by(content) == "by whom cannot be read"
+        assert describe_process(content) == "by whom cannot be read"

@@ -58,8 +58,11 @@ def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = Tru
 
 
 def _check_fits(catalog: Catalog, artefact: Artefact) -> None:
-    """Raises: LineageError: a side has no proper name. DataError: the metrics are of another form.
-    ShapeError: the transform does not lead from this version to the newest."""
+    """Refuse an artefact that cannot be the next version.
+
+    Raises: LineageError: a side has no proper name. DataError: the metrics are of another form.
+        ShapeError: the transform does not lead from this version to the newest.
+    """
     for side in artefact.embeddings:
         check_name(side, "a side")
     if not are_metrics(artefact.metrics):
@@ -132,7 +135,10 @@ def _write(catalog: Catalog, artefact: Artefact, pairs: PairHistory) -> Manifest
 
 
 def check_id_types(catalog: Catalog, ids: Mapping[str, pa.Array]) -> None:
-    """Raises: DataError: an id of a side is no integer, and the version before has integers."""
+    """Refuse ids, by side, that are text where those of the version before are integers.
+
+    Raises: DataError.
+    """
     before = _files_before(catalog)
     for side in before.keys() & ids.keys():
         expected = pq.read_schema(before[side]).field("id").type
@@ -142,8 +148,8 @@ def check_id_types(catalog: Catalog, ids: Mapping[str, pa.Array]) -> None:
 def _files_before(catalog: Catalog) -> Mapping[str, Path]:
     """Return the stored files of the version before, by side.
 
-    Without them there is no forward map, but a new version can be published all the same, which
-    mends a damaged lineage: so none are returned if one is missing or damaged.
+    If one is missing or damaged, none are returned: there is then no forward map, but the new
+    version can still be published, which repairs a damaged lineage.
     """
     files = {}
     for side in catalog.versions[-1].embeddings if catalog.manifests else ():

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from evergram.lineage.remote.lock import said_by, this_process
+from evergram.lineage.remote.lock import describe_process, this_process
 from evergram.lineage.remote.storage import RemoteStorage
 
 TRAINING = "training.json"
@@ -26,7 +26,8 @@ def training_note(storage: RemoteStorage) -> Iterator[None]:
         if others is not None:
             logging.getLogger(__name__).warning(
                 f"Another process began to train the next version of {storage.address}: "
-                f"{said_by(others)}. If it still runs, only the first to publish will succeed."
+                f"{describe_process(others)}. If it still runs, only the first to publish will "
+                "succeed."
             )
         storage.write(TRAINING, mine)
     try:

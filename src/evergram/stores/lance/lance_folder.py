@@ -31,8 +31,8 @@ def errors_as_store_errors(shown: str) -> Iterator[None]:
         # Damaged files also make it panic, which is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        said = " ".join(str(error).split())[:200]
-        raise StoreError(f"{shown} cannot be read or written: {said}.") from error
+        sentence = " ".join(str(error).split())[:200]
+        raise StoreError(f"{shown} cannot be read or written: {sentence}.") from error
 
 
 @contextmanager

@@ -111,7 +111,7 @@ class LanceStore(TablePerVersionStore):
         return {version: count for version, count in counts.items() if count}
 
     def build_index(self) -> None:
-        """Lists of near vectors (IVF_FLAT) in every space of at least INDEXED_FROM rows."""
+        """Build an index (IVF_FLAT) of every space of at least INDEXED_FROM rows."""
         from lancedb.index import IvfFlat
 
         for version, count in self.count().items():

@@ -92,9 +92,9 @@ class QdrantConnection:
         except EvergramError:
             raise
         except Exception as error:
-            said = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+            sentence = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
             raise StoreError(
-                f"{self._shown} cannot be reached, read or written: {said}."
+                f"{self._shown} cannot be reached, read or written: {sentence}."
             ) from error
 
     def close(self) -> None:
