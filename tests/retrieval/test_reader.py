@@ -89,7 +89,7 @@ def test_search_at_a_past_version_is_search_among_what_it_reads(
     assert hits.versions.tolist() == [2] * 5
 
 
-def test_what_cannot_be_searched_is_said(lineage: Lineage) -> None:
+def test_a_search_that_cannot_be_done_says_why(lineage: Lineage) -> None:
     reader = filled(lineage)
     with pytest.raises(ShapeError, match=r"version 0 have dim 6"):
         reader.search(np.ones(8), version=0)
@@ -127,7 +127,7 @@ def test_an_empty_store_finds_nothing(lineage: Lineage) -> None:
     assert reader.embed([1], 0).sources.tolist() == [-1]
 
 
-def test_a_canary_is_read_by_those_who_ask_for_it_alone(tmp_path: Path) -> None:
+def test_a_canary_is_read_only_by_those_who_ask_for_it(tmp_path: Path) -> None:
     """Version 2 is published and not promoted: it is read from its own rows, and nobody who
     reads production or before gets anything that was computed from it."""
     lineage = lineage_of(tmp_path / "line", versions=2)

@@ -106,7 +106,7 @@ def test_a_store_is_of_one_side_for_good(pair: Pair) -> None:
     same_rows(pair.store, pair.oracle)
 
 
-def test_of_two_who_take_a_store_for_different_sides_one_has_it(pair: Pair) -> None:
+def test_one_of_two_processes_takes_a_store_for_its_side(pair: Pair) -> None:
     def take(side: str) -> str | None:
         try:
             with closing(pair.opened_again()) as store:

@@ -1,4 +1,4 @@
-"""How well every past version is still read: by its certificate, and measured on its canaries."""
+"""The error of reading every past version: by its certificate, and measured on its canaries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Reading:
-    """How well version j is read from the newest version, k; a value that is not known is None.
+    """The quality of reading version j from the newest, k; a value that is not known is None.
 
     Args:
         measured: on all canaries, most of which alignment saw.

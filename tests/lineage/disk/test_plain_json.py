@@ -11,7 +11,7 @@ from evergram.lineage.disk.plain_json import plain_numbers
 from evergram.lineage.lineage import Lineage
 
 
-def test_what_could_not_be_measured_is_null_in_json(tmp_path: Path) -> None:
+def test_a_metric_that_could_not_be_measured_is_null_in_json(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "lineage")
     nothing = {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": 2}}
     lineage.publish(dataclasses.replace(artefact(2), metrics=nothing))

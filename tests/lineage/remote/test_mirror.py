@@ -26,7 +26,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.lineage.remote.addresses import cache_folder
 
 
-def test_what_is_published_is_read_on_another_machine(lineage: Lineage) -> None:
+def test_a_published_version_is_read_on_another_machine(lineage: Lineage) -> None:
     assert (lineage.address, str(lineage)) == (PLACE, PLACE)
     expected = lineage.view(0).embeddings("candidate")
     forget_mirror()

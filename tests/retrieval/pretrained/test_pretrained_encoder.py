@@ -128,7 +128,7 @@ def test_batches_and_the_bar_change_nothing(
         ([{}], "candidate", "No ids and no features"),
     ],
 )
-def test_what_cannot_be_embedded_is_named(
+def test_an_object_that_cannot_be_embedded_is_named(
     encoder: PretrainedEncoder, objects: Any, side: str, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
@@ -137,7 +137,7 @@ def test_what_cannot_be_embedded_is_named(
         encoder.encode([103], batch_size=0)
 
 
-def test_versions_are_asked_for_as_everywhere(lineage: Lineage, tmp_path: Path) -> None:
+def test_versions_are_named_as_everywhere(lineage: Lineage, tmp_path: Path) -> None:
     lineage.label("stable", 0)
     assert lineage.encoder("stable").facts == lineage.encoder("v0").facts
     assert (lineage.encoder().kind, lineage.encoder().dim) == ("two_tower", DIM)

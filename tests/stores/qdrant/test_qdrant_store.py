@@ -140,7 +140,7 @@ def test_a_store_of_before_the_side_was_kept(store: QdrantStore) -> None:
         store.spaces()
 
 
-def test_one_who_moves_rows_all_the_time_is_named_and_not_waited_for(
+def test_a_process_that_moves_rows_all_the_time_is_not_waited_for(
     store: QdrantStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a server, where another process may write however long this one reads."""

@@ -113,7 +113,7 @@ class PretrainedEncoder:
 
     @property
     def features(self) -> dict[str, list[str]]:
-        """What it reads of an object of each side: "id", and the names of features."""
+        """The inputs of an object of each side: "id", and the names of features."""
         return {side: list(inputs) for side, inputs in self.module.schema.inputs.items()}
 
     def to(self, device: str | torch.device) -> Self:
