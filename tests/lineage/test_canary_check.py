@@ -1,4 +1,4 @@
-"""What the canaries show is the true error, and limits are held to."""
+"""Canaries show the true error of reading a past version, and limits are held to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
+from tests.support.exact_versions import exact_lineage, exact_version
 
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
@@ -28,7 +29,7 @@ def vectors() -> list[torch.Tensor]:
 @pytest.fixture
 def lineage(tmp_path: Path, vectors: list[torch.Tensor]) -> Lineage:
     """Three versions of twenty objects from files; version 2 keeps fewer canaries."""
-    found = Lineage.create(tmp_path / "lineage")
+    line = Lineage.create(tmp_path / "lineage")
     ids = pa.array([f"object {i}" for i in range(20)])
     for n, z in enumerate(vectors):
         transform = LinearTransform(DIMS[n - 1], DIMS[n]) if n else None
@@ -37,7 +38,7 @@ def lineage(tmp_path: Path, vectors: list[torch.Tensor]) -> Lineage:
             with torch.no_grad():
                 error = StepError.of(transform(z), vectors[n - 1])
         kept = 20 if n < 2 else 15
-        found.publish(
+        line.publish(
             Artefact(
                 dim=DIMS[n],
                 embeddings={"object": (ids, z)},
@@ -48,7 +49,7 @@ def lineage(tmp_path: Path, vectors: list[torch.Tensor]) -> Lineage:
                 error=error,
             )
         )
-    return Lineage.open(found.path)
+    return Lineage.open(line.path)
 
 
 def rms(delta: torch.Tensor) -> float:
@@ -78,7 +79,7 @@ def test_canaries_show_the_true_error(lineage: Lineage, vectors: list[torch.Tens
     assert first.measured.terms[2] == pytest.approx(rms(chain.apply(delta[2], 1, 0)), rel=1e-5)
 
 
-def test_the_certificate_is_of_what_was_stored(
+def test_the_certificate_is_made_of_the_stored_errors(
     lineage: Lineage, vectors: list[torch.Tensor]
 ) -> None:
     for reading in diagnose_lineage(lineage):
@@ -88,23 +89,23 @@ def test_the_certificate_is_of_what_was_stored(
         assert true <= reading.certificate.bound * (1 + 1e-6)
 
 
-def test_limits(lineage: Lineage) -> None:
+def test_a_value_past_its_limit_is_a_sentence(lineage: Lineage) -> None:
     readings = diagnose_lineage(lineage)
     assert past_limits(readings, CompatibilityLimits()) == []
     assert past_limits(readings, CompatibilityLimits(1e9, 1e9, 1e9)) == []
-    found = past_limits(readings, CompatibilityLimits(error=1e-9, amplification=1e-9))
-    assert len(found) == 4
-    assert "Version 0: its error is" in found[0]
-    assert "past the limit of 1e-09" in found[0]
+    sentences = past_limits(readings, CompatibilityLimits(error=1e-9, amplification=1e-9))
+    assert len(sentences) == 4
+    assert "Version 0: its error is" in sentences[0]
+    assert "past the limit of 1e-09" in sentences[0]
     with pytest.raises(DataError, match="limit of the bound is nan"):
         past_limits(readings, CompatibilityLimits(bound=math.nan))
 
 
-def test_what_is_not_known_is_past_any_limit(tmp_path: Path) -> None:
-    found = Lineage.create(tmp_path / "lineage")
+def test_a_value_that_is_not_known_is_past_any_limit(tmp_path: Path) -> None:
+    lineage = Lineage.create(tmp_path / "lineage")
     ids = pa.array(["a", "b"])
     for n in (0, 1):
-        found.publish(
+        lineage.publish(
             Artefact(
                 dim=2,
                 embeddings={"object": (ids, torch.eye(2))},
@@ -113,7 +114,7 @@ def test_what_is_not_known_is_past_any_limit(tmp_path: Path) -> None:
                 recipe={},
             )
         )
-    readings = diagnose_lineage(found)
+    readings = diagnose_lineage(lineage)
     assert (readings[0].measured, readings[0].certificate) == (None, None)
     assert (
         "nothing is known of its bound" in past_limits(readings, CompatibilityLimits(bound=9.0))[0]
@@ -125,3 +126,29 @@ def test_files_are_checked_first(lineage: Lineage) -> None:
     path.write_text(path.read_text() + " ")
     with pytest.raises(IntegrityError, match="SHA-256"):
         diagnose_lineage(lineage)
+
+
+def test_the_diagnosis_goes_over_gaps(tmp_path: Path) -> None:
+    lineage = exact_lineage(tmp_path / "exact")
+    lineage.publish(exact_version(2, 1), promote=False)
+    lineage.withdraw(2, "a fault")
+    lineage.publish(exact_version(3, 1))
+    lineage.publish(exact_version(4, 3))
+    readings = {r.version: r for r in diagnose_lineage(lineage)}
+    assert list(readings) == [0, 1, 3]
+    for reading in readings.values():
+        assert reading.measured is not None
+        assert reading.certificate is not None
+        assert reading.measured.relative < 1e-4
+        # A length to be relative to, even where the next number is that of the gap.
+        assert 0 <= reading.certificate.relative < 1e-4
+        assert reading.measured.objects == 5
+    assert readings[0].certificate is not None
+    assert readings[0].measured is not None
+    assert readings[0].certificate.terms[2] == 0
+    assert set(readings[0].measured.terms) == {1, 3, 4}
+    assert set(readings[1].history) == {1, 3, 4}
+    lineage.label("keep", 3)
+    lineage.label("stable", 4)
+    lineage.retire(1)
+    assert [r.version for r in diagnose_lineage(lineage)] == [0, 3]

@@ -43,8 +43,8 @@ def test_every_view_is_what_it_was(path: Path) -> None:
         for side in lineage.manifest(version).embeddings
     }
     assert set(read) == set(expected)
-    for name, (found, vectors) in read.items():
-        assert found.to_pylist() == ids[name.split("/")[1]]
+    for name, (side_ids, vectors) in read.items():
+        assert side_ids.to_pylist() == ids[name.split("/")[1]]
         torch.testing.assert_close(vectors, expected[name], rtol=1e-5, atol=1e-6)
 
 
@@ -76,12 +76,12 @@ def test_every_file_is_read(path: Path) -> None:
 @pytest.mark.parametrize("path", LINEAGES, ids=NAMES)
 def test_fingerprints_never_change(path: Path) -> None:
     expected = json.loads((GOLDEN / "fingerprints.json").read_text())
-    found = {str(m.version): m.fingerprint for m in Lineage.open(path).versions}
-    assert found == expected[f"{path.parent.name}/{path.name}"]
+    fingerprints = {str(m.version): m.fingerprint for m in Lineage.open(path).versions}
+    assert fingerprints == expected[f"{path.parent.name}/{path.name}"]
 
 
 @pytest.mark.parametrize("path", LINEAGES, ids=NAMES)
-def test_it_is_gone_on_with_in_the_present_format(path: Path, tmp_path: Path) -> None:
+def test_an_old_lineage_goes_on_in_the_present_format(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "lineage"
     shutil.copytree(path, copy)
     lineage = Lineage.open(copy)
@@ -108,7 +108,7 @@ def test_it_is_gone_on_with_in_the_present_format(path: Path, tmp_path: Path) ->
     assert Lineage.open(copy).newest == Lineage.open(path).newest
 
 
-def test_what_operations_left_is_read() -> None:
+def test_a_lineage_after_operations_is_read() -> None:
     lineage = Lineage.open(GOLDEN / "format-3" / "operated")
     assert lineage.labels == {"stable": 1, "canary": 3}
     assert (lineage.newest, lineage.production, lineage.next_version) == (3, 1, 4)
@@ -146,14 +146,14 @@ def test_a_flipped_bit_in_json_is_noticed_or_changes_nothing_that_is_read(tmp_pa
             flipped[place] ^= 1
             file.write_bytes(flipped)
             try:
-                found = Lineage.open(path)
-                found.check()
-                read = {m.version: m.model_dump(exclude=NAMES_ONLY) for m in found.versions}
-                _ = found.chain
+                lineage = Lineage.open(path)
+                lineage.check()
+                read = {m.version: m.model_dump(exclude=NAMES_ONLY) for m in lineage.versions}
+                _ = lineage.chain
             except LineageError:
                 noticed += 1
                 continue
-            assert (found.labels, found.readable, found.withdrawn.keys()) == expected
+            assert (lineage.labels, lineage.readable, lineage.withdrawn.keys()) == expected
             assert read == manifests, (file.name, place)
         file.write_bytes(content)
         assert noticed > len(content) / 2

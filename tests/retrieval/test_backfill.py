@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -13,40 +12,24 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from tests.support.dictionary_store import DictionaryStore
-from tests.support.lineages import lineage_of, publish, read_as, vectors_of
+from tests.support.lineages import read_as
+from tests.support.older_stores import older_store, store_of_a_withdrawn_version, vectors_by_id
 
-from evergram.errors import DataError, IntegrityError, LineageError, StoreError
+from evergram.errors import IntegrityError, LineageError, StoreError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval import backfill as module
 from evergram.retrieval.backfill import Backfill
-from evergram.retrieval.backfill_journal import write_table
-from evergram.retrieval.fill import fill, space_of, stored_rows
+from evergram.retrieval.fill import space_of, stored_rows
 from evergram.retrieval.reader import Reader
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
 from evergram.stores.store import Rows, Space, Store
 
-
-@pytest.fixture
-def lineage(tmp_path: Path) -> Lineage:
-    return lineage_of(tmp_path / "line")
-
-
-def older(lineage: Lineage, rows: int = 300) -> DictionaryStore:
-    """A store as it was when version 1 was the newest, and 20 objects that were added by hand."""
-    store = DictionaryStore()
-    space = space_of(lineage, 1)
-    store.add_space(space)
-    ids = pa.array([*range(rows), *range(1000, 1020)])
-    vectors = np.concatenate([vectors_of(1).numpy()[:rows], np.ones((20, 8), np.float32)])
-    store.upsert(stored_rows(lineage, VersionMaps(lineage), space, ids, vectors))
-    return store
+pytestmark = pytest.mark.usefixtures("backfill_in_memory")
 
 
 def test_plan_apply_and_status(lineage: Lineage) -> None:
-    store = older(lineage)
+    store = older_store(lineage)
     work = Backfill(lineage, store, "object")
     planned = work.plan(batch=64)
     assert (planned.state, planned.rows, planned.without) == ("planned", 300, 20)
@@ -58,11 +41,14 @@ def test_plan_apply_and_status(lineage: Lineage) -> None:
     assert 0 < part.remaining < 1
     # Half way, every row is still what its version reads.
     reader = Reader(lineage, {"object": store})
-    found = reader.embed(range(300), 0)
+    embedded = reader.embed(range(300), 0)
     for version in (1, 2):
-        mine = found.sources == version
+        of_version = embedded.sources == version
         np.testing.assert_allclose(
-            found.vectors[mine], read_as(version, 0).numpy()[mine], rtol=1e-5, atol=1e-6
+            embedded.vectors[of_version],
+            read_as(version, 0).numpy()[of_version],
+            rtol=1e-5,
+            atol=1e-6,
         )
     done = Backfill(lineage, store, "object").apply()
     assert (done.state, done.refreshed, done.remaining) == ("applied", 300, 0.0)
@@ -71,28 +57,9 @@ def test_plan_apply_and_status(lineage: Lineage) -> None:
     assert again == done
 
 
-def test_the_largest_predicted_error_comes_first(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A forward map that loses the last two coordinates: rows that are long there are worst."""
-    forward = torch.eye(10, 8, dtype=torch.float64)
-    forward[6:] = 0
-    offset = torch.zeros(10, dtype=torch.float64)
-    monkeypatch.setattr(Lineage, "forward", lambda self, source, target: (forward, offset))
-    store = older(lineage)
-    work = Backfill(lineage, store, "object")
-    work.plan(batch=50)
-    work.apply(rows=50)
-    first = {i for rows in store.scan(2) for i in rows.ids.to_pylist()}
-    vectors = vectors_of(1).numpy()
-    back = np.array([*vectors.T[:6] * 2 / 3 + 0.2, np.full(300, 0.2), np.full(300, 0.2)]).T
-    lost = np.linalg.norm(back - vectors, axis=1)
-    assert first == set(np.argsort(-lost)[:50].tolist())
-
-
-def test_rows_are_put_back_but_those_written_anew(lineage: Lineage) -> None:
-    store = older(lineage)
-    before = {i: v for rows in store.scan() for i, v in _pairs(rows)}
+def test_a_rollback_puts_back_all_rows_but_those_written_since(lineage: Lineage) -> None:
+    store = older_store(lineage)
+    before = vectors_by_id(store)
     work = Backfill(lineage, store, "object")
     work.plan(batch=64)
     work.apply(rows=200)
@@ -103,7 +70,7 @@ def test_rows_are_put_back_but_those_written_anew(lineage: Lineage) -> None:
     back = work.rollback()
     assert back.state == "rolled back"
     assert back.held == {1: 319, 2: 1}
-    after = {i: v for rows in store.scan() for i, v in _pairs(rows)}
+    after = vectors_by_id(store)
     np.testing.assert_array_equal(after.pop(added)[:10], fresh[0])
     before.pop(added)
     assert after.keys() == before.keys()
@@ -113,15 +80,11 @@ def test_rows_are_put_back_but_those_written_anew(lineage: Lineage) -> None:
     assert work.plan().rows == 299
 
 
-def _pairs(rows: Rows) -> list[tuple[int, np.ndarray]]:
-    return list(zip(rows.ids.to_pylist(), rows.vectors, strict=True))
-
-
 @pytest.mark.parametrize("fails", range(1, 12))
 def test_a_store_that_fails_at_any_write_loses_nothing(lineage: Lineage, fails: int) -> None:
     """It goes away at the n-th write, and comes back."""
-    store = older(lineage)
-    before = {i: v for rows in store.scan() for i, v in _pairs(rows)}
+    store = older_store(lineage)
+    before = vectors_by_id(store)
     work = Backfill(lineage, store, "object")
     work.plan(batch=64)
     with Failing(store, fails) as calls:
@@ -136,7 +99,7 @@ def test_a_store_that_fails_at_any_write_loses_nothing(lineage: Lineage, fails: 
         except StoreError:
             work.status()
     work.rollback()
-    after = {i: v for rows in store.scan() for i, v in _pairs(rows)}
+    after = vectors_by_id(store)
     assert all((after[i] == before[i]).all() for i in before)
 
 
@@ -164,8 +127,8 @@ class Failing:
         del self._store._write
 
 
-def test_what_cannot_be_done_is_said(lineage: Lineage) -> None:
-    store = older(lineage)
+def test_a_backfill_that_cannot_be_done_says_why(lineage: Lineage) -> None:
+    store = older_store(lineage)
     work = Backfill(lineage, store, "object")
     with pytest.raises(LineageError, match="backfill plan"):
         work.status()
@@ -183,52 +146,9 @@ def test_what_cannot_be_done_is_said(lineage: Lineage) -> None:
         work.apply()
 
 
-def test_a_flipped_bit_in_a_journal_puts_nothing_wrong_back(lineage: Lineage) -> None:
-    store = older(lineage)
-    before = {i: v for rows in store.scan() for i, v in _pairs(rows)}
-    work = Backfill(lineage, store, "object")
-    work.plan(batch=400)
-    work.apply()
-    after = {i: v for rows in store.scan() for i, v in _pairs(rows)}
-    path = next((work.folder / "journal").glob("*.sealed"))
-    whole = path.read_bytes()
-    noticed = 0
-    draw = np.random.default_rng(0)
-    for at in draw.integers(0, len(whole), 200):
-        flipped = bytearray(whole)
-        flipped[at] ^= 1 << int(draw.integers(8))
-        path.write_bytes(flipped)
-        try:
-            work.rollback()
-        except IntegrityError:
-            noticed += 1
-        for rows in store.scan():
-            for key, vector in _pairs(rows):
-                assert any(np.array_equal(vector, known[key]) for known in (before, after))
-    assert noticed == 200
-
-
-def test_filling_twice_changes_nothing(lineage: Lineage) -> None:
-    store = DictionaryStore()
-    assert fill(lineage, store, "object") == 300
-    before = store.count()
-    fill(lineage, store, "object")
-    assert store.count() == before == {2: 300}
-    assert store.spaces()[2].dim == 10 + 3
-
-
-@pytest.fixture(autouse=True)
-def in_memory(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """The copy of the published file, which is a snapshot, is a dictionary here."""
-    made: dict[str, DictionaryStore] = {}
-    monkeypatch.setattr(
-        module, "open_store", lambda path, create=None: made.setdefault(path, DictionaryStore())
-    )
-
-
 @pytest.mark.long
 def test_killed_two_hundred_times_it_loses_nothing(tmp_path: Path) -> None:
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "tests.support.killed_backfill", str(tmp_path), "200"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
@@ -236,29 +156,16 @@ def test_killed_two_hundred_times_it_loses_nothing(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
-    result = json.loads(found.stdout)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout)
     assert result["kills"] >= 200
     assert result["moments"] > 20, "the kills came at many points of the way"
     assert result["done"] == 300
 
 
-def withdrawn_under_way(lineage: Lineage) -> tuple[DictionaryStore, list[tuple[int, np.ndarray]]]:
-    """Version 3 was published, 100 rows were refreshed to it, and it was taken back."""
-    store = DictionaryStore()
-    fill(lineage, store, "object")
-    before = [pair for rows in store.scan() for pair in _pairs(rows)]
-    publish(lineage, 3)
-    Backfill(lineage, store, "object").plan(batch=50)
-    Backfill(lineage, store, "object").apply(rows=100)
-    lineage.label("stable", 2)
-    lineage.withdraw(3, "it was bad")
-    return store, before
-
-
 def test_a_refresh_to_a_version_that_was_withdrawn_is_undone(lineage: Lineage) -> None:
     lineage.label("kept", 2)
-    store, before = withdrawn_under_way(lineage)
+    store, before = store_of_a_withdrawn_version(lineage)
     with pytest.raises(LineageError, match=r"holds rows of version 3, which was withdrawn: put"):
         Reader(lineage, {"object": store})
     work = Backfill(lineage, store, "object")
@@ -266,56 +173,11 @@ def test_a_refresh_to_a_version_that_was_withdrawn_is_undone(lineage: Lineage) -
     with pytest.raises(LineageError, match="withdrawn"):
         work.apply()
     assert work.rollback().held == {2: 300}
-    after = sorted((pair for rows in store.scan() for pair in _pairs(rows)), key=lambda p: p[0])
-    for one, other in zip(sorted(before, key=lambda p: p[0]), after, strict=True):
-        assert one[0] == other[0]
-        np.testing.assert_array_equal(one[1], other[1])
+    after = vectors_by_id(store)
+    assert after.keys() == before.keys()
+    for key, vector in after.items():
+        np.testing.assert_array_equal(vector, before[key])
     assert len(Reader(lineage, {"object": store}).embed(range(300), 0).vectors) == 300
-
-
-def test_rows_of_a_withdrawn_version_are_filled_over_or_go(lineage: Lineage) -> None:
-    lineage.label("kept", 2)
-    store, _ = withdrawn_under_way(lineage)
-    space = store.spaces()[3]
-    store.upsert(Rows(3, pa.array([5000]), np.ones((1, space.dim), np.float32)))
-    assert fill(lineage, store, "object") == 300
-    assert store.count() == {2: 300}
-    Reader(lineage, {"object": store})
-
-
-def test_the_lineages_own_snapshots_outlive_a_withdrawal(lineage: Lineage) -> None:
-    """Version 3 has objects that version 2 has not."""
-    lineage.label("kept", 2)
-    publish(lineage, 3, rows=350)
-    Reader.open(lineage).close()
-    lineage.label("stable", 2)
-    Reader.open(lineage).close()
-    lineage.withdraw(3, "it was bad")
-    reader = Reader.open(lineage)
-    found = reader.embed([0, 349], 2)
-    assert found.sources.tolist() == [2, -1]
-    reader.close()
-
-
-def test_room_that_another_lineage_made_is_not_filled(lineage: Lineage) -> None:
-    """Its process was killed before it wrote a row."""
-    store = DictionaryStore()
-    mine = space_of(lineage, 2)
-    store.add_space(Space(2, mine.dim, "sha256:another"))
-    with pytest.raises(IntegrityError, match="belongs to another lineage"):
-        fill(lineage, store, "object")
-    assert store.count() == {}
-    store = DictionaryStore()
-    store.add_space(space_of(lineage, 2, norms=False))
-    assert fill(lineage, store, "object") == 300
-
-
-def test_a_vector_that_is_too_long_for_its_norm_is_named(lineage: Lineage) -> None:
-    space = space_of(lineage, 1)
-    vectors = np.ones((2, 8), np.float32)
-    vectors[1] = 1e30
-    with pytest.raises(DataError, match=r"id 8 of version 1 is too long.*scaled down"):
-        stored_rows(lineage, VersionMaps(lineage), space, pa.array([7, 8]), vectors)
 
 
 @pytest.mark.parametrize("form", ["vec", "lance:vec#emb", "qdrant:vec#emb"])
@@ -337,11 +199,11 @@ def test_a_store_is_its_folder_however_it_is_called(
     assert opened("b", form.replace("vec", f"{tmp_path}/a/vec")) == first
 
 
-def test_what_is_written_by_hand_after_a_kill_is_put_back(
+def test_a_row_written_by_hand_after_a_kill_is_put_back(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after the old rows were kept and before the new ones were written."""
-    store = older(lineage)
+    store = older_store(lineage)
     work = Backfill(lineage, store, "object")
     work.plan(batch=300)
 
@@ -353,11 +215,11 @@ def test_what_is_written_by_hand_after_a_kill_is_put_back(
         with pytest.raises(KeyboardInterrupt):
             work.apply()
     space = space_of(lineage, 1)
-    mine = stored_rows(
+    by_hand = stored_rows(
         lineage, VersionMaps(lineage), space, pa.array([5]), np.full((1, 8), 3, np.float32)
     )
-    store.upsert(mine)
-    before = {i: z for rows in store.scan() for i, z in _pairs(rows)}
+    store.upsert(by_hand)
+    before = vectors_by_id(store)
     for _ in range(2):
         with monkeypatch.context() as during:
             during.setattr(store, "upsert", killed)
@@ -366,40 +228,5 @@ def test_what_is_written_by_hand_after_a_kill_is_put_back(
     assert len(list((work.folder / "journal").iterdir())) == 2, "what is known is not kept again"
     assert work.apply().held == {1: 20, 2: 300}
     assert work.rollback().held == {1: 320}
-    for rows in store.scan():
-        for i, z in _pairs(rows):
-            np.testing.assert_array_equal(z, before[i])
-
-
-@pytest.mark.parametrize(
-    ("name", "facts"),
-    [
-        ("progress.json", {"state": "planned"}),
-        ("progress.json", {"state": "planned", "done": "all"}),
-        ("progress.json", {"state": "planned", "done": -1}),
-        ("progress.json", []),
-        ("plan.json", {"target": 2}),
-        ("plan.json", {"target": True, "fingerprint": 1, "batch": 1, "rows": 1, "without": 1}),
-    ],
-)
-def test_state_that_is_not_a_backfills_is_an_error(
-    lineage: Lineage, name: str, facts: object
-) -> None:
-    work = Backfill(lineage, older(lineage), "object")
-    work.plan()
-    (work.folder / name).write_text(json.dumps(facts))
-    with pytest.raises(IntegrityError, match=f"{name} cannot be read: .* plan again"):
-        work.apply()
-
-
-def test_a_table_that_is_not_a_backfills_is_an_error(lineage: Lineage) -> None:
-    work = Backfill(lineage, older(lineage), "object")
-    work.plan()
-    write_table(work.folder / "order.sealed", pa.table({"key": [1]}))
-    with pytest.raises(IntegrityError, match=r"order\.sealed is no table of a backfill"):
-        work.apply()
-    content = b"no table of Arrow's"
-    sealed = hashlib.sha256(content).digest() + content
-    (work.folder / "order.sealed").write_bytes(sealed)
-    with pytest.raises(IntegrityError, match=r"order\.sealed is no table of a backfill"):
-        work.apply()
+    for key, vector in vectors_by_id(store).items():
+        np.testing.assert_array_equal(vector, before[key])

@@ -65,10 +65,10 @@ def read_as(
         weight, offset = line.maps[source, target]
         ahead: npt.NDArray[np.float64] = vectors @ weight.numpy().T + offset.numpy()
         return ahead
-    found: npt.NDArray[np.float64] = line.chain.apply(
+    past: npt.NDArray[np.float64] = line.chain.apply(
         torch.from_numpy(vectors), source, target
     ).numpy()
-    return found
+    return past
 
 
 def score(metric: str, query: npt.NDArray[np.float64], row: npt.NDArray[np.float64]) -> float:
@@ -138,8 +138,8 @@ def test_every_metric_finds_what_a_loop_finds(
         return
     queries = rng.standard_normal((2, dims[target])).astype(np.float32)
     among = sorted(rng.choice(first, size=max(1, first // 2), replace=False)) if some else None
-    found = SEARCHES[metric](fields, queries, k, among)
-    for query, hits in zip(queries.astype(np.float64), found, strict=True):
+    results = SEARCHES[metric](fields, queries, k, among)
+    for query, hits in zip(queries.astype(np.float64), results, strict=True):
         scores = {
             key: score(metric, query, row)
             for key, row in expected.items()
@@ -213,7 +213,7 @@ class _Matrix:
 
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 @pytest.mark.parametrize("norms", [False, True])
-def test_as_many_are_found_as_are_asked_for(
+def test_a_search_returns_as_many_as_are_asked_for(
     metric: str, norms: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also more than are ever looked at for few."""
@@ -240,8 +240,8 @@ def test_a_row_that_is_gone_when_it_is_read_is_no_hit(metric: str) -> None:
 
     field = Field(cast(Any, Moving(vectors)), VersionMaps(cast(Lineage, line)), 1, 1, 4, 4)
     queries = np.full((1, 4), -1, np.float32)
-    found = SEARCHES[metric]([field], queries, 20, None)[0]
-    assert sorted(found.ids.to_pylist()) == [i for i in range(20) if i != 7]
+    hits = SEARCHES[metric]([field], queries, 20, None)[0]
+    assert sorted(hits.ids.to_pylist()) == [i for i in range(20) if i != 7]
 
 
 def test_a_way_that_is_not_affine_is_refused_for_search_and_read_for_fetch() -> None:

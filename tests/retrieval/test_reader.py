@@ -26,11 +26,6 @@ from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.store import Rows, Space
 
 
-@pytest.fixture
-def lineage(tmp_path: Path) -> Lineage:
-    return lineage_of(tmp_path / "line")
-
-
 def filled(lineage: Lineage) -> Reader:
     store = DictionaryStore()
     assert fill(lineage, store, "object") == 300
@@ -40,14 +35,14 @@ def filled(lineage: Lineage) -> Reader:
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_embed_gives_what_each_version_would_read(lineage: Lineage, version: int) -> None:
     reader = filled(lineage)
-    found = reader.embed([7, 299, 7, 1000, 0], version)
-    assert found.version == version
-    assert found.ids.to_pylist() == [7, 299, 7, 1000, 0]
-    assert found.sources.tolist() == [2, 2, 2, -1, 2]
-    assert found.missing.to_pylist() == [1000]
+    embedded = reader.embed([7, 299, 7, 1000, 0], version)
+    assert embedded.version == version
+    assert embedded.ids.to_pylist() == [7, 299, 7, 1000, 0]
+    assert embedded.sources.tolist() == [2, 2, 2, -1, 2]
+    assert embedded.missing.to_pylist() == [1000]
     expected = read_as(2, version)[[7, 299, 7, 7, 0]].numpy()
     expected[3] = 0
-    assert_allclose(found.vectors, expected, rtol=1e-5, atol=1e-6)
+    assert_allclose(embedded.vectors, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_every_row_is_read_from_its_own_version(lineage: Lineage) -> None:
@@ -59,10 +54,10 @@ def test_every_row_is_read_from_its_own_version(lineage: Lineage) -> None:
     rows = vectors_of(1).numpy()[:150]
     stored = np.concatenate([rows, np.zeros((150, 2), np.float32)], axis=1)
     store.upsert(Rows(1, pa.array(range(150)), stored))
-    found = reader.embed(range(300), 0)
-    assert found.sources.tolist() == [1] * 150 + [2] * 150
-    assert_allclose(found.vectors[:150], read_as(1, 0)[:150].numpy(), rtol=1e-5, atol=1e-6)
-    assert_allclose(found.vectors[150:], read_as(2, 0)[150:].numpy(), rtol=1e-5, atol=1e-6)
+    embedded = reader.embed(range(300), 0)
+    assert embedded.sources.tolist() == [1] * 150 + [2] * 150
+    assert_allclose(embedded.vectors[:150], read_as(1, 0)[:150].numpy(), rtol=1e-5, atol=1e-6)
+    assert_allclose(embedded.vectors[150:], read_as(2, 0)[150:].numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_the_default_is_production_and_labels_are_versions(lineage: Lineage) -> None:
@@ -94,7 +89,7 @@ def test_search_at_a_past_version_is_search_among_what_it_reads(
     assert hits.versions.tolist() == [2] * 5
 
 
-def test_what_cannot_be_searched_is_said(lineage: Lineage) -> None:
+def test_a_search_that_cannot_be_done_says_why(lineage: Lineage) -> None:
     reader = filled(lineage)
     with pytest.raises(ShapeError, match=r"version 0 have dim 6"):
         reader.search(np.ones(8), version=0)
@@ -118,9 +113,9 @@ def test_a_store_of_another_lineage_is_refused(lineage: Lineage) -> None:
 
 def test_vectors_are_transformed_back_and_never_silently_forward(lineage: Lineage) -> None:
     reader = filled(lineage)
-    given = vectors_of(2).numpy()
-    assert_allclose(reader.transform(given, 2, 0), read_as(2, 0).numpy(), rtol=1e-5, atol=1e-6)
-    assert reader.transform(given, "v2", 2) is not None
+    vectors = vectors_of(2).numpy()
+    assert_allclose(reader.transform(vectors, 2, 0), read_as(2, 0).numpy(), rtol=1e-5, atol=1e-6)
+    assert reader.transform(vectors, "v2", 2) is not None
     huge = np.full((1, 10), 1e30, np.float32)
     assert np.isfinite(reader.transform(huge, 2, 0)).all(), "a large vector is a finite one"
 
@@ -132,7 +127,7 @@ def test_an_empty_store_finds_nothing(lineage: Lineage) -> None:
     assert reader.embed([1], 0).sources.tolist() == [-1]
 
 
-def test_a_canary_is_read_by_those_who_ask_for_it_alone(tmp_path: Path) -> None:
+def test_a_canary_is_read_only_by_those_who_ask_for_it(tmp_path: Path) -> None:
     """Version 2 is published and not promoted: it is read from its own rows, and nobody who
     reads production or before gets anything that was computed from it."""
     lineage = lineage_of(tmp_path / "line", versions=2)
@@ -140,10 +135,10 @@ def test_a_canary_is_read_by_those_who_ask_for_it_alone(tmp_path: Path) -> None:
     assert (lineage.production, lineage.newest) == (1, 2)
     with closing(Reader.open(lineage)) as reader:
         for version, source in ((0, 1), (1, 1), (None, 1), (2, 2)):
-            found = reader.embed([3, 4], version)
-            assert found.sources.tolist() == [source] * 2
-            expected = read_as(source, found.version)[3:5].numpy()
-            assert_allclose(found.vectors, expected, rtol=1e-5, atol=1e-6)
+            embedded = reader.embed([3, 4], version)
+            assert embedded.sources.tolist() == [source] * 2
+            expected = read_as(source, embedded.version)[3:5].numpy()
+            assert_allclose(embedded.vectors, expected, rtol=1e-5, atol=1e-6)
         assert reader.search(vectors_of(2)[3], 1, 2, metric="cosine")[0].versions.tolist() == [2]
         assert reader.search(vectors_of(1)[3], 1, 1, metric="cosine")[0].versions.tolist() == [1]
     lineage.label("stable", 2)
@@ -177,11 +172,11 @@ def test_while_stores_are_brought_to_another_version_every_version_is_exact(
                 stored_rows(lineage, VersionMaps(lineage), space, pa.array(range(150)), some)
             )
             for version in (0, 1, 2):
-                found = between.embed(range(300), version)
-                for source in set(found.sources.tolist()):
-                    mine = found.sources == source
-                    expected = read_as(source, version).numpy()[mine]
-                    assert_allclose(found.vectors[mine], expected, rtol=1e-5, atol=1e-6)
+                embedded = between.embed(range(300), version)
+                for source in set(embedded.sources.tolist()):
+                    of_source = embedded.sources == source
+                    expected = read_as(source, version).numpy()[of_source]
+                    assert_allclose(embedded.vectors[of_source], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_canary_that_was_withdrawn_is_read_no_more(tmp_path: Path) -> None:

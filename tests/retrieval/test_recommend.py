@@ -39,7 +39,7 @@ def ranking(lineage: Lineage, query: str, seen: bool) -> list[int]:
 
 @pytest.mark.parametrize("k", [1, 5, 38, 40, 60])
 @pytest.mark.parametrize("exclude_seen", [True, False])
-def test_it_is_the_ranking_without_the_training_pairs(
+def test_recommendations_are_the_ranking_without_the_training_pairs(
     lineage: Lineage, reader: Reader, k: int, exclude_seen: bool
 ) -> None:
     hits = reader.recommend(["bob", "ann", "bob"], k, exclude_seen=exclude_seen)
@@ -56,7 +56,7 @@ def test_a_query_that_is_not_stored_is_named(reader: Reader) -> None:
         reader.recommend(["ann"], 0)
 
 
-def test_what_was_seen_must_be_recorded(lineage: Lineage) -> None:
+def test_without_recorded_training_pairs_nothing_is_recommended(lineage: Lineage) -> None:
     lineage.publish(without_recorded_pairs(lineage))
     with closing(Reader.open(lineage)) as reader:
         with pytest.raises(LineageError, match=r"not recorded.*exclude_seen=False"):

@@ -61,7 +61,7 @@ def fill_unasked(lineage: Lineage, store: Store, side: str) -> None:
     store.load(space, [stored_rows(lineage, VersionMaps(lineage), space, ids, vectors.numpy())])
 
 
-def test_the_other_side_is_refused_by_all_who_take_a_store(lineage: Lineage) -> None:
+def test_a_store_of_the_other_side_is_refused_everywhere(lineage: Lineage) -> None:
     store = DictionaryStore()
     fill(lineage, store, "candidate")
     assert store.side == "candidate"
@@ -79,7 +79,7 @@ def test_the_other_side_is_refused_by_all_who_take_a_store(lineage: Lineage) -> 
     Reader(lineage, {"candidate": store})
 
 
-def test_an_old_store_is_what_its_rows_are(lineage: Lineage, old: Store) -> None:
+def test_an_old_store_is_of_the_side_of_its_rows(lineage: Lineage, old: Store) -> None:
     for take in (
         lambda: fill(lineage, old, "query"),
         lambda: Reader(lineage, {"query": old}),
@@ -123,7 +123,7 @@ def test_rows_of_both_sides_are_taken_for_neither(lineage: Lineage) -> None:
             check_store(lineage, store, side)
 
 
-def test_without_canaries_the_published_file_tells(
+def test_without_canaries_the_published_file_decides(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(VersionReader, "canaries", lambda self: {})
@@ -133,7 +133,7 @@ def test_without_canaries_the_published_file_tells(
         check_store(lineage, store, "query")
 
 
-def test_canaries_tell_where_the_file_is_gone(lineage: Lineage) -> None:
+def test_canaries_decide_where_the_file_is_gone(lineage: Lineage) -> None:
     """Rows of version 1, whose embeddings the lineage no longer holds."""
     space = space_of(lineage, 1)
     store = DictionaryStore()

@@ -1,9 +1,9 @@
-"""What every kind of store does, against the slow oracle; kinds.py lists them."""
+"""Every kind of store does what the slow oracle does; `tests/support/store_kinds.py` lists them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -13,14 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.support.agreement import Id, as_dict, same_hits, same_rows
-from tests.support.dictionary_store import DictionaryStore
 from tests.support.store_kinds import STORES
+from tests.support.store_pairs import DIMS, NEW, OLD, Pair
 
 from evergram.errors import DataError, IntegrityError, ShapeError
-from evergram.stores.store import Floats, Hits, Rows, Space, Store, StoreView
-
-OLD, NEW = Space(0, 6, "sha256:old"), Space(3, 4, "sha256:new")
-DIMS = {OLD.version: OLD.dim, NEW.version: NEW.dim}
+from evergram.stores.store import Hits, Rows, Space, StoreView
 
 # Ids that have gone wrong in one database or another.
 HARD: dict[str, list[Id]] = {
@@ -43,65 +40,6 @@ HARD: dict[str, list[Id]] = {
     ],
 }
 
-Reopen = Callable[[], Store]
-
-
-class Pair:
-    """A store and the oracle, told the same."""
-
-    def __init__(self, open_again: Reopen, id_type: str) -> None:
-        self._open = open_again
-        self.id_type = id_type
-        self.store = open_again()
-        self.oracle = DictionaryStore(id_type)
-        self.both: list[Store] = [self.store, self.oracle]
-        self._random = np.random.default_rng(0)
-
-    def spaces(self) -> Pair:
-        for store in self.both:
-            store.add_space(OLD)
-            store.add_space(NEW)
-        return self
-
-    def name(self, number: int) -> Id:
-        return number if self.id_type == "int64" else f"id-{number}"
-
-    def names(self, numbers: Sequence[int]) -> list[Id]:
-        return [self.name(n) for n in numbers]
-
-    def rows(self, version: int, ids: Sequence[Id]) -> Rows:
-        return Rows(version, self.array(ids), self.floats(len(ids), DIMS[version]))
-
-    def array(self, ids: Sequence[Id | None]) -> pa.Array:
-        return pa.array(ids, self.store.id_type)
-
-    def floats(self, count: int, dim: int) -> Floats:
-        return self._random.standard_normal((count, dim)).astype(np.float32)
-
-    def upsert(self, rows: Rows) -> None:
-        for store in self.both:
-            store.upsert(rows)
-
-    def fill(self) -> Pair:
-        """30 rows of the old version, of which 10 were then written with the new one, and 10 of the
-        new one alone."""
-        self.spaces()
-        self.upsert(self.rows(OLD.version, self.names(range(30))))
-        self.upsert(self.rows(NEW.version, self.names(range(20, 40))))
-        return self
-
-    def queries(self, count: int = 3) -> dict[int, Floats]:
-        return {version: self.floats(count, dim) for version, dim in DIMS.items()}
-
-    def opened_again(self) -> Store:
-        """Another handle of the same store."""
-        return self._open()
-
-    def reopen(self) -> None:
-        self.store.close()
-        self.store = self._open()
-        self.both = [self.store, self.oracle]
-
 
 @pytest.fixture(params=STORES)
 def kind(request: pytest.FixtureRequest) -> str:
@@ -111,9 +49,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=["int64", "string"])
 def pair(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     id_type = str(request.param)
-    made = Pair(lambda: STORES[kind](tmp_path, id_type), id_type)
-    yield made
-    made.store.close()
+    both = Pair(lambda: STORES[kind](tmp_path, id_type), id_type)
+    yield both
+    both.store.close()
 
 
 def test_a_new_store_is_empty(pair: Pair) -> None:
@@ -125,7 +63,7 @@ def test_a_new_store_is_empty(pair: Pair) -> None:
     assert "secret" not in pair.store.address
 
 
-def test_spaces_without_rows(pair: Pair) -> None:
+def test_spaces_without_rows_are_kept_and_searched(pair: Pair) -> None:
     pair.spaces()
     same_rows(pair.store, pair.oracle)
     assert [len(hits) for hits in pair.store.search(pair.queries(), 5)] == [0, 0, 0]
@@ -168,7 +106,7 @@ def test_a_store_is_of_one_side_for_good(pair: Pair) -> None:
     same_rows(pair.store, pair.oracle)
 
 
-def test_of_two_who_take_a_store_for_different_sides_one_has_it(pair: Pair) -> None:
+def test_one_of_two_processes_takes_a_store_for_its_side(pair: Pair) -> None:
     def take(side: str) -> str | None:
         try:
             with closing(pair.opened_again()) as store:
@@ -206,11 +144,11 @@ def test_a_search_is_of_one_moment(
     with closing(pair.opened_again()) as other, monkeypatch.context() as during:
 
         def read_and_move(self: Any, *args: Any) -> Any:
-            found = read(self, *args)
+            result = read(self, *args)
             if not moved:
                 moved.append(moment)
                 other.upsert(pair.rows(space.version, everything))
-            return found
+            return result
 
         during.setattr(type(pair.store), moment, read_and_move)
         hits, rows = pair.store.read_consistently(look)
@@ -263,7 +201,7 @@ def test_a_row_is_replaced_within_a_version_and_across(pair: Pair) -> None:
     same_rows(pair.store, pair.oracle)
 
 
-def test_many_small_writes(pair: Pair) -> None:
+def test_many_small_writes_are_all_there(pair: Pair) -> None:
     pair.spaces()
     for i in range(40):
         version = (OLD, NEW)[i % 3 == 0].version
@@ -283,7 +221,7 @@ def test_writing_the_same_again_changes_nothing(pair: Pair) -> None:
     same_hits(pair.store, pair.oracle, {OLD.version: pair.floats(2, OLD.dim)}, 20)
 
 
-def test_an_empty_write(pair: Pair) -> None:
+def test_an_empty_write_changes_nothing(pair: Pair) -> None:
     pair.fill()
     pair.upsert(pair.rows(OLD.version, []))
     for store in pair.both:
@@ -292,15 +230,15 @@ def test_an_empty_write(pair: Pair) -> None:
     same_rows(pair.store, pair.oracle)
 
 
-def test_fetch_what_is_there_of_what_is_asked(pair: Pair) -> None:
+def test_a_fetch_returns_each_asked_id_that_is_stored_once(pair: Pair) -> None:
     pair.fill()
     asked = pair.names([39, 0, 99, 0, 25, -5, 39])
-    found = as_dict(pair.store.fetch(asked))
-    assert found == as_dict(pair.oracle.fetch(asked))
-    assert set(found) == set(pair.names([0, 25, 39]))
+    fetched = as_dict(pair.store.fetch(asked))
+    assert fetched == as_dict(pair.oracle.fetch(asked))
+    assert set(fetched) == set(pair.names([0, 25, 39]))
 
 
-def test_hard_ids(pair: Pair) -> None:
+def test_ids_that_go_wrong_in_databases_come_back(pair: Pair) -> None:
     pair.spaces()
     ids = HARD[pair.id_type]
     pair.upsert(pair.rows(OLD.version, ids))
@@ -324,9 +262,9 @@ def test_search_in_one_space_and_in_two(pair: Pair, k: int) -> None:
     queries = pair.queries()
     same_hits(pair.store, pair.oracle, queries, k)
     for version in DIMS:
-        found = same_hits(pair.store, pair.oracle, {version: queries[version]}, k)
-        assert all((hits.versions == version).all() for hits in found)
-        assert len(found[0]) == min(k, 20)
+        results = same_hits(pair.store, pair.oracle, {version: queries[version]}, k)
+        assert all((hits.versions == version).all() for hits in results)
+        assert len(results[0]) == min(k, 20)
 
 
 def test_search_after_the_index_is_built(pair: Pair) -> None:
@@ -345,11 +283,11 @@ def test_offsets_move_the_scores_of_a_version(pair: Pair) -> None:
     pair.fill()
     queries = pair.queries()
     offsets = {NEW.version: np.array([100, 0, -100], dtype=np.float32)}
-    found = same_hits(pair.store, pair.oracle, queries, 10, offsets=offsets)
-    assert (found[0].versions == NEW.version).all()
-    assert (found[2].versions == OLD.version).all()
+    shifted = same_hits(pair.store, pair.oracle, queries, 10, offsets=offsets)
+    assert (shifted[0].versions == NEW.version).all()
+    assert (shifted[2].versions == OLD.version).all()
     plain = pair.store.search(queries, 10)
-    np.testing.assert_array_equal(found[1].scores, plain[1].scores)
+    np.testing.assert_array_equal(shifted[1].scores, plain[1].scores)
 
 
 def test_search_among_ids(pair: Pair) -> None:
@@ -408,7 +346,7 @@ def test_a_load_that_breaks_off_leaves_whole_rows(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused(pair: Pair, value: float) -> None:
+def test_a_vector_that_is_not_finite_is_refused(pair: Pair, value: float) -> None:
     pair.fill()
     rows = pair.rows(OLD.version, pair.names([1, 2, 3]))
     rows.vectors[1, 2] = value
@@ -417,7 +355,7 @@ def test_what_is_not_finite_is_refused(pair: Pair, value: float) -> None:
     same_rows(pair.store, pair.oracle)
 
 
-def test_what_does_not_fit_is_refused(pair: Pair) -> None:
+def test_rows_and_queries_that_do_not_fit_are_refused(pair: Pair) -> None:
     pair.fill()
     ids = pair.names([1, 2])
     wrong_dim = Rows(OLD.version, pair.array(ids), pair.floats(2, 5))

@@ -42,8 +42,8 @@ def test_no_wrong_vector_comes_out_of_a_damaged_folder(kind: str, tmp_path: Path
         file.write_bytes(whole[:place] + bytes([flipped]) + whole[place + 1 :])
         try:
             with open_store(address) as store:
-                found = as_dict(store.fetch(range(200)))
-            assert found.items() <= allowed.items()
+                fetched = as_dict(store.fetch(range(200)))
+            assert fetched.items() <= allowed.items()
         except (StoreError, IntegrityError):
             errors += 1
         file.write_bytes(whole)

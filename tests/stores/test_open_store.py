@@ -33,11 +33,11 @@ def test_ids_are_of_one_of_two_types(tmp_path: Path) -> None:
 
 def test_a_folder_with_segments_of_its_own_is_not_made_a_store(tmp_path: Path) -> None:
     """A store would clear them away."""
-    mine = tmp_path / "segments" / "holiday.mp4"
-    mine.parent.mkdir()
-    mine.write_text("mine")
+    film = tmp_path / "segments" / "holiday.mp4"
+    film.parent.mkdir()
+    film.write_text("film")
     with pytest.raises(StoreError, match=r"'segments' with other files.*another folder"):
         open_store(str(tmp_path), create="int64")
-    assert mine.read_text() == "mine"
-    mine.unlink()
+    assert film.read_text() == "film"
+    film.unlink()
     open_store(str(tmp_path), create="int64").close()

@@ -30,8 +30,8 @@ NUMBERS = st.lists(st.integers(0, 30), unique=True, max_size=12)
 
 
 def vectors(count: int, dim: int, seed: int) -> Floats:
-    found = np.random.default_rng(seed).standard_normal((count, dim))
-    return found.astype(np.float32)
+    drawn = np.random.default_rng(seed).standard_normal((count, dim))
+    return drawn.astype(np.float32)
 
 
 class Machine(RuleBasedStateMachine):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pyarrow as pa
 import torch
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
 from evergram.lineage.artefact import Artefact, EncoderParts
+from evergram.lineage.lineage import Lineage
 
 
 def artefact(dim: int, before: int | None = None, seed: int = 0) -> Artefact:
@@ -31,3 +37,25 @@ def artefact(dim: int, before: int | None = None, seed: int = 0) -> Artefact:
         recipe={"name": "x"},
         canaries={s: (ids[s][:1], vectors[s][:1]) for s in ids},
     )
+
+
+def shop_of_three(folder: Path) -> Lineage:
+    """Versions 0 to 2, of dims 2, 3 and 4: a copy, as each publication waits for the disk."""
+    shutil.copytree(_published(), folder)
+    return Lineage.open(folder)
+
+
+@cache
+def _published() -> Path:
+    folder = Path(_folder().name) / "shop"
+    lineage = Lineage.create(folder, "shop")
+    lineage.publish(artefact(2))
+    lineage.publish(artefact(3, 2, seed=1))
+    lineage.publish(artefact(4, 3, seed=2))
+    return folder
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """A folder that is removed when the process ends."""
+    return TemporaryDirectory(prefix="evergram-lineages-")

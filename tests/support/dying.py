@@ -61,7 +61,7 @@ def run_until(number: int, work: Callable[[int], object], *folders: Path) -> tup
 
     Args:
         work: gets the descriptor of a pipe, to say in it what it has done.
-    Returns: whether it was killed, which it is not where it has ended before; and what it said.
+    Returns: whether it was killed, which it is not where it has ended before; and what it wrote.
     Raises: RuntimeError: it failed by itself.
     """
     reading, writing = os.pipe()
@@ -79,16 +79,16 @@ def run_until(number: int, work: Callable[[int], object], *folders: Path) -> tup
         finally:
             os._exit(code)
     os.close(writing)
-    said = b""
+    answer = b""
     while more := os.read(reading, 4096):
-        said += more
+        answer += more
     os.close(reading)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        return True, said
+        return True, answer
     if status:
         raise RuntimeError(f"the work failed by itself, before operation {number}")
-    return False, said
+    return False, answer
 
 
 def is_alone(request: pytest.FixtureRequest) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import torch
@@ -28,8 +31,8 @@ def publish(
     text: bool = False,
     promote: bool = True,
 ) -> Lineage:
-    """Add a version. Its way back takes the first coordinates, scales and shifts them: what it
-    gives is z of the version before plus 0.1 · version."""
+    """Add a version. Its transform takes the first coordinates, scales and shifts them, which gives
+    z of the version before plus 0.1 · version."""
     back = None
     if version:
         old = DIMS[version - 1]
@@ -50,15 +53,29 @@ def publish(
 
 
 def lineage_of(folder: Path, versions: int = 3, rows: int = 300, text: bool = False) -> Lineage:
+    """A lineage of `versions` versions: a copy, as each publication waits for the disk."""
+    shutil.copytree(_published(versions, rows, text), folder, dirs_exist_ok=True)
+    return Lineage.open(folder)
+
+
+@cache
+def _published(versions: int, rows: int, text: bool) -> Path:
+    folder = Path(_folder().name) / f"{versions}-{rows}-{text}"
     lineage = Lineage.create(folder, "line")
     for version in range(versions):
         publish(lineage, version, rows, text)
-    return lineage
+    return folder
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """A folder that is removed when the process ends."""
+    return TemporaryDirectory(prefix="evergram-lineages-")
 
 
 def read_as(version: int, target: int, rows: int = 300) -> Tensor:
-    """What z of `version` reads as at `target`, step by step."""
-    found = vectors_of(version, rows)
+    """z of `version` read as version `target`, step by step."""
+    vectors = vectors_of(version, rows)
     for step in range(version, target, -1):
-        found = found[:, : DIMS[step - 1]] * step / (step + 1) + 0.1 * step
-    return found
+        vectors = vectors[:, : DIMS[step - 1]] * step / (step + 1) + 0.1 * step
+    return vectors

@@ -36,12 +36,12 @@ def work_together(store: Store) -> None:
         return sum(map(len, found))
 
     def work(owner: int) -> None:
-        mine = range(1000 + owner * EACH, 1000 + (owner + 1) * EACH)
+        own = range(1000 + owner * EACH, 1000 + (owner + 1) * EACH)
         everything = range(1000, 1000 + THREADS * EACH)
         for i in range(ROUNDS):
             version = 10 + (i + owner) % 2
-            store.upsert(Rows(version, pa.array(mine, pa.int64()), vectors(mine, version)))
-            assert expect(store.fetch(mine), version) == EACH
+            store.upsert(Rows(version, pa.array(own, pa.int64()), vectors(own, version)))
+            assert expect(store.fetch(own), version) == EACH
             expect(store.fetch(everything))
             query = {v: np.ones((2, d), dtype=np.float32) for v, d in dims.items()}
             for hits in store.search(query, 5):

@@ -15,7 +15,7 @@ from evergram.cli.printing import dump
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
-    from evergram.retrieval.backfill import Backfill, Status
+    from evergram.retrieval.backfill import Backfill, BackfillStatus
 
 _WHERE = (
     "a folder, postgresql://…#TABLE, lance:DIR#TABLE or qdrant:URL#COLLECTION. A database's "
@@ -140,7 +140,7 @@ def _print_progress(done: int, total: int, what: str) -> None:
     sys.stderr.write(f"\r{done} of {total} {what}" + ("\n" if done >= total else ""))
 
 
-def _print(status: Status, as_json: bool) -> None:
+def _print(status: BackfillStatus, as_json: bool) -> None:
     if as_json:
         dump(status.as_json())
         return

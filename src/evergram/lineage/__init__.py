@@ -4,15 +4,17 @@ Read in this order:
 
 1. `disk/`: `lineage.json` and the manifests, with their checksums and the one rule of names
    (`docs/lineage.md`).
-2. `artefact`: everything that one version is. `version_reader`: one version, each file checked.
-3. `record_changes`: every change, as a function from one record to the next. `catalog`: versions by
-   number and by label.
-4. `version_chain`: from one version to another. `stored_embeddings`: what a version published.
-   `publishing/`: adds a version.
-5. `lineage`: `Lineage`, which puts these together. `view`: embeddings read as a past version.
-6. `canary_check` and `version_warnings`: what is known of the versions that are there.
-   `consumers/`: who reads which version.
-7. `locks/` and `remote/`: one writer at a time; lineages at `s3://…` and the like.
+2. `artefact`: the contents of a version before it is published. `version_reader`: the files of a
+   published one, each checked.
+3. `catalog/`: versions by number and by label. `record_changes`: each change of them, as a function
+   from one record to the next; `catalog_changes` writes it.
+4. `version_chain`: from one version to another. `stored_embeddings`: a version's own embeddings.
+   `view`: embeddings read as a past version. `pair_history`: the pairs that were trained on.
+5. `publishing/`: adds a version.
+6. `read_only_lineage` and `lineage`: `Lineage`, which puts these together.
+7. `canary_check` and `version_warnings`: how well each version is read, and what its readers should
+   know. `consumers/`: who reads which version.
+8. `locks/` and `remote/`: one writer at a time; lineages at `s3://…` and the like.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
 """

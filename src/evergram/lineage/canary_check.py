@@ -1,4 +1,4 @@
-"""How well every past version is still read: by its certificate, and measured on its canaries."""
+"""The error of reading every past version: by its certificate, and measured on its canaries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evergram.compatibility.chain import Chain
 from evergram.data.corpus import Vocabulary
 from evergram.errors import DataError
 from evergram.lineage.artefact import Block
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.lineage.unseen_objects import id_hash, unseen_share
 
 
@@ -43,7 +43,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Reading:
-    """How well version j is read from the newest, k; None for what is not known.
+    """The quality of reading version j from the newest, k; a value that is not known is None.
 
     Args:
         measured: on all canaries, most of which alignment saw.
@@ -80,7 +80,7 @@ class CompatibilityLimits:
     amplification: float | None = None
 
 
-def diagnose_lineage(lineage: Lineage) -> list[Reading]:
+def diagnose_lineage(lineage: ReadOnlyLineage) -> list[Reading]:
     """Return a reading of each past version that is read, oldest first, and check all files.
 
     Raises: UnknownVersionError: nothing is published. IntegrityError: a file is damaged.
@@ -155,8 +155,8 @@ def _measure_unseen(
 def measure_canaries(
     chain: Chain, canaries: Mapping[int, Mapping[str, Block]], source: int, target: int
 ) -> Measured | None:
-    """Return the error of version `source` read as `target`, on canaries of both; None if there are
-    none.
+    """Return the error of reading version `source` as `target`, on canaries of both; None if there
+    are none.
 
     Args:
         canaries: by version and side, ids and vectors at publication; without withdrawn versions.

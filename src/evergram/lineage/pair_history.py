@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from evergram.data.pair_hash import TrainedPairs
-from evergram.errors import IntegrityError
-
-FILE = "trained_pairs.parquet"
+from evergram.lineage.catalog.catalog import Catalog
+from evergram.lineage.disk.trained_pairs import FILE
 
 
 @dataclass(frozen=True)
@@ -43,24 +37,24 @@ class PairHistory:
         return trained[1].without(self.trained)
 
 
-def join_histories(
-    salt: str | None,
-    versions: Sequence[int],
-    pairs: Mapping[int, TrainedPairs | None],
-    lineage: str,
-) -> PairHistory:
-    """Return the history of a lineage from those of its versions.
+def pair_history_of(catalog: Catalog) -> PairHistory:
+    """Return the pairs that the versions of a lineage were trained on.
 
-    Args:
-        versions: all of the lineage.
-        pairs: by version, of those with a model; None where the pairs were not recorded.
-        lineage: to call it in `untested`.
+    Withdrawn versions do not count, as no later version is aligned to them, nor do versions that
+    came from a file, as they have no model.
     """
-    unrecorded = [n for n, recorded in pairs.items() if recorded is None]
-    if unrecorded or (salt is None and versions):
-        return PairHistory(salt, untested=_unrecorded(unrecorded or versions, lineage))
-    known = [recorded for recorded in pairs.values() if recorded is not None]
-    return PairHistory(salt, TrainedPairs().union(known))
+    record = catalog.record
+    pairs = {
+        number: catalog.reader(number).trained_pairs()
+        for number, manifest in catalog.manifests.items()
+        if manifest.encoder is not None or FILE in manifest.files
+    }
+    unrecorded = [number for number, trained in pairs.items() if trained is None]
+    if unrecorded or (record.salt is None and record.versions):
+        untested = _unrecorded(unrecorded or record.versions, catalog.address)
+        return PairHistory(record.salt, untested=untested)
+    recorded = [trained for trained in pairs.values() if trained is not None]
+    return PairHistory(record.salt, TrainedPairs().union(recorded))
 
 
 def _unrecorded(versions: Sequence[int], where: str) -> str:
@@ -71,27 +65,3 @@ def _unrecorded(versions: Sequence[int], where: str) -> str:
         f"{where} were not recorded (before format 4 none were), so no pair is known to be held "
         "out from every version; train a new lineage to have test figures."
     )
-
-
-def write_trained_pairs(pairs: TrainedPairs, path: Path) -> None:
-    """Write the hashes of pairs, at about 14 bits a pair for a million pairs and 7 for a hundred
-    million: ascending numbers are stored by their differences."""
-    table = pa.table({"pair": pa.array(pairs.marks)})
-    pq.write_table(
-        table,
-        path,
-        use_dictionary=False,
-        column_encoding={"pair": "DELTA_BINARY_PACKED"},
-        compression="zstd",
-    )
-
-
-def read_trained_pairs(path: Path) -> TrainedPairs:
-    """Return the hashes that `write_trained_pairs` wrote. Raises: IntegrityError: damaged."""
-    try:
-        marks = pq.read_table(path)["pair"].to_numpy()
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise IntegrityError(f"{path} cannot be read: {error}.") from error
-    if marks.dtype != np.uint32 or (len(marks) > 1 and not (marks[1:] > marks[:-1]).all()):
-        raise IntegrityError(f"{path} does not hold ascending 32-bit numbers; restore it.")
-    return TrainedPairs(marks)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from evergram.errors import IntegrityError, LineageError
-from evergram.lineage.catalog import Catalog
+from evergram.lineage.catalog.catalog import Catalog
 from evergram.vector_files.parquet import read_embeddings
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Vocabulary
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.read_only_lineage import ReadOnlyLineage
 
 
 def id_hash(vocabulary: Vocabulary) -> Tensor:
@@ -18,7 +18,7 @@ def id_hash(vocabulary: Vocabulary) -> Tensor:
     return torch.tensor([zlib.crc32(text.encode()) for text in texts], dtype=torch.int64)
 
 
-def unseen_share(lineage: Lineage, version: int) -> float | None:
+def unseen_share(lineage: ReadOnlyLineage, version: int) -> float | None:
     """Return the share of the objects that the alignment of a version never saw: those whose
     `id_hash` is below this share of 2³². It is 1 if nothing was fitted, and None if neither the
     version's metrics nor its recipe record it."""

@@ -11,7 +11,7 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform, Transform
 from evergram.errors import LineageError
-from evergram.lineage.catalog import Catalog
+from evergram.lineage.catalog.catalog import Catalog
 
 
 class VersionChain:

@@ -26,8 +26,8 @@ from evergram.errors import EvergramError, IntegrityError, ShapeError
 from evergram.lineage.artefact import Block, are_metrics
 from evergram.lineage.disk.manifest import EncoderRecord, Manifest, check_files
 from evergram.lineage.disk.tensor_files import load_tensors
-from evergram.lineage.pair_history import FILE as PAIRS
-from evergram.lineage.pair_history import read_trained_pairs
+from evergram.lineage.disk.trained_pairs import FILE as PAIRS
+from evergram.lineage.disk.trained_pairs import read_trained_pairs
 from evergram.lineage.publishing.publish_statistics import Moments
 from evergram.vector_files.parquet import to_block
 
@@ -109,7 +109,7 @@ class VersionReader:
             return read_trained_pairs(path)
 
     def moments(self) -> dict[str, Moments]:
-        """Return, by side, how many vectors, their mean [D] and second moments [D, D], float64."""
+        """Return, by side, the number of vectors, their mean [D] and E[z zᵀ] [D, D], float64."""
         if "moments.safetensors" not in self.manifest.files:
             return {}
         dim = self.manifest.dim

@@ -7,17 +7,17 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.read_only_lineage import ReadOnlyLineage
 
 # A metric of fewer test queries is no ground to publish on: of thirty, one query that is found or
 # lost is three percent of what can be reached.
 LEAST_QUERIES = 30
 
 # A published version never changes, so its warnings are read once for each opened lineage.
-_cache: WeakKeyDictionary[Lineage, dict[int, list[str]]] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[ReadOnlyLineage, dict[int, list[str]]] = WeakKeyDictionary()
 
 
-def version_warnings(lineage: Lineage) -> dict[int, list[str]]:
+def version_warnings(lineage: ReadOnlyLineage) -> dict[int, list[str]]:
     """Return, for each version, a sentence on each thing that its readers should know: that it has
     few objects in common with the version before, that its way back has no certificate, or that
     nothing was left to test it on."""
@@ -31,8 +31,8 @@ def version_warnings(lineage: Lineage) -> dict[int, list[str]]:
 
 
 def few_test_queries(data: Mapping[str, Any]) -> str | None:
-    """Return the sentence that a model was tested on too few queries to be judged by; None where
-    they are enough, or where nothing says how many there were.
+    """Return a warning that a model was tested on too few queries to be judged by; None if they
+    were enough, or if their number is not recorded.
 
     Args:
         data: `data` of the metrics.
@@ -62,7 +62,7 @@ def _of_the_test(metrics: Mapping[str, Any]) -> list[str]:
     return [few] if few else []
 
 
-def _sentences(lineage: Lineage, version: int, error: StepError | None) -> list[str]:
+def _sentences(lineage: ReadOnlyLineage, version: int, error: StepError | None) -> list[str]:
     metrics = lineage.metrics(version)
     sentences = _of_the_test(metrics)
     if version == 0:

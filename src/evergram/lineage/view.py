@@ -16,6 +16,8 @@ from torch import Tensor
 from evergram.compatibility.chain import Chain
 from evergram.errors import DataError, ShapeError
 from evergram.lineage.artefact import Block
+from evergram.lineage.catalog.catalog import Catalog
+from evergram.lineage.stored_embeddings import stored_vectors
 from evergram.vector_files.provenance import provenance_of
 from evergram.vector_files.writers import check_writable, write_vectors
 
@@ -127,6 +129,22 @@ class View:
 
         fingerprints = provenance_of(self.fingerprint, self.computed_from)
         return write_vectors(path, blocks(), fingerprints, overwrite=overwrite)
+
+
+def view_of(catalog: Catalog, chain: Chain, version: int | str | None, source: int | None) -> View:
+    """Return the stored embeddings of one version, read as another; see `Lineage.view`."""
+    stored = catalog.newest if source is None else catalog.resolve(source)
+    target = stored if version is None else catalog.resolve(version)
+    chain.is_affine(stored, target)  # Refuses a target that is later than the source.
+    return View(
+        target,
+        stored,
+        catalog.manifest(target).dim,
+        catalog.manifest(target).fingerprint,
+        catalog.manifest(stored).fingerprint,
+        chain,
+        lambda side: stored_vectors(catalog, side, stored),
+    )
 
 
 def _no_vectors(what: str) -> ShapeError:

@@ -8,7 +8,8 @@ Read in this order:
 3. `recommend`: the best candidates for known queries. `pretrained/`:
    `PretrainedEncoder`, which embeds an object by its id and features, and stands alone.
 4. `fill`: from a published version to a store. `backfill`: refresh a store's older rows, worst
-   first; its files are `backfill_journal` and `backfill_progress`.
+   first, in the order of `backfill_order`; its files are those of `backfill_state` and
+   `backfill_journal`, and `backfill_progress` shows them.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022. Why one index serves all
 versions: `docs/method.md`, *One index for all versions*.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
-from evergram.atomic_files import make_folder, write_text
-from evergram.compatibility.certificate import certify
+from evergram.atomic_files import make_folder
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.disk.path_check import check_tree
 from evergram.lineage.disk.permissions import file_mode
@@ -30,19 +27,18 @@ from evergram.retrieval.backfill_journal import (
     write_journal,
     write_table,
 )
+from evergram.retrieval.backfill_order import backfill_order
+from evergram.retrieval.backfill_state import BackfillPlan, BackfillState
 from evergram.retrieval.fill import Progress, fill, space_of
 from evergram.retrieval.store_check import check_store
-from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.open_store import open_store
-from evergram.stores.store import ID_TYPES, Floats, Rows, Store
+from evergram.stores.store import ID_TYPES, Rows, Store
 
 BATCH = 10_000
-# The error of a row of a withdrawn version, before all others.
-UNREADABLE = 1e9
 
 
 @dataclass(frozen=True)
-class Status:
+class BackfillStatus:
     """The progress of a backfill.
 
     Args:
@@ -86,14 +82,15 @@ class Backfill:
         self.folder = lineage.path / "backfills" / f"{side}-{key}"
         check_tree(lineage.path, self.folder)
         self._mode = file_mode(lineage.path)
+        self._state = BackfillState(self.folder, self._mode)
 
-    def plan(self, batch: int = BATCH) -> Status:
+    def plan(self, batch: int = BATCH) -> BackfillStatus:
         """Write the order in which rows will be refreshed, the largest predicted error first.
 
         Raises: LineageError: another backfill of this store is under way.
         """
         with self._locked():
-            if self._plan_path.exists() and self._progress()["state"] == "under way":
+            if self._state.is_planned and self._state.progress()[0] == "under way":
                 raise LineageError(
                     f"A backfill of {self.store.address} is under way; finish it by 'apply', or "
                     "undo it by 'rollback', before another is planned."
@@ -102,27 +99,26 @@ class Backfill:
             for folder in (self.folder, self.folder / "journal"):
                 make_folder(folder, self._mode)
             target = self.lineage.production
-            source = open_store(str(self.folder / "source"), create=_name_of(self.store.id_type))
-            with source:
+            id_type = next(name for name, kind in ID_TYPES.items() if kind == self.store.id_type)
+            with open_store(str(self.folder / "source"), create=id_type) as source:
                 fill(self.lineage, source, self.side, target)
-                ids, errors, without = self._look(source, target)
-            order = np.argsort(-errors, kind="stable")
-            table = pa.table({"id": ids.take(pa.array(order)), "error": errors[order]})
+                order = backfill_order(self.lineage, self.store, source, target)
+            table = pa.table({"id": order.ids, "error": order.errors})
             write_table(self.folder / "order.sealed", table, self._mode)
-            facts = {
-                "side": self.side,
-                "store": self.store.address,
-                "target": target,
-                "fingerprint": self.lineage.manifest(target).fingerprint,
-                "batch": batch,
-                "rows": len(ids),
-                "without": without,
-            }
-            self._say("planned", 0)
-            write_text(self._plan_path, json.dumps(facts, indent=2), self._mode)
+            self._state.write_plan(
+                BackfillPlan(
+                    side=self.side,
+                    store=self.store.address,
+                    target=target,
+                    fingerprint=self.lineage.manifest(target).fingerprint,
+                    batch=batch,
+                    rows=len(order.ids),
+                    without=order.without,
+                )
+            )
         return self.status()
 
-    def apply(self, rows: int | None = None, progress: Progress | None = None) -> Status:
+    def apply(self, rows: int | None = None, progress: Progress | None = None) -> BackfillStatus:
         """Refresh rows in the planned order.
 
         Args:
@@ -131,31 +127,29 @@ class Backfill:
         Raises: LineageError: nothing is planned, it was rolled back, or its version was withdrawn.
         """
         with self._locked():
-            plan = self._planned()
-            at = self._progress()
-            if at["state"] == "rolled back":
+            plan = self._plan()
+            state, done = self._state.progress()
+            if state == "rolled back":
                 raise LineageError("This backfill was rolled back; plan another.")
-            self.lineage.manifest(int(plan["target"]))
+            self.lineage.manifest(plan.target)
             order = read_order(self.folder / "order.sealed")["id"].combine_chunks()
-            target, batch = int(plan["target"]), int(plan["batch"])
             self.store.take_side(self.side)
-            space = space_of(self.lineage, target)
-            self.store.add_space(self.store.spaces().get(target, space))
-            done = int(at["done"])
+            space = space_of(self.lineage, plan.target)
+            self.store.add_space(self.store.spaces().get(plan.target, space))
             last = len(order) if rows is None else min(len(order), done + rows)
             with open_store(str(self.folder / "source")) as source:
                 while done < last:
-                    ids = order.slice(done, batch)
-                    self._refresh(source, target, ids, self._journal(done))
+                    ids = order.slice(done, plan.batch)
+                    self._refresh(source, plan.target, ids, self._journal(done))
                     done += len(ids)
-                    self._say("under way", done)
+                    self._state.write_progress("under way", done)
                     if progress is not None:
                         progress(done, len(order))
             if done == len(order):
-                self._say("applied", done)
+                self._state.write_progress("applied", done)
         return self.status()
 
-    def rollback(self, progress: Progress | None = None) -> Status:
+    def rollback(self, progress: Progress | None = None) -> BackfillStatus:
         """Put back every row that was refreshed, unless it was written again since.
 
         Args:
@@ -164,7 +158,7 @@ class Backfill:
         Raises: LineageError: nothing is planned.
         """
         with self._locked():
-            target = int(self._planned()["target"])
+            target = self._plan().target
             journals = sorted((self.folder / "journal").glob("*.sealed"), reverse=True)
             with open_store(str(self.folder / "source")) as source:
                 for i, path in enumerate(journals, start=1):
@@ -176,74 +170,25 @@ class Backfill:
                             self.store.upsert(back)
                     if progress is not None:
                         progress(i, len(journals))
-            self._say("rolled back", 0)
+            self._state.write_progress("rolled back", 0)
         return self.status()
 
-    def status(self) -> Status:
+    def status(self) -> BackfillStatus:
         """Return the progress. Raises: LineageError: nothing is planned."""
-        plan, at = self._planned(), self._progress()
+        plan, (state, done) = self._plan(), self._state.progress()
         errors = read_order(self.folder / "order.sealed")["error"].to_numpy()
         total = float(errors.sum())
-        done = int(at["done"])
-        return Status(
-            state=str(at["state"]),
+        return BackfillStatus(
+            state=state,
             side=self.side,
             store=self.store.address,
-            target=int(plan["target"]),
-            rows=int(plan["rows"]),
+            target=plan.target,
+            rows=plan.rows,
             refreshed=done,
-            without=int(plan["without"]),
+            without=plan.without,
             remaining=float(errors[done:].sum()) / total if total else 0.0,
             held=self.store.count(),
         )
-
-    def _look(self, source: Store, target: int) -> tuple[pa.Array, npt.NDArray[np.float64], int]:
-        """Return the ids to refresh, their predicted errors, and how many older rows have no new
-        embedding."""
-        maps = VersionMaps(self.lineage)
-        ids: list[pa.Array] = []
-        errors: list[npt.NDArray[np.float64]] = []
-        without = 0
-        for version in self.store.count():
-            if version == target:
-                continue
-            for rows in self.store.scan(version):
-                new_ids = [r.ids for r in source.fetch(rows.ids)]
-                there = pc.is_in(rows.ids, value_set=_joined(new_ids, self.store.id_type))
-                mask = there.to_numpy(zero_copy_only=False)
-                without += int((~mask).sum())
-                ids.append(rows.ids.filter(there))
-                if version in self.lineage.withdrawn:
-                    errors.append(np.full(int(mask.sum()), UNREADABLE))
-                    continue
-                dim = self.lineage.manifest(version).dim
-                vectors = np.ascontiguousarray(rows.vectors[mask, :dim])
-                errors.append(self._predicted(maps, vectors, version, target))
-        return (
-            _joined(ids, self.store.id_type),
-            np.concatenate(errors) if errors else np.zeros(0),
-            without,
-        )
-
-    def _predicted(
-        self, maps: VersionMaps, vectors: Floats, version: int, target: int
-    ) -> npt.NDArray[np.float64]:
-        """Return the predicted error [n] of reading rows [n, D_v] as another version.
-
-        With a forward map F it is ‖z − W F z‖, which is lost by the way forward and back, together
-        with the chain's own error by its certificate. Without a forward map a row cannot be read
-        forward, and its own error is not known: it is the certificate's, so the oldest come first.
-        """
-        known = None
-        if version < target:
-            known = certify(self.lineage.chain, self.lineage.step_errors, target, version)
-        floor = known.estimate if known is not None else float(abs(target - version))
-        if version > target or self.lineage.forward(version, target) is None:
-            return np.full(len(vectors), floor)
-        there = maps.rows(vectors, version, target)
-        back = maps.rows(np.ascontiguousarray(there), target, version)
-        lost = ((back.astype(np.float64) - vectors) ** 2).sum(axis=1)
-        return np.asarray(np.sqrt(lost + floor**2))
 
     def _refresh(self, source: Store, target: int, ids: pa.Array, journal: Path) -> None:
         """Write the old rows of a batch to the journal, and then the new ones to the store."""
@@ -281,36 +226,27 @@ class Backfill:
             ours = pa.concat_arrays([ours, rows.ids.filter(pa.array(same))])
         return ours
 
-    @property
-    def _plan_path(self) -> Path:
-        return self.folder / "plan.json"
-
     def _journal(self, start: int) -> Path:
         return self.folder / "journal" / f"{start:012d}.sealed"
 
-    def _say(self, state: str, done: int) -> None:
-        facts = json.dumps({"state": state, "done": done})
-        write_text(self.folder / "progress.json", facts, self._mode)
+    def _plan(self) -> BackfillPlan:
+        """Return the plan.
 
-    def _progress(self) -> dict[str, Any]:
-        return _read_json(self.folder / "progress.json", state=str, done=int)
-
-    def _planned(self) -> dict[str, Any]:
-        if not self._plan_path.exists():
+        Raises: LineageError: nothing is planned. IntegrityError: it was made for another version
+            than the lineage's.
+        """
+        if not self._state.is_planned:
             raise LineageError(
                 f"No backfill of {self.store.address} is planned; 'evergram backfill plan' makes "
                 "one."
             )
-        plan = _read_json(
-            self._plan_path, target=int, fingerprint=str, batch=int, rows=int, without=int
-        )
-        target = int(plan["target"])
+        plan = self._state.plan()
         # Rows that were refreshed to a version that was withdrawn since can still be put back.
-        gone = self.lineage.withdrawn.get(target)
-        known = self.lineage.manifest(target) if gone is None else gone
-        if plan["fingerprint"] != known.fingerprint:
+        withdrawal = self.lineage.withdrawn.get(plan.target)
+        version = self.lineage.manifest(plan.target) if withdrawal is None else withdrawal
+        if plan.fingerprint != version.fingerprint:
             raise IntegrityError(
-                f"{self._plan_path} was made for another version {plan['target']}; plan again."
+                f"{self._state.plan_path} was made for another version {plan.target}; plan again."
             )
         return plan
 
@@ -331,29 +267,5 @@ class Backfill:
             ) from error
 
 
-def _name_of(kind: pa.DataType) -> str:
-    return next(name for name, found in ID_TYPES.items() if found == kind)
-
-
 def _joined(parts: list[pa.Array], kind: pa.DataType) -> pa.Array:
     return pa.concat_arrays(parts) if parts else pa.array([], kind)
-
-
-def _read_json(path: Path, **kinds: type) -> dict[str, Any]:
-    """Return the facts in a file.
-
-    Args:
-        kinds: the type of each fact that must be there; numbers must not be negative.
-    Raises: IntegrityError: the file cannot be read, or a fact is missing.
-    """
-    try:
-        facts: dict[str, Any] = json.loads(path.read_text())
-        for name, kind in kinds.items():
-            if type(facts[name]) is not kind or (kind is int and facts[name] < 0):
-                raise ValueError(f"{name} is {facts[name]!r}")
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise IntegrityError(
-            f"{path} cannot be read: {error}. Remove {path.parent} and plan again; rows that were "
-            "refreshed stay so."
-        ) from error
-    return facts

@@ -1,4 +1,4 @@
-"""The best candidates for known queries, without those that they have met already."""
+"""The best candidates for known queries, without those of their training pairs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def recommend(
 def _unseen(
     reader: Reader, ids: pa.Array, vectors: Floats, k: int, target: int, history: PairHistory
 ) -> list[Hits]:
-    """Search wider and wider, until each query has k candidates that it was not trained with."""
+    """Return k candidates that each query was not trained with, by wider and wider searches."""
     stored = sum(reader.store(CANDIDATE).count().values())
     best: list[Hits] = [Hits(pa.array([]), np.zeros(0, np.float32), np.zeros(0, np.int64))] * len(
         ids

@@ -99,7 +99,7 @@ def _sides(store: Store, version: int, blocks: Mapping[str, Block]) -> set[str]:
 
 
 def _same(store: Store, version: int, ids: pa.Array, vectors: object) -> Iterator[int | str]:
-    """Yield the ids whose vector in a store is bit by bit the given one."""
+    """Yield the ids whose vector in a store is these vectors' bit by bit."""
     expected = np.asarray(vectors, dtype=np.float32)
     try:
         ids = ids.cast(store.id_type)

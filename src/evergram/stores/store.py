@@ -70,8 +70,8 @@ class Store(StoreView):
         none.
 
         Args:
-            work: reads through its argument and does nothing else: it may be called more than
-                once, each time with a view of its own.
+            work: reads through the view and does nothing else, as it may be called more than once,
+                each time with another view.
         """
 
     @abstractmethod
@@ -85,7 +85,7 @@ class Store(StoreView):
 
     @abstractmethod
     def _add_space(self, space: Space) -> None:
-        """Make room for a version, durably, unless another process has."""
+        """Add a space, durably, unless another process has added it."""
 
     @abstractmethod
     def _set_side(self, side: str) -> None:
@@ -106,7 +106,7 @@ class Store(StoreView):
     # All kinds inherit these.
 
     def take_side(self, side: str) -> None:
-        """Make this the store of a side, for good; nothing where it is already.
+        """Make this the store of a side, for good.
 
         Raises: IntegrityError: it is the store of another one.
         """
@@ -116,7 +116,7 @@ class Store(StoreView):
             raise other_side(self, side)
 
     def add_space(self, space: Space) -> None:
-        """Make room for the vectors of a version; nothing where it is there.
+        """Add the space of a version, unless it is there.
 
         Raises: IntegrityError: the version is there with another fingerprint or dim.
         """
@@ -156,7 +156,7 @@ class Store(StoreView):
             )
         rows = Rows(rows.version, self.as_ids(rows.ids), rows.vectors)
         if len(rows) > len(pc.unique(rows.ids)):
-            raise DataError("An id is given twice in one upsert; give each once.")
+            raise DataError("An id is twice in one upsert; give each once.")
         bad = np.flatnonzero(~np.isfinite(rows.vectors).all(axis=1))
         if len(bad):
             raise DataError(f"The vector of id {rows.ids[bad[0]]} is not finite.")

@@ -27,7 +27,7 @@ from evergram.encoders.module_encoder import (
 from evergram.errors import LineageError
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
 from evergram.lineage.disk.manifest import EncoderRecord
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.lineage.unseen_objects import id_hash
 from evergram.training.build import encoder_options
 from evergram.training.fit import Trained
@@ -39,7 +39,9 @@ CANARIES = 1000
 TRIED = 64
 
 
-def load_encoder(lineage: Lineage, version: int, module: EncoderModules | None = None) -> Encoder:
+def load_encoder(
+    lineage: ReadOnlyLineage, version: int, module: EncoderModules | None = None
+) -> Encoder:
     """Return a published version's encoder, in evaluation mode on the CPU.
 
     Args:

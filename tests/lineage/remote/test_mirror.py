@@ -7,18 +7,15 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 import torch
-from fsspec.implementations.dirfs import DirFileSystem
-from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.support.artefacts import artefact
+from tests.support.buckets import PLACE, Bucket, Refusing, bucket_files, forget_mirror
 from tests.support.dying import is_alone
 from tests.support.forging import resealed
 
@@ -26,97 +23,20 @@ from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.lineage.remote.addresses import cache_folder, local_folder, mirror_of
-
-PLACE = "memory://bucket/shop"
+from evergram.lineage.remote.addresses import cache_folder
 
 
-class Bucket(DirFileSystem):  # type: ignore[misc]
-    """Objects that several processes share: a put is whole or not there, and one can be refused."""
-
-    protocol = "bucket"
-    cachable = False
-
-    def __init__(self, **options: Any) -> None:
-        files = LocalFileSystem(auto_mkdir=True)
-        super().__init__(path=os.environ["BUCKET"], fs=files, **options)
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return path.removeprefix("bucket://")
-
-    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
-        place = Path(self._join(path))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if mode == "create":
-            with place.open("xb") as file:
-                file.write(value)
-            return
-        part = place.with_name(f"{place.name}.put{os.getpid()}")
-        part.write_bytes(value)
-        part.replace(place)
-
-
-@pytest.fixture(autouse=True)
-def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("EVERGRAM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("BUCKET", str(tmp_path / "bucket"))
-    fsspec.register_implementation("bucket", Bucket, clobber=True)
-    MemoryFileSystem.store.clear()
-    yield
-    MemoryFileSystem.store.clear()
-
-
-@pytest.fixture
-def lineage() -> Lineage:
-    """Versions 0 and 1, of dims 2 and 3."""
-    found = Lineage.create(PLACE, "shop")
-    found.publish(artefact(2))
-    found.publish(artefact(3, 2, seed=1))
-    return found
-
-
-def there() -> dict[str, bytes]:
-    """What is in the bucket."""
-    return {
-        k.removeprefix("/bucket/shop/"): bytes(v.getbuffer())
-        for k, v in MemoryFileSystem.store.items()
-    }
-
-
-def elsewhere() -> None:
-    """Go on as on another machine."""
-    shutil.rmtree(cache_folder())
-
-
-class Refusing:
-    """Lets n writes through, and fails at every later one, as a connection that goes away does."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, allowed: int, error: Exception) -> None:
-        self.left = allowed
-        for name in ("put_file", "pipe_file"):
-            real = getattr(MemoryFileSystem, name)
-
-            def refuse(files: Any, *args: Any, real: Any = real, **options: Any) -> Any:
-                if self.left <= 0:
-                    raise error
-                self.left -= 1
-                return real(files, *args, **options)
-
-            monkeypatch.setattr(MemoryFileSystem, name, refuse)
-
-
-def test_what_is_published_is_read_on_another_machine(lineage: Lineage) -> None:
+def test_a_published_version_is_read_on_another_machine(lineage: Lineage) -> None:
     assert (lineage.address, str(lineage)) == (PLACE, PLACE)
     expected = lineage.view(0).embeddings("candidate")
-    elsewhere()
-    found = Lineage.open(PLACE + "/")
-    assert [m.name for m in found.versions] == ["shop@v0", "shop@v1"]
-    ids, vectors = found.view(0).embeddings("candidate")
+    forget_mirror()
+    opened = Lineage.open(PLACE + "/")
+    assert [m.name for m in opened.versions] == ["shop@v0", "shop@v1"]
+    ids, vectors = opened.view(0).embeddings("candidate")
     assert ids.equals(expected[0])
     assert torch.equal(vectors, expected[1])
-    assert found.encoder_parts(1)[0].kind == "factorization"
-    found.check()
+    assert opened.encoder_parts(1)[0].kind == "factorization"
+    opened.check()
     assert Lineage.exists(PLACE)
     assert not Lineage.exists("memory://bucket/other")
     with pytest.raises(LineageError, match="memory://bucket/other is not a lineage"):
@@ -125,33 +45,33 @@ def test_what_is_published_is_read_on_another_machine(lineage: Lineage) -> None:
         Lineage.create(PLACE)
 
 
-def test_only_what_is_held_is_kept_there(lineage: Lineage) -> None:
-    assert {k.split("/")[1] for k in there() if k.startswith("embeddings/")} == {"1"}
+def test_embeddings_that_no_label_keeps_are_removed_from_the_storage(lineage: Lineage) -> None:
+    assert {k.split("/")[1] for k in bucket_files() if k.startswith("embeddings/")} == {"1"}
     lineage.publish(artefact(4, 3, seed=2), promote=False)
-    elsewhere()
-    found = Lineage.open(PLACE)
-    assert (found.versions_with_embeddings, found.production) == ([1, 2], 1)
-    assert {k.split("/")[1] for k in there() if k.startswith("embeddings/")} == {"1", "2"}
-    assert found.embeddings("query", 1)[1].shape[1] == 3
-    found.label("stable", 2)
-    found.publish(artefact(2, 4, seed=3))
-    assert {k.split("/")[1] for k in there() if k.startswith("embeddings/")} == {"3"}
+    forget_mirror()
+    opened = Lineage.open(PLACE)
+    assert (opened.versions_with_embeddings, opened.production) == ([1, 2], 1)
+    assert {k.split("/")[1] for k in bucket_files() if k.startswith("embeddings/")} == {"1", "2"}
+    assert opened.embeddings("query", 1)[1].shape[1] == 3
+    opened.label("stable", 2)
+    opened.publish(artefact(2, 4, seed=3))
+    assert {k.split("/")[1] for k in bucket_files() if k.startswith("embeddings/")} == {"3"}
     assert Lineage.open(PLACE).labels == {"stable": 3}
-    assert not any("publishing.lock" in k for k in there())
+    assert not any("publishing.lock" in k for k in bucket_files())
 
 
-def test_a_withdrawn_version_goes_from_there(lineage: Lineage) -> None:
+def test_a_withdrawn_version_is_removed_from_the_storage(lineage: Lineage) -> None:
     lineage.publish(artefact(4, 3, seed=2), promote=False)
     lineage.withdraw(2, "a bad one")
-    elsewhere()
+    forget_mirror()
     assert Lineage.open(PLACE).newest == 1
-    assert not any(k.startswith(("versions/2", "embeddings/2")) for k in there())
+    assert not any(k.startswith(("versions/2", "embeddings/2")) for k in bucket_files())
 
 
-def test_a_file_is_brought_when_it_is_read_and_once(
+def test_a_large_file_is_downloaded_once_when_it_is_first_read(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere()
+    forget_mirror()
     fetched: list[str] = []
     real = MemoryFileSystem.get_file
 
@@ -160,9 +80,9 @@ def test_a_file_is_brought_when_it_is_read_and_once(
         real(files, place, *args, **options)
 
     monkeypatch.setattr(MemoryFileSystem, "get_file", fetch)
-    found = Lineage.open(PLACE)
-    assert found.newest == lineage.newest
-    assert found.metrics(1)["metrics"]
+    opened = Lineage.open(PLACE)
+    assert opened.newest == lineage.newest
+    assert opened.metrics(1)["metrics"]
     assert fetched == []
     for _ in range(2):
         again = Lineage.open(PLACE)
@@ -184,7 +104,7 @@ def test_a_damaged_file_is_noticed_here_and_there(lineage: Lineage, name: str) -
     expected = Lineage.open(PLACE).view(0).embeddings("query")[1]
     assert mirror.read_bytes() == good
     # There: a sentence, and nothing is kept of it.
-    elsewhere()
+    forget_mirror()
     file = MemoryFileSystem.store[f"/bucket/shop/{name}"]
     file.seek(0)
     file.write(b"?")
@@ -193,7 +113,7 @@ def test_a_damaged_file_is_noticed_here_and_there(lineage: Lineage, name: str) -
     file.seek(0)
     file.write(good[:1])
     assert torch.equal(Lineage.open(PLACE).view(0).embeddings("query")[1], expected)
-    elsewhere()
+    forget_mirror()
     MemoryFileSystem.store.pop(f"/bucket/shop/{name}")
     with pytest.raises(IntegrityError, match=f"{name}.* is missing|cannot be read"):
         Lineage.open(PLACE).view(0).embeddings("query")
@@ -203,47 +123,32 @@ def test_a_publication_that_breaks_off_leaves_it_as_it_was(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every number of uploads, the lock's being the first; then the next one succeeds."""
-    before = there()
+    before = bucket_files()
     n = 0
     while True:
         with monkeypatch.context() as patch:
             Refusing(patch, n, ConnectionError("the line is dead"))
-            said = ""
+            message = ""
             try:
                 lineage.publish(artefact(4, 3, seed=2))
             except LineageError as error:
-                said = str(error)
-        if not said:
+                message = str(error)
+        if not message:
             break
-        assert "the line is dead; the lineage is as it was" in said
+        assert "the line is dead; the lineage is as it was" in message
         # Every reader has what there was, and so does the object itself.
-        found = there()
-        assert {k: found[k] for k in before} == before
+        after = bucket_files()
+        assert {name: after[name] for name in before} == before
         assert lineage.newest == 1
         assert Lineage.open(PLACE).newest == 1
         assert Lineage.open(PLACE).view(0).embeddings("query")[1].shape == (3, 2)
         n += 1
     # The lock, the files of two folders, and lineage.json.
     assert n >= 10
-    elsewhere()
-    found_again = Lineage.open(PLACE)
-    assert found_again.newest == 2
-    found_again.check()
-
-
-def test_a_record_that_arrived_counts_though_the_answer_was_lost(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = MemoryFileSystem.pipe_file
-
-    def lose(files: Any, path: str, value: bytes, **options: Any) -> None:
-        real(files, path, value, **options)
-        if path.endswith("lineage.json"):
-            raise TimeoutError("no answer")
-
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", lose)
-    assert lineage.publish(artefact(4, 3, seed=2)) == 2
-    assert Lineage.open(PLACE).newest == 2
+    forget_mirror()
+    reopened = Lineage.open(PLACE)
+    assert reopened.newest == 2
+    reopened.check()
 
 
 @pytest.mark.long
@@ -260,19 +165,19 @@ def test_a_killed_publisher(tmp_path: Path, request: pytest.FixtureRequest) -> N
         worker = context.Process(target=_publish_and_die, args=(place, killed))
         worker.start()
         worker.join()
-        found = Lineage.open(place)
+        shop = Lineage.open(place)
         if worker.exitcode == 0:
             break
         assert worker.exitcode == -signal.SIGKILL
-        assert found.newest == 0
+        assert shop.newest == 0
         with pytest.raises(LineageError, match=r"is publishing to bucket://shop: .* on .*delete"):
-            found.publish(artefact(3, 2))
+            shop.publish(artefact(3, 2))
         lock.unlink()
         killed += 1
     # The files of two folders, and lineage.json.
     assert killed >= 9
     assert not lock.exists()
-    elsewhere()
+    forget_mirror()
     again = Lineage.open(place)
     assert again.newest == 1
     again.check()
@@ -294,51 +199,7 @@ def _publish_and_die(place: str, uploads: int) -> None:
     Lineage.open(place).publish(artefact(3, 2))
 
 
-@pytest.mark.parametrize("error", [FileExistsError(), OSError(22, "precondition failed")])
-def test_the_lock_of_another_is_never_taken(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch, error: OSError
-) -> None:
-    """Not where it is there, not where it comes in between, whatever a driver calls that."""
-    place = "/bucket/shop/publishing.lock"
-    other = json.dumps({"owner": "eve", "host": "h", "process": 1, "since": "now"}).encode()
-    real = MemoryFileSystem.pipe_file
-
-    def between(files: Any, path: str, value: bytes, **options: Any) -> None:
-        if path == place:
-            real(files, place, other)
-            raise error
-        real(files, path, value, **options)
-
-    message = r"publishing to memory://bucket/shop: eve on h \(process 1\) since now\. Wait"
-    with monkeypatch.context() as patch:
-        patch.setattr(MemoryFileSystem, "pipe_file", between)
-        with pytest.raises(LineageError, match=message):
-            lineage.publish(artefact(4, 3))
-    assert there()["publishing.lock"] == other
-    with pytest.raises(LineageError, match=message):
-        ConsumerRegistry.open(PLACE).add("a", "v0", lineage.resolve)
-    assert there()["publishing.lock"] == other
-    fsspec.filesystem("memory").rm(place)
-    assert lineage.publish(artefact(4, 3)) == 2
-
-
-def test_a_lock_that_cannot_be_removed_is_said(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = MemoryFileSystem.rm_file
-
-    def refuse(files: Any, path: str) -> None:
-        if path.endswith("publishing.lock"):
-            raise PermissionError("no deleting here")
-        real(files, path)
-
-    monkeypatch.setattr(MemoryFileSystem, "rm_file", refuse)
-    with pytest.warns(RuntimeWarning, match="publishing.lock could not be removed"):
-        assert lineage.publish(artefact(4, 3)) == 2
-    assert Lineage.open(PLACE).newest == 2
-
-
-def test_who_has_published_meanwhile_wins(
+def test_the_first_of_two_publishers_wins(
     lineage: Lineage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On another machine, and, later, on this one."""
@@ -358,7 +219,7 @@ def test_who_has_published_meanwhile_wins(
     assert not (reader.path / "embeddings" / "1").exists()
 
 
-def test_a_lineage_that_was_made_anew_is_not_mixed_with_the_old(lineage: Lineage) -> None:
+def test_a_lineage_made_anew_is_not_mixed_with_the_mirror_of_the_old(lineage: Lineage) -> None:
     """The mirror has files of the same names."""
     MemoryFileSystem.store.clear()
     again = Lineage.create(PLACE, "shop")
@@ -368,7 +229,7 @@ def test_a_lineage_that_was_made_anew_is_not_mixed_with_the_old(lineage: Lineage
     mirror = lineage.path
     shutil.rmtree(mirror)
     # As the mirror was before.
-    content = there()
+    content = bucket_files()
     MemoryFileSystem.store.clear()
     first = Lineage.create(PLACE, "shop")
     first.publish(artefact(2))
@@ -381,26 +242,10 @@ def test_a_lineage_that_was_made_anew_is_not_mixed_with_the_old(lineage: Lineage
         first.encoder_parts(9)
 
 
-def test_a_lineage_that_cannot_be_reached(
-    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
-    with pytest.raises(LineageError, match=f"{PLACE} cannot be read: no route; the lineage is as"):
-        Lineage.open(PLACE)
-    with pytest.raises(LineageError, match="cannot be written: no route"):
-        lineage.publish(artefact(4, 3))
-    for address, message in (("nothing://x", "Protocol not known"), ("s3://x/y", "s3fs")):
-        with pytest.raises(LineageError, match=message):
-            Lineage.open(address)
-
-
 def test_names_that_lead_out_of_the_mirror_are_refused(lineage: Lineage) -> None:
     """A bucket may hold what somebody else wrote."""
     name = "/bucket/shop/versions/1/manifest.json"
-    manifest = json.loads(there()["versions/1/manifest.json"])
+    manifest = json.loads(bucket_files()["versions/1/manifest.json"])
     manifest["files"]["../../../../outside.json"] = "0" * 64
     fsspec.filesystem("memory").pipe_file(name, resealed(manifest).encode())
     fsspec.filesystem("memory").pipe_file("/outside.json", b"x")
@@ -409,16 +254,18 @@ def test_names_that_lead_out_of_the_mirror_are_refused(lineage: Lineage) -> None
     assert not list(cache_folder().rglob("outside.json"))
 
 
-def test_consumers_are_kept_there(lineage: Lineage, tmp_path: Path) -> None:
+def test_consumers_and_their_probes_are_kept_in_the_storage(
+    lineage: Lineage, tmp_path: Path
+) -> None:
     files = {}
     for name in ("m.safetensors", "d.parquet"):
         (tmp_path / name).write_bytes(name.encode())
         files[name] = str(tmp_path / name)
     probe = Probe(model=files["m.safetensors"], data=files["d.parquet"], side="query", metric="auc")
-    found = ConsumerRegistry.open(PLACE)
-    found.add("ads", "v0", lineage.resolve, probe=probe)
-    token = found.issue_token("ads")
-    elsewhere()
+    registry = ConsumerRegistry.open(PLACE)
+    registry.add("ads", "v0", lineage.resolve, probe=probe)
+    token = registry.issue_token("ads")
+    forget_mirror()
     again = ConsumerRegistry.open(PLACE)
     known = again.authenticate(token)
     assert known is not None
@@ -430,8 +277,8 @@ def test_consumers_are_kept_there(lineage: Lineage, tmp_path: Path) -> None:
     with pytest.raises(LineageError, match="pinned"):
         Lineage.open(PLACE).retire(0)
     again.remove("ads")
-    assert not any(k.startswith("probes/") for k in there())
-    elsewhere()
+    assert not any(k.startswith("probes/") for k in bucket_files())
+    forget_mirror()
     assert ConsumerRegistry.open(PLACE).list() == ()
     Lineage.open(PLACE).retire(0)
     with pytest.raises(UnknownVersionError):
@@ -442,31 +289,12 @@ def test_consumers_that_cannot_be_uploaded_are_as_they_were(
     lineage: Lineage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ConsumerRegistry.open(PLACE).add("a", "v0", lineage.resolve)
-    found = ConsumerRegistry.open(PLACE)
+    registry = ConsumerRegistry.open(PLACE)
     with monkeypatch.context() as patch:
         Refusing(patch, 1, ConnectionError("the line is dead"))
         with pytest.raises(LineageError, match="the line is dead"):
-            found.add("b", "v0", lineage.resolve)
-    assert [c.name for c in found.list()] == ["a"]
+            registry.add("b", "v0", lineage.resolve)
+    assert [c.name for c in registry.list()] == ["a"]
     assert [c.name for c in ConsumerRegistry.open(PLACE).list()] == ["a"]
-    found.add("b", "v0", lineage.resolve)
+    registry.add("b", "v0", lineage.resolve)
     assert [c.name for c in ConsumerRegistry.open(PLACE).list()] == ["a", "b"]
-
-
-def test_a_file_address_is_a_folder(tmp_path: Path) -> None:
-    found = Lineage.create(f"file://{tmp_path}/a%20b")
-    found.publish(artefact(2))
-    assert found.path == tmp_path / "a b"
-    assert Lineage.open(tmp_path / "a b").newest == Lineage.open(f"file://{tmp_path}/a b").newest
-    assert not cache_folder().exists()
-    with pytest.raises(LineageError, match="names the host 'x'"):
-        local_folder("file://x/y")
-    # What is no address is a folder, whatever is in its name.
-    assert local_folder("C:/x") == Path("C:/x")
-    assert mirror_of("s3://a") != mirror_of("s3://b")
-
-
-def test_without_fsspec_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(LineageError, match=r"pip install 'evergram\[remote\]'"):
-        Lineage.open(PLACE)

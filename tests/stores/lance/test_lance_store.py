@@ -208,9 +208,9 @@ def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(store: LanceStore
         last = int((first + writer.communicate()[0]).split("\n")[-2])
         # Every batch up to the last that was told is there as written, or as the one under way.
         for i in range(max(0, last - 49), last + 1):
-            found = store.fetch(np.arange(20) + 20 * (i % 50))
-            assert sum(map(len, found)) == 20
-            for part in found:
+            parts = store.fetch(np.arange(20) + 20 * (i % 50))
+            assert sum(map(len, parts)) == 20
+            for part in parts:
                 assert set(np.unique(part.vectors)) <= {i, i + 50 if i + 50 == last + 1 else i}
         store.delete(range(1000))
         assert store.count() == {}

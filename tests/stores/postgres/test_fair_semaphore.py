@@ -1,4 +1,4 @@
-"""FairSemaphore are in order, and nobody gives up while others get on."""
+"""Waiters are served in order, and none gives up while others make progress."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from evergram.stores.postgres.fair_semaphore import FairSemaphore
 
 
-def test_who_comes_first_is_first_and_all_get_on() -> None:
-    """The last of six waits longer than anybody has patience where nobody gets on."""
-    semaphore = FairSemaphore(1, patience=2.0)
+def test_waiters_are_served_in_order_of_arrival() -> None:
+    """The last of six waits longer than its patience, as the others make progress."""
+    semaphore = FairSemaphore(1, patience=1.0)
     order: list[int] = []
 
     def go(number: int) -> None:
         assert semaphore.acquire()
-        time.sleep(0.5)
+        time.sleep(0.25)
         order.append(number)
         semaphore.release()
 
@@ -32,7 +32,7 @@ def test_who_comes_first_is_first_and_all_get_on() -> None:
     assert semaphore.acquire(), "it is free again"
 
 
-def test_where_nobody_gets_on_it_is_given_up() -> None:
+def test_a_waiter_gives_up_where_nobody_makes_progress() -> None:
     semaphore = FairSemaphore(2, patience=0.1)
     assert semaphore.acquire()
     assert semaphore.acquire()

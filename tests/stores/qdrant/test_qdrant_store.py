@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -144,7 +140,7 @@ def test_a_store_of_before_the_side_was_kept(store: QdrantStore) -> None:
         store.spaces()
 
 
-def test_one_who_moves_rows_all_the_time_is_named_and_not_waited_for(
+def test_a_process_that_moves_rows_all_the_time_is_not_waited_for(
     store: QdrantStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a server, where another process may write however long this one reads."""
@@ -179,80 +175,6 @@ def test_addresses(tmp_path: Path, store: QdrantStore) -> None:
         open_store(store.address, create="string")
 
 
-def test_without_qdrant_client_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "qdrant_client", None)
-    with pytest.raises(DataError, match=r"pip install 'evergram\[qdrant\]'"):
-        open_store(f"qdrant:{tmp_path}#emb", create="int64")
-
-
-def test_a_server_that_is_not_there() -> None:
-    start = time.monotonic()
-    with pytest.raises(StoreError, match=r"http://127\.0\.0\.1:9#emb cannot be reached"):
-        open_store("qdrant:http://127.0.0.1:9#emb")
-    assert time.monotonic() - start < 5
-
-
-class _Server(BaseHTTPRequestHandler):
-    """Answers the questions of opening a store, and of what spaces it has; nothing else."""
-
-    protocol_version = "HTTP/1.1"
-    keys: ClassVar[list[str | None]]
-    cut: ClassVar[bool]
-
-    def _answer(self, result: Any) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.keys.append(self.headers.get("api-key"))
-        if type(self).cut:
-            type(self).cut = False
-            self.close_connection = True
-            return
-        body = json.dumps({"result": result, "status": "ok", "time": 0.0}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        self._answer({"exists": True})
-
-    def do_POST(self) -> None:
-        space = {"version": 3, "dim": 2, "fingerprint": "sha256:three"}
-        said = [{"format_version": 1, "id_type": "string"}, space]
-        points = [{"id": i, "payload": one} for i, one in zip((0, 4), said, strict=True)]
-        self._answer({"points": points, "next_page_offset": None})
-
-    def log_message(self, *_: Any) -> None:
-        """Not into the tests' output."""
-
-
-@pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")
-def test_a_server_is_given_the_key_and_asked_again_after_a_cut(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Handler(_Server):
-        keys: ClassVar[list[str | None]] = []
-        cut = False
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("QDRANT_API_KEY", "hush")
-    try:
-        with open_store(f"qdrant:http://127.0.0.1:{server.server_port}#emb") as store:
-            assert store.id_type == pa.string()
-            assert "hush" not in store.address
-            Handler.cut = True
-            assert store.spaces() == {3: Space(3, 2, "sha256:three")}
-            assert not Handler.cut
-            assert set(Handler.keys) == {"hush"}
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 WRITER = """
 import sys
 import numpy as np, pyarrow as pa
@@ -284,9 +206,9 @@ def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: Path) -
         with QdrantStore.open(address) as store:
             # Each row of the last 50 batches is as it was told, or already the next one's.
             for i in range(max(0, last - 49), last + 1):
-                found = store.fetch(np.arange(20) + 20 * (i % 50))
-                assert sum(map(len, found)) == 20
-                for part in found:
+                parts = store.fetch(np.arange(20) + 20 * (i % 50))
+                assert sum(map(len, parts)) == 20
+                for part in parts:
                     assert set(np.unique(part.vectors)) <= {i, last + 1}
             store.delete(range(1000))
             assert store.count() == {}

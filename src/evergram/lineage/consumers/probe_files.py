@@ -86,4 +86,4 @@ def remove_former_probes(
         if left.name not in kept:
             remove_tree(left)
     if remote is not None:
-        remote.keep_only(mine.as_posix(), kept)
+        remote.storage.keep_only(mine.as_posix(), kept)

@@ -17,7 +17,7 @@ from evergram.lineage.disk.lineage_record import ChecksumError, ChecksummedRecor
 FORMAT_VERSION = 1
 # Names as `add` takes them, and some that it took before there was one rule of names.
 READABLE_NAME = r"[A-Za-z0-9._-]*[A-Za-z0-9][A-Za-z0-9._-]*"
-# A version's number, or a label, to the number.
+# Returns the number of a version, by its number in text or a label.
 Resolve = Callable[[str], int]
 
 
@@ -26,7 +26,7 @@ class _StrictRecord(BaseModel):
 
 
 class Baseline(_StrictRecord):
-    """The value of a probe when it was added, of which version, and on how many objects."""
+    """The value of a probe when it was added, its version, and the number of its objects."""
 
     version: int = Field(ge=0)
     value: float

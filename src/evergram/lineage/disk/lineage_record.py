@@ -65,7 +65,7 @@ def _digest(value: dict[str, Any]) -> str:
 
 
 class Withdrawal(FrozenRecord):
-    """The facts that are kept of a version that was withdrawn: its fingerprint, why, and when."""
+    """A version that was withdrawn: its fingerprint, the reason, and the time."""
 
     fingerprint: str
     reason: str

@@ -30,10 +30,10 @@ from evergram.lineage.disk.names import is_name
 
 
 class EncoderRecord(FrozenRecord):
-    """How to build the encoder that `encoder.safetensors` fills.
+    """The structure of the encoder whose tensors are in `encoder.safetensors`.
 
-    `kind` is a name in `evergram.encoders.kinds`, which whoever restores the encoder looks up;
-    "module" is an encoder of the user's own modules, which are given again when it is read.
+    `kind` is a name in `evergram.encoders.kinds`, by which the encoder is restored; "module" is an
+    encoder of the user's own modules, which must be passed again when it is read.
     """
 
     kind: str = Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")
@@ -45,7 +45,7 @@ class EncoderRecord(FrozenRecord):
 
 
 class TransformRecord(FrozenRecord):
-    """How to build the transform that `transform.safetensors` fills; a closed `kind`."""
+    """The structure of the transform whose tensors are in `transform.safetensors`."""
 
     kind: Annotated[str, AfterValidator(transform_kind)]
     options: dict[str, Any] = Field(default_factory=dict)

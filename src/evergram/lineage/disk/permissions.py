@@ -1,4 +1,4 @@
-"""Who may read the files of a lineage."""
+"""Permissions of the files of a lineage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evergram.atomic_files import OWNER_ALONE
 def file_mode(root: Path) -> int:
     """Return the permissions that new files of a lineage get: those of its `lineage.json`.
 
-    A new lineage is its owner's alone; whoever shares one says so once, by `chmod -R g+rX DIR`.
+    Only its owner reads a new lineage; `chmod -R g+rX DIR`, once, shares it with a group.
     """
     try:
         return stat.S_IMODE((root / "lineage.json").stat().st_mode) & 0o666

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from evergram.atomic_files import make_folder, write_text
 from evergram.errors import LineageError
 from evergram.lineage.disk.permissions import file_mode
-from evergram.lineage.remote.lock import said_by, this_process
+from evergram.lineage.remote.lock import describe_process, this_process
 
 LOCK, OWNER = "training.lock", "training.json"
 
@@ -77,6 +77,6 @@ def _is_empty(work: Path) -> bool:
 
 def _owner(work: Path) -> str:
     try:
-        return said_by((work / OWNER).read_bytes())
+        return describe_process((work / OWNER).read_bytes())
     except OSError:
-        return said_by(None)
+        return describe_process(None)

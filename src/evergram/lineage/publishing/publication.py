@@ -11,33 +11,29 @@ import pyarrow.parquet as pq
 
 from evergram.atomic_files import new_folder, remove_folder
 from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
-from evergram.lineage import record_changes
-from evergram.lineage.artefact import Artefact, are_metrics, write_version
-from evergram.lineage.catalog import Catalog
+from evergram.lineage.artefact import Artefact, are_metrics
+from evergram.lineage.catalog import record_changes
+from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.consumers.probe_check import refuse_unprobed
 from evergram.lineage.disk.lineage_record import LineageRecord
 from evergram.lineage.disk.manifest import Manifest, sha256
 from evergram.lineage.disk.names import check_name
 from evergram.lineage.disk.permissions import file_mode
-from evergram.lineage.id_types import blocks_with_id_type, with_id_type
 from evergram.lineage.locks.training_claim import clear_work
 from evergram.lineage.locks.write_lock import clear_left, unchanged, write_record, writing
-from evergram.lineage.pair_history import PairHistory
+from evergram.lineage.pair_history import PairHistory, pair_history_of
+from evergram.lineage.publishing.id_types import blocks_with_id_type, with_id_type
 from evergram.lineage.publishing.lost_race import keep_lost
 from evergram.lineage.publishing.publish_statistics import RowSample, forward_map
+from evergram.lineage.publishing.version_writer import PublicationFacts, write_version
 from evergram.lineage.stored_embeddings import stored_file
 from evergram.vector_files.parquet import write_embeddings
 
 
-def publish_version(
-    catalog: Catalog, artefact: Artefact, pairs: PairHistory, *, promote: bool = True
-) -> int:
-    """Add a version to a lineage; see `Lineage.publish`. Returns: its number.
-
-    Args:
-        pairs: of the lineage, see `Lineage.pair_history`.
-    """
+def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = True) -> int:
+    """Add a version to a lineage; see `Lineage.publish`. Returns: its number."""
     number = catalog.next_version
+    pairs = pair_history_of(catalog)
     _check_fits(catalog, artefact)
     with writing(catalog.path, catalog.remote):
         record = _unchanged_record(catalog, artefact)
@@ -55,15 +51,18 @@ def publish_version(
             if stale.name not in map(str, kept):
                 remove_folder(stale)
     if catalog.remote is not None:
-        catalog.remote.keep_only("embeddings", map(str, kept))
-        catalog.remote.keep_only("versions", map(str, record.versions))
+        catalog.remote.storage.keep_only("embeddings", map(str, kept))
+        catalog.remote.storage.keep_only("versions", map(str, record.versions))
     clear_work(catalog.work_dir)
     return number
 
 
 def _check_fits(catalog: Catalog, artefact: Artefact) -> None:
-    """Raises: LineageError: a side has no proper name. DataError: the metrics are of another form.
-    ShapeError: the transform does not lead from this version to the newest."""
+    """Refuse an artefact that cannot be the next version.
+
+    Raises: LineageError: a side has no proper name. DataError: the metrics are of another form.
+        ShapeError: the transform does not lead from this version to the newest.
+    """
     for side in artefact.embeddings:
         check_name(side, "a side")
     if not are_metrics(artefact.metrics):
@@ -125,22 +124,21 @@ def _write(catalog: Catalog, artefact: Artefact, pairs: PairHistory) -> Manifest
             blocks = samples[side].through(blocks)
             write_embeddings(folder / f"{side}.parquet", blocks)
             hashes[side] = sha256(folder / f"{side}.parquet")
-    moments = {side: sample.moments() for side, sample in samples.items()}
+    facts = PublicationFacts(
+        hashes,
+        {side: sample.moments() for side, sample in samples.items()},
+        forward_map(samples, old),
+        pairs.new(artefact.trained),
+    )
     with new_folder(catalog.folder(number), mode) as folder:
-        return write_version(
-            folder,
-            f"{catalog.name}@v{number}",
-            number,
-            artefact,
-            hashes,
-            moments,
-            forward_map(samples, old),
-            pairs.new(artefact.trained),
-        )
+        return write_version(folder, catalog.name, number, artefact, facts)
 
 
 def check_id_types(catalog: Catalog, ids: Mapping[str, pa.Array]) -> None:
-    """Raises: DataError: an id of a side is no integer, and the version before has integers."""
+    """Refuse ids, by side, that are text where those of the version before are integers.
+
+    Raises: DataError.
+    """
     before = _files_before(catalog)
     for side in before.keys() & ids.keys():
         expected = pq.read_schema(before[side]).field("id").type
@@ -150,8 +148,8 @@ def check_id_types(catalog: Catalog, ids: Mapping[str, pa.Array]) -> None:
 def _files_before(catalog: Catalog) -> Mapping[str, Path]:
     """Return the stored files of the version before, by side.
 
-    Without them there is no forward map, but a new version can be published all the same, which
-    mends a damaged lineage: so none are returned if one is missing or damaged.
+    If one is missing or damaged, none are returned: there is then no forward map, but the new
+    version can still be published, which repairs a damaged lineage.
     """
     files = {}
     for side in catalog.versions[-1].embeddings if catalog.manifests else ():

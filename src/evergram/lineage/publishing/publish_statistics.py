@@ -19,7 +19,7 @@ from evergram.errors import DataError
 from evergram.vector_files.open_embeddings import BLOCK, Block
 from evergram.vector_files.parquet import vectors_from_arrow
 
-# How many vectors, their mean [D] and E[z zᵀ] [D, D], float64.
+# The number of vectors, their mean [D] and E[z zᵀ] [D, D], float64.
 Moments = tuple[int, Tensor, Tensor]
 
 # Rows of a side that are sampled for each dim of the old and the new space: at most so many, and
@@ -65,7 +65,10 @@ class RowSample:
         self._parts: list[Block] = []
 
     def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """Yield the same blocks, and sample them. Raises: DataError: a vector is not finite."""
+        """Yield the same blocks, and sample rows of them.
+
+        Raises: DataError: a vector is not finite.
+        """
         for ids, vectors in blocks:
             # Vectors are written as float32.
             narrow = vectors.float()
@@ -98,7 +101,7 @@ class RowSample:
         return count, total / count, outer / count
 
     def _add(self, ids: pa.Array, vectors: Tensor) -> None:
-        rows = torch.arange(-self._rows % self._step, len(ids), self._step)
+        rows = torch.arange(len(ids))[-self._rows % self._step :: self._step]
         self._rows += len(ids)
         self._parts.append(_taken((ids, vectors), rows))
         while sum(len(ids) for ids, _ in self._parts) > self.limit:

@@ -51,7 +51,7 @@ def remote_lock(files: Any, path: str, address: str) -> Iterator[None]:
         if not held:
             raise LineageError(
                 f"Another process is publishing to {address}: "
-                f"{said_by(_content(files, place))}. Wait for it "
+                f"{describe_process(_content(files, place))}. Wait for it "
                 f"and try again; if it is dead, delete {address}/{NAME} with your storage's own "
                 "tool."
             )
@@ -83,7 +83,7 @@ def _release(files: Any, place: str, mine: bytes, address: str) -> None:
 
 
 def this_process() -> dict[str, str | int]:
-    """Return who this process is, as JSON: user, machine, process, and the time."""
+    """Return this process as JSON: its user, machine and number, and the time."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
@@ -92,8 +92,8 @@ def this_process() -> dict[str, str | int]:
     return {"owner": user, "host": socket.gethostname(), "process": os.getpid(), "since": since}
 
 
-def said_by(content: bytes | None) -> str:
-    """Return in words who wrote `this_process`."""
+def describe_process(content: bytes | None) -> str:
+    """Return in words the process that `this_process` described."""
     try:
         read = json.loads(content or b"")
         return (

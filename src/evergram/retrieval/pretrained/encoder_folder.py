@@ -1,4 +1,4 @@
-"""An encoder alone in a folder: safetensors and JSON, for whoever does not have the lineage."""
+"""An encoder in a folder of its own, in safetensors and JSON, to be used without its lineage."""
 
 from __future__ import annotations
 
@@ -60,7 +60,13 @@ class _Config(BaseModel):
 
 @dataclass(frozen=True)
 class EncoderFolder:
-    """What a folder holds of an encoder."""
+    """The contents of an encoder's folder.
+
+    Args:
+        record: how the encoder is built.
+        facts, metrics: the version that it is of, and what was measured of that.
+        state, vocabularies: its tensors, and the keys that their rows are for.
+    """
 
     record: EncoderRecord
     facts: EncoderFacts
@@ -70,22 +76,14 @@ class EncoderFolder:
 
 
 def write_encoder_folder(
-    folder: Path,
-    described: tuple[EncoderRecord, EncoderFacts, Mapping[str, Any]],
-    state: Mapping[str, Tensor],
-    vocabularies: Mapping[str, Vocabulary],
-    card: str,
-    *,
-    overwrite: bool,
+    folder: Path, encoder: EncoderFolder, card: str, *, overwrite: bool
 ) -> None:
     """Write an encoder to a folder, whole or not at all.
 
     Args:
-        described: how it is built, the version that it is of, and that version's metrics.
         card: the text of README.md.
     Raises: DataError: the folder is there already and may not be replaced, or cannot be written.
     """
-    record, facts, metrics = described
     if folder.exists() and not overwrite:
         raise DataError(
             f"{folder} is there already and is not written over; give another folder, or "
@@ -93,18 +91,18 @@ def write_encoder_folder(
         )
     if folder.exists() and not (folder / CONFIG).is_file():
         raise DataError(f"{folder} holds no encoder, so it is not replaced; give another folder.")
-    keys = {name: vocabulary.keys.to_pylist() for name, vocabulary in vocabularies.items()}
+    keys = {name: vocabulary.keys.to_pylist() for name, vocabulary in encoder.vocabularies.items()}
     try:
         with new_folder(folder) as part:
-            save_tensors(state, part / TENSORS)
+            save_tensors(encoder.state, part / TENSORS)
             _write_json(part / VOCABULARIES, keys)
-            _write_json(part / METRICS, plain_numbers(metrics))
+            _write_json(part / METRICS, plain_numbers(encoder.metrics))
             (part / CARD).write_text(card, encoding="utf-8")
             config = _Config(
                 format_version=FORMAT_VERSION,
                 evergram=package_version("evergram"),
-                encoder=record,
-                of=facts,
+                encoder=encoder.record,
+                of=encoder.facts,
                 files={name: sha256(part / name) for name in (TENSORS, VOCABULARIES, METRICS)},
             )
             (part / CONFIG).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -115,7 +113,7 @@ def write_encoder_folder(
 
 
 def read_encoder_folder(folder: Path) -> EncoderFolder:
-    """Return what `write_encoder_folder` wrote.
+    """Return the encoder that `write_encoder_folder` wrote.
 
     Raises: DataError: there is no such folder. IntegrityError: it is damaged. FormatError: it was
         written by a later Evergram.
@@ -157,7 +155,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _vocabularies(path: Path, record: EncoderRecord) -> dict[str, Vocabulary]:
-    """Return the vocabularies of an encoder. Raises: IntegrityError: one is not as it should be."""
+    """Return the vocabularies of an encoder. Raises: IntegrityError: one is missing or damaged."""
     try:
         keys = json.loads(path.read_text(encoding="utf-8"))
         return {

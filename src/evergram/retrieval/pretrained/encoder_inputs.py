@@ -65,7 +65,7 @@ def inputs_of(objects: Any, side: str, schema: Schema) -> EntityInputs:
 
 
 def columns_of(objects: Any) -> dict[str, pa.Array]:
-    """Return what is given of objects as Arrow columns of one length; "id" for plain ids."""
+    """Return ids or features of objects as Arrow columns of one length; plain ids are "id"."""
     table = _table(objects)
     if table is not None:
         return {name: _plain(table[name]) for name in table.column_names}

@@ -21,9 +21,10 @@ from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, LineageError
 from evergram.lineage.disk.manifest import EncoderRecord
-from evergram.lineage.lineage import Lineage
+from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.retrieval.pretrained.encoder_folder import (
     EncoderFacts,
+    EncoderFolder,
     read_encoder_folder,
     write_encoder_folder,
 )
@@ -54,7 +55,7 @@ class PretrainedEncoder:
     metrics: Mapping[str, Any]
 
     @classmethod
-    def of_version(cls, lineage: Lineage, version: int | str | None = None) -> Self:
+    def of_version(cls, lineage: ReadOnlyLineage, version: int | str | None = None) -> Self:
         """Return the encoder of a version of a lineage, by default production's.
 
         Raises: UnknownVersionError. LineageError: the version came from a file and has no encoder.
@@ -91,15 +92,11 @@ class PretrainedEncoder:
         Raises: DataError: the folder is there already, or cannot be written.
         """
         card = model_card(self.record, self.facts, self.metrics)
-        schema, state = self.module.schema, self.module.state_dict()
-        write_encoder_folder(
-            Path(folder),
-            (self.record, self.facts, self.metrics),
-            state,
-            schema.vocabularies,
-            card,
-            overwrite=overwrite,
+        vocabularies = self.module.schema.vocabularies
+        encoder = EncoderFolder(
+            self.record, self.facts, self.metrics, self.module.state_dict(), vocabularies
         )
+        write_encoder_folder(Path(folder), encoder, card, overwrite=overwrite)
 
     def __repr__(self) -> str:
         return f"PretrainedEncoder({self.record.kind}, dim {self.dim}, {self.facts.name})"
@@ -116,7 +113,7 @@ class PretrainedEncoder:
 
     @property
     def features(self) -> dict[str, list[str]]:
-        """What it reads of an object of each side: "id", and the names of features."""
+        """The inputs of an object of each side: "id", and the names of features."""
         return {side: list(inputs) for side, inputs in self.module.schema.inputs.items()}
 
     def to(self, device: str | torch.device) -> Self:

@@ -22,7 +22,7 @@ WAIT = 60.0  # seconds, for another process that writes
 
 @contextmanager
 def errors_as_store_errors(shown: str) -> Iterator[None]:
-    """Raise StoreError for whatever LanceDB raises."""
+    """Raise every error of LanceDB as a StoreError."""
     try:
         yield
     except (EvergramError, GeneratorExit):
@@ -31,13 +31,16 @@ def errors_as_store_errors(shown: str) -> Iterator[None]:
         # Damaged files also make it panic, which is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        said = " ".join(str(error).split())[:200]
-        raise StoreError(f"{shown} cannot be read or written: {said}.") from error
+        sentence = " ".join(str(error).split())[:200]
+        raise StoreError(f"{shown} cannot be read or written: {sentence}.") from error
 
 
 @contextmanager
 def write_lock(folder: Path, name: str, shown: str) -> Iterator[None]:
-    """Hold the lock of the one process that writes; a killed process gives it back."""
+    """Hold the lock of the one process that writes; that of a killed process is free again.
+
+    Raises: StoreError: another process holds it for too long, or the disk cannot be written.
+    """
     try:
         with FileLock(folder / f"{name}.lock", timeout=WAIT):
             yield
@@ -49,7 +52,8 @@ def write_lock(folder: Path, name: str, shown: str) -> Iterator[None]:
         raise StoreError(f"{shown} cannot be written: {error.strerror or error}.") from error
 
 
-def meta_file(folder: Path, name: str) -> Path:
+def record_file(folder: Path, name: str) -> Path:
+    """Return the path of a store's record."""
     return folder / f"{name}.json"
 
 
@@ -66,8 +70,9 @@ class LanceRecord:
     side: str | None = None
 
 
-def read_meta(folder: Path, name: str, shown: str) -> LanceRecord:
-    raw = json.loads(meta_file(folder, name).read_text())
+def read_record(folder: Path, name: str, shown: str) -> LanceRecord:
+    """Return a store's record. Raises: FormatError: it is of a later format."""
+    raw = json.loads(record_file(folder, name).read_text())
     if raw["format_version"] not in READABLE:
         raise FormatError(
             f"{shown} has format {raw['format_version']}; this Evergram reads {READABLE[0]} to "
@@ -77,12 +82,13 @@ def read_meta(folder: Path, name: str, shown: str) -> LanceRecord:
     return LanceRecord(raw["id_type"], {space.version: space for space in spaces}, raw.get("side"))
 
 
-def write_meta(folder: Path, name: str, meta: LanceRecord) -> None:
-    listed = [vars(meta.spaces[version]) for version in sorted(meta.spaces)]
+def write_record(folder: Path, name: str, record: LanceRecord) -> None:
+    """Replace a store's record, whole or not at all."""
+    listed = [vars(record.spaces[version]) for version in sorted(record.spaces)]
     raw = {
         "format_version": FORMAT,
-        "id_type": meta.id_type,
-        "side": meta.side,
+        "id_type": record.id_type,
+        "side": record.side,
         "spaces": listed,
     }
-    write_bytes(meta_file(folder, name), json.dumps(raw, indent=2).encode())
+    write_bytes(record_file(folder, name), json.dumps(raw, indent=2).encode())

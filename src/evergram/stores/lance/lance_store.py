@@ -19,10 +19,10 @@ from evergram.errors import DataError, IntegrityError, StoreError
 from evergram.stores.lance.lance_folder import (
     LanceRecord,
     errors_as_store_errors,
-    meta_file,
-    read_meta,
+    read_record,
+    record_file,
     write_lock,
-    write_meta,
+    write_record,
 )
 from evergram.stores.lance.lance_rows import best_of, block_of, conditions, vectors_of
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, StoreView
@@ -77,11 +77,11 @@ class LanceStore(TablePerVersionStore):
             if create is not None:
                 folder.mkdir(parents=True, exist_ok=True)
                 with write_lock(folder, name, shown):
-                    if not meta_file(folder, name).exists():
-                        write_meta(folder, name, LanceRecord(create))
-            if not meta_file(folder, name).exists():
+                    if not record_file(folder, name).exists():
+                        write_record(folder, name, LanceRecord(create))
+            if not record_file(folder, name).exists():
                 raise DataError(f"There is no store at {shown}; create it first.")
-            kind = read_meta(folder, name, shown).id_type
+            kind = read_record(folder, name, shown).id_type
             if create is not None and kind != create:
                 raise DataError(f"{shown} has ids of type {kind}, not {create}; use another store.")
             return cls(folder, name, ID_TYPES[kind])
@@ -100,10 +100,10 @@ class LanceStore(TablePerVersionStore):
 
     @property
     def side(self) -> str | None:
-        return self._meta().side
+        return self._record().side
 
     def spaces(self) -> dict[int, Space]:
-        return self._meta().spaces
+        return self._record().spaces
 
     def count(self) -> dict[int, int]:
         with errors_as_store_errors(self.address):
@@ -111,7 +111,7 @@ class LanceStore(TablePerVersionStore):
         return {version: count for version, count in counts.items() if count}
 
     def build_index(self) -> None:
-        """Lists of near vectors (IVF_FLAT) in every space of at least INDEXED_FROM rows."""
+        """Build an index (IVF_FLAT) of every space of at least INDEXED_FROM rows."""
         from lancedb.index import IvfFlat
 
         for version, count in self.count().items():
@@ -130,15 +130,15 @@ class LanceStore(TablePerVersionStore):
     def read_consistently(self, work: Callable[[StoreView], T]) -> T:
         with errors_as_store_errors(self.address):
             for _ in range(LOOKS):
-                meta, versions = self._meta(), self._table_versions()
+                record, versions = self._record(), self._table_versions()
                 # Each only grows, so what is twice the same was so in between, all at once.
-                if (meta, versions) == (self._meta(), self._table_versions()):
+                if (record, versions) == (self._record(), self._table_versions()):
                     break
             else:
                 with self._writing():
-                    meta, versions = self._meta(), self._table_versions()
+                    record, versions = self._record(), self._table_versions()
             view = copy(self)
-            view._moment = meta
+            view._moment = record
             view._tables = {space: self._at(space, n) for space, n in versions.items()}
         return work(view)
 
@@ -153,23 +153,23 @@ class LanceStore(TablePerVersionStore):
         fields = {"id": self._id_type, "vector": pa.list_(pa.float32(), space.dim)}
         schema = pa.schema({**fields, "check": pa.uint32()})
         with self._writing(), errors_as_store_errors(self.address):
-            meta = self._meta()
-            if space.version not in meta.spaces:
+            record = self._record()
+            if space.version not in record.spaces:
                 # A table that the record does not name was left by a writer that was killed here.
                 name = f"{self._name}-v{space.version}"
                 self._database.drop_table(name, ignore_missing=True)
                 self._database.create_table(name, schema=schema).create_index("id", config=BTree())
-                spaces = {**meta.spaces, space.version: space}
-                write_meta(self._folder, self._name, replace(meta, spaces=spaces))
+                spaces = {**record.spaces, space.version: space}
+                write_record(self._folder, self._name, replace(record, spaces=spaces))
         if self.spaces()[space.version] != space:
             # Another process was quicker, with another one.
             self.add_space(space)
 
     def _set_side(self, side: str) -> None:
         with self._writing(), errors_as_store_errors(self.address):
-            meta = self._meta()
-            if meta.side is None:
-                write_meta(self._folder, self._name, replace(meta, side=side))
+            record = self._record()
+            if record.side is None:
+                write_record(self._folder, self._name, replace(record, side=side))
 
     def _put(self, rows: Rows, checks: Checks) -> None:
         flat = pa.array(rows.vectors.reshape(-1))
@@ -246,11 +246,11 @@ class LanceStore(TablePerVersionStore):
             self._tables[version] = table
         return table
 
-    def _meta(self) -> LanceRecord:
+    def _record(self) -> LanceRecord:
         if self._moment is not None:
             return self._moment
         with errors_as_store_errors(self.address):
-            return read_meta(self._folder, self._name, self.address)
+            return read_record(self._folder, self._name, self.address)
 
     def _table_versions(self) -> dict[int, int]:
         """Return the version of each space's table, to which every write adds one."""

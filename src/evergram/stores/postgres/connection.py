@@ -137,9 +137,11 @@ class ConnectionPool:
                     raise
                 return self._once(work)
         except psycopg.DataError as error:
-            raise DataError(f"{self.shown} cannot hold a value: {_said(error)}.") from None
+            raise DataError(f"{self.shown} cannot hold a value: {_sentence(error)}.") from None
         except psycopg.Error as error:
-            raise StoreError(f"{self.shown} did not do what was asked: {_said(error)}.") from None
+            raise StoreError(
+                f"{self.shown} did not do what was asked: {_sentence(error)}."
+            ) from None
         finally:
             self._semaphore.release()
 
@@ -156,14 +158,14 @@ class ConnectionPool:
                 prepare_threshold=None,
             )
         except psycopg.Error as error:
-            said = _said(error)
+            sentence = _sentence(error)
             todo = "is the server running, and are host, user and password right?"
-            if "password" in said:
+            if "password" in sentence:
                 todo = (
                     "give the right one in the environment as PGPASSWORD, or in ~/.pgpass "
                     "(readable by you alone)."
                 )
-            raise StoreError(f"{self.shown} cannot be reached: {said}; {todo}") from None
+            raise StoreError(f"{self.shown} cannot be reached: {sentence}; {todo}") from None
         connection.adapters.register_dumper(Raw, _RawDumper)
         try:
             self._prepare(connection)
@@ -225,7 +227,7 @@ class _ConnectionLost(psycopg.OperationalError):
     """The connection ended before the answer."""
 
 
-def _said(error: psycopg.Error) -> str:
+def _sentence(error: psycopg.Error) -> str:
     """Return the server's own words on one line."""
-    said = error.diag.message_primary or str(error) or type(error).__name__
-    return " ".join(said.split()).rstrip(".")
+    sentence = error.diag.message_primary or str(error) or type(error).__name__
+    return " ".join(sentence.split()).rstrip(".")

@@ -28,9 +28,9 @@ from evergram.stores.postgres.fast_path import Raw, integers, layout, vector, ve
 from evergram.stores.postgres.hnsw_index import build_hnsw
 from evergram.stores.postgres.tables import (
     create_tables,
-    look,
     prepare,
     read_side,
+    read_types,
     write_side,
 )
 from evergram.stores.store import ID_TYPES, Checks, Floats, Rows, Space, Store, StoreView
@@ -84,7 +84,7 @@ class PgvectorStore(Store):
         try:
             if create is not None:
                 connections.run(lambda c: create_tables(c, name, create))
-            kind, oid = connections.run(lambda c: look(c, name, shown))
+            kind, oid = connections.run(lambda c: read_types(c, name, shown))
             if create is not None and kind != create:
                 raise DataError(f"{shown} has ids of type {kind}, not {create}; use another store.")
         except BaseException:

@@ -109,8 +109,11 @@ def _has_side_table(connection: Connection, name: str) -> bool:
     return row is not None and row[0] is not None
 
 
-def look(connection: Connection, name: str, shown: str) -> tuple[str, int]:
-    """Return the type of ids of an existing store, and the oid of the type vector."""
+def read_types(connection: Connection, name: str, shown: str) -> tuple[str, int]:
+    """Return the type of ids of an existing store, and the oid of the type vector.
+
+    Raises: DataError: there is no such store. StoreError: pgvector is too old.
+    """
     extension = connection.execute(
         SQL("select extversion from pg_extension where extname = 'vector'")
     ).fetchone()

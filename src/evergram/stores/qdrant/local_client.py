@@ -19,7 +19,7 @@ class LocalClient:
 
     Args:
         folder: resolved.
-    Raises: whatever qdrant-client does, say because another process has the folder open.
+    Raises: the errors of qdrant-client, say because another process has the folder open.
     """
 
     _living: ClassVar[WeakValueDictionary[Path, LocalClient]] = WeakValueDictionary()

@@ -17,6 +17,7 @@ TIMEOUT = 10  # seconds a request
 
 
 def is_url(place: str) -> bool:
+    """Say whether a place is the URL of a server; otherwise it is a folder."""
     return place.startswith(("http://", "https://"))
 
 
@@ -40,7 +41,7 @@ class QdrantConnection:
             ) from None
         self._shown = shown
         self._closed = False
-        # Held by who writes: one at a time of this store, or of all stores in the folder.
+        # A writer holds it: one at a time of this store, or of all stores in the folder.
         self.writing = threading.RLock()
         self._local: LocalClient | None = None
         if is_url(place):
@@ -61,10 +62,12 @@ class QdrantConnection:
         self.writing = self._local.turn
 
     def ask(self, method: str, *args: Any, **options: Any) -> Any:
-        """Return the answer of the client's method, which must be safe to call twice: it is, where
-        a server that was restarted has cut the connection.
+        """Return the answer of a method of the client.
 
-        Raises: StoreError: there is no good answer.
+        It is called a second time if a server that was restarted has cut the connection, so calling
+        it twice must be safe.
+
+        Raises: StoreError: there is no answer, or an error.
         """
         from qdrant_client.http.exceptions import ResponseHandlingException
 
@@ -83,15 +86,15 @@ class QdrantConnection:
 
     @contextmanager
     def errors_as_store_errors(self) -> Iterator[None]:
-        """Raise StoreError for whatever the client raises."""
+        """Raise every error of the client as a StoreError."""
         try:
             yield
         except EvergramError:
             raise
         except Exception as error:
-            said = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+            sentence = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
             raise StoreError(
-                f"{self._shown} cannot be reached, read or written: {said}."
+                f"{self._shown} cannot be reached, read or written: {sentence}."
             ) from error
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ class QdrantStore(TablePerVersionStore):
         return self._connection.writing
 
     def _begin(self, create: str | None) -> pa.DataType:
-        """Make what is not there and return the type of ids."""
+        """Make the folder or collections that are missing, and return the type of ids."""
         from qdrant_client import models
 
         if create is not None:
@@ -159,14 +159,14 @@ class QdrantStore(TablePerVersionStore):
             return self._moment
         points, _ = self._ask("scroll", self._name, limit=100_000, with_payload=True)
         with self._connection.errors_as_store_errors():
-            said = {point.id: point.payload for point in points}
-            head = said.pop(0)
+            payloads = {point.id: point.payload for point in points}
+            head = payloads.pop(0)
             if head["format_version"] not in READABLE:
                 raise FormatError(
                     f"{self.address} has format {head['format_version']}; this Evergram reads "
                     f"{READABLE[0]} to {READABLE[-1]}."
                 )
-            spaces = {one["version"]: Space(**one) for one in said.values()}
+            spaces = {one["version"]: Space(**one) for one in payloads.values()}
             id_type, side, moved = head["id_type"], head.get("side"), head.get("moved")
         return QdrantRecord(id_type, dict(sorted(spaces.items())), side, moved)
 

@@ -14,8 +14,8 @@ FANOUT = 8
 
 
 def next_merge(parts: Sequence[Part]) -> list[Part]:
-    """Return segments of one version, or of deleted ids, to merge into one; empty where none need
-    be."""
+    """Return segments of one version, or of deleted ids, to merge into one; none if there are few
+    enough."""
     for part in parts:
         # Half of it is dead: rewriting halves what searches look at and what the disk holds.
         if part.record.version is not None and 2 * part.count < len(part.segment):
@@ -31,5 +31,5 @@ def next_merge(parts: Sequence[Part]) -> list[Part]:
 
 
 def _size(rows: int) -> int:
-    """⌊log_8 rows⌋"""
+    """Return ⌊log_8 rows⌋."""
     return (rows.bit_length() - 1) // 3

@@ -42,8 +42,8 @@ class SegmentIndex:
         _ = self._index
 
     def offer(self, best: Best, number: int, part: Part, queries: Floats, k: int) -> bool:
-        """Offer the nearest living rows and return True; return False, with nothing offered, where
-        so many are wanted that most rows would be looked at anyway."""
+        """Offer the nearest living rows and return True; offer nothing and return False if so many
+        are wanted that most rows would be compared anyway."""
         wanted = min(k, part.count)
         # Lists with four times as many rows as are asked for.
         probes = max(self.record.probes, -(-4 * wanted * self.record.lists // part.count))
@@ -60,6 +60,7 @@ class SegmentIndex:
 
 
 def is_installed() -> bool:
+    """Say whether faiss can be imported."""
     try:
         _library()
     except DataError:
@@ -78,9 +79,12 @@ def _library() -> Any:
 
 
 def build(folder: Path, part: Part) -> IndexRecord | None:
-    """Index a segment and write it beside. None where the recall takes half of the lists or more:
-    looking at all rows is about as fast then, and misses none. The recall is that of stored rows as
-    queries; queries that are distributed otherwise may have another.
+    """Index a segment, and write the index beside it.
+
+    The recall is that of stored rows as queries; queries of another distribution may have another.
+
+    Returns: None if the recall takes half of the lists or more: a look at all rows is then about as
+        fast, and misses none.
 
     Raises: DataError: faiss is not installed. StoreError: it cannot write. OSError.
     """
@@ -112,7 +116,8 @@ def build(folder: Path, part: Part) -> IndexRecord | None:
 
 
 def _enough_probes(index: Any, part: Part, lists: int) -> tuple[int, float, int] | None:
-    """How many lists give the recall, the recall, and of how many rows it was measured."""
+    """Return the number of lists that give the recall, the recall, and the number of sampled rows;
+    None if it takes half of the lists or more."""
     rows = np.random.default_rng(1).permutation(part.rows())[:SAMPLE]
     queries = part.segment.vectors(rows)
     best = Best(len(queries), NEAREST)
@@ -130,7 +135,7 @@ def _enough_probes(index: Any, part: Part, lists: int) -> tuple[int, float, int]
 
 
 def _search(index: Any, queries: Floats, k: int, probes: int, dead: Mask | None) -> Any:
-    """Scores and rows [Q, k]; −1 where there are fewer."""
+    """Return scores and rows [Q, k]; a row is −1 if there are fewer."""
     faiss = _library()
     settings: dict[str, Any] = {"nprobe": probes}
     if dead is not None:

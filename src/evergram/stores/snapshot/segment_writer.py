@@ -47,12 +47,12 @@ class SegmentWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Remove the file where it was not finished."""
+        """Remove the file if it was not finished."""
         if error is not None:
             self.abandon()
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Remove the file."""
         self._file.abandon()
 
     def add(self, rows: Rows, checks: Checks) -> None:

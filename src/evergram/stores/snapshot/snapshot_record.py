@@ -71,7 +71,7 @@ class SnapshotRecord:
     """A generation of a snapshot. Segments are ascending by number, none of which is used twice.
 
     Args:
-        side: which side the rows are of; None where nobody has said.
+        side: of its rows; None until it is set.
     """
 
     id_type: str
@@ -139,8 +139,11 @@ def _parsed(text: bytes, path: Path) -> SnapshotRecord:
 
 
 def _names_stay(record: SnapshotRecord, path: Path) -> SnapshotRecord:
-    """The record. Raises: IntegrityError: it names a file that is not in the store's folder, which
-    would be read, and removed when it is replaced; anybody can write a checksum."""
+    """Return the record, if it names only files of the store's folder: others would be read, and
+    removed when they are replaced. Anybody can write a checksum.
+
+    Raises: IntegrityError.
+    """
     for name in (name for segment in record.segments for name in segment.files):
         if name != Path(name).name or name in ("", "."):
             raise IntegrityError(
@@ -216,7 +219,7 @@ class HashedFile:
         return self._hash.hexdigest()
 
     def abandon(self) -> None:
-        """Leave nothing of it, where it is not in its place."""
+        """Remove it, unless it is in its place already."""
         # Closing writes what is buffered, for which there may be no room.
         with suppress(OSError):
             self._file.close()

@@ -25,7 +25,7 @@ from evergram.stores.snapshot.snapshot_store import SnapshotStore
 from evergram.stores.store import Floats, Hits, Rows, Space
 
 SPACES = {0: Space(0, 4, "sha256:0"), 1: Space(1, 6, "sha256:1")}
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def rows(id_type: str, version: int, numbers: range, seed: int = 0) -> Rows:
@@ -195,14 +195,14 @@ def test_no_room_at_any_call_leaves_the_store_as_it_was(
     for call in range(60):
         before = answers(store)
         failing.at = call
-        said = refusal(store, rows("int64", 0, range(60, 75), seed=call))
+        reason = refusal(store, rows("int64", 0, range(60, 75), seed=call))
         if failing.at >= 0:
             break
         failing.at = None
-        refused += said is not None
+        refused += reason is not None
         # The merge that comes after the acknowledgement may find no room; the write did then.
-        assert said is None or "No space left on device" in said
-        assert (answers(store) == before) == (said is not None and "as it was" in said)
+        assert reason is None or "No space left on device" in reason
+        assert (answers(store) == before) == (reason is not None and "as it was" in reason)
         with SnapshotStore.open(str(tmp_path / "store")) as again:
             assert answers(again) == answers(store)
     assert refused > 5
@@ -290,12 +290,12 @@ def test_a_disk_that_is_full_and_has_room_again(tmp_path: Path) -> None:
         for space in SPACES.values():
             store.add_space(space)
         written = 0
-        said = None
-        while said is None and written < 1_000_000:
-            said = refusal(store, rows("int64", 0, range(written, written + 3000)))
-            written += 0 if said else 3000
-        assert said is not None
-        assert said.endswith("cannot be written: No space left on device; it is as it was.")
+        reason = None
+        while reason is None and written < 1_000_000:
+            reason = refusal(store, rows("int64", 0, range(written, written + 3000)))
+            written += 0 if reason else 3000
+        assert reason is not None
+        assert reason.endswith("cannot be written: No space left on device; it is as it was.")
         assert store.count() == {0: written}
         before = answers(store)
         with SnapshotStore.open(str(tmp_path / "store")) as again:

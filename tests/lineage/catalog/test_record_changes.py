@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from evergram.errors import LineageError, UnknownVersionError
-from evergram.lineage import record_changes
+from evergram.lineage.catalog import record_changes
 from evergram.lineage.disk.lineage_record import FORMAT_VERSION, LineageRecord, Withdrawal
 
 WHY = Withdrawal(fingerprint="sha256:0", reason="a fault", when="2026-01-01T00:00:00+00:00")
@@ -24,18 +24,18 @@ def versions(number: int, **fields: object) -> LineageRecord:
     ("what", "number"),
     [(None, 1), (2, 2), ("2", 2), ("v0", 0), ("newest", 2), ("stable", 1), ("team-a", 0)],
 )
-def test_what_a_version_may_be_called(what: int | str | None, number: int) -> None:
+def test_a_version_is_called_by_number_label_or_newest(what: int | str | None, number: int) -> None:
     assert record_changes.resolve(versions(3, labels={"stable": 1, "team-a": 0}), what) == number
 
 
 @pytest.mark.parametrize("what", [3, "3", "v3", -1, "canary", "Stable", "", "v", "1.0", " 1"])
-def test_what_is_no_version_is_said_with_what_is(what: int | str) -> None:
+def test_an_unknown_version_is_named_with_those_there_are(what: int | str) -> None:
     record = versions(3, labels={"stable": 1}, retired=[0])
     with pytest.raises(UnknownVersionError, match=r"are: 1, 2; its labels: stable \(1\)"):
         record_changes.resolve(record, what)
 
 
-def test_a_version_that_is_no_more_is_told_apart() -> None:
+def test_a_withdrawn_and_a_retired_version_are_told_apart() -> None:
     record = versions(2, withdrawn={2: WHY}, retired=[0])
     with pytest.raises(UnknownVersionError, match=r"Version 2 .* withdrawn \(a fault\)"):
         record_changes.resolve(record, 2)
@@ -55,7 +55,7 @@ def test_a_label_is_a_plain_word(name: str) -> None:
         record_changes.with_label(versions(2), name, 0, [0])
 
 
-def test_production_is_only_what_has_embeddings() -> None:
+def test_only_a_version_with_embeddings_goes_into_production() -> None:
     record = versions(3)
     with pytest.raises(LineageError, match=r"Version 0 .* cannot be stable"):
         record_changes.with_label(record, "stable", 0, [1, 2])
@@ -64,7 +64,7 @@ def test_production_is_only_what_has_embeddings() -> None:
     assert record_changes.with_label(record, "team-a", 0, [1, 2]).labels == {"team-a": 0}
 
 
-def test_who_is_on_a_version_keeps_it() -> None:
+def test_a_label_or_consumer_on_a_version_keeps_it() -> None:
     record = versions(3, labels={"canary": 2, "team-a": 0})
     with pytest.raises(LineageError, match="labelled canary"):
         record_changes.without_newest(record, WHY, {}, [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.forging import forge
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
 from evergram.errors import IntegrityError
 from evergram.lineage.artefact import Artefact, EncoderParts
-from evergram.lineage.disk.manifest import Manifest, read_manifest
+from evergram.lineage.disk.manifest import (
+    Manifest,
+    TransformRecord,
+    check_files,
+    read_manifest,
+    sha256,
+)
 from evergram.lineage.lineage import Lineage
 
 PLAIN = st.recursive(
@@ -59,8 +67,9 @@ def identity(values: dict[str, Any]) -> str:
     return Manifest.model_validate(values).fingerprint
 
 
+@settings(max_examples=40)
 @given(values=trained(), other=trained())
-def test_what_makes_no_other_vectors_makes_no_other_identity(
+def test_fields_that_change_no_vector_change_no_fingerprint(
     values: dict[str, Any], other: dict[str, Any]
 ) -> None:
     before = identity(values)
@@ -80,7 +89,7 @@ def read(manifest: Manifest) -> Manifest:
 
 
 @given(values=trained(), data=st.data())
-def test_each_part_of_a_training_makes_another_identity(
+def test_each_part_of_a_training_changes_the_fingerprint(
     values: dict[str, Any], data: st.DataObject
 ) -> None:
     changes: dict[str, Any] = {
@@ -99,13 +108,15 @@ def test_each_part_of_a_training_makes_another_identity(
         place = changed[way[0]] if way else changed
         if place[last] != value:
             place[last] = value
-            found = identity(changed)
-            assert found not in seen, path
-            seen.add(found)
+            other = identity(changed)
+            assert other not in seen, path
+            seen.add(other)
 
 
 @given(values=trained(), hashes=HASHES)
-def test_of_files_the_vectors_are_the_identity(values: dict[str, Any], hashes: str) -> None:
+def test_the_fingerprint_of_files_is_that_of_their_vectors(
+    values: dict[str, Any], hashes: str
+) -> None:
     values["encoder"] = None
     before = identity(values)
     assert identity({**values, "recipe": {"other": 1}, "files": {}}) == before
@@ -134,19 +145,19 @@ def model(scale: float = 1.0, seed: int = 3) -> Artefact:
     )
 
 
-def test_the_same_training_published_twice(tmp_path: Path) -> None:
-    found = []
+def test_the_same_training_has_the_same_fingerprint_twice(tmp_path: Path) -> None:
+    fingerprints = []
     for number, made in enumerate((model(), model(), model(2.0), model(seed=4))):
         lineage = Lineage.create(tmp_path / str(number), f"name{number}")
         lineage.publish(made)
-        found.append(lineage.manifest(0).fingerprint)
-        assert lineage.version_of(found[-1]) == 0
+        fingerprints.append(lineage.manifest(0).fingerprint)
+        assert lineage.version_of(fingerprints[-1]) == 0
         assert lineage.version_of("sha256:" + "0" * 64) is None
-    assert found[0] == found[1]
-    assert len(set(found)) == 3
+    assert fingerprints[0] == fingerprints[1]
+    assert len(set(fingerprints)) == 3
 
 
-def test_a_lineage_knows_its_versions_by_it(tmp_path: Path) -> None:
+def test_a_lineage_knows_its_versions_by_fingerprint(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path)
     lineage.publish(model())
     back = LinearTransform.from_matrix(torch.eye(2))
@@ -167,3 +178,43 @@ def test_a_manifest_that_was_changed_contradicts_its_fingerprint(tmp_path: Path)
     del values["fingerprint"], values["check"]
     path.write_text(json.dumps(values))
     assert read_manifest(path.parent).fingerprint == lineage.manifest(0).fingerprint
+
+
+@pytest.mark.parametrize("side", ["../../../x", "/etc/x", "a/b", "", ".", "..", "a\n", "a" * 200])
+@pytest.mark.parametrize("table", ["embeddings", "files"])
+def test_a_name_in_a_manifest_is_a_name_of_a_file(lineage: Lineage, table: str, side: str) -> None:
+    forge(lineage.path / "versions/1/manifest.json", lambda f: f[table].update({side: "0" * 64}))
+    with pytest.raises(IntegrityError, match="cannot be the name of a file or a side"):
+        Lineage.open(lineage.path)
+
+
+def test_files_are_compared_with_their_hashes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    hashes = {"a": hashlib.sha256(b"x").hexdigest()}
+    assert sha256(tmp_path / "a") == hashes["a"]
+    check_files(tmp_path, hashes)
+    with pytest.raises(IntegrityError, match="b is missing; restore it from a copy"):
+        check_files(tmp_path, {**hashes, "b": "0" * 64})
+    (tmp_path / "a").write_bytes(b"y")
+    with pytest.raises(IntegrityError, match=r"a is not the file that was published \(its SHA-256"):
+        check_files(tmp_path, hashes)
+
+
+def test_a_manifest_without_a_checksum_is_refused_unless_it_is_older(lineage: Lineage) -> None:
+    folder = lineage.path / "versions" / "1"
+    facts = json.loads((folder / "manifest.json").read_text())
+    del facts["check"]
+    (folder / "manifest.json").write_text(json.dumps(facts))
+    with pytest.raises(IntegrityError, match=r"manifest\.json is damaged: it has no checksum"):
+        read_manifest(folder)
+    del facts["fingerprint"]
+    (folder / "manifest.json").write_text(json.dumps(facts))
+    assert read_manifest(folder).fingerprint == lineage.manifest(1).fingerprint
+    (folder / "manifest.json").unlink()
+    with pytest.raises(IntegrityError, match=r"manifest\.json cannot be read: No such file"):
+        read_manifest(folder)
+
+
+def test_a_transform_of_no_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be one of 'linear', 'truncate'"):
+        TransformRecord(kind="unheard_of")

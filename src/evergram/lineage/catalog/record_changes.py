@@ -127,7 +127,7 @@ def with_label(
 
 
 def _refuse_label(record: LineageRecord, name: str) -> None:
-    """Raises: LineageError: this cannot be the name of a label."""
+    """Refuse a name that cannot be a label. Raises: LineageError."""
     lower = name.lower()
     if not is_name(name) or NUMBER.fullmatch(lower) or lower == NEWEST:
         raise LineageError(f"{name!r} cannot be a label: {RULE}, and is not 'newest' or like 'v0'.")

@@ -1,4 +1,4 @@
-"""Ids of a side keep their type from version to version: consumers and stores ask by it."""
+"""Ids of a side keep their type from version to version, as consumers look them up by it."""
 
 from __future__ import annotations
 

@@ -1,15 +1,13 @@
-"""The versions of a lineage by number and by label, and every change of them."""
+"""The versions of a lineage by number and by label, as they were when it was opened."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from evergram.errors import IntegrityError, LineageError
-from evergram.lineage import record_changes
+from evergram.lineage.catalog import record_changes
 from evergram.lineage.disk.lineage_record import (
     FORMAT_VERSION,
     LineageRecord,
@@ -20,18 +18,16 @@ from evergram.lineage.disk.lineage_record import (
 from evergram.lineage.disk.manifest import Manifest, check_files, read_manifest
 from evergram.lineage.disk.names import check_name
 from evergram.lineage.disk.path_check import check_inside, check_parts
-from evergram.lineage.locks.write_lock import unchanged, write_record, writing
+from evergram.lineage.locks.write_lock import unchanged
 from evergram.lineage.remote.addresses import local_folder
 from evergram.lineage.remote.mirror import RECORD, Remote
 from evergram.lineage.version_reader import VersionReader
 
 
 class Catalog:
-    """The versions of a lineage by number and by label, as they were when it was opened. What it
-    shares with `Lineage` is documented there.
+    """The versions of a lineage by number and by label, as they were when it was opened.
 
-    Every change is one rename of `lineage.json`, under the lock; a change against an older state
-    than that on disk is refused.
+    `Lineage` documents the members that it passes on; `CatalogChanges` changes labels and versions.
 
     Args:
         path: the folder; of a lineage that lives elsewhere, its mirror.
@@ -46,7 +42,7 @@ class Catalog:
         self.path = path
         self.remote = remote
         self.record = record
-        # Files that were compared with their hashes since.
+        # Paths of the files that were compared with their hashes since it was opened.
         self._checked: set[str] = set()
         check_inside(path, *(self.folder(n) / "manifest.json" for n in record.versions))
         self.manifests = {n: read_manifest(self.folder(n)) for n in record.versions}
@@ -159,9 +155,9 @@ class Catalog:
 
     def version_of(self, fingerprint: str) -> int | None:
         """Return the latest version with a fingerprint; None if none has it."""
-        known = {n: m.fingerprint for n, m in self.manifests.items()}
-        known |= {n: w.fingerprint for n, w in self.record.withdrawn.items()}
-        return max((n for n, mark in known.items() if mark == fingerprint), default=None)
+        fingerprints = {n: m.fingerprint for n, m in self.manifests.items()}
+        fingerprints |= {n: w.fingerprint for n, w in self.record.withdrawn.items()}
+        return max((n for n, other in fingerprints.items() if other == fingerprint), default=None)
 
     def check_fingerprint(self, fingerprint: str | None, version: int, what: str) -> None:
         """Refuse vectors of another version than they are said to be of.
@@ -195,6 +191,17 @@ class Catalog:
             raise record_changes.unknown(self.record, version)
         return self.manifests[version]
 
+    def recipe(self, version: int) -> dict[str, Any]:
+        """Return the recipe of a version that has a model. Raises: LineageError: it has none."""
+        manifest = self.manifest(version)
+        if manifest.encoder is None:
+            raise LineageError(
+                f"Version {version} of {self.address} came from a file of embeddings and has no "
+                "model. Only a version that was trained can be trained further, or judged on its "
+                "data; 'evergram check' needs neither."
+            )
+        return manifest.recipe
+
     @property
     def opened_files(self) -> list[str]:
         """The JSON files whose checksums were compared when the lineage was opened."""
@@ -203,76 +210,6 @@ class Catalog:
         }
         return [name for name, record in records.items() if "check" in record.model_fields_set]
 
-    # Changes.
-
-    def label(self, name: str, version: int | str) -> None:
-        """Put a label on a version, or move it there."""
-        self._change(
-            lambda record: record_changes.with_label(
-                record, name, version, self.versions_with_embeddings
-            )
-        )
-
-    def unlabel(self, name: str) -> None:
-        """Remove a label."""
-
-        def without(record: LineageRecord) -> LineageRecord:
-            after = record_changes.without_label(record, name)
-            left = sorted(self._pins(record).keys() - self._pins(after).keys())
-            if left:
-                raise LineageError(
-                    f"The label {name!r} of {self.name} cannot be removed: pinned to it "
-                    f"{'is' if len(left) == 1 else 'are'} {', '.join(left)}; they must go to "
-                    "another version first."
-                )
-            return after
-
-        self._change(without)
-
-    def withdraw(self, version: int | str, reason: str) -> None:
-        """Take the newest version back."""
-        number = self.resolve(version)
-        if number != self.newest:
-            raise LineageError(
-                f"Only the newest version, {self.newest}, can be withdrawn, not {number}: later "
-                "ones lead through it. 'evergram retire' ends the reading of it."
-            )
-        if not reason.strip():
-            raise LineageError("A withdrawal needs a reason; say why.")
-        withdrawal = Withdrawal(
-            fingerprint=self.manifest(number).fingerprint,
-            reason=reason.strip(),
-            when=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-        self._change(
-            lambda r: record_changes.without_newest(
-                r, withdrawal, self._pins(r), self.versions_with_embeddings
-            )
-        )
-        del self.manifests[number]
-        shutil.rmtree(self.embeddings_folder(number), ignore_errors=True)
-        shutil.rmtree(self.folder(number), ignore_errors=True)
-        if self.remote is not None:
-            self.remote.remove(f"embeddings/{number}")
-            self.remote.remove(f"versions/{number}")
-
-    def retire(self, version: int | str) -> None:
-        """End the reading of a version."""
-        self._change(
-            lambda record: record_changes.with_retired(record, version, self._pins(record))
-        )
-
-    def _change(self, change: Callable[[LineageRecord], LineageRecord]) -> None:
-        with writing(self.path, self.remote):
-            record = change(unchanged(self.path, self.record, self.address, labels=True))
-            write_record(self.path, record, self.remote)
-        self.record = record
-
-    def _pins(self, record: LineageRecord) -> dict[str, int]:
-        from evergram.lineage.consumers.registry import pinned_to
-
-        return pinned_to(self.address, lambda what: record_changes.resolve(record, what))
-
     # For the rest of this room.
 
     def folder(self, version: int) -> Path:
@@ -280,24 +217,33 @@ class Catalog:
         return self.path / "versions" / str(version)
 
     def embeddings_folder(self, version: int) -> Path:
-        """The folder of a version's stored embeddings; not there for most versions."""
+        """The folder of a version's stored embeddings; most versions have none."""
         return self.path / "embeddings" / str(version)
 
     def reader(self, version: int) -> VersionReader:
-        """Return what reads a version's files. Raises: UnknownVersionError: there is none."""
+        """Return a reader of a version's files. Raises: UnknownVersionError: there is none."""
         return VersionReader(self.folder(version), self.manifest(version), self.check_files)
 
     def add(self, record: LineageRecord, manifest: Manifest) -> None:
-        """Take up a version that has just been published."""
+        """Add a version that has just been published, with the record that lists it."""
         self.record = record
         self.manifests[manifest.version] = manifest
 
     def refuse_changed(self) -> None:
-        """Raises: LineageError: another process has changed the lineage since it was opened."""
+        """Refuse to go on if another process has changed the lineage since it was opened.
+
+        Raises: LineageError.
+        """
         unchanged(self.path, self.record, self.address, labels=True)
 
     def check_files(self, folder: Path, hashes: Mapping[str, str]) -> None:
-        """The versions whose own embeddings are stored, ascending."""
+        """Compare files with their hashes, and remember that they were compared.
+
+        Args:
+            folder: of the lineage; a remote lineage's files are downloaded to it first.
+            hashes: file name to SHA-256.
+        Raises: IntegrityError: a file is missing or damaged, or a link leads out of the lineage.
+        """
         check_inside(self.path, *(folder / name for name in hashes))
         (check_files if self.remote is None else self.remote.check_files)(folder, hashes)
         self._checked.update((folder / name).relative_to(self.path).as_posix() for name in hashes)

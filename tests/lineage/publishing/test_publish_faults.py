@@ -73,8 +73,8 @@ def test_a_publisher_killed_after_each_of_its_operations_leaves_whole_versions(
         shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(whole, path)
         work = partial(publish_one, path)
-        killed, said = run_until(operation, work, path)
-        assert said == (b"" if killed else b"done")
+        killed, answer = run_until(operation, work, path)
+        assert answer == (b"" if killed else b"done")
         newest = check_whole(path)
         # Once it is there it stays: all that is killed later has published.
         assert newest == NEWEST + 2 if after else newest in (NEWEST + 1, NEWEST + 2)
@@ -114,13 +114,13 @@ def test_a_flipped_bit_is_noticed_before_a_vector_is_given_out(tmp_path: Path) -
             file.write_bytes(flipped)
             try:
                 Lineage.open(path).check()
-                found = read(path)
+                vectors_read = read(path)
             except EvergramError:
                 noticed += 1
             else:
-                assert found.keys() == truth.keys()
+                assert vectors_read.keys() == truth.keys()
                 for name, vectors in truth.items():
-                    assert torch.equal(found[name], vectors), (file.name, place)
+                    assert torch.equal(vectors_read[name], vectors), (file.name, place)
         file.write_bytes(content)
     # What is not noticed is text in JSON that no vector depends on.
     data = [file for file in files if file.suffix != ".json"]

@@ -1,0 +1,94 @@
+"""The plan of a backfill and its progress, in two JSON files of its folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evergram.atomic_files import write_text
+from evergram.errors import IntegrityError
+
+
+@dataclass(frozen=True)
+class BackfillPlan:
+    """The facts of a backfill that do not change while it runs.
+
+    Args:
+        side, store: the side, and the store's address.
+        target, fingerprint: of the version that rows are refreshed to.
+        batch: rows that are refreshed at once.
+        rows: how many are to be refreshed.
+        without: older rows for which the version has no embedding.
+    """
+
+    side: str
+    store: str
+    target: int
+    fingerprint: str
+    batch: int
+    rows: int
+    without: int
+
+
+class BackfillState:
+    """Reads and writes `plan.json` and `progress.json` of a folder.
+
+    Args:
+        mode: permissions of the files.
+    """
+
+    def __init__(self, folder: Path, mode: int) -> None:
+        self.plan_path = folder / "plan.json"
+        self._progress_path = folder / "progress.json"
+        self._mode = mode
+
+    @property
+    def is_planned(self) -> bool:
+        return self.plan_path.exists()
+
+    def plan(self) -> BackfillPlan:
+        """Return the plan. Raises: IntegrityError: it cannot be read."""
+        kinds = {"target": int, "fingerprint": str, "batch": int, "rows": int, "without": int}
+        facts = _read_facts(self.plan_path, kinds)
+        side, store = (str(facts.get(name, "")) for name in ("side", "store"))
+        return BackfillPlan(side, store, **{name: facts[name] for name in kinds})
+
+    def progress(self) -> tuple[str, int]:
+        """Return the state and how many rows are refreshed; see `BackfillStatus`.
+
+        Raises: IntegrityError: it cannot be read.
+        """
+        facts = _read_facts(self._progress_path, {"state": str, "done": int})
+        return facts["state"], facts["done"]
+
+    def write_plan(self, plan: BackfillPlan) -> None:
+        """Replace the plan, and begin its progress anew; the plan is there when both are."""
+        self.write_progress("planned", 0)
+        write_text(self.plan_path, json.dumps(asdict(plan), indent=2), self._mode)
+
+    def write_progress(self, state: str, done: int) -> None:
+        """Replace the progress."""
+        facts = json.dumps({"state": state, "done": done})
+        write_text(self._progress_path, facts, self._mode)
+
+
+def _read_facts(path: Path, kinds: dict[str, type]) -> dict[str, Any]:
+    """Return the facts in a file.
+
+    Args:
+        kinds: the type of each fact that must be there; numbers must not be negative.
+    Raises: IntegrityError: the file cannot be read, or a fact is missing.
+    """
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text())
+        for name, kind in kinds.items():
+            if type(facts[name]) is not kind or (kind is int and facts[name] < 0):
+                raise ValueError(f"{name} is {facts[name]!r}")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise IntegrityError(
+            f"{path} cannot be read: {error}. Remove {path.parent} and plan again; rows that were "
+            "refreshed stay so."
+        ) from error
+    return facts

@@ -1,0 +1,63 @@
+"""One process at a time trains the next version; what it leaves behind, and what it does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from evergram.errors import LineageError
+from evergram.lineage.locks.training_claim import LOCK, OWNER, clear_work, training_claim
+
+
+def test_nothing_empty_is_left_behind(tmp_path: Path) -> None:
+    work = tmp_path / "shop" / ".work"
+    with training_claim(work, "shop"):
+        assert (work / OWNER).is_file()
+    assert not (tmp_path / "shop").exists()
+
+
+def test_a_checkpoint_stays_in_the_folder_and_its_owner_does_not(tmp_path: Path) -> None:
+    work = tmp_path / "shop" / ".work"
+    with training_claim(work, "shop"):
+        (work / "checkpoint").write_text("x")
+    assert {path.name for path in work.iterdir()} - {LOCK} == {"checkpoint"}
+
+
+def test_a_claim_within_a_claim_is_the_same(tmp_path: Path) -> None:
+    work = tmp_path / ".work"
+    with training_claim(work, "shop"):
+        with training_claim(work, "shop"):
+            pass
+        assert (work / OWNER).is_file(), "the outer claim still holds"
+    assert not work.exists()
+
+
+def test_another_process_is_named(tmp_path: Path) -> None:
+    work = tmp_path / ".work"
+    work.mkdir()
+    facts = {"owner": "eve", "host": "h", "process": 1, "since": "now"}
+    (work / OWNER).write_text(json.dumps(facts))
+    message = r"the next version of shop: eve on h \(process 1\) since now\. Only one"
+    with (
+        FileLock(work / LOCK),
+        pytest.raises(LineageError, match=message),
+        training_claim(work, "shop"),
+    ):
+        pass
+    # The claim that was refused leaves the owner's note where it is.
+    assert (work / OWNER).is_file()
+
+
+def test_checkpoints_are_cleared_unless_another_process_trains(tmp_path: Path) -> None:
+    work = tmp_path / ".work"
+    clear_work(work)
+    work.mkdir()
+    (work / "checkpoint").write_text("x")
+    with FileLock(work / LOCK):
+        clear_work(work)
+        assert (work / "checkpoint").exists()
+    clear_work(work)
+    assert not work.exists()

@@ -1,0 +1,73 @@
+"""Sentences that the readers of a version should know, from how it was published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.halving_versions import IDS, VECTORS, add_halving_version
+
+from evergram.compatibility.certificate import LEAST_OBJECTS
+from evergram.compatibility.transforms import LinearTransform
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.version_warnings import LEAST_QUERIES, few_test_queries, version_warnings
+
+
+@pytest.fixture
+def lineage(tmp_path: Path) -> Lineage:
+    line = Lineage.create(tmp_path / "l")
+    add_halving_version(line, {})
+    return line
+
+
+def test_few_common_objects_and_a_transform_without_certificate_are_warned_of(
+    lineage: Lineage,
+) -> None:
+    add_halving_version(lineage, {}, {"small": True, "common": 3, "held_out_share": 0.1}, objects=1)
+    few, unmeasured = version_warnings(lineage)[1]
+    assert few == "It has only 3 objects in common with the version before it."
+    measured = f"The error of its transform was measured on 1 objects, and {LEAST_OBJECTS} are"
+    assert unmeasured.startswith(measured)
+    add_halving_version(lineage, {})
+    # A version that came since has warnings too.
+    assert version_warnings(lineage) == {0: [], 1: version_warnings(lineage)[1], 2: []}
+    assert version_warnings(Lineage.open(lineage.path)) == version_warnings(lineage)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ({}, None),
+        ({"test_queries": LEAST_QUERIES}, None),
+        ({"test_queries": 3}, "It was tested on 3 queries only; its metrics say little below 30."),
+        (
+            {"test_queries": 0, "in_training": 5, "trained_before": 2},
+            "It was tested on 0 queries only (of the held-out pairs, 5 are in the training data too"
+            " and 2 were trained on by an earlier version); its metrics say little below 30.",
+        ),
+    ],
+)
+def test_a_test_on_few_queries_is_warned_of(data: dict[str, int], sentence: str | None) -> None:
+    assert few_test_queries(data) == sentence
+
+
+def test_a_version_is_warned_of_once_for_each_thing(lineage: Lineage) -> None:
+    published = Artefact(
+        3,
+        {"object": (IDS, VECTORS)},
+        LinearTransform.from_matrix(torch.eye(3)),
+        {
+            "metrics": {"model": {}},
+            "untested": "No test figure: nothing was held out.",
+            "alignment": {"chance": {"beaten": False}},
+        },
+        {},
+    )
+    lineage.publish(published)
+    assert version_warnings(lineage)[1] == [
+        "No test figure: nothing was held out.",
+        "Its transform is no better than chance: it errs as much with the objects mixed up.",
+        "Its transform was published without a measured error, and has no certificate.",
+    ]

@@ -1,0 +1,49 @@
+"""The README.md of an encoder: its facts, and its metrics as they were published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evergram.lineage.disk.manifest import EncoderRecord
+from evergram.retrieval.pretrained.encoder_folder import EncoderFacts
+from evergram.retrieval.pretrained.model_card import model_card
+
+
+def card(metrics: dict[str, Any]) -> str:
+    record = EncoderRecord(
+        kind="two_tower",
+        options={},
+        inputs={"query": {"id": "q"}, "candidate": {"id": "c", "genre": "g"}},
+        vocabularies={},
+    )
+    facts = EncoderFacts(
+        name="shop@v3", version=3, fingerprint="sha256:abc", dim=64, created="2024-05-01"
+    )
+    return model_card(record, facts, metrics)
+
+
+def test_a_card_says_what_the_encoder_is_and_reads() -> None:
+    text = card({})
+    assert text.startswith("---\nlibrary_name: evergram\ntags:\n- embeddings\n- two_tower\n---\n")
+    assert "# shop@v3\n" in text
+    assert "with 64 dimensions, published on\n2024-05-01. Its vectors are in the" in text
+    assert "| query | `id` |\n| candidate | `id`, `genre` |" in text
+    assert "Nothing was measured when it was published." in text
+
+
+def test_metrics_are_rounded_and_what_is_not_known_is_not_measured() -> None:
+    text = card({"metrics": {"model": {"recall@20": 0.123456, "map@10": None}}})
+    assert (
+        "| metric | value |\n|---|---|\n| recall@20 | 0.1235 |\n| map@10 | not measured |" in text
+    )
+    assert "Nothing was measured" not in text
+
+
+def test_a_version_that_was_not_tested_says_why() -> None:
+    assert "\nNo test figure: of thirty.\n" in card({"untested": "No test figure: of thirty."})
+
+
+def test_each_past_version_is_beside_its_own_vectors() -> None:
+    ranking = {"past": {"recall@20": 0.5}, "chain": {"recall@20": 0.25, "ndcg@20": 0.125}}
+    text = card({"compatibility": {"0": {"ranking": ranking}}})
+    assert "| 0 | recall@20 | 0.5 | 0.25 |\n| 0 | ndcg@20 | not measured | 0.125 |" in text

@@ -1,0 +1,49 @@
+"""The plan and the progress of a backfill, and files that hold something else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.support.older_stores import older_store
+
+from evergram.errors import IntegrityError
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.backfill import Backfill
+from evergram.retrieval.backfill_state import BackfillPlan, BackfillState
+
+pytestmark = pytest.mark.usefixtures("backfill_in_memory")
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("progress.json", {"state": "planned"}),
+        ("progress.json", {"state": "planned", "done": "all"}),
+        ("progress.json", {"state": "planned", "done": -1}),
+        ("progress.json", []),
+        ("plan.json", {"target": 2}),
+        ("plan.json", {"target": True, "fingerprint": 1, "batch": 1, "rows": 1, "without": 1}),
+    ],
+)
+def test_a_plan_or_progress_that_cannot_be_read_is_an_error(
+    lineage: Lineage, name: str, facts: object
+) -> None:
+    work = Backfill(lineage, older_store(lineage), "object")
+    work.plan()
+    (work.folder / name).write_text(json.dumps(facts))
+    with pytest.raises(IntegrityError, match=f"{name} cannot be read: .* plan again"):
+        work.apply()
+
+
+def test_a_plan_and_its_progress_are_read_as_they_were_written(tmp_path: Path) -> None:
+    state = BackfillState(tmp_path, 0o600)
+    assert not state.is_planned
+    plan = BackfillPlan("object", "snapshot:x", 2, "sha256:a", 64, 300, 20)
+    state.write_plan(plan)
+    assert state.is_planned
+    assert (state.plan(), state.progress()) == (plan, ("planned", 0))
+    state.write_progress("under way", 64)
+    assert BackfillState(tmp_path, 0o600).progress() == ("under way", 64)
+    assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,147 @@
+"""A store filled with a published version: again, over withdrawn rows, and of another lineage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.support.dictionary_store import DictionaryStore
+from tests.support.encoders import lineage_with_encoder
+from tests.support.lineages import lineage_of, publish
+from tests.support.older_stores import store_of_a_withdrawn_version
+
+from evergram.errors import DataError, IntegrityError, LineageError
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.fill import (
+    canary_stores,
+    fill,
+    id_type,
+    local_stores,
+    open_stores,
+    space_of,
+    stored_rows,
+)
+from evergram.retrieval.reader import Reader
+from evergram.retrieval.version_maps import VersionMaps
+from evergram.stores.open_store import open_store
+from evergram.stores.store import Rows, Space
+
+pytestmark = pytest.mark.usefixtures("backfill_in_memory")
+
+
+def test_filling_twice_changes_nothing(lineage: Lineage) -> None:
+    store = DictionaryStore()
+    assert fill(lineage, store, "object") == 300
+    before = store.count()
+    fill(lineage, store, "object")
+    assert store.count() == before == {2: 300}
+    assert store.spaces()[2].dim == 10 + 3
+
+
+def test_filling_replaces_or_removes_rows_of_a_withdrawn_version(lineage: Lineage) -> None:
+    lineage.label("kept", 2)
+    store, _ = store_of_a_withdrawn_version(lineage)
+    space = store.spaces()[3]
+    store.upsert(Rows(3, pa.array([5000]), np.ones((1, space.dim), np.float32)))
+    assert fill(lineage, store, "object") == 300
+    assert store.count() == {2: 300}
+    Reader(lineage, {"object": store})
+
+
+def test_the_lineages_own_snapshots_outlive_a_withdrawal(lineage: Lineage) -> None:
+    """Version 3 has objects that version 2 has not."""
+    lineage.label("kept", 2)
+    publish(lineage, 3, rows=350)
+    Reader.open(lineage).close()
+    lineage.label("stable", 2)
+    Reader.open(lineage).close()
+    lineage.withdraw(3, "it was bad")
+    reader = Reader.open(lineage)
+    embedded = reader.embed([0, 349], 2)
+    assert embedded.sources.tolist() == [2, -1]
+    reader.close()
+
+
+def test_a_space_of_another_lineage_is_not_filled(lineage: Lineage) -> None:
+    """Its process was killed before it wrote a row."""
+    store = DictionaryStore()
+    space = space_of(lineage, 2)
+    store.add_space(Space(2, space.dim, "sha256:another"))
+    with pytest.raises(IntegrityError, match="belongs to another lineage"):
+        fill(lineage, store, "object")
+    assert store.count() == {}
+    store = DictionaryStore()
+    store.add_space(space_of(lineage, 2, norms=False))
+    assert fill(lineage, store, "object") == 300
+
+
+def test_a_vector_that_is_too_long_for_its_norm_is_named(lineage: Lineage) -> None:
+    space = space_of(lineage, 1)
+    vectors = np.ones((2, 8), np.float32)
+    vectors[1] = 1e30
+    with pytest.raises(DataError, match=r"id 8 of version 1 is too long.*scaled down"):
+        stored_rows(lineage, VersionMaps(lineage), space, pa.array([7, 8]), vectors)
+
+
+def test_a_space_with_norms_has_one_more_coordinate_for_each_version(lineage: Lineage) -> None:
+    space = space_of(lineage, 1)
+    assert (space.dim, space.fingerprint) == (8 + 2, lineage.manifest(1).fingerprint)
+    assert space_of(lineage, 1, norms=False).dim == 8
+
+
+def test_progress_is_told_in_rows_of_all(lineage: Lineage) -> None:
+    calls: list[tuple[int, int]] = []
+    fill(lineage, DictionaryStore(), "object", progress=lambda *rows: calls.append(rows))
+    assert calls == [(300, 300)]
+
+
+def test_one_store_for_two_sides_is_refused(tmp_path: Path) -> None:
+    lineage = lineage_with_encoder(tmp_path / "films")
+    with open_store(str(tmp_path / "one"), create="int64"):
+        pass
+    one = dict.fromkeys(("query", "candidate"), str(tmp_path / "one"))
+    message = "is given for side 'query' and for side 'candidate'; a store holds one side"
+    with pytest.raises(DataError, match=message):
+        open_stores(lineage, one)
+
+
+def test_a_side_that_is_not_there_is_named(lineage: Lineage, tmp_path: Path) -> None:
+    with pytest.raises(LineageError, match=r"There is no side 'user' in .*; it has object"):
+        open_stores(lineage, {"user": str(tmp_path / "store")})
+
+
+def test_the_type_of_ids_is_that_of_the_published_file(tmp_path: Path) -> None:
+    assert id_type(lineage_of(tmp_path / "numbers", 1), "object", 0) == "int64"
+    assert id_type(lineage_of(tmp_path / "texts", 1, text=True), "object", 0) == "string"
+
+
+def test_local_stores_are_filled_when_production_moves_and_only_then(lineage: Lineage) -> None:
+    calls: list[tuple[str, int, int, int]] = []
+
+    def filled() -> dict[str, dict[int, int]]:
+        stores = local_stores(lineage, lambda *rows: calls.append(rows))
+        counts = {side: store.count() for side, store in stores.items()}
+        for store in stores.values():
+            store.close()
+        return counts
+
+    assert filled() == filled() == {"object": {2: 300}}
+    assert calls == [("object", 2, 300, 300)]
+    publish(lineage, 3)
+    assert filled() == {"object": {3: 300}}
+    assert calls[1:] == [("object", 3, 300, 300)]
+
+
+def test_a_canary_has_stores_of_its_own_until_it_is_promoted(lineage: Lineage) -> None:
+    assert canary_stores(lineage) == {}
+    publish(lineage, 3, promote=False)
+    (store,) = canary_stores(lineage).values()
+    assert store.count() == {3: 300}
+    store.close()
+    folder = lineage.path / "stores" / ".canary"
+    assert folder.is_dir()
+    lineage.promote()
+    assert canary_stores(lineage) == {}
+    assert not folder.exists()

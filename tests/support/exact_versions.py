@@ -1,0 +1,76 @@
+"""A lineage in which every backward transform is exact."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from evergram.compatibility.certificate import StepError
+from evergram.compatibility.transforms import LinearTransform
+from evergram.lineage.artefact import Artefact
+from evergram.lineage.lineage import Lineage
+
+SIDE = "object"
+
+
+DIMS = (4, 5, 6, 3, 4)
+
+
+ROWS = 60
+
+
+def vectors_of(number: int) -> Tensor:
+    """z_n of a chain in which every step is exact: all are made from one matrix of rank 3, as
+    z_{n-1} = B_n z_n would otherwise need D_n ≥ D_{n-1}."""
+    draw = torch.Generator().manual_seed(7)
+    base = torch.randn(ROWS, 3, generator=draw)
+    own = torch.Generator().manual_seed(100 + number)
+    return base @ torch.randn(3, DIMS[number], generator=own)
+
+
+def exact_version(number: int, before: int | None) -> Artefact:
+    """Version `number`, which leads to version `before`."""
+    z = vectors_of(number)
+    transform, error = None, None
+    if before is not None:
+        past = vectors_of(before)
+        matrix = torch.linalg.lstsq(z.double(), past.double(), driver="gelsd").solution.T.float()
+        transform = LinearTransform.from_matrix(matrix)
+        error = StepError.of(z @ matrix.T, past)
+    ids = pa.array([f"id{i}" for i in range(ROWS)])
+    return Artefact(
+        dim=DIMS[number],
+        embeddings={SIDE: (ids, z)},
+        transform=transform,
+        metrics={"metrics": {"model": {}}},
+        recipe={"number": number},
+        canaries={SIDE: (ids[:5], z[:5])},
+        error=error,
+    )
+
+
+def exact_lineage(folder: Path) -> Lineage:
+    """Versions 0 and 1: a copy, as each publication waits for the disk."""
+    shutil.copytree(_published(), folder)
+    return Lineage.open(folder)
+
+
+@cache
+def _published() -> Path:
+    folder = Path(_folder().name) / "shop"
+    lineage = Lineage.create(folder, "shop")
+    lineage.publish(exact_version(0, None))
+    lineage.publish(exact_version(1, 0))
+    return folder
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """A folder that is removed when the process ends."""
+    return TemporaryDirectory(prefix="evergram-lineages-")
