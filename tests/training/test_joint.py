@@ -16,7 +16,6 @@ from evergram.data.sampling import Batch
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
-from evergram.training.recipe.upgrade import UpgradeRecipe
 
 USERS, ITEMS = 50, 30
 
@@ -190,8 +189,3 @@ def test_an_object_that_takes_no_part_is_in_no_mean() -> None:
         assert user_gradient is None or float(user_gradient.abs().max()) == 0
         assert item_gradient is not None
         assert torch.nonzero(item_gradient.abs().sum(1)).flatten().tolist() == [3]
-
-
-def test_recipes_with_the_former_name_are_read() -> None:
-    assert UpgradeRecipe().objects == "all"
-    assert UpgradeRecipe(objects="uniform").objects == "all"  # type: ignore[arg-type]

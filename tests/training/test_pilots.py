@@ -118,8 +118,8 @@ def test_settings_that_diverge_are_not_chosen_and_end_nothing(
     monkeypatch.setattr("evergram.training.pilots.fit_encoder", diverges)
     pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
     assert len(pilots.tried) == 1
-    # Six starts, then one step of l2, λ and the rate each way, of which two rates were starts.
-    assert len(first) == 10
+    # Sixteen starts; then a step of l2, λ and the rate each way, and the other measure.
+    assert len(first) == 16 + 7
     assert pilots.recipe == first[0]
 
 

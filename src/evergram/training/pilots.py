@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
 
 from evergram.data.row_pairs import RowPairs
 from evergram.data.split import Split
@@ -19,8 +22,9 @@ from evergram.training.recipe.automatic import rate_of, strengths_of
 
 # Training pairs up to which a training takes seconds.
 MOST_PAIRS = 200_000
-# Trainings at most.
+# Trainings at most, and how many of them are spread around the formula's numbers.
 MOST_PILOTS = 24
+SPREAD = 16
 # A smaller gain is no reason to depart from the formula.
 LEAST_GAIN = 1.005
 
@@ -102,18 +106,29 @@ class _Settings:
 
 
 def _starts(formula: _Settings, recipe: Recipe) -> list[_Settings]:
-    """Return the formula's settings, then the same with the other measure of l2 and other rates:
-    each measure has a rate of its own that suits it, and single moves do not lead from one to the
-    other."""
-    measures = [formula.l2_measure]
-    if recipe.task.l2 == "auto" and recipe.task.l2_measure is None:
-        measures.append(_OTHER_MEASURE[formula.l2_measure])
-    factors = (1.0, 2.0, 0.5) if recipe.training.table_rate == "auto" else (1.0,)
-    return [
-        replace(formula, l2_measure=measure, rate=factor * formula.rate)
-        for measure in measures
-        for factor in factors
-    ]
+    """Return the formula's settings, then others spread evenly around them: what suits one measure
+    of l2 or one rate is far from what suits another, and single steps do not lead there.
+
+    λ is between an eighth and four times the formula's, l2 between a quarter and eight times.
+    """
+    task, is_open = recipe.task, {"l2": recipe.task.l2 == "auto"}
+    is_open["l2_measure"] = is_open["l2"] and task.l2_measure is None
+    is_open["penalty"] = task.penalty == "auto"
+    is_open["rate"] = recipe.training.table_rate == "auto"
+    starts = [formula]
+    engine = torch.quasirandom.SobolEngine(len(is_open))  # type: ignore[no-untyped-call]
+    points = engine.draw(SPREAD)[1:]  # the first is a corner
+    for l2, measure, penalty, rate in points.tolist():
+        values: dict[str, float | str] = {
+            "l2": formula.l2 * 2 ** (5 * l2 - 2),
+            "l2_measure": formula.l2_measure if measure < 0.5 else _OTHER[formula.l2_measure],
+            "penalty": formula.penalty * 2 ** (5 * penalty - 3),
+            "rate": formula.rate * (0.5, 1.0, 2.0)[int(3 * rate)],
+        }
+        chosen: Any = {name: value for name, value in values.items() if is_open[name]}
+        if (start := replace(formula, **chosen)) not in starts:
+            starts.append(start)
+    return starts
 
 
 _Move = Callable[[_Settings], _Settings]
@@ -126,7 +141,7 @@ def _moves(recipe: Recipe) -> list[_Move]:
         moves += [lambda s: replace(s, l2=2 * s.l2), lambda s: replace(s, l2=s.l2 / 2)]
         if recipe.task.l2_measure is None:
             # The same for an entity of average count; less for rare ones, more for frequent ones.
-            moves.append(lambda s: replace(s, l2_measure=_OTHER_MEASURE[s.l2_measure]))
+            moves.append(lambda s: replace(s, l2_measure=_OTHER[s.l2_measure]))
     if recipe.task.penalty == "auto":
         moves += [
             lambda s: replace(s, penalty=s.penalty / 2),
@@ -137,7 +152,7 @@ def _moves(recipe: Recipe) -> list[_Move]:
     return moves
 
 
-_OTHER_MEASURE = {"penalty": "examples", "examples": "penalty"}
+_OTHER = {"penalty": "examples", "examples": "penalty"}
 
 
 def _climb(

@@ -1,0 +1,56 @@
+"""The tables [upgrade] and [compare] of a recipe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from evergram.training.recipe.methods import METHODS
+from evergram.training.recipe.upgrade import CompareRecipe, UpgradeRecipe
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_names_settings_that_a_key_beside_it_overrides(method: str) -> None:
+    settings = UpgradeRecipe(method=method)
+    for key, value in METHODS[method].items():
+        assert getattr(settings, key) == value
+    assert UpgradeRecipe(method=method, steps="single").steps == "single"
+
+
+def test_the_defaults_are_bc_aligner_over_all_objects() -> None:
+    settings = UpgradeRecipe()
+    assert settings.objects == "all"
+    named = UpgradeRecipe(method="bc-aligner")
+    assert settings.model_dump(exclude={"method"}) == named.model_dump(exclude={"method"})
+
+
+def test_the_former_name_of_all_objects_is_read() -> None:
+    assert UpgradeRecipe.model_validate({"objects": "uniform"}).objects == "all"
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"method": "best"}, "upgrade.method is 'best'; it must be one of keep-all"),
+        ({"objects": "some"}, "Input should be 'all', 'paper-code' or 'batch'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        UpgradeRecipe.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"methods": ["best"]}, "compare.methods has 'best'; a method is one of keep-all"),
+        ({"methods": ["non-bc", "non-bc"]}, "names a method twice"),
+        ({"seeds": [1, 1]}, "names a seed twice"),
+        ({"lambdas": [1.0], "lambda_methods": ["non-bc"]}, "which has no λ; name joint methods"),
+    ],
+)
+def test_a_comparison_that_cannot_be_is_refused(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        CompareRecipe.model_validate(values)
