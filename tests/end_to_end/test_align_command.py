@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,9 @@ import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.support.command import Command
 from torch import Tensor
 
-from evergram.cli import main
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
@@ -25,33 +24,6 @@ from evergram.vector_files.writers import write_vectors
 
 FORMATS = ("parquet", "arrow", "arrows", "npy", "safetensors")
 ROWS, OLD_DIM, NEW_DIM = 600, 6, 9
-
-
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process."""
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr("sys.argv", ["evergram", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return Ran(code, out, err)
-
-    return run
 
 
 def planted(seed: int, dim: int, other: Tensor, noise: float = 0.0) -> Tensor:
@@ -76,7 +48,7 @@ def put(path: Path, vectors: Tensor, ids: list[Any] | None = None) -> Path:
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_file_is_read_as_the_old_one_was(
-    tmp_path: Path, evergram: Any, suffix: str, shuffled: bool
+    tmp_path: Path, evergram: Command, suffix: str, shuffled: bool
 ) -> None:
     new = new_vectors()
     old = planted(2, OLD_DIM, new)
@@ -135,7 +107,7 @@ def test_what_is_measured_is_what_the_published_transform_does(tmp_path: Path, k
     assert lineage.metrics(1)["alignment"]["pairs"] == report["pairs"]
 
 
-def test_a_chain_of_three_files(tmp_path: Path, evergram: Any) -> None:
+def test_a_chain_of_three_files(tmp_path: Path, evergram: Command) -> None:
     new = new_vectors()
     middle = planted(2, 7, new)
     old = planted(3, OLD_DIM, middle)
@@ -172,7 +144,7 @@ def test_a_chain_of_three_files(tmp_path: Path, evergram: Any) -> None:
     assert evergram("align", files[2], files[1], "--lineage", lineage).code == 0
 
 
-def test_the_newest_versions_vectors_are_asked_for(tmp_path: Path, evergram: Any) -> None:
+def test_the_newest_versions_vectors_are_asked_for(tmp_path: Path, evergram: Command) -> None:
     new = new_vectors()
     old = planted(2, OLD_DIM, new)
     first, second = put(tmp_path / "old.npy", old), put(tmp_path / "new.npy", new)
@@ -198,7 +170,7 @@ def test_the_newest_versions_vectors_are_asked_for(tmp_path: Path, evergram: Any
     assert not (tmp_path / "none").exists()
 
 
-def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Any) -> None:
+def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Command) -> None:
     new = torch.randn(60, 30)
     first = put(tmp_path / "old.npy", torch.randn(60, 20))
     second = put(tmp_path / "new.npy", new)
@@ -222,7 +194,7 @@ def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Any) ->
     assert done.json["alignment"]["transform"]["rank"] == rank
 
 
-def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Any) -> None:
+def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Command) -> None:
     new = new_vectors()
     good = put(tmp_path / "good.parquet", new)
     holed = new.clone()
@@ -265,7 +237,9 @@ def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Any) -> None:
     assert "came from a file" in evergram("evaluate", lineage).err
 
 
-def test_a_lineage_of_a_trained_model_is_not_gone_on_from(tmp_path: Path, evergram: Any) -> None:
+def test_a_lineage_of_a_trained_model_is_not_gone_on_from(
+    tmp_path: Path, evergram: Command
+) -> None:
     good = put(tmp_path / "good.parquet", new_vectors())
     recipe = tmp_path / "r.toml"
     recipe.write_text(

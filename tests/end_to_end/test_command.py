@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -10,13 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.command import Command
 
-from evergram.cli import app, main
+from evergram.cli import app
 from evergram.lineage.lineage import Lineage
 
 RECIPE = """
@@ -56,34 +55,8 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process."""
-
-    def run(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["evergram", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capfd.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return run
-
-
 @pytest.mark.long
-def test_the_whole_way(evergram: Any, shop: Path) -> None:
+def test_the_whole_way(evergram: Command, shop: Path) -> None:
     trained = evergram("train", "shop.toml", "--lineage", "lin", "--json")
     assert trained.code == 0, trained.err
     assert trained.json["version"] == 0
@@ -122,7 +95,7 @@ def test_the_whole_way(evergram: Any, shop: Path) -> None:
 
 
 @pytest.mark.long
-def test_tables_for_people(evergram: Any, shop: Path) -> None:
+def test_tables_for_people(evergram: Command, shop: Path) -> None:
     assert "popularity" in evergram("train", "shop.toml", "--lineage", "lin").out
     assert "Read as version 0" in evergram("upgrade", "shop.toml", "--lineage", "lin").out
     assert "shop, in lin" in evergram("versions", "lin").out
@@ -130,7 +103,7 @@ def test_tables_for_people(evergram: Any, shop: Path) -> None:
     assert "read as version 1" in evergram("export", "lin", "o.parquet", "--side", "query").out
 
 
-def test_an_upgrade_may_stay_beside_production(evergram: Any, shop: Path) -> None:
+def test_an_upgrade_may_stay_beside_production(evergram: Command, shop: Path) -> None:
     evergram("train", "shop.toml", "--lineage", "lin")
     assert evergram("upgrade", "shop.toml", "--lineage", "lin", "--no-promote").code == 0
     listed = evergram("versions", "lin", "--json").json
@@ -139,7 +112,7 @@ def test_an_upgrade_may_stay_beside_production(evergram: Any, shop: Path) -> Non
     assert evergram("evaluate", "lin", "--as", "stable", "--json").json["as"] == 0
 
 
-def test_check_prints_and_holds_to_limits(evergram: Any, shop: Path) -> None:
+def test_check_prints_and_holds_to_limits(evergram: Command, shop: Path) -> None:
     evergram("train", "shop.toml", "--lineage", "lin")
     evergram("upgrade", "shop.toml", "--lineage", "lin")
     found = evergram("check", "lin", "--json", "--max-error", "1000")
@@ -153,7 +126,7 @@ def test_check_prints_and_holds_to_limits(evergram: Any, shop: Path) -> None:
     assert refused.err.count("Version 0: its") == 2
 
 
-def test_a_version_that_loses_too_much_is_not_published(evergram: Any, shop: Path) -> None:
+def test_a_version_that_loses_too_much_is_not_published(evergram: Command, shop: Path) -> None:
     evergram("train", "shop.toml", "--lineage", "lin")
     arguments = ("upgrade", "shop.toml", "--lineage", "lin", "--set", "training.table_rate=1e-6")
     refused = evergram(*arguments, "--max-degradation", "0.01")
@@ -166,7 +139,7 @@ def test_a_version_that_loses_too_much_is_not_published(evergram: Any, shop: Pat
     assert Lineage.open("lin").newest == 1
 
 
-def test_seed_and_set_change_the_run(evergram: Any, shop: Path) -> None:
+def test_seed_and_set_change_the_run(evergram: Command, shop: Path) -> None:
     evergram("train", "shop.toml", "--lineage", "a", "--seed", "3", "--set", "model.dim=5")
     manifest = Lineage.open("a").manifest(0)
     assert (manifest.dim, manifest.recipe["seed"]) == (5, 3)
@@ -192,7 +165,7 @@ BAD = [
 
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=lambda v: " ".join(v)[-40:])
 def test_bad_input_is_one_sentence_and_writes_nothing(
-    evergram: Any, shop: Path, arguments: list[str], message: str
+    evergram: Command, shop: Path, arguments: list[str], message: str
 ) -> None:
     (shop / "empty.csv").touch()
     (shop / "nan.csv").write_text("query,candidate,value,time\n1,2,3.0,1\n1,3,nan,2\n")
@@ -207,7 +180,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     assert sorted(shop.rglob("*")) == before
 
 
-def test_bad_input_on_a_lineage(evergram: Any, shop: Path) -> None:
+def test_bad_input_on_a_lineage(evergram: Command, shop: Path) -> None:
     assert evergram("train", "shop.toml", "--lineage", "lin").code == 0
     for arguments, message in (
         (["train", "shop.toml", "--lineage", "lin"], "already holds a lineage"),
@@ -224,7 +197,7 @@ def test_bad_input_on_a_lineage(evergram: Any, shop: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_demo_tells_its_story(evergram: Any, tmp_path: Path) -> None:
+def test_the_demo_tells_its_story(evergram: Command, tmp_path: Path) -> None:
     ran = evergram(
         "demo", "--out", str(tmp_path / "d"), "--json",
         "--set", "data.interactions=20000", "--set", "training.epochs=6",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,41 +10,14 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import save_file
+from tests.support.command import Command
 
-from evergram.cli import main
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.writers import write_vectors
 
 ROWS, DIM = 400, 5
 IDS = [f"id{i}" for i in range(ROWS)]
-
-
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process."""
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr("sys.argv", ["evergram", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return Ran(code, out, err)
-
-    return run
 
 
 def draw(seed: int, *shape: int) -> torch.Tensor:
@@ -72,7 +43,7 @@ ADD = ("ads", "--pin", "v0", "--probe", "ads.safetensors", "--data", "ads.parque
 
 
 @pytest.mark.long
-def test_from_a_consumer_to_a_refused_version(evergram: Any, files: Path) -> None:
+def test_from_a_consumer_to_a_refused_version(evergram: Command, files: Path) -> None:
     assert evergram("align", "old.npy", "old.npy", "--lineage", "l").code == 0
     added = evergram("consumer-add", "l", *ADD, "--min", 0.9, "--token", "--json")
     assert added.code == 0, added.err
@@ -115,7 +86,7 @@ def test_from_a_consumer_to_a_refused_version(evergram: Any, files: Path) -> Non
     assert "ads" in evergram("consumers", "l").out
 
 
-def test_a_consumer_moves_and_goes(evergram: Any, files: Path) -> None:
+def test_a_consumer_moves_and_goes(evergram: Command, files: Path) -> None:
     evergram("align", "old.npy", "good.npy", "--lineage", "l")
     assert evergram("consumer-add", "l", *ADD, "--allow", "v1", "--contact", "a@x").code == 0
     stays = evergram("consumer-pin", "l", "ads", "v1")
@@ -134,7 +105,7 @@ def test_a_consumer_moves_and_goes(evergram: Any, files: Path) -> None:
     assert not list((files / "l" / "probes").glob("*/*"))
 
 
-def test_a_limit_that_is_missed_already_is_told(evergram: Any, files: Path) -> None:
+def test_a_limit_that_is_missed_already_is_told(evergram: Command, files: Path) -> None:
     evergram("align", "old.npy", "good.npy", "--lineage", "l")
     found = evergram("consumer-add", "l", *ADD, "--metric", "rmse", "--max", "0")
     assert (found.code, "past its limit already" in found.err) == (0, True)
@@ -158,7 +129,7 @@ def test_a_limit_that_is_missed_already_is_told(evergram: Any, files: Path) -> N
     ],
 )
 def test_what_cannot_be_is_one_sentence(
-    evergram: Any, files: Path, arguments: tuple[str, ...], message: str
+    evergram: Command, files: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     evergram("align", "old.npy", "good.npy", "--lineage", "l")
     found = evergram(*arguments)
@@ -168,7 +139,7 @@ def test_what_cannot_be_is_one_sentence(
 
 
 def test_a_lineage_elsewhere_is_written_as_an_address(
-    evergram: Any, files: Path, monkeypatch: pytest.MonkeyPatch
+    evergram: Command, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERGRAM_CACHE", str(files / "cache"))
     monkeypatch.setattr(MemoryFileSystem, "store", {})
@@ -207,7 +178,7 @@ batch_size = 256
 """
 
 
-def test_an_upgrade_is_refused_by_a_probe(evergram: Any, files: Path) -> None:
+def test_an_upgrade_is_refused_by_a_probe(evergram: Command, files: Path) -> None:
     Path("r.toml").write_text(RECIPE)
     assert evergram("train", "r.toml", "--lineage", "l").code == 0
     ids, vectors = Lineage.open("l").embeddings("candidate")

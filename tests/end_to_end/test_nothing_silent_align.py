@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.support.command import Command
 from tests.support.running_service import running
 
 import evergram as library
-from evergram.cli import main
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DegradationError, LineageError
@@ -40,34 +39,10 @@ CANDIDATES = [f"i{i}" for i in range(120)]
 ROWS = 500
 
 
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def evergram(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Any:
-    """Run the command in this process, in an empty folder."""
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command run in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr("sys.argv", ["evergram", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return Ran(code, out, err)
-
-    return run
 
 
 def interactions(name: str, queries: list[str], candidates: list[str]) -> None:
@@ -82,7 +57,7 @@ def interactions(name: str, queries: list[str], candidates: list[str]) -> None:
 
 
 @pytest.fixture
-def shop(evergram: Any) -> Any:
+def shop(evergram: Command) -> Any:
     """A lineage with version 0 in `l`; other data with none of its ids, and with thirty queries."""
     Path("r.toml").write_text(RECIPE)
     other = [f"x{i}" for i in range(240)], [f"y{i}" for i in range(120)]
@@ -111,7 +86,7 @@ def versions_of(path: str) -> list[int]:
 # 4: what is measured on nothing never passes.
 
 
-def test_4_an_upgrade_without_a_common_object_is_refused(shop: Any) -> None:
+def test_4_an_upgrade_without_a_common_object_is_refused(shop: Command) -> None:
     refused = shop(*UPGRADE, "--set", "data.path=none.csv", "--allow-small-overlap")
     assert (refused.code, refused.out) == (2, "")
     assert "no objects in common with version 0" in refused.err
@@ -120,7 +95,7 @@ def test_4_an_upgrade_without_a_common_object_is_refused(shop: Any) -> None:
     assert versions_of("l") == [0]
 
 
-def test_4_a_small_overlap_is_asked_for_and_shown_wherever_the_version_is(shop: Any) -> None:
+def test_4_a_small_overlap_is_asked_for_and_shown_wherever_the_version_is(shop: Command) -> None:
     small = (*UPGRADE, "--set", "data.path=few.csv")
     refused = shop(*small)
     assert refused.code == 2
@@ -159,7 +134,7 @@ def test_4_the_service_says_what_is_not_certified(tmp_path: Path) -> None:
     assert "published without a measured error" in found[1]["warnings"][0]
 
 
-def test_4_a_certificate_measured_on_nothing_is_none(evergram: Any) -> None:
+def test_4_a_certificate_measured_on_nothing_is_none(evergram: Command) -> None:
     """As older Evergrams published it: a random transform, with an error of nothing."""
     lineage = Lineage.create("l")
     ids = pa.array(["a", "b"])
@@ -184,7 +159,7 @@ def test_4_a_certificate_measured_on_nothing_is_none(evergram: Any) -> None:
     assert evergram("check", "l", "--max-amplification", "9").code == 0
 
 
-def test_4_a_limit_on_nothing_that_is_read_fails(shop: Any) -> None:
+def test_4_a_limit_on_nothing_that_is_read_fails(shop: Command) -> None:
     assert shop("check", "l").code == 0
     assert shop("check", "l", "--max-bound", "0.3").code == 1
     assert shop(*UPGRADE).code == 0
@@ -195,7 +170,7 @@ def test_4_a_limit_on_nothing_that_is_read_fails(shop: Any) -> None:
     assert "No past version is read" in found.err
 
 
-def test_4_the_error_is_of_objects_that_alignment_never_saw(shop: Any) -> None:
+def test_4_the_error_is_of_objects_that_alignment_never_saw(shop: Command) -> None:
     report = shop(*UPGRADE, "--json").json
     reading = shop("check", "l", "--json").json["readings"][0]
     overlap = report["overlap"]
@@ -211,7 +186,7 @@ def test_4_the_error_is_of_objects_that_alignment_never_saw(shop: Any) -> None:
 
 
 @pytest.fixture
-def texts(evergram: Any) -> Any:
+def texts(evergram: Command) -> Any:
     """Vectors of the same objects, in two orders, and their ids."""
     new = draw(0, ROWS, 12)
     old = new @ draw(1, 12, 8) + draw(2, ROWS, 8)
@@ -236,14 +211,16 @@ def texts(evergram: Any) -> Any:
         ("old.npy", "named.parquet", "the ids of old.npy by --old-ids"),
     ],
 )
-def test_5_row_numbers_beside_ids_are_refused(texts: Any, old: str, new: str, option: str) -> None:
+def test_5_row_numbers_beside_ids_are_refused(
+    texts: Command, old: str, new: str, option: str
+) -> None:
     found = texts("align", old, new, "--lineage", "l")
     assert (found.code, found.out) == (2, "")
     assert option in found.err
     assert not Path("l").exists()
 
 
-def test_5_named_rows_are_aligned_as_the_objects_that_they_are(texts: Any) -> None:
+def test_5_named_rows_are_aligned_as_the_objects_that_they_are(texts: Command) -> None:
     found = texts(
         "align", "old.parquet", "new.npy", "--new-ids", "names.txt", "--lineage", "l", "--json"
     )
@@ -260,7 +237,7 @@ def test_5_named_rows_are_aligned_as_the_objects_that_they_are(texts: Any) -> No
     assert (refused.code, "--new-ids" in refused.err) == (2, True)
 
 
-def test_5_two_files_without_ids_are_paired_by_row_and_it_is_said(texts: Any) -> None:
+def test_5_two_files_without_ids_are_paired_by_row_and_it_is_said(texts: Command) -> None:
     found = texts("align", "old.npy", "new.npy", "--lineage", "l")
     assert found.code == 0, found.err
     assert "paired by the numbers of their rows" in found.out
@@ -271,7 +248,7 @@ def test_5_two_files_without_ids_are_paired_by_row_and_it_is_said(texts: Any) ->
     assert texts("align", 1, "old.npy", "--lineage", "l").code == 0
 
 
-def test_5_vectors_that_say_nothing_are_refused_by_default(texts: Any) -> None:
+def test_5_vectors_that_say_nothing_are_refused_by_default(texts: Command) -> None:
     line = np.outer(draw(4, ROWS), draw(5, 12)).astype(np.float32)
     bad = {
         "random": (draw(6, ROWS, 12) + 5, "says next to nothing of old.npy"),
@@ -295,7 +272,7 @@ def test_5_vectors_that_say_nothing_are_refused_by_default(texts: Any) -> None:
     assert texts("align", "old.npy", "random.npy", "--lineage", "l", "--max-error", "inf").code == 0
 
 
-def test_5_a_limit_of_the_error_and_how_much_better_than_chance(texts: Any) -> None:
+def test_5_a_limit_of_the_error_and_how_much_better_than_chance(texts: Command) -> None:
     two = ("align", "old.npy", "new.npy", "--lineage", "l")
     refused = texts(*two, "--max-error", "0.1")
     assert refused.code == 2
@@ -311,7 +288,7 @@ def test_5_a_limit_of_the_error_and_how_much_better_than_chance(texts: Any) -> N
     assert "Better than chance: the error is" in told
 
 
-def test_5_few_objects_in_common_cannot_be_held_to_a_limit(texts: Any) -> None:
+def test_5_few_objects_in_common_cannot_be_held_to_a_limit(texts: Command) -> None:
     put("some.parquet", draw(7, 60, 12), [f"doc{i}" for i in range(60)])
     two = ("align", "old.parquet", "some.parquet", "--lineage", "l")
     refused = texts(*two)
@@ -341,7 +318,7 @@ def probe_of(side: str, version: str = "v0") -> tuple[str, ...]:
     return ("ads", "--pin", version, *files, "--side", side, "--min", "0.99")
 
 
-def test_also_python_goes_through_the_same_gate(shop: Any) -> None:
+def test_also_python_goes_through_the_same_gate(shop: Command) -> None:
     assert shop("consumer-add", "l", *probe_of("candidate")).code == 0
     recipe = library.Recipe.load("r.toml", ["upgrade.method=non-bc", "upgrade.alone=false"])
     lineage = library.Lineage.open("l")
@@ -360,7 +337,7 @@ def test_also_python_goes_through_the_same_gate(shop: Any) -> None:
     assert Lineage.open("l").metrics(1)["probes"][0]["consumer"] == "ads"
 
 
-def test_also_strict_probes_that_try_nothing_are_refused(shop: Any, texts: Any) -> None:
+def test_also_strict_probes_that_try_nothing_are_refused(shop: Command, texts: Command) -> None:
     found = shop(*UPGRADE, "--strict-probes")
     assert (found.code, found.err.count("\n")) == (2, 1)
     assert "no consumer has a probe" in found.err
@@ -370,7 +347,7 @@ def test_also_strict_probes_that_try_nothing_are_refused(shop: Any, texts: Any) 
     assert not Path("f").exists()
 
 
-def test_also_degradation_that_cannot_be_measured_fails_by_name(shop: Any) -> None:
+def test_also_degradation_that_cannot_be_measured_fails_by_name(shop: Command) -> None:
     limit = ("upgrade", "r.toml", "--lineage", "l", "--max-degradation", "100")
     early = shop(*limit, "--set", "upgrade.alone=false")
     assert (early.code, early.err.count("\n")) == (2, 1)
@@ -386,7 +363,7 @@ def test_also_degradation_that_cannot_be_measured_fails_by_name(shop: Any) -> No
     assert done.code == 0, done.err
 
 
-def test_also_compare_says_at_its_start_what_it_cannot_measure(evergram: Any) -> None:
+def test_also_compare_says_at_its_start_what_it_cannot_measure(evergram: Command) -> None:
     """No ratings, and two versions: no consumer task is left."""
     interactions("old.csv", QUERIES, CANDIDATES)
     lines = Path("old.csv").read_text().splitlines()

@@ -15,15 +15,15 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.support.command import PROGRAM, Command
 
-from evergram.cli import app, main
+from evergram.cli import app
 from evergram.errors import ShapeError
 from evergram.lineage.lineage import Lineage
 
@@ -39,49 +39,6 @@ dim = 4
 epochs = 1
 batch_size = 64
 """
-PROGRAM = "from evergram.cli import main; main()"
-
-
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["evergram", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capfd.readouterr()
-        assert "Traceback" not in captured.err
-        return Ran(code, captured.out, captured.err)
-
-    return run
-
-
-@pytest.fixture
-def refused(evergram: Any) -> Any:
-    """Run the command, and give the one sentence with which it refuses."""
-
-    def run(*arguments: object) -> str:
-        ran = evergram(*arguments)
-        assert (ran.code, ran.out) == (2, ""), (ran.code, ran.out, ran.err)
-        assert ran.err.startswith("error: ")
-        assert ran.err.count("\n") == 1, ran.err
-        return str(ran.err)
-
-    return run
 
 
 def pairs(rows: int = 600) -> list[tuple[int, int]]:
@@ -143,14 +100,14 @@ WITHOUT_A_RECIPE = {
 @pytest.mark.parametrize("option", [("--seed", "3"), ("--device", "cpu"), ("--set", "seed=3")])
 @pytest.mark.parametrize("command", WITHOUT_A_RECIPE)
 def test_8_options_that_would_do_nothing_are_not_there(
-    refused: Any, command: str, option: tuple[str, str]
+    evergram: Command, command: str, option: tuple[str, str]
 ) -> None:
-    sentence = refused(*command.split(), *WITHOUT_A_RECIPE[command], *option)
+    sentence = evergram.refused(*command.split(), *WITHOUT_A_RECIPE[command], *option)
     assert f"No such option: {option[0]}" in sentence
     assert f"evergram {command} --help" in sentence
 
 
-def test_8_every_other_command_says_what_its_options_do(evergram: Any) -> None:
+def test_8_every_other_command_says_what_its_options_do(evergram: Command) -> None:
     names = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
     rest = names - set(WITHOUT_A_RECIPE)
     assert rest == {"train", "upgrade", "evaluate", "diagnose", "compare", "demo", "align"}
@@ -175,13 +132,13 @@ def test_8_every_other_command_says_what_its_options_do(evergram: Any) -> None:
     ],
 )
 def test_8_an_option_of_align_that_would_do_nothing_is_refused(
-    refused: Any, files: Path, arguments: tuple[str, ...], sentence: str
+    evergram: Command, files: Path, arguments: tuple[str, ...], sentence: str
 ) -> None:
-    assert sentence in refused("align", *arguments, "--lineage", "l")
+    assert sentence in evergram.refused("align", *arguments, "--lineage", "l")
     assert not (files / "l").exists()
 
 
-def test_8_the_options_of_align_still_do_what_they_say(evergram: Any, files: Path) -> None:
+def test_8_the_options_of_align_still_do_what_they_say(evergram: Command, files: Path) -> None:
     low = ("--transform", "low_rank", "--rank", "3", "--json")
     ran = evergram("align", "old.parquet", "new.parquet", "--lineage", "l", "--name", "texts", *low)
     assert ran.code == 0, ran.err
@@ -192,13 +149,15 @@ def test_8_the_options_of_align_still_do_what_they_say(evergram: Any, files: Pat
     assert evergram("align", "old.parquet", "new.parquet", "--lineage", "k", *scaled).code == 0
 
 
-def test_8_the_options_of_a_probe_are_of_a_probe(evergram: Any, refused: Any, files: Path) -> None:
+def test_8_the_options_of_a_probe_are_of_a_probe(evergram: Command, files: Path) -> None:
     assert evergram("import", "old.parquet", "--lineage", "l").code == 0
-    sentence = refused("consumer-add", "l", "ads", "--pin", "v0", "--metric", "rmse")
+    sentence = evergram.refused("consumer-add", "l", "ads", "--pin", "v0", "--metric", "rmse")
     assert "--metric was given without a probe; give --probe and --data" in sentence
     assert evergram("consumer-add", "l", "ads", "--pin", "v0").code == 0
     both = ("--drop-probe", "--probe", "m.onnx", "--data", "d.parquet")
-    assert "--drop-probe leaves it without" in refused("consumer-pin", "l", "ads", "v0", *both)
+    assert "--drop-probe leaves it without" in evergram.refused(
+        "consumer-pin", "l", "ads", "v0", *both
+    )
 
 
 KEYS = [
@@ -213,17 +172,17 @@ KEYS = [
 
 @pytest.mark.parametrize(("text", "key", "kinds", "kind"), KEYS, ids=lambda v: str(v)[-14:])
 def test_8_a_recipes_key_that_its_kinds_do_not_use_is_an_error_that_names_the_kind(
-    refused: Any, shop: Path, text: str, key: str, kinds: str, kind: str
+    evergram: Command, shop: Path, text: str, key: str, kinds: str, kind: str
 ) -> None:
     (shop / "shop.toml").write_text(RECIPE + text)
-    sentence = refused("train", "shop.toml", "--lineage", "l")
+    sentence = evergram.refused("train", "shop.toml", "--lineage", "l")
     assert f"shop.toml: {key} is used with {kinds}" in sentence
     assert kind in sentence
     assert f"leave {key} out" in sentence
 
 
-def test_8_so_is_one_on_the_command_line(refused: Any, shop: Path) -> None:
-    sentence = refused("train", "shop.toml", "--lineage", "l", "--set", "model.hidden=[8]")
+def test_8_so_is_one_on_the_command_line(evergram: Command, shop: Path) -> None:
+    sentence = evergram.refused("train", "shop.toml", "--lineage", "l", "--set", "model.hidden=[8]")
     assert "model.hidden is used with model.kind = 'two_tower' only" in sentence
     for command, override in (
         (("train", "shop.toml", "--lineage", "l"), "upgrade.method=non-bc"),
@@ -232,12 +191,12 @@ def test_8_so_is_one_on_the_command_line(refused: Any, shop: Path) -> None:
         (("evaluate", GOLDEN / "format-3" / "trained"), "model.dim=3"),
         (("diagnose", GOLDEN / "format-3" / "trained"), "upgrade.rank=3"),
     ):
-        sentence = refused(*command, "--set", override)
+        sentence = evergram.refused(*command, "--set", override)
         assert f"--set {override} changes nothing here" in sentence
 
 
 def test_8_an_override_of_a_kind_leaves_out_the_keys_of_the_other_and_says_so(
-    evergram: Any, shop: Path
+    evergram: Command, shop: Path
 ) -> None:
     text = RECIPE.replace("dim = 4", "dim = 4\nkind = 'two_tower'\nhidden = [4]")
     (shop / "shop.toml").write_text(text)
@@ -249,7 +208,7 @@ def test_8_an_override_of_a_kind_leaves_out_the_keys_of_the_other_and_says_so(
 
 @pytest.mark.parametrize("name", ["format-1", "format-2", "format-3"])
 def test_8_recipes_that_old_lineages_keep_still_load(
-    evergram: Any, tmp_path: Path, name: str
+    evergram: Command, tmp_path: Path, name: str
 ) -> None:
     shutil.copytree(GOLDEN / name / "trained", tmp_path / "l")
     ran = evergram("diagnose", tmp_path / "l", "--steps", "2", "--every", "1", "--json")
@@ -264,11 +223,11 @@ def test_8_recipes_that_old_lineages_keep_still_load(
 # 9. Tracebacks.
 
 
-def test_9_a_test_file_without_its_columns(refused: Any, shop: Path) -> None:
+def test_9_a_test_file_without_its_columns(evergram: Command, shop: Path) -> None:
     (shop / "test.csv").write_text("user,item\n1,item2\n")
     text = RECIPE.replace("[model]", 'test = "test.csv"\n[split]\nkind = "given"\n[model]')
     (shop / "shop.toml").write_text(text)
-    sentence = refused("train", "shop.toml", "--lineage", "l")
+    sentence = evergram.refused("train", "shop.toml", "--lineage", "l")
     assert f"{shop}/test.csv has no column 'query'; its columns are: user, item." in sentence
     assert not (shop / "l").exists()
 
@@ -301,13 +260,15 @@ def test_9_a_full_disk_under_a_mapped_cache_is_one_sentence_too(shop: Path) -> N
     assert not (shop / "l").exists()
 
 
-def test_9_sizes_that_no_memory_holds_say_how_many_bytes(refused: Any, shop: Path) -> None:
-    sentence = refused("train", "shop.toml", "--lineage", "l", "--set", "model.dim=10_000_000")
+def test_9_sizes_that_no_memory_holds_say_how_many_bytes(evergram: Command, shop: Path) -> None:
+    sentence = evergram.refused(
+        "train", "shop.toml", "--lineage", "l", "--set", "model.dim=10_000_000"
+    )
     assert re.search(r"model.dim = 10000000 needs at least 1,600,\d+,\d+,\d+,\d+ bytes", sentence)
     assert "this machine has" in sentence
     layers = "[100_000_000, 100_000_000]"
     tower = ("--set", "model.kind=two_tower", "--set", f"model.hidden={layers}")
-    assert "bytes of memory" in refused("train", "shop.toml", "--lineage", "l", *tower)
+    assert "bytes of memory" in evergram.refused("train", "shop.toml", "--lineage", "l", *tower)
     # Where nobody has counted beforehand, the allocation that fails is told.
     drawn = (
         "--set",
@@ -315,17 +276,17 @@ def test_9_sizes_that_no_memory_holds_say_how_many_bytes(refused: Any, shop: Pat
         "--set",
         "gramian.batch_size=100_000_000_000_000",
     )
-    sentence = refused("train", "shop.toml", "--lineage", "l", *drawn)
+    sentence = evergram.refused("train", "shop.toml", "--lineage", "l", *drawn)
     assert re.search(r"This needs [\d,]{15,} bytes of memory at once", sentence)
     assert not (shop / "l").exists()
 
 
-def test_9_no_metrics_at_all_are_refused_before_training(refused: Any, shop: Path) -> None:
-    sentence = refused("train", "shop.toml", "--lineage", "l", "--set", "metrics=[]")
+def test_9_no_metrics_at_all_are_refused_before_training(evergram: Command, shop: Path) -> None:
+    sentence = evergram.refused("train", "shop.toml", "--lineage", "l", "--set", "metrics=[]")
     assert "metrics is []; it must be a list of at least 1" in sentence
 
 
-def test_9_a_view_transforms_arrays(evergram: Any) -> None:
+def test_9_a_view_transforms_arrays(evergram: Command) -> None:
     """What Python's users meet; the command gives no vectors to a view."""
     view = Lineage.open(GOLDEN / "format-3" / "trained").view(0)
     rows = np.random.default_rng(0).normal(size=(5, 3))
@@ -348,7 +309,7 @@ def test_9_a_view_transforms_arrays(evergram: Any) -> None:
 
 
 def test_9_what_slips_through_is_one_sentence_a_log_file_and_exit_code_70(
-    evergram: Any, shop: Path, monkeypatch: pytest.MonkeyPatch
+    evergram: Command, shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(shop / "logs"))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -374,7 +335,7 @@ def test_9_what_slips_through_is_one_sentence_a_log_file_and_exit_code_70(
     assert not (shop / "l").exists()
 
 
-def test_9_no_empty_folder_of_a_run_stays(evergram: Any, shop: Path) -> None:
+def test_9_no_empty_folder_of_a_run_stays(evergram: Command, shop: Path) -> None:
     cache = ("--set", "gramian.kind=sagram", "--set", "gramian.memory=0.0")
     lost = ("--set", "training.table_rate=1e30", "--set", "training.epochs=3")
     ran = evergram("train", "shop.toml", "--lineage", "deep/l", *cache, *lost)
@@ -405,12 +366,12 @@ def csv(shop: Path, text: str, name: str = "clicks.csv") -> tuple[object, ...]:
     ],
 )
 def test_10_the_files_real_columns_are_listed_and_the_line_to_write(
-    evergram: Any, refused: Any, shop: Path, header: str, columns: str
+    evergram: Command, shop: Path, header: str, columns: str
 ) -> None:
     sign = next(s for s in ",;\t" if s in header)
     rows = [sign.join((f"u{q}", f"i{c}", "3", "7")) + "\n" for q, c in pairs()]
     arguments = csv(shop, header + "\n" + "".join(rows))
-    sentence = refused(*arguments)
+    sentence = evergram.refused(*arguments)
     assert f"clicks.csv has no column 'query'; its columns are: {columns}." in sentence
     assert "under [data]" in sentence
     line = re.search(r"columns = \{.*\}", sentence)
@@ -423,20 +384,20 @@ def test_10_the_files_real_columns_are_listed_and_the_line_to_write(
     assert list(recipe.values()) == columns.split(", ")
 
 
-def test_10_a_file_without_a_header_is_told_so(refused: Any, shop: Path) -> None:
-    sentence = refused(*csv(shop, "1,31,2.5,1260759144\n1,32,3.0,1260759179\n"))
+def test_10_a_file_without_a_header_is_told_so(evergram: Command, shop: Path) -> None:
+    sentence = evergram.refused(*csv(shop, "1,31,2.5,1260759144\n1,32,3.0,1260759179\n"))
     assert "its first line (1, 31, 2.5, 1260759144) seems to be a row" in sentence
     assert "write a line above it that names its columns, such as query,candidate,value" in sentence
-    same = refused(*csv(shop, "1,1,2.5\n1,32,3.0\n"))  # two columns of one name
+    same = evergram.refused(*csv(shop, "1,1,2.5\n1,32,3.0\n"))  # two columns of one name
     assert "its first line (1, 1, 2.5) seems to be a row" in same
 
 
-def test_10_names_that_nobody_knows_are_asked_for(refused: Any, shop: Path) -> None:
-    sentence = refused(*csv(shop, "a,b\nx,y\n"))
+def test_10_names_that_nobody_knows_are_asked_for(evergram: Command, shop: Path) -> None:
+    sentence = evergram.refused(*csv(shop, "a,b\nx,y\n"))
     assert 'in place of …: columns = {query = "…", candidate = "…"}' in sentence
 
 
-def test_10_a_rating_that_is_not_read_is_told(evergram: Any, shop: Path) -> None:
+def test_10_a_rating_that_is_not_read_is_told(evergram: Command, shop: Path) -> None:
     rows = "".join(f"u{q},i{c},4\n" for q, c in pairs())
     ran = evergram(*csv(shop, "query,candidate,stars\n" + rows))
     assert ran.code == 0, ran.err
@@ -446,7 +407,7 @@ def test_10_a_rating_that_is_not_read_is_told(evergram: Any, shop: Path) -> None
 # Also: ids stay what they are.
 
 
-def test_also_ids_of_a_csv_stay_what_they_are(evergram: Any, shop: Path) -> None:
+def test_also_ids_of_a_csv_stay_what_they_are(evergram: Command, shop: Path) -> None:
     rows = "".join(f"{q:05d},{c}\n" for q, c in pairs())
     (shop / "f.csv").write_text("id,zip\n00001,00017\n00002,17\n")
     arguments = csv(shop, "query,candidate\n" + rows)
@@ -462,23 +423,23 @@ def test_also_ids_of_a_csv_stay_what_they_are(evergram: Any, shop: Path) -> None
 
 
 @pytest.mark.parametrize("word", ["NaN", "NULL", "null", "None", r"\N"])
-def test_also_words_for_nothing_are_no_users(refused: Any, shop: Path, word: str) -> None:
-    sentence = refused(*csv(shop, f"query,candidate\nu1,i1\n{word},i2\n"))
+def test_also_words_for_nothing_are_no_users(evergram: Command, shop: Path, word: str) -> None:
+    sentence = evergram.refused(*csv(shop, f"query,candidate\nu1,i1\n{word},i2\n"))
     assert (
         f"clicks.csv row 2: query is {word!r}, which in a file of text stands for noth" in sentence
     )
-    empty = refused(*csv(shop, "query,candidate\nu1,i1\nu2,\n"))
+    empty = evergram.refused(*csv(shop, "query,candidate\nu1,i1\nu2,\n"))
     assert "clicks.csv row 2: candidate is empty" in empty
-    floats = refused(*csv(shop, "query,candidate\n17.0,i1\n18.0,i2\n"))
+    floats = evergram.refused(*csv(shop, "query,candidate\n17.0,i1\n18.0,i2\n"))
     (shop / "clicks.csv").write_bytes("query,candidate\né1,i1\n".encode("latin-1"))
-    assert "it is not in UTF-8; save the file as UTF-8" in refused(
+    assert "it is not in UTF-8; save the file as UTF-8" in evergram.refused(
         "train", "shop.toml", "--lineage", "l", "--set", "data.path=clicks.csv"
     )
     assert "column 'query' is double (the first is 17.0); ids must be integers" in floats
 
 
 def test_also_a_text_null_in_parquet_is_a_text_and_a_null_is_not(
-    evergram: Any, refused: Any, shop: Path
+    evergram: Command, shop: Path
 ) -> None:
     queries: list[str | None] = ["NULL" if q == 3 else f"u{q}" for q, _ in pairs()]
     candidates = [c for _, c in pairs()]
@@ -488,37 +449,39 @@ def test_also_a_text_null_in_parquet_is_a_text_and_a_null_is_not(
     for nothing in ("", None):
         queries[4] = nothing
         pq.write_table(pa.table({"query": queries, "candidate": candidates}), "clicks.parquet")
-        sentence = refused("train", "shop.toml", "--lineage", "k")
+        sentence = evergram.refused("train", "shop.toml", "--lineage", "k")
         assert "clicks.parquet row 5: query is empty" in sentence
 
 
-def test_also_the_other_files_of_ids_are_read_likewise(refused: Any, shop: Path) -> None:
+def test_also_the_other_files_of_ids_are_read_likewise(evergram: Command, shop: Path) -> None:
     base = ("train", "shop.toml", "--lineage", "l", "--set")
     (shop / "w.csv").write_text("id,weight\n1,2.0\nNaN,1.0\n")
-    assert "w.csv row 2: id is 'NaN'" in refused(*base, "task.query_measure=w.csv")
+    assert "w.csv row 2: id is 'NaN'" in evergram.refused(*base, "task.query_measure=w.csv")
     (shop / "w.csv").write_text("id,weight\n1,2.0\n1,1.0\n")
-    assert "w.csv names the id 1 twice" in refused(*base, "task.query_measure=w.csv")
+    assert "w.csv names the id 1 twice" in evergram.refused(*base, "task.query_measure=w.csv")
     (shop / "f.csv").write_text("id,tag\nitem1,a\nNULL,b\n")
     features = ("data.candidate_features=f.csv", "--set", "model.kind=two_tower")
-    assert "f.csv row 2: id is 'NULL'" in refused(*base, *features)
+    assert "f.csv row 2: id is 'NULL'" in evergram.refused(*base, *features)
     (shop / "f.csv").write_text("id,tag\nx1,a\nx2,b\n")
-    assert "have none of the ids of the interactions" in refused(*base, *features)
+    assert "have none of the ids of the interactions" in evergram.refused(*base, *features)
 
 
-def test_also_ids_beside_vectors_are_read_likewise(refused: Any, files: Path) -> None:
+def test_also_ids_beside_vectors_are_read_likewise(evergram: Command, files: Path) -> None:
     np.save("v.npy", np.ones((3, 2), np.float32))
     (files / "v.ids.txt").write_text("a\nNULL\nc\n")
-    sentence = refused("import", "v.npy", "--lineage", "l")
+    sentence = evergram.refused("import", "v.npy", "--lineage", "l")
     assert "v.ids.txt line 2: the id is 'NULL'" in sentence
     table = pq.read_table("old.parquet").to_pylist()
     table[6]["id"] = ""
     pq.write_table(pa.Table.from_pylist(table, pq.read_schema("old.parquet")), "bad.parquet")
-    assert "bad.parquet row 7 has no id" in refused("import", "bad.parquet", "--lineage", "l")
+    assert "bad.parquet row 7 has no id" in evergram.refused(
+        "import", "bad.parquet", "--lineage", "l"
+    )
 
 
-def test_also_a_negative_weight_is_refused(refused: Any, shop: Path) -> None:
+def test_also_a_negative_weight_is_refused(evergram: Command, shop: Path) -> None:
     text = "query,candidate,weight\n1,2,0.5\n1,3,-0.5\n"
-    sentence = refused(*csv(shop, text), "--set", "task.sparse=weight")
+    sentence = evergram.refused(*csv(shop, text), "--set", "task.sparse=weight")
     assert "row 2: weight is -0.5; it must be a finite number of at least 0" in sentence
 
 
@@ -540,25 +503,25 @@ def test_also_a_negative_weight_is_refused(refused: Any, shop: Path) -> None:
     ],
 )
 def test_also_a_wrong_value_is_said_in_our_words(
-    refused: Any, shop: Path, override: str, sentence: str
+    evergram: Command, shop: Path, override: str, sentence: str
 ) -> None:
-    said = refused("upgrade", "shop.toml", "--lineage", "l", "--set", override)
+    said = evergram.refused("upgrade", "shop.toml", "--lineage", "l", "--set", override)
     assert sentence in said
 
 
-def test_also_a_probe_and_an_option_are_said_in_our_words(
-    evergram: Any, refused: Any, files: Path
-) -> None:
+def test_also_a_probe_and_an_option_are_said_in_our_words(evergram: Command, files: Path) -> None:
     assert evergram("import", "old.parquet", "--lineage", "l").code == 0
     probe = ("--probe", "m.onnx", "--data", "d.parquet")
-    sentence = refused("consumer-add", "l", "ads", "--pin", "v0", *probe, "--metric", "f1")
+    sentence = evergram.refused("consumer-add", "l", "ads", "--pin", "v0", *probe, "--metric", "f1")
     assert "metric is 'f1'; it must be one of 'auc', 'accuracy' or 'rmse'" in sentence
-    sentence = refused("consumer-add", "l", "ads", "--pin", "v0", *probe, "--min", "7")
+    sentence = evergram.refused("consumer-add", "l", "ads", "--pin", "v0", *probe, "--min", "7")
     assert "auc is between 0 and 1" in sentence
-    assert "--port is 'x'; it must be a whole number" in refused("serve", "l", "--port", "x")
+    assert "--port is 'x'; it must be a whole number" in evergram.refused(
+        "serve", "l", "--port", "x"
+    )
 
 
-def test_also_no_promote_reads_as_it_does(evergram: Any, files: Path) -> None:
+def test_also_no_promote_reads_as_it_does(evergram: Command, files: Path) -> None:
     for command in ("upgrade", "align"):
         said = evergram(command, "--help").out
         start = said.index("--no-promote")
@@ -571,7 +534,7 @@ def test_also_no_promote_reads_as_it_does(evergram: Any, files: Path) -> None:
     assert Lineage.open("l").production == 1
 
 
-def test_also_versions_fit_80_columns_and_say_what_one_came_for(evergram: Any) -> None:
+def test_also_versions_fit_80_columns_and_say_what_one_came_for(evergram: Command) -> None:
     path = GOLDEN / "format-3" / "operated"
     ran = evergram("versions", path)
     assert max(map(len, ran.out.splitlines()[1:])) <= 80
@@ -590,7 +553,7 @@ def test_also_versions_fit_80_columns_and_say_what_one_came_for(evergram: Any) -
     assert "versions/3/encoder.safetensors" not in listed["checked"]
 
 
-def test_also_check_says_which_files_it_has_compared(evergram: Any, tmp_path: Path) -> None:
+def test_also_check_says_which_files_it_has_compared(evergram: Command, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "format-3" / "trained", tmp_path / "l")
     ran = evergram("check", tmp_path / "l", "--json")
     everything = {
@@ -608,7 +571,7 @@ def test_also_check_says_which_files_it_has_compared(evergram: Any, tmp_path: Pa
 
 
 @pytest.mark.long
-def test_also_exit_codes_are_what_the_documents_say(evergram: Any, shop: Path) -> None:
+def test_also_exit_codes_are_what_the_documents_say(evergram: Command, shop: Path) -> None:
     assert evergram("train", "shop.toml", "--lineage", "l").code == 0
     trained = GOLDEN / "format-3" / "trained"
     assert evergram("check", trained, "--max-error", "0").code == 1

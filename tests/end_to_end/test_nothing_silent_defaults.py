@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.support.command import Command, CommandResult, run_process
 
-from evergram.cli import main
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.lineage.lineage import Lineage
 
@@ -41,34 +39,6 @@ metric = "recall@20"
 """
 
 
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process."""
-
-    def run(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["evergram", *arguments])
-        capfd.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capfd.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return run
-
-
 @pytest.fixture
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A published split: two files, and a recipe of them."""
@@ -91,7 +61,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_7_a_published_split_is_refitted_on_its_whole_training_part(
-    published: Path, evergram: Any
+    published: Path, evergram: Command
 ) -> None:
     found = evergram("train", "published.toml", "--lineage", "l", "--json").json
     rows = pq.read_table("train.parquet").num_rows
@@ -113,7 +83,7 @@ def test_7_a_published_split_is_refitted_on_its_whole_training_part(
 
 @pytest.mark.parametrize("refit", ["auto", "false"])
 def test_7_every_known_pair_is_masked_those_that_chose_the_epoch_too(
-    published: Path, evergram: Any, refit: str
+    published: Path, evergram: Command, refit: str
 ) -> None:
     """With all known pairs masked, of 30 + 40 candidates those of the test and at most 49 others
     are left for a query; of the 30 alone exactly 10 + 10."""
@@ -134,7 +104,7 @@ def test_7_every_known_pair_is_masked_those_that_chose_the_epoch_too(
     )
 
 
-def test_7_a_pair_that_chose_the_epoch_is_no_test_pair(published: Path, evergram: Any) -> None:
+def test_7_a_pair_that_chose_the_epoch_is_no_test_pair(published: Path, evergram: Command) -> None:
     """The test file is the training file once more: nothing of it is held out."""
     options = ("--set", "data.test=train.parquet", "--set", "training.refit=false")
     found = evergram("train", "published.toml", "--lineage", "l", *options)
@@ -143,7 +113,7 @@ def test_7_a_pair_that_chose_the_epoch_is_no_test_pair(published: Path, evergram
 
 
 def test_7_an_upgrade_and_the_model_alone_are_refitted_alike(
-    published: Path, evergram: Any
+    published: Path, evergram: Command
 ) -> None:
     evergram("train", "published.toml", "--lineage", "l", "--json")
     found = evergram("upgrade", "published.toml", "--lineage", "l", "--json").json
@@ -159,7 +129,7 @@ def test_7_an_upgrade_and_the_model_alone_are_refitted_alike(
     assert found["compatibility"]["0"]["drift"]["known"]["objects"] == 2 * QUERIES + CANDIDATES
 
 
-def test_7_the_printed_report_says_what_was_trained_on(published: Path, evergram: Any) -> None:
+def test_7_the_printed_report_says_what_was_trained_on(published: Path, evergram: Command) -> None:
     out = evergram("train", "published.toml", "--lineage", "a").out
     rows = pq.read_table("train.parquet").num_rows
     assert f"Trained on all {rows} interactions that are not test" in " ".join(out.split())
@@ -168,7 +138,7 @@ def test_7_the_printed_report_says_what_was_trained_on(published: Path, evergram
     assert "Trained on the training pairs alone" in " ".join(out.split())
 
 
-def test_7_a_refit_can_be_asked_of_any_split(published: Path, evergram: Any) -> None:
+def test_7_a_refit_can_be_asked_of_any_split(published: Path, evergram: Command) -> None:
     random_ = ("--set", "split.kind=random", "--set", "training.refit=true")
     text = GIVEN.replace('test = "test.parquet"\n', "")
     Path("random.toml").write_text(text)
@@ -204,16 +174,7 @@ dim = [4, 6]
 """
 
 
-def process(folder: Path, *arguments: str) -> Ran:
-    """The command as a program, whose stderr is the operating system's."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from evergram.cli import main; main()", *arguments],
-        cwd=folder, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    return Ran(done.returncode, done.stdout, done.stderr)
-
-
-def test_11_training_ends_when_patience_runs_out(tmp_path: Path, evergram: Any) -> None:
+def test_11_training_ends_when_patience_runs_out(tmp_path: Path, evergram: Command) -> None:
     (tmp_path / "shop.toml").write_text(SHOP)
     options = ("--lineage", str(tmp_path / "l"), "--json", "--set", "training.patience=2")
     found = evergram("train", str(tmp_path / "shop.toml"), *options).json["training"]
@@ -226,18 +187,18 @@ def test_11_training_ends_when_patience_runs_out(tmp_path: Path, evergram: Any) 
 def test_11_a_best_epoch_that_is_the_last_is_told(tmp_path: Path) -> None:
     (tmp_path / "shop.toml").write_text(SHOP)
     options = ("--lineage", "l", "--json", "--set", "training.epochs=2")
-    ran = process(tmp_path, "train", "shop.toml", *options)
+    ran = run_process("train", "shop.toml", *options, folder=tmp_path)
     found = ran.json["training"]
     assert found["ended"] == "epochs"
     assert found["best_epoch"] == 2, "the test wants a training that is too short"
     assert "raise training.epochs" in found["warnings"][0]
     assert found["warnings"][0] in ran.err
-    ran = process(tmp_path, "upgrade", "shop.toml", *options)
+    ran = run_process("upgrade", "shop.toml", *options, folder=tmp_path)
     assert "version 1 alone" in ran.err
     assert ran.json["training"]["alone"]["warnings"]
 
 
-def test_11_the_defaults_scale_with_the_data(tmp_path: Path, evergram: Any) -> None:
+def test_11_the_defaults_scale_with_the_data(tmp_path: Path, evergram: Command) -> None:
     """Not a word about [task] and [training]; λ and l2 are in the report, and follow the data."""
     (tmp_path / "shop.toml").write_text(SHOP)
     found = {}
@@ -258,7 +219,7 @@ def test_11_the_defaults_scale_with_the_data(tmp_path: Path, evergram: Any) -> N
 
 
 def test_also_a_masked_target_is_a_miss_in_a_list_longer_than_the_catalogue(
-    published: Path, evergram: Any
+    published: Path, evergram: Command
 ) -> None:
     """The command leaves known pairs out of a test, so what the metric makes of one is asked
     itself; lists that are longer than the catalogue hold exactly what is not known."""
@@ -276,13 +237,13 @@ def test_also_a_masked_target_is_a_miss_in_a_list_longer_than_the_catalogue(
     assert found["metrics"]["model"]["recall@500"] == 1.0
 
 
-def benchmarks(*arguments: str, **environment: str) -> Ran:
+def benchmarks(*arguments: str, **environment: str) -> CommandResult:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
         cwd=ROOT, capture_output=True, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.long

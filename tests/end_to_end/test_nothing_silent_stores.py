@@ -9,7 +9,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 import uvicorn
 from safetensors.numpy import load_file
+from tests.support.command import Command, CommandResult
 from tests.support.lineages import lineage_of, publish, vectors_of
 from tests.support.postgres_server import postgres
 
@@ -33,25 +34,6 @@ from evergram.stores.open_store import open_store
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KINDS = ["snapshot", "pgvector", "lance", "qdrant"]
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command in this process. Gives its exit code, output and errors."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["evergram", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return run
 
 
 def place(folder: Path, kind: str, name: str) -> str:
@@ -80,8 +62,8 @@ def rows_of(address: str) -> dict[int, bytes]:
         }
 
 
-def one_sentence(found: tuple[int, str, str], words: str) -> None:
-    code, out, err = found
+def one_sentence(result: CommandResult, words: str) -> None:
+    code, out, err = result
     last = err.splitlines()[-1]
     assert (code, out) == (2, ""), err
     assert last.startswith("error: ")
@@ -90,7 +72,7 @@ def one_sentence(found: tuple[int, str, str], words: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_3_the_other_side_of_a_store_is_refused(
-    shop: Path, tmp_path: Path, evergram: Run, kind: str
+    shop: Path, tmp_path: Path, evergram: Command, kind: str
 ) -> None:
     store = place(tmp_path, kind, "films")
     assert evergram("fill", shop, "--store", f"candidate={store}")[0] == 0
@@ -109,7 +91,7 @@ def test_3_the_other_side_of_a_store_is_refused(
 
 
 def test_3_a_service_does_not_begin_with_the_other_side(
-    shop: Path, tmp_path: Path, evergram: Run
+    shop: Path, tmp_path: Path, evergram: Command
 ) -> None:
     films, people = tmp_path / "films", tmp_path / "people"
     stores = ("--store", f"candidate={films}", "--store", f"query={people}")
@@ -125,7 +107,7 @@ def test_3_a_service_does_not_begin_with_the_other_side(
 
 @pytest.mark.parametrize("store", ["{}/snapshot", "lance:{}/lance#films"])
 def test_3_a_store_of_before_is_what_its_rows_prove(
-    shop: Path, tmp_path: Path, evergram: Run, store: str
+    shop: Path, tmp_path: Path, evergram: Command, store: str
 ) -> None:
     """Filled with candidates by an Evergram whose stores had no side."""
     shutil.copytree(GOLDEN / "stores-1", tmp_path / "old")
@@ -182,7 +164,7 @@ READ = {
 @pytest.mark.parametrize("suffix", READ)
 @pytest.mark.parametrize("command", ["export", "transform"])
 def test_6_what_is_exported_is_what_the_suffix_says(
-    shop: Path, tmp_path: Path, evergram: Run, suffix: str, command: str
+    shop: Path, tmp_path: Path, evergram: Command, suffix: str, command: str
 ) -> None:
     """By readers that are not ours; and nothing is written over without --force."""
     ids, vectors = Lineage.open(shop).view(1).embeddings("candidate")
@@ -209,14 +191,18 @@ def test_6_what_is_exported_is_what_the_suffix_says(
     check()
 
 
-def test_6_a_suffix_that_is_not_known_is_refused(shop: Path, tmp_path: Path, evergram: Run) -> None:
+def test_6_a_suffix_that_is_not_known_is_refused(
+    shop: Path, tmp_path: Path, evergram: Command
+) -> None:
     for name in ("out.txt", "out", "out.pkl"):
         found = evergram("export", shop, tmp_path / name, "--side", "candidate")
         one_sentence(found, "the known ones end in .parquet")
     assert not list(tmp_path.glob("out*"))
 
 
-def test_8_every_store_that_is_given_is_filled(shop: Path, tmp_path: Path, evergram: Run) -> None:
+def test_8_every_store_that_is_given_is_filled(
+    shop: Path, tmp_path: Path, evergram: Command
+) -> None:
     films, people = str(tmp_path / "films"), f"lance:{tmp_path}#people"
     stores = ("--store", f"candidate={films}", "--store", f"query={people}")
     code, out, err = evergram("fill", shop, *stores, "--json")
@@ -232,7 +218,7 @@ def test_8_every_store_that_is_given_is_filled(shop: Path, tmp_path: Path, everg
 
 
 def test_8_a_store_that_would_be_ignored_is_refused(
-    shop: Path, tmp_path: Path, evergram: Run
+    shop: Path, tmp_path: Path, evergram: Command
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     twice = ("--store", f"query={one}", "--store", f"query={two}")
@@ -369,7 +355,7 @@ def guarded() -> str:
 def test_20_a_password_is_given_without_the_command_line_and_shown_nowhere(
     shop: Path,
     tmp_path: Path,
-    evergram: Run,
+    evergram: Command,
     guarded: str,
     monkeypatch: pytest.MonkeyPatch,
     given: str,
@@ -421,7 +407,7 @@ def test_20_a_password_is_given_without_the_command_line_and_shown_nowhere(
     ],
 )
 def test_20_an_address_that_is_wrong_is_not_repeated_with_its_password(
-    shop: Path, tmp_path: Path, evergram: Run, monkeypatch: pytest.MonkeyPatch, store: str
+    shop: Path, tmp_path: Path, evergram: Command, monkeypatch: pytest.MonkeyPatch, store: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with no_address_listened_on():

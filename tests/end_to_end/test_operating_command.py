@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.support.command import Command
 
-from evergram.cli import main
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.open_embeddings import open_embeddings
@@ -20,24 +19,6 @@ from evergram.vector_files.provenance import COMPUTED_FROM, FINGERPRINT
 from evergram.vector_files.writers import write_vectors
 
 ROWS = 400
-
-
-@pytest.fixture
-def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process. Gives its exit code, output and errors."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["evergram", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return run
 
 
 def put(folder: Path, number: int) -> Path:
@@ -51,7 +32,7 @@ def put(folder: Path, number: int) -> Path:
 
 
 @pytest.fixture
-def lineage(tmp_path: Path, evergram: Any) -> Path:
+def lineage(tmp_path: Path, evergram: Command) -> Path:
     """Version 0 imported, and version 1 after it."""
     path = tmp_path / "lineage"
     code, out, _ = evergram(
@@ -79,7 +60,7 @@ def lineage(tmp_path: Path, evergram: Any) -> Path:
 
 
 def test_a_canary_is_tried_promoted_and_rolled_back(
-    lineage: Path, tmp_path: Path, evergram: Any
+    lineage: Path, tmp_path: Path, evergram: Command
 ) -> None:
     assert evergram("align", 1, put(tmp_path, 2), "--lineage", lineage, "--no-promote")[0] == 0
     assert Lineage.open(lineage).production == 1
@@ -125,7 +106,7 @@ def test_a_canary_is_tried_promoted_and_rolled_back(
 
 
 def test_files_say_what_they_are_and_others_are_refused(
-    lineage: Path, tmp_path: Path, evergram: Any
+    lineage: Path, tmp_path: Path, evergram: Command
 ) -> None:
     found = Lineage.open(lineage)
     first, second = (found.manifest(n).fingerprint for n in (0, 1))
@@ -166,7 +147,9 @@ def test_files_say_what_they_are_and_others_are_refused(
     assert evergram("align", files[1], put(tmp_path, 2), "--lineage", lineage)[0] == 0
 
 
-def test_what_cannot_be_done_is_one_sentence(lineage: Path, tmp_path: Path, evergram: Any) -> None:
+def test_what_cannot_be_done_is_one_sentence(
+    lineage: Path, tmp_path: Path, evergram: Command
+) -> None:
     before = (lineage / "lineage.json").read_bytes()
     repeated = tmp_path / "repeated.parquet"
     write_vectors(repeated, [(pa.array(["a", "a"]), torch.ones(2, 3))])
@@ -195,7 +178,7 @@ def test_what_cannot_be_done_is_one_sentence(lineage: Path, tmp_path: Path, ever
 
 
 def test_versions_of_a_lineage_whose_publisher_stated_no_metrics(
-    tmp_path: Path, evergram: Any
+    tmp_path: Path, evergram: Command
 ) -> None:
     ids, vectors = pa.array(["a", "b"]), torch.eye(2)
     found = Lineage.create(tmp_path / "own")
