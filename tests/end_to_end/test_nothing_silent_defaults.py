@@ -63,22 +63,22 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_7_a_published_split_is_refitted_on_its_whole_training_part(
     published: Path, evergram: Command
 ) -> None:
-    found = evergram("train", "published.toml", "--lineage", "l", "--json").json
+    report = evergram("train", "published.toml", "--lineage", "l", "--json").json
     rows = pq.read_table("train.parquet").num_rows
-    training = found["training"]
+    training = report["training"]
     # As many steps as the best epoch had, which did not see the selection pairs.
     per_epoch = round(training["refit"]["steps"] / training["best_epoch"])
     assert training["refit"]["steps"] == per_epoch * training["best_epoch"]
     assert 0.6 * rows // 32 <= per_epoch < rows // 32
-    assert training["refit"]["interactions"] == found["data"]["interactions"] == rows
-    assert found["data"]["test_pairs"] == 10 * QUERIES
+    assert training["refit"]["interactions"] == report["data"]["interactions"] == rows
+    assert report["data"]["test_pairs"] == 10 * QUERIES
     # What is published are the entities of the whole training file.
     ids, _ = Lineage.open("l").embeddings("candidate")
     assert set(ids.to_pylist()) == set(pq.read_table("train.parquet")["candidate"].to_pylist())
     # The stored embeddings are judged by the same protocol.
     again = evergram("evaluate", "l", "--json").json["metrics"]
     for who in ("model", "popularity"):
-        assert again[who] == pytest.approx(found["metrics"][who], abs=1e-6)
+        assert again[who] == pytest.approx(report["metrics"][who], abs=1e-6)
 
 
 @pytest.mark.parametrize("refit", ["auto", "false"])
@@ -91,10 +91,10 @@ def test_7_every_known_pair_is_masked_those_that_chose_the_epoch_too(
     common = train.filter(pa.array([c.startswith("c") for c in train["candidate"].to_pylist()]))
     pq.write_table(common, "train.parquet")
     options = ("--lineage", "l", "--json", "--set", f"training.refit={refit}")
-    found = evergram("train", "published.toml", *options).json
+    report = evergram("train", "published.toml", *options).json
     # 30 candidates, 10 of them known: a list of 20 holds all others, whatever the model.
-    assert found["metrics"]["model"]["recall@20"] == 1.0
-    assert found["metrics"]["popularity"]["recall@20"] == 1.0
+    assert report["metrics"]["model"]["recall@20"] == 1.0
+    assert report["metrics"]["popularity"]["recall@20"] == 1.0
     upgraded = evergram("upgrade", "published.toml", *options).json
     for ranking in upgraded["compatibility"]["0"]["ranking"].values():
         assert ranking["recall@20"] == 1.0
@@ -107,18 +107,18 @@ def test_7_every_known_pair_is_masked_those_that_chose_the_epoch_too(
 def test_7_a_pair_that_chose_the_epoch_is_no_test_pair(published: Path, evergram: Command) -> None:
     """The test file is the training file once more: nothing of it is held out."""
     options = ("--set", "data.test=train.parquet", "--set", "training.refit=false")
-    found = evergram("train", "published.toml", "--lineage", "l", *options)
-    assert found.code == 2
-    assert "too few pairs" in found.err
+    refusal = evergram("train", "published.toml", "--lineage", "l", *options)
+    assert refusal.code == 2
+    assert "too few pairs" in refusal.err
 
 
 def test_7_an_upgrade_and_the_model_alone_are_refitted_alike(
     published: Path, evergram: Command
 ) -> None:
     evergram("train", "published.toml", "--lineage", "l", "--json")
-    found = evergram("upgrade", "published.toml", "--lineage", "l", "--json").json
+    report = evergram("upgrade", "published.toml", "--lineage", "l", "--json").json
     rows = pq.read_table("train.parquet").num_rows
-    training = found["training"]
+    training = report["training"]
     assert training["refit"]["interactions"] == training["alone"]["refit"]["interactions"] == rows
     assert training["alone"]["refit"]["steps"] > 0
     lineage = Lineage.open("l")
@@ -126,7 +126,7 @@ def test_7_an_upgrade_and_the_model_alone_are_refitted_alike(
         assert len(lineage.embeddings(side)[0]) == count
         assert len(lineage.view(0).embeddings(side)[0]) == count
     # The transform is of the published model: its error is measured on the published objects.
-    assert found["compatibility"]["0"]["drift"]["known"]["objects"] == 2 * QUERIES + CANDIDATES
+    assert report["compatibility"]["0"]["drift"]["known"]["objects"] == 2 * QUERIES + CANDIDATES
 
 
 def test_7_the_printed_report_says_what_was_trained_on(published: Path, evergram: Command) -> None:
@@ -142,8 +142,8 @@ def test_7_a_refit_can_be_asked_of_any_split(published: Path, evergram: Command)
     random_ = ("--set", "split.kind=random", "--set", "training.refit=true")
     text = GIVEN.replace('test = "test.parquet"\n', "")
     Path("random.toml").write_text(text)
-    found = evergram("train", "random.toml", "--lineage", "a", "--json", *random_).json
-    data = found["data"]
+    report = evergram("train", "random.toml", "--lineage", "a", "--json", *random_).json
+    data = report["data"]
     total = pq.read_table("train.parquet").num_rows
     # All that is not test: what is neither are pairs of queries or candidates that training lacks.
     assert total - data["interactions"] >= data["test_pairs"]
@@ -177,10 +177,12 @@ dim = [4, 6]
 def test_11_training_ends_when_patience_runs_out(tmp_path: Path, evergram: Command) -> None:
     (tmp_path / "shop.toml").write_text(SHOP)
     options = ("--lineage", str(tmp_path / "l"), "--json", "--set", "training.patience=2")
-    found = evergram("train", str(tmp_path / "shop.toml"), *options).json["training"]
-    assert found["ended"] == "patience"
-    assert found["epochs"] == found["best_epoch"] + 2 == found["history"][-1]["epoch"] < 100
-    assert found["warnings"] == []
+    training = evergram("train", str(tmp_path / "shop.toml"), *options).json["training"]
+    assert training["ended"] == "patience"
+    assert (
+        training["epochs"] == training["best_epoch"] + 2 == training["history"][-1]["epoch"] < 100
+    )
+    assert training["warnings"] == []
 
 
 @pytest.mark.long
@@ -188,11 +190,11 @@ def test_11_a_best_epoch_that_is_the_last_is_told(tmp_path: Path) -> None:
     (tmp_path / "shop.toml").write_text(SHOP)
     options = ("--lineage", "l", "--json", "--set", "training.epochs=2")
     ran = run_process("train", "shop.toml", *options, folder=tmp_path)
-    found = ran.json["training"]
-    assert found["ended"] == "epochs"
-    assert found["best_epoch"] == 2, "the test wants a training that is too short"
-    assert "raise training.epochs" in found["warnings"][0]
-    assert found["warnings"][0] in ran.err
+    training = ran.json["training"]
+    assert training["ended"] == "epochs"
+    assert training["best_epoch"] == 2, "the test wants a training that is too short"
+    assert "raise training.epochs" in training["warnings"][0]
+    assert training["warnings"][0] in ran.err
     ran = run_process("upgrade", "shop.toml", *options, folder=tmp_path)
     assert "version 1 alone" in ran.err
     assert ran.json["training"]["alone"]["warnings"]
@@ -201,15 +203,15 @@ def test_11_a_best_epoch_that_is_the_last_is_told(tmp_path: Path) -> None:
 def test_11_the_defaults_scale_with_the_data(tmp_path: Path, evergram: Command) -> None:
     """Not a word about [task] and [training]; λ and l2 are in the report, and follow the data."""
     (tmp_path / "shop.toml").write_text(SHOP)
-    found = {}
+    training = {}
     for name, count in (("few", 1500), ("many", 6000)):
         options = ("--lineage", str(tmp_path / name), "--set", f"data.interactions={count}")
         ran = evergram("train", str(tmp_path / "shop.toml"), *options, "--json").json
-        found[name] = ran["training"]
+        training[name] = ran["training"]
         model, popular = ran["metrics"]["model"], ran["metrics"]["popularity"]
         assert model["recall@20"] > popular["recall@20"]
         assert Lineage.open(tmp_path / name).recipe(0)["task"]["penalty"] == "auto"
-    assert found["few"]["penalty"] != found["many"]["penalty"]
+    assert training["few"]["penalty"] != training["many"]["penalty"]
     refused = evergram(
         "train", str(tmp_path / "shop.toml"), "--lineage", str(tmp_path / "no"),
         "--set", "task.query_measure=[0, 1]", "--set", "task.candidate_measure=[0, 1]",
@@ -233,8 +235,8 @@ def test_also_a_masked_target_is_a_miss_in_a_list_longer_than_the_catalogue(
     assert rank_metrics(*vectors, Relevance.of(one, one, none, none), ["recall@50"]) == {
         "recall@50": 1.0
     }
-    found = evergram("train", "published.toml", "--lineage", "l", "--json").json
-    assert found["metrics"]["model"]["recall@500"] == 1.0
+    report = evergram("train", "published.toml", "--lineage", "l", "--json").json
+    assert report["metrics"]["model"]["recall@500"] == 1.0
 
 
 def benchmarks(*arguments: str, **environment: str) -> CommandResult:

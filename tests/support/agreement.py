@@ -13,11 +13,11 @@ from evergram.stores.store import Floats, Hits, Rows, Store
 Id: TypeAlias = int | str
 
 
-def as_dict(found: Iterable[Rows]) -> dict[Id, tuple[int, bytes]]:
+def as_dict(blocks: Iterable[Rows]) -> dict[Id, tuple[int, bytes]]:
     """Id to version and vector, each id once."""
     pairs = [
         (key, (rows.version, vector.tobytes()))
-        for rows in found
+        for rows in blocks
         for key, vector in zip(rows.ids.to_pylist(), rows.vectors, strict=True)
     ]
     assert len(dict(pairs)) == len(pairs)
@@ -47,11 +47,11 @@ def same_hits(
     ids: Sequence[Id] | None = None,
 ) -> list[Hits]:
     """The best k by both: the same scores, and the same rows but where scores are equal."""
-    found = store.search(queries, k, offsets=offsets, ids=ids)
+    results = store.search(queries, k, offsets=offsets, ids=ids)
     truth = oracle.search(queries, k, offsets=offsets, ids=ids)
-    assert len(found) == len(truth)
+    assert len(results) == len(truth)
     everything = oracle.search(queries, 1 << 20, offsets=offsets, ids=ids)
-    for hits, best, whole in zip(found, truth, everything, strict=True):
+    for hits, best, whole in zip(results, truth, everything, strict=True):
         assert len(hits) == len(best)
         assert (np.diff(hits.scores) <= 0).all()
         close(hits.scores, best.scores)
@@ -67,8 +67,8 @@ def same_hits(
         ):
             assert version == scores[key][1]
             close(score, scores[key][0])
-    return found
+    return results
 
 
-def close(found: Any, truth: Any) -> None:
-    np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-4)
+def close(actual: Any, truth: Any) -> None:
+    np.testing.assert_allclose(actual, truth, rtol=1e-4, atol=1e-4)

@@ -101,22 +101,22 @@ class Browser:
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            found = self.run(f"return {condition}") if isinstance(condition, str) else condition()
-            if found:
-                return found
+            value = self.run(f"return {condition}") if isinstance(condition, str) else condition()
+            if value:
+                return value
             time.sleep(0.05)
         raise TimeoutError(f"{condition} did not come true in {seconds} s")
 
     def picture(self, path: Path, whole: bool = True) -> None:
         """A PNG of the page, down to its end."""
-        found = self.devtools("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(found["data"]))
+        screenshot = self.devtools("Page.captureScreenshot", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(screenshot["data"]))
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
         return port
 
 

@@ -83,15 +83,15 @@ def work(open_store: Open, number: int, pipe: int) -> None:
 
 def is_as(store: Store, model: Model) -> bool:
     """Whether a store holds exactly that, with the values that were written."""
-    found = {}
+    stored = {}
     for rows in store.scan():
         for key, value in zip(rows.ids.to_pylist(), rows.vectors, strict=True):
-            found[key] = rows.version, value.tobytes()
+            stored[key] = rows.version, value.tobytes()
     wanted = {
         name(key, store): (version, vector(key, version, number).tobytes())
         for key, (version, number) in model.items()
     }
-    return found == wanted
+    return stored == wanted
 
 
 def killed_at_random(open_store: Open, folder: Path, kills: int, seed: int) -> int:
@@ -108,8 +108,8 @@ def killed_at_random(open_store: Open, folder: Path, kills: int, seed: int) -> i
     done = 0
     for kill in range(kills):
         store.close()
-        _, said = run_until(draw.randrange(1, MOST), partial(work, open_store, done), folder)
-        for _ in said.splitlines():
+        _, output = run_until(draw.randrange(1, MOST), partial(work, open_store, done), folder)
+        for _ in output.splitlines():
             model, done = apply(model, done), done + 1
         store = open_store()
         if not is_as(store, model):

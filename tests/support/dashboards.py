@@ -90,8 +90,8 @@ def serve(data: DashboardData) -> Iterator[Service]:
 
     def shown(request: Request) -> DashboardData:
         service.asked.append(time.monotonic())
-        given = request.headers.get("authorization")
-        if service.token is not None and given != f"Bearer {service.token}":
+        authorization = request.headers.get("authorization")
+        if service.token is not None and authorization != f"Bearer {service.token}":
             raise HTTPException(401, "Unknown token.")
         if service.status != 200:
             raise HTTPException(service.status, "As the test wants it.")

@@ -44,8 +44,8 @@ def die_at(number: int, *folders: Path) -> None:
     def look(event: str, arguments: tuple[Any, ...]) -> None:
         paths = arguments[: OPERATIONS.get(event, 0)]
         # A name alone is in a folder that is being removed.
-        alone = event in ("os.remove", "os.rmdir") and arguments[1] != -1
-        if alone or any(_name(path).startswith(places) for path in paths):
+        name_only = event in ("os.remove", "os.rmdir") and arguments[1] != -1
+        if name_only or any(_name(path).startswith(places) for path in paths):
             count()
 
     def sync(fd: Any) -> None:
@@ -79,16 +79,16 @@ def run_until(number: int, work: Callable[[int], object], *folders: Path) -> tup
         finally:
             os._exit(code)
     os.close(writing)
-    said = b""
+    output = b""
     while more := os.read(reading, 4096):
-        said += more
+        output += more
     os.close(reading)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        return True, said
+        return True, output
     if status:
         raise RuntimeError(f"the work failed by itself, before operation {number}")
-    return False, said
+    return False, output
 
 
 def is_alone(request: pytest.FixtureRequest) -> bool:

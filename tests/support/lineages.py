@@ -58,7 +58,7 @@ def lineage_of(folder: Path, versions: int = 3, rows: int = 300, text: bool = Fa
 
 def read_as(version: int, target: int, rows: int = 300) -> Tensor:
     """What z of `version` reads as at `target`, step by step."""
-    found = vectors_of(version, rows)
+    vectors = vectors_of(version, rows)
     for step in range(version, target, -1):
-        found = found[:, : DIMS[step - 1]] * step / (step + 1) + 0.1 * step
-    return found
+        vectors = vectors[:, : DIMS[step - 1]] * step / (step + 1) + 0.1 * step
+    return vectors

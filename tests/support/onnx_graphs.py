@@ -22,9 +22,9 @@ def model_of(
         list(initializers),
     )
     opsets = [helper.make_opsetid("", 17), *([helper.make_opsetid("own", 1)] if functions else [])]
-    found = helper.make_model(graph, opset_imports=opsets, functions=functions or [])
-    found.ir_version = 8
-    return found
+    model = helper.make_model(graph, opset_imports=opsets, functions=functions or [])
+    model.ir_version = 8
+    return model
 
 
 def number(name: str, value: Any, kind: Any = np.int64) -> Any:

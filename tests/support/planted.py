@@ -32,9 +32,9 @@ def recall(
     must be the true one."""
     scores = queries @ vectors.T
     allowed = np.arange(len(vectors)) if ids is None else ids
-    found = store.search({version: queries}, k, ids=None if ids is None else ids.tolist())
+    results = store.search({version: queries}, k, ids=None if ids is None else ids.tolist())
     hit = 0
-    for hits, row in zip(found, scores, strict=True):
+    for hits, row in zip(results, scores, strict=True):
         keys = hits.ids.to_numpy()
         np.testing.assert_allclose(hits.scores, row[keys], rtol=1e-4, atol=1e-4)
         assert (np.diff(hits.scores) <= 0).all()

@@ -107,10 +107,10 @@ def test_a_consumer_moves_and_goes(evergram: Command, files: Path) -> None:
 
 def test_a_limit_that_is_missed_already_is_told(evergram: Command, files: Path) -> None:
     evergram("align", "old.npy", "good.npy", "--lineage", "l")
-    found = evergram("consumer-add", "l", *ADD, "--metric", "rmse", "--max", "0")
-    assert (found.code, "past its limit already" in found.err) == (0, True)
-    found = evergram("consumer-pin", "l", "ads", "v0", *ADD[3:], "--min", "0.5")
-    assert (found.code, "past its limit" in found.err) == (0, False)
+    result = evergram("consumer-add", "l", *ADD, "--metric", "rmse", "--max", "0")
+    assert (result.code, "past its limit already" in result.err) == (0, True)
+    result = evergram("consumer-pin", "l", "ads", "v0", *ADD[3:], "--min", "0.5")
+    assert (result.code, "past its limit" in result.err) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_limit_that_is_missed_already_is_told(evergram: Command, files: Path) 
         (("consumer-add", "l", "A b", "--pin", "v0"), "cannot be the name of a consumer"),
         (("consumer-add", "l", *ADD[:5]), "give both --probe and --data"),
         (("consumer-add", "l", "a", "--pin", "v0", "--min", "1"), "without a probe"),
-        (("consumer-add", "l", *ADD, "--metric", "f1"), "The probe cannot be: metric"),
+        (("consumer-add", "l", *ADD, "--metric", "f1"), "The probe cannot be used: metric"),
         (("consumer-add", "l", *ADD, "--max", "1"), "auc takes min as its limit"),
         (("consumer-add", "l", *ADD, "--min", "2"), "auc is between 0 and 1"),
         (("consumer-remove", "l", "a"), "no consumer 'a'; the consumers are: none"),
@@ -132,10 +132,10 @@ def test_what_cannot_be_is_one_sentence(
     evergram: Command, files: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     evergram("align", "old.npy", "good.npy", "--lineage", "l")
-    found = evergram(*arguments)
-    assert (found.code, found.out) == (2, "")
-    assert message in found.err
-    assert found.err.count("\n") == 1
+    result = evergram(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_a_lineage_elsewhere_is_written_as_an_address(
@@ -148,8 +148,8 @@ def test_a_lineage_elsewhere_is_written_as_an_address(
     assert made.code == 0, made.err
     assert made.json["lineage"] == place
     assert evergram("consumer-add", place, *ADD).code == 0
-    found = evergram("versions", place, "--json")
-    assert [v["version"] for v in found.json["versions"]] == [0, 1]
+    versions = evergram("versions", place, "--json")
+    assert [v["version"] for v in versions.json["versions"]] == [0, 1]
     assert evergram("probe", place).code == 0
     assert evergram("check", place).code == 0
     written = evergram("export", place, "out.parquet", "--side", "object", "--as", "v0", "--json")
@@ -196,6 +196,6 @@ def test_an_upgrade_is_refused_by_a_probe(evergram: Command, files: Path) -> Non
     warned = evergram(*upgrade, "--json")
     assert warned.code == 0
     assert "warning: The probe of ads (v0) has auc 0." in warned.err
-    found = warned.json["probes"]
-    assert (found[0]["consumer"], found[0]["broken"], found[0]["source"]) == ("ads", True, 1)
-    assert Lineage.open("l").metrics(1)["probes"] == found
+    probes = warned.json["probes"]
+    assert (probes[0]["consumer"], probes[0]["broken"], probes[0]["source"]) == ("ads", True, 1)
+    assert Lineage.open("l").metrics(1)["probes"] == probes

@@ -40,17 +40,17 @@ def lineage(tmp_path: Path, evergram: Command) -> Path:
     )
     assert code == 0
     facts = json.loads(out)
-    found = Lineage.open(path)
+    opened = Lineage.open(path)
     assert facts == {
         "lineage": str(path),
         "version": 0,
         "rows": ROWS,
         "dim": 6,
-        "fingerprint": found.manifest(0).fingerprint,
+        "fingerprint": opened.manifest(0).fingerprint,
     }
     # Its canaries are of it, and are what `align` will not fit to.
-    ids, vectors = found.canaries(0)["object"]
-    everything = dict(zip(*(x.tolist() for x in found.embeddings("object")), strict=True))
+    ids, vectors = opened.canaries(0)["object"]
+    everything = dict(zip(*(x.tolist() for x in opened.embeddings("object")), strict=True))
     assert len(ids) > 10
     assert vectors.tolist() == [everything[i] for i in ids.to_pylist()]
     code, _, _ = evergram("align", 0, put(tmp_path, 1), "--lineage", path)
@@ -108,8 +108,8 @@ def test_a_canary_is_tried_promoted_and_rolled_back(
 def test_files_say_what_they_are_and_others_are_refused(
     lineage: Path, tmp_path: Path, evergram: Command
 ) -> None:
-    found = Lineage.open(lineage)
-    first, second = (found.manifest(n).fingerprint for n in (0, 1))
+    opened = Lineage.open(lineage)
+    first, second = (opened.manifest(n).fingerprint for n in (0, 1))
     files = {}
     for version in (0, 1):
         files[version] = tmp_path / f"export{version}.parquet"
@@ -181,11 +181,11 @@ def test_versions_of_a_lineage_whose_publisher_stated_no_metrics(
     tmp_path: Path, evergram: Command
 ) -> None:
     ids, vectors = pa.array(["a", "b"]), torch.eye(2)
-    found = Lineage.create(tmp_path / "own")
-    found.publish(Artefact(2, {"object": (ids, vectors)}, None, {}, {}))
-    code, out, said = evergram("versions", found.path)
-    assert (code, said) == (0, "")
+    lineage = Lineage.create(tmp_path / "own")
+    lineage.publish(Artefact(2, {"object": (ids, vectors)}, None, {}, {}))
+    code, out, err = evergram("versions", lineage.path)
+    assert (code, err) == (0, "")
     assert "version" in out
-    code, out, _ = evergram("versions", found.path, "--json")
+    code, out, _ = evergram("versions", lineage.path, "--json")
     assert code == 0
     assert json.loads(out)["versions"][0]["metrics"] == {}

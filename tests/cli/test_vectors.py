@@ -55,9 +55,9 @@ def test_a_file_is_read_as_the_old_one_was(
     order = torch.randperm(ROWS).tolist() if shuffled else list(range(ROWS))
     first = put(tmp_path / f"old.{suffix}", old[order], [f"id{i}" for i in order])
     second = put(tmp_path / f"new.{suffix}", new)
-    found = evergram("align", first, second, "--lineage", tmp_path / "l", "--json")
-    assert found.code == 0, found.err
-    report = found.json["alignment"]
+    result = evergram("align", first, second, "--lineage", tmp_path / "l", "--json")
+    assert result.code == 0, result.err
+    report = result.json["alignment"]
     assert report["pairs"]["common"] == ROWS
     assert report["pairs"]["fitted"] + report["pairs"]["held_out"] == ROWS
     kept = report["held_out"]
@@ -160,13 +160,13 @@ def test_the_newest_versions_vectors_are_asked_for(tmp_path: Path, evergram: Com
         ((0, second), "vectors of version 0 are not stored"),
         ((7, second), "vectors of version 7 are not stored"),
     ):
-        found = evergram("align", *arguments, "--lineage", lineage)
-        assert (found.code, found.out) == (2, "")
-        assert message in found.err
-        assert found.err.count("\n") == 1
+        result = evergram("align", *arguments, "--lineage", lineage)
+        assert (result.code, result.out) == (2, "")
+        assert message in result.err
+        assert result.err.count("\n") == 1
     assert sorted(p for p in lineage.rglob("*") if p.is_file()) == before
-    found = evergram("align", 0, second, "--lineage", tmp_path / "none")
-    assert "it has none yet" in found.err
+    result = evergram("align", 0, second, "--lineage", tmp_path / "none")
+    assert "it has none yet" in result.err
     assert not (tmp_path / "none").exists()
 
 
@@ -176,14 +176,14 @@ def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Command
     second = put(tmp_path / "new.npy", new)
     common = ("align", first, second, "--lineage")
     lineage = tmp_path / "l"
-    found = evergram(*common, lineage, "--held-out", 0.4)
-    assert found.code == 2
-    fitted = int(found.err.split("error: ")[1].split()[0])
-    assert "linear transform from 30 to 20 dims needs 90" in found.err
+    few = evergram(*common, lineage, "--held-out", 0.4)
+    assert few.code == 2
+    fitted = int(few.err.split("error: ")[1].split()[0])
+    assert "linear transform from 30 to 20 dims needs 90" in few.err
     # 3 · r · (50 − r) / 20 pairs: the largest rank that they allow.
     rank = max(r for r in range(1, 20) if 3 * r * (50 - r) / 20 <= fitted)
-    assert f"--transform low_rank --rank {rank}" in found.err
-    assert "--transform orthogonal" not in found.err  # needs 59
+    assert f"--transform low_rank --rank {rank}" in few.err
+    assert "--transform orthogonal" not in few.err  # needs 59
     low = ("--transform", "low_rank", "--rank")
     few = evergram(*common, lineage, "--held-out", 0.1, *low, 1)
     assert "are held out to measure on, and 20 are needed; raise --held-out" in few.err
@@ -212,10 +212,10 @@ def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Command) -> None:
         ((good, good, "--new-ids", bad), "has ids of its own"),
     ]
     for arguments, message in wrong:
-        found = evergram("align", *arguments, "--lineage", lineage)
-        assert (found.code, found.out) == (2, ""), arguments
-        assert message in found.err
-        assert found.err.count("\n") == 1
+        result = evergram("align", *arguments, "--lineage", lineage)
+        assert (result.code, result.out) == (2, ""), arguments
+        assert message in result.err
+        assert result.err.count("\n") == 1
         assert not lineage.exists()
     assert evergram("align", good, good, "--lineage", lineage).code == 0
     small = put(tmp_path / "small.npy", new[:, :3])
@@ -230,9 +230,9 @@ def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Command) -> None:
         ((bad, "--as", 0, "--out", tmp_path / "x.npy"), "row 18 (id 'id17')"),
     ]
     for arguments, message in wrong:
-        found = evergram("transform", *arguments, "--lineage", lineage)
-        assert (found.code, found.out) == (2, ""), arguments
-        assert message in found.err
+        result = evergram("transform", *arguments, "--lineage", lineage)
+        assert (result.code, result.out) == (2, ""), arguments
+        assert message in result.err
         assert not (tmp_path / "x.npy").exists()
     assert "came from a file" in evergram("evaluate", lineage).err
 
@@ -247,8 +247,8 @@ def test_a_lineage_of_a_trained_model_is_not_gone_on_from(
         "[model]\ndim = 9\n[training]\nepochs = 1\n"
     )
     assert evergram("train", recipe, "--lineage", tmp_path / "l").code == 0
-    found = evergram("align", 0, good, "--lineage", tmp_path / "l")
-    assert "has the sides query and candidate, of a model that was trained" in found.err
+    result = evergram("align", 0, good, "--lineage", tmp_path / "l")
+    assert "has the sides query and candidate, of a model that was trained" in result.err
     # Its vectors can be rewritten like any file.
     assert Lineage.open(tmp_path / "l").newest == 0
 
