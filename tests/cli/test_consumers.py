@@ -172,6 +172,9 @@ kind = "time"
 versions = [0.5, 0.7]
 [model]
 dim = [4, 6]
+[task]
+penalty = 2.0
+l2 = 0.1
 [training]
 epochs = 2
 batch_size = 256

@@ -1,4 +1,4 @@
-"""The commands that train models and measure them: train, upgrade, evaluate, diagnose, compare, demo."""
+"""The commands that train models and measure them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evergram.lineage.lineage import Lineage
 
 
 @pytest.mark.long
-def test_tables_for_people(evergram: Command, growing_shop: Path) -> None:
+def test_people_get_tables(evergram: Command, growing_shop: Path) -> None:
     assert "popularity" in evergram("train", "shop.toml", "--lineage", "lin").out
     assert "Read as version 0" in evergram("upgrade", "shop.toml", "--lineage", "lin").out
     assert "shop, in lin" in evergram("versions", "lin").out
@@ -50,18 +50,50 @@ def test_seed_and_set_change_the_run(evergram: Command, growing_shop: Path) -> N
     assert (manifest.dim, manifest.recipe["seed"]) == (5, 3)
 
 
-def test_a_table_and_one_json_object(
+def test_diagnose_prints_spectra_scores_and_errors_and_draws_them(
+    evergram: Command, trained_lineage: Path, tmp_path: Path
+) -> None:
+    plots = tmp_path / "plots.png"
+    few = ("--steps", 2, "--every", 1, "--batch", 8)
+    ran = evergram("diagnose", trained_lineage, *few, "--out", plots)
+    assert ran.code == 0, ran.err
+    for words in (
+        "Version 2",
+        "Mean score of observed pairs ",
+        "Errors over the second half of 2 steps",
+        "sogram auto, |B| = 8",
+        f"Plots: {plots}",
+    ):
+        assert words in " ".join(ran.out.split())
+    assert plots.read_bytes().startswith(b"\x89PNG")
+    facts = evergram.json("diagnose", trained_lineage, *few)
+    assert (facts["lineage"], facts["version"]) == (str(trained_lineage), 2)
+    assert len(facts["steps"]) == 2
+    assert "sogram auto, |B| = 8" in facts["gramian_errors"]
+
+
+def test_diagnose_refuses_what_would_draw_or_measure_nothing(
+    evergram: Command, trained_lineage: Path
+) -> None:
+    sentence = evergram.refused("diagnose", trained_lineage, "--out", "plots.pdf")
+    assert "--out plots.pdf must end in .png" in sentence
+    sentence = evergram.refused("diagnose", trained_lineage, "--steps", 5, "--every", 6)
+    assert "--every 6 is more than --steps 5; nothing would be measured" in sentence
+
+
+@pytest.mark.long
+def test_a_comparison_is_a_table_and_one_json_object(
     compare_recipe: Path, tmp_path: Path, evergram: Command
 ) -> None:
     code, out, err = evergram("compare", compare_recipe, "--out", tmp_path / "out")
     assert code == 0
-    for text in (
+    for words in (
         "bc-aligner",
         "Keep-All itself: recall@50 0.",
         "activity is left out",
         "all numbers",
     ):
-        assert text in out
+        assert words in out
     assert "seed 0, bc-aligner, version 1: epoch 3" in err
     code, out, _ = evergram("compare", compare_recipe, "--out", tmp_path / "out", "--json")
     assert code == 0

@@ -28,6 +28,9 @@ kind = "table"
 path = "old.csv"
 [model]
 dim = [6, 8, 8]
+[task]
+penalty = 2.0
+l2 = 0.1
 [training]
 epochs = 2
 batch_size = 512

@@ -200,6 +200,7 @@ def test_11_a_best_epoch_that_is_the_last_is_told(tmp_path: Path) -> None:
     assert ran.json["training"]["alone"]["warnings"]
 
 
+@pytest.mark.long
 def test_11_the_defaults_scale_with_the_data(tmp_path: Path, evergram: Command) -> None:
     """Not a word about [task] and [training]; λ and l2 are in the report, and follow the data."""
     (tmp_path / "shop.toml").write_text(SHOP)

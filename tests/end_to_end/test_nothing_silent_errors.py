@@ -45,6 +45,7 @@ def test_9_a_full_disk_in_train_is_one_sentence_and_leaves_nothing(shop: Path) -
     assert not (shop / "new/l").exists()
 
 
+@pytest.mark.long
 def test_9_a_full_disk_under_a_mapped_cache_is_one_sentence_too(shop: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000)); "
     cache = ("gramian.kind=sagram", "gramian.memory=0.0", "model.dim=64")

@@ -15,6 +15,8 @@ import torch
 from evergram import gramian
 from evergram.lineage.lineage import Lineage
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).parents[2] / "docs" / "own-encoder.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 

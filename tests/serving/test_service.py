@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose
 from tests.support.lineages import lineage_of, publish, read_as
 from tests.support.running_service import Running, running, server
 
+from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
@@ -48,6 +49,18 @@ def test_a_new_version_is_taken_up_by_itself(served: Running) -> None:
     assert old.reader.embed([1], 0).vectors.shape == (1, 6)
     old.leave()
     assert store.closed
+
+
+def test_a_closed_service_is_entered_no_more(tmp_path: Path) -> None:
+    lineage_of(tmp_path / "line")
+    service = Service.open(tmp_path / "line")
+    state = service.enter()
+    service.close()
+    with pytest.raises(ServiceError, match="service is closed"):
+        service.enter()
+    # The request that is under way ends as it began.
+    assert state.reader.embed([1], 0).vectors.shape == (1, 6)
+    state.leave()
 
 
 def test_a_version_that_is_asked_for_is_taken_up_at_once(tmp_path: Path) -> None:

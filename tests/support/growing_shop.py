@@ -21,6 +21,7 @@ kind = "time"
 dim = [4, 6]
 [task]
 penalty = 2.0
+l2 = 0.1
 [training]
 epochs = 2
 batch_size = 64
@@ -58,9 +59,13 @@ kind = "time"
 versions = [0.6, 0.7]
 [model]
 dim = [8, 12]
+[task]
+penalty = 5.0
+l2 = 0.1
 [training]
 epochs = 3
 batch_size = 256
+table_rate = 0.1
 metric = "recall@50"
 [compare]
 methods = ["keep-all", "non-bc", "bc-aligner"]

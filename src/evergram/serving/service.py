@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from evergram.errors import EvergramError, LineageError
+from evergram.errors import EvergramError, LineageError, ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
@@ -104,11 +104,17 @@ class Service:
         )
 
     def enter(self) -> ServedState:
-        """Return the state as it is now; call `ServedState.leave` when done with it."""
+        """Return the state as it is now; call `ServedState.leave` when done with it.
+
+        Raises: ServiceError: the service is closed.
+        """
         while True:
             state = self._state
             if state.shared.enter():
                 return state
+            # A reader that is replaced closes only after its successor is in place.
+            if state is self._state:
+                raise ServiceError("The service is closed; open it again.")
 
     @contextmanager
     def entered(self) -> Iterator[ServedState]:
