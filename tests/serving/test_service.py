@@ -56,11 +56,11 @@ def test_a_closed_service_is_entered_no_more(tmp_path: Path) -> None:
     service = Service.open(tmp_path / "line")
     state = service.enter()
     service.close()
-    with pytest.raises(ServiceError, match="service is closed"):
-        service.enter()
     # The request that is under way ends as it began.
     assert state.reader.embed([1], 0).vectors.shape == (1, 6)
     state.leave()
+    with pytest.raises(ServiceError, match="service is closed"):
+        service.enter()
 
 
 def test_a_version_that_is_asked_for_is_taken_up_at_once(tmp_path: Path) -> None:
