@@ -16,10 +16,8 @@ from tests.support.arrow_requests import ARROW, stream
 from tests.support.lineages import DIMS, lineage_of, publish
 from tests.support.running_service import Running, running
 
-from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
-from evergram.serving.app import create_app
-from evergram.serving.settings import ServiceSettings, admin_token
+from evergram.serving.settings import ServiceSettings
 
 ADMIN = "the-administrators"
 
@@ -236,43 +234,6 @@ def test_a_label_that_moves_takes_its_readers_along(tmp_path: Path) -> None:
         # The last token is gone; the service does not become open by that.
         assert served.post("/v1/embeddings", asked, token).status_code == 401
         assert served.post("/v1/embeddings", asked).status_code == 401
-
-
-@pytest.mark.parametrize(
-    ("host", "open_", "starts"),
-    [
-        ("127.0.0.1", True, True),
-        ("::1", True, True),
-        ("localhost", True, True),
-        ("0.0.0.0", False, False),
-        ("::", False, False),
-        ("example.org", False, False),
-    ],
-)
-def test_others_are_let_in_with_tokens_alone(
-    served: Running, host: str, open_: bool, starts: bool
-) -> None:
-    assert ServiceSettings(host=host).is_open(False) == open_
-    assert not ServiceSettings(host=host).is_open(True)
-    assert not ServiceSettings(host=host, admin_token="x").is_open(False)
-    assert ServiceSettings(host=host, no_auth=True).is_open(True)
-    if starts:
-        ServiceSettings(host=host).check(False)
-    else:
-        with pytest.raises(ServiceError, match="--no-auth"):
-            create_app(served.service, ServiceSettings(host=host))
-        ServiceSettings(host=host, no_auth=True).check(False)
-        ServiceSettings(host=host).check(True)
-
-
-@pytest.mark.parametrize("given_token", ["pass word", "schlüssel"])
-def test_an_administrators_token_that_no_request_can_carry_is_refused(
-    monkeypatch: pytest.MonkeyPatch, given_token: str
-) -> None:
-    monkeypatch.setenv("EVERGRAM_ADMIN_TOKEN", given_token)
-    with pytest.raises(ServiceError, match="beyond ASCII") as refused:
-        admin_token()
-    assert given_token not in str(refused.value)
 
 
 def test_tokens_are_in_no_answer(guarded: Guarded) -> None:
