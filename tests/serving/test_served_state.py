@@ -9,7 +9,8 @@ import pytest
 from tests.support.lineages import lineage_of
 from tests.support.running_service import read_from_dictionaries
 
-from evergram.serving import served_state
+from evergram.retrieval.reader import Reader
+from evergram.serving.dashboard.data import published_facts
 from evergram.serving.served_state import SharedReader
 
 
@@ -36,21 +37,24 @@ def test_a_closed_reader_is_not_entered(shared: SharedReader) -> None:
 def test_published_facts_are_read_by_the_first_who_asks(
     shared: SharedReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = served_state.published_facts
     calls: list[object] = []
 
     def counted(lineage: Any) -> Any:
         calls.append(lineage)
-        return read(lineage)
+        return published_facts(lineage)
 
-    monkeypatch.setattr(served_state, "published_facts", counted)
+    monkeypatch.setattr("evergram.serving.served_state.published_facts", counted)
     facts = shared.published_facts()
     assert set(facts.metrics) == {0, 1}
     assert shared.published_facts() is facts
     assert len(calls) == 1
 
 
-def test_rows_in_another_process_are_not_in_memory(shared: SharedReader) -> None:
+def test_the_rows_of_a_snapshot_are_in_memory_and_others_are_not(
+    shared: SharedReader, tmp_path: Path
+) -> None:
     assert not shared.in_memory
-    shared.reader.store().kind = "snapshot"
-    assert SharedReader(shared.reader).in_memory
+    reader = Reader.open(tmp_path / "line")
+    snapshots = SharedReader(reader)
+    assert snapshots.in_memory
+    snapshots.leave()

@@ -61,7 +61,7 @@ def test_the_pieces_are_the_whole(
 
 
 @pytest.mark.usefixtures("size")
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(
     whole=OBJECT,
     places=st.lists(st.tuples(st.integers(0, 200), st.sampled_from(b'[]{},":\\ 1')), max_size=4),
