@@ -10,9 +10,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from tests.support.raw_http import post_bytes, read_until_closed
 from tests.support.serving_process import (
-    post_bytes,
-    read_until_closed,
     serving,
 )
 
@@ -87,7 +86,7 @@ def test_16_a_connection_is_kept_longer_than_clients_keep_theirs(two_versions: P
 def test_16_bodies_are_held_within_one_budget(two_versions: Path) -> None:
     arguments = ["--max-body", "1", "--max-buffered", "1"]
     with serving(two_versions, *arguments) as served, ExitStack() as stack:
-        half = post_bytes(b" " * 900_000, length=1_000_000)
+        half = post_bytes(b" " * 900_000, Content_Length=1_000_000)
         for _ in range(3):
             stack.enter_context(served.connect(half))
         refusals = 'evergram_errors_total{code="busy"} 2.0'

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from tests.support.command import Command, exit_code
 from tests.support.lineages import lineage_of, publish
+from tests.support.raw_http import post_bytes, read_until_closed
 from tests.support.serving_process import (
     ARROW,
     ServingProcess,
     arrow_request,
     newest_vectors,
-    post_bytes,
-    read_until_closed,
     serving,
 )
 

@@ -109,30 +109,3 @@ def arrow_request(column: str, rows: Any, request: Any) -> bytes:
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.record_batch([rows], schema))
     return bytes(sink.getvalue().to_pybytes())
-
-
-def post_bytes(body: bytes, length: int | None = None, **headers: str) -> bytes:
-    """Return a POST to /v1/embeddings as it goes over the wire.
-
-    Args:
-        length: the Content-Length that the headers claim; by default the body's own.
-    """
-    known = {
-        "Host": "127.0.0.1",
-        "Content-Type": "application/json",
-        "Content-Length": str(len(body) if length is None else length),
-        **headers,
-    }
-    lines = ["POST /v1/embeddings HTTP/1.1", *(f"{k}: {v}" for k, v in known.items()), "", ""]
-    return "\r\n".join(lines).encode() + body
-
-
-def read_until_closed(connection: socket.socket) -> bytes:
-    """Return all that the service sends until it closes the connection."""
-    content = b""
-    try:
-        while part := connection.recv(65_536):
-            content += part
-    except ConnectionResetError:
-        pass
-    return content

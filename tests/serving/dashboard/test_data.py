@@ -95,9 +95,9 @@ def test_labels_retired_and_withdrawn(lineage: Lineage) -> None:
 
 
 def reading(consumer: str, value: float | None, **other: str) -> dict[str, Any]:
-    """As an upgrade writes it."""
-    said = {"consumer": consumer, "pinned": "v0", "metric": "auc", "value": value}
-    return {**said, "problem": None if value is not None else "/home/somebody/x: damaged", **other}
+    """Return the reading of a probe as an upgrade writes it."""
+    facts = {"consumer": consumer, "pinned": "v0", "metric": "auc", "value": value}
+    return {**facts, "problem": None if value is not None else "/home/somebody/x: damaged", **other}
 
 
 def consumer(name: str, pinned: str, **probe: Any) -> Consumer:
@@ -106,14 +106,14 @@ def consumer(name: str, pinned: str, **probe: Any) -> Consumer:
 
 
 def test_consumers_and_their_probes(lineage: Lineage) -> None:
-    said = [
+    readings = [
         reading("good", 0.75),
         reading("bad", 0.75),
         reading("failed", None),
         reading("far", 0.75, metric="rmse"),
         reading("moved", 0.75, pinned="v1"),
     ]
-    publish(lineage, 11, quality(4), probes=said)
+    publish(lineage, 11, quality(4), probes=readings)
     lineage.label("stable", 4)
     baseline = Baseline(version=3, value=0.5, objects=9)
     data = dashboard_data(
@@ -161,9 +161,9 @@ def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:
 
 def test_a_diagnosis_is_made_once(lineage: Lineage) -> None:
     known = published_facts(lineage)
-    given = dashboard_data(lineage, [], Live(), known)
+    reused = dashboard_data(lineage, [], Live(), known)
     made = dashboard_data(lineage, [], Live())
-    assert given.versions == made.versions
+    assert reused.versions == made.versions
     (lineage.path / "versions" / "0" / "canary.parquet").write_bytes(b"")
     assert dashboard_data(lineage, [], Live(), known).versions == made.versions
     with pytest.raises(IntegrityError, match=r"canary\.parquet"):

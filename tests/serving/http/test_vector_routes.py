@@ -44,11 +44,11 @@ def test_embeddings_are_what_each_version_reads(
 
 
 @pytest.mark.parametrize(
-    ("given", "ids"),
+    ("sent", "ids"),
     [(5, [5]), ("5", [5]), (["5", "-0"], [5, 0]), ([5, 6], [5, 6])],
 )
-def test_ids_may_be_said_in_several_ways(served: Running, given: Any, ids: list[int]) -> None:
-    answer = served.post("/v1/embeddings", {"input": given})
+def test_ids_may_be_said_in_several_ways(served: Running, sent: Any, ids: list[int]) -> None:
+    answer = served.post("/v1/embeddings", {"input": sent})
     rows = [row["embedding"] for row in answer.json()["data"]]
     assert_allclose(rows, vectors_of(2).numpy()[ids], rtol=1e-6)
 
@@ -133,14 +133,14 @@ def test_search_by_id_and_among_ids(served: Running) -> None:
 
 
 def test_transform_leads_from_version_to_version(served: Running) -> None:
-    given = vectors_of(2).numpy()[:3]
-    asked = {"vectors": given.tolist(), "source": "v2", "target": 0}
+    vectors = vectors_of(2).numpy()[:3]
+    asked = {"vectors": vectors.tolist(), "source": "v2", "target": 0}
     body = served.post("/v1/transform", asked).json()
     assert_allclose(body["vectors"], read_as(2, 0)[:3].numpy(), rtol=1e-5, atol=1e-6)
     assert body["evergram"]["computed_from"] == [2, 2, 2]
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(given.ravel()), 10)
-    body_in = stream({"vector": vectors}, {"source": 2, "target": 0})
-    table = table_of(post_stream(served, "/v1/transform", body_in))
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 10)
+    stream_body = stream({"vector": column}, {"source": 2, "target": 0})
+    table = table_of(post_stream(served, "/v1/transform", stream_body))
     assert_allclose(table["vector"].to_pylist(), body["vectors"], rtol=1e-6)
 
 

@@ -169,7 +169,7 @@ def test_a_refusal_does_not_tell_whether_there_is_such_a_version(
     guarded: Guarded, route: str
 ) -> None:
     """Versions 1 and 2, `canary` and `stable` are there; the others are not."""
-    said = set()
+    refusals = set()
     for what in ("v1", "v2", "stable", "canary", "newest", "v7", "nightly", "v" + "9" * 60, 1, 7):
         path, asked = asked_of(
             "embeddings" if route == "model" else route,
@@ -180,11 +180,11 @@ def test_a_refusal_does_not_tell_whether_there_is_such_a_version(
         answer = guarded.send(path, asked, guarded.tokens["old"])
         message = answer.json()["error"]["message"]
         assert "may read v0." in message
-        said.add(
+        refusals.add(
             (answer.status_code, message.replace(f"'{what}'", "?").replace(f" {what};", " ?;"))
         )
-    assert len(said) == 1, said
-    assert said.pop()[0] == 403
+    assert len(refusals) == 1, refusals
+    assert refusals.pop()[0] == 403
 
 
 def test_what_a_consumer_might_read_and_is_gone_is_said(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_label_that_moves_takes_its_readers_along(tmp_path: Path) -> None:
 
 
 def test_tokens_are_in_no_answer(guarded: Guarded) -> None:
-    said = [
+    answers = [
         guarded.served.get(path, ADMIN).text
         for path in (
             "/metrics",
@@ -249,4 +249,4 @@ def test_tokens_are_in_no_answer(guarded: Guarded) -> None:
         )
     ]
     for secret in (*guarded.tokens.values(), ADMIN):
-        assert secret not in json.dumps(said)
+        assert secret not in json.dumps(answers)

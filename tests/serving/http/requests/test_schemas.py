@@ -50,9 +50,9 @@ def problem(schema: type[BaseModel], request: Any) -> tuple[str, str | None]:
 def test_a_problem_is_a_sentence_and_a_field(
     schema: type[BaseModel], request_body: Any, sentence: str, field: str | None
 ) -> None:
-    said, where = problem(schema, request_body)
-    assert sentence in said
-    assert said.endswith(".")
+    message, where = problem(schema, request_body)
+    assert sentence in message
+    assert message.endswith(".")
     assert where == field
 
 
