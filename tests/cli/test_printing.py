@@ -23,7 +23,7 @@ Output = pytest.CaptureFixture[str]
 
 
 def words(output: Output) -> str:
-    """What was printed, without its line breaks."""
+    """Return the printed text on one line."""
     return " ".join(output.readouterr().out.split())
 
 

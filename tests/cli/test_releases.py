@@ -22,7 +22,7 @@ ROWS = 400
 
 
 def put(folder: Path, number: int) -> Path:
-    """The file of one version's vectors: all are linear in the same six numbers."""
+    """Write one version's vectors, which are linear in the same six numbers; return the file."""
     base = np.random.default_rng(0).normal(size=(ROWS, 6))
     own = np.random.default_rng(number + 1)
     made = torch.from_numpy((base @ own.normal(size=(6, 6 + number))).astype(np.float32))
@@ -33,7 +33,7 @@ def put(folder: Path, number: int) -> Path:
 
 @pytest.fixture
 def lineage(tmp_path: Path, evergram: Command) -> Path:
-    """Version 0 imported, and version 1 after it."""
+    """A lineage of an imported version 0, and of version 1."""
     path = tmp_path / "lineage"
     code, out, _ = evergram(
         "import", put(tmp_path, 0), "--lineage", path, "--name", "shop", "--json"

@@ -14,7 +14,7 @@ from evergram.serving import Server, ServiceSettings
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
-    """The servers that the command would have run."""
+    """The servers that the command made; none of them runs."""
     made: list[Server] = []
     monkeypatch.setattr(Server, "run", lambda server: made.append(server))
     # The process's own log stays as it is.

@@ -27,7 +27,7 @@ ROWS, OLD_DIM, NEW_DIM = 600, 6, 9
 
 
 def planted(seed: int, dim: int, other: Tensor, noise: float = 0.0) -> Tensor:
-    """Vectors of `dim` that a linear map leads to from `other`."""
+    """Return vectors [n, dim] that are a linear map of `other`, and noise."""
     draw = torch.Generator().manual_seed(seed)
     matrix = torch.randn(other.shape[1], dim, generator=draw)
     return other @ matrix + noise * torch.randn(len(other), dim, generator=draw)

@@ -169,7 +169,7 @@ def test_plain_lines_where_stderr_is_a_file(growing_shop: Path) -> None:
 
 
 def numbers(results: dict[str, Any]) -> dict[str, Any]:
-    """All but times."""
+    """Return the results of a comparison without its times."""
     for row in results["table"]:
         del row["seconds"]
     for runs in results["runs"].values():

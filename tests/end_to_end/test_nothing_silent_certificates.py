@@ -1,4 +1,4 @@
-"""What was not measured has no certificate and passes no gate: promise 4, and one gate for all."""
+"""An error that was not measured has no certificate and passes no gate: promise 4."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def interactions(name: str, queries: list[str], candidates: list[str]) -> None:
-    """Every query likes candidates near its own place."""
+    """Write 4,000 interactions, in which every query likes candidates near its own place."""
     draw = random.Random(0)
     with Path(name).open("w") as file:
         file.write("query,candidate\n")
@@ -79,7 +79,7 @@ def test_4_an_upgrade_without_a_common_object_is_refused(shop: Command) -> None:
     refused = shop(*UPGRADE, "--set", "data.path=none.csv", "--allow-small-overlap")
     assert (refused.code, refused.out) == (2, "")
     assert "no objects in common with version 0" in refused.err
-    # It is told before a single epoch.
+    # It is refused before a single epoch.
     assert refused.err.count("\n") == 1
     assert versions_of("l") == [0]
 
@@ -172,7 +172,7 @@ def test_4_the_error_is_of_objects_that_alignment_never_saw(shop: Command) -> No
 
 
 def probe_of(side: str, version: str = "v0") -> tuple[str, ...]:
-    """A consumer's model on the lineage in `l`, written to files; options of `consumer-add`."""
+    """Write a consumer's probe of the lineage in `l`; return the options that add it."""
     ids, vectors = Lineage.open("l").embeddings(side)
     scores = vectors @ vectors[0]
     save_file({"weight": vectors[:1].clone()}, "m.safetensors")

@@ -1,4 +1,4 @@
-"""Lines 7 and 11 of "Nothing silent, nothing fatal", and two of its "Also" lines."""
+"""A published split is trained on whole, and training ends in time: promises 7 and 11."""
 
 from __future__ import annotations
 

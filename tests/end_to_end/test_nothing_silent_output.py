@@ -1,4 +1,4 @@
-"""What the command prints, and its exit codes, are what the documents say."""
+"""The command prints, and exits with, exactly what the documents say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was trained on is never tested, and two upgrades at once are noticed: lines 1, 2 and 12."""
+"""Trained pairs are never tested, and two upgrades at once are noticed: promises 1, 2 and 12."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def upgraded(evergram: Command, *options: str) -> dict[str, Any]:
 def test_1_a_model_of_these_clicks_knows_the_pairs_that_it_was_trained_on(
     shop: Path, evergram: Command
 ) -> None:
-    """So that a leak would show in the tests below."""
+    """Otherwise a leak would not show in the tests below."""
     fair = evergram.json("train", "shop.toml", "--lineage", "lin")["metrics"]["model"]["recall@20"]
     lineage, table = Lineage.open("lin"), clicks(3000)
     (queries, q), (candidates, c) = (lineage.embeddings(s) for s in ("query", "candidate"))

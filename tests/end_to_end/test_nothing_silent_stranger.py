@@ -1,4 +1,4 @@
-"""What a stranger who knew the documents alone found to be silent, through the command."""
+"""Things that were silent to a stranger who knew only the documents: of several promises."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_5_a_limit_does_not_take_the_place_of_being_better_than_chance(evergram:
     assert refused.code == 2
     assert "says next to nothing" in refused.err
     assert not Path("l/lineage.json").exists()
-    # Who lifts all limits is told, and so is everybody who reads the version.
+    # Whoever lifts all limits is warned, and so is everybody who reads the version.
     published = evergram(*align, "inf")
     assert published.code == 0
     assert "No better than chance" in published.out

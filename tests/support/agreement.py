@@ -1,4 +1,4 @@
-"""Whether a store and the oracle say the same."""
+"""Compare a store with the oracle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Id: TypeAlias = int | str
 
 
 def as_dict(blocks: Iterable[Rows]) -> dict[Id, tuple[int, bytes]]:
-    """Id to version and vector, each id once."""
+    """Return the version and the vector of each id; an id that comes twice fails the test."""
     pairs = [
         (key, (rows.version, vector.tobytes()))
         for rows in blocks
@@ -25,7 +25,7 @@ def as_dict(blocks: Iterable[Rows]) -> dict[Id, tuple[int, bytes]]:
 
 
 def same_rows(store: Store, oracle: Store) -> None:
-    """Everything that is in them, read in each of the ways there are, bit by bit."""
+    """Compare all rows of both, read in every way, bit by bit."""
     there = as_dict(oracle.scan())
     assert as_dict(store.scan()) == there
     assert as_dict(store.scan(size=3)) == there
@@ -46,7 +46,7 @@ def same_hits(
     offsets: Mapping[int, Floats] | None = None,
     ids: Sequence[Id] | None = None,
 ) -> list[Hits]:
-    """The best k by both: the same scores, and the same rows but where scores are equal."""
+    """Compare the best k of both: equal scores, and equal rows but where scores are equal."""
     results = store.search(queries, k, offsets=offsets, ids=ids)
     truth = oracle.search(queries, k, offsets=offsets, ids=ids)
     assert len(results) == len(truth)

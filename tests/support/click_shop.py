@@ -56,6 +56,6 @@ def vector_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train_on_csv(shop: Path, text: str, name: str = "clicks.csv") -> tuple[object, ...]:
-    """`train` on a file of this text."""
+    """Write a CSV file of this text; return the arguments that train on it."""
     (shop / name).write_text(text)
     return ("train", "shop.toml", "--lineage", "l", "--set", f"data.path={name}")

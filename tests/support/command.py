@@ -18,7 +18,7 @@ PROGRAM = "from evergram.cli import main; main()"
 
 
 class CommandResult(NamedTuple):
-    """What a run of the command has left: its exit code, its output, and its errors."""
+    """The exit code, the output and the errors of a run of the command."""
 
     code: int
     out: str
@@ -80,7 +80,7 @@ def run_process(
     timeout: float = 600,
     **environment: str,
 ) -> CommandResult:
-    """Run `evergram ARGUMENTS` in a process of its own, and return what it has left.
+    """Run `evergram ARGUMENTS` in a process of its own, and return its result.
 
     Args:
         folder: the working directory.

@@ -31,7 +31,7 @@ Open: TypeAlias = Callable[[], Store]
 
 
 def ids_of(number: int) -> tuple[str, int, list[int]]:
-    """What operation `number` does, with which version, to which ids."""
+    """Return the kind of operation `number`, its version and its ids."""
     draw = random.Random(number)
     what = draw.choices(["upsert", "load", "delete"], [7, 2, 1])[0]
     count = 120 if what == "load" else draw.randint(1, 40)
@@ -73,7 +73,7 @@ def perform(store: Store, number: int) -> None:
 
 
 def work(open_store: Open, number: int, pipe: int) -> None:
-    """Operations from `number` on, for ever; each that returned is said so."""
+    """Run operations from `number` on, for ever; write a line after each that returned."""
     store = open_store()
     while True:
         perform(store, number)
@@ -82,7 +82,7 @@ def work(open_store: Open, number: int, pipe: int) -> None:
 
 
 def is_as(store: Store, model: Model) -> bool:
-    """Whether a store holds exactly that, with the values that were written."""
+    """Return whether a store holds exactly these rows, with the values that were written."""
     stored = {}
     for rows in store.scan():
         for key, value in zip(rows.ids.to_pylist(), rows.vectors, strict=True):

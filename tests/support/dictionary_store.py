@@ -48,10 +48,10 @@ class DictionaryStore(Store):
         return {v: held.count(v) for v in sorted(set(held))}
 
     def build_index(self) -> None:
-        """A loop needs none."""
+        """Do nothing, as a loop needs no index."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, as nothing is open."""
 
     def _add_space(self, space: Space) -> None:
         self._spaces[space.version] = space

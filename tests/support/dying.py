@@ -92,7 +92,7 @@ def run_until(number: int, work: Callable[[int], object], *folders: Path) -> tup
 
 
 def is_alone(request: pytest.FixtureRequest) -> bool:
-    """Whether a test runs in a process of its own; if not, it has been run in one, and it passed.
+    """Return whether a test has this process to itself; if not, run it in one, where it must pass.
 
     A fork has none of its parent's threads, but their locks as they were: a test that forks cannot
     do so after hundreds of others that have started threads.

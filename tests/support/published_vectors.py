@@ -20,7 +20,7 @@ IDS = [f"id{i}" for i in range(ROWS)]
 
 @pytest.fixture
 def publisher_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the publisher is: vectors of three models, and files of a consumer's probe."""
+    """A publisher's working directory: vectors of two models, and files of a consumer's probe."""
     monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(0)
     vectors = draw.normal(size=(ROWS, DIM)).astype(np.float32)
@@ -35,11 +35,12 @@ def publisher_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def imported_lineage(evergram: Command, publisher_folder: Path) -> Path:
-    """With one version."""
+    """A lineage `l` with one version, imported from the old vectors."""
     assert evergram("import", "old.parquet", "--lineage", "l").code == 0
     return publisher_folder / "l"
 
 
 def add_probe(evergram: Command, model: str, *more: object) -> CommandResult:
+    """Add the consumer "ads", with a model of this file as its probe."""
     probe = ("--pin", "v0", "--probe", model, "--data", "data.parquet")
     return evergram("consumer-add", "l", "ads", *probe, *more)

@@ -220,7 +220,7 @@ class _ProbeOptions:
     max: float | None
 
     def measured(self, lineage: Lineage, pinned: str) -> Probe | None:
-        """Return the probe that they name, with its baseline; None where they name none.
+        """Return the probe that the options name, with its baseline; None if they name none.
 
         Raises: DataError: an option is missing, makes no sense without a probe, or has a value that
             no probe can have; or as `measured_probe`.

@@ -34,7 +34,7 @@ _BYTES = re.compile(r"(?i)(?:allocate|size) ([\d.,]+ ?(?:[KMGTPE]i?B|bytes)?)")
 
 
 class _WarningPrinter(logging.Handler):
-    """Writes each warning of the library as a line to stderr, as `sys.stderr` is at that moment."""
+    """Writes each warning of the library as a line to what `sys.stderr` is at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(f"warning: {record.getMessage()}\n")

@@ -198,7 +198,7 @@ class Service:
 
     @property
     def tokens(self) -> bool:
-        """Whether a consumer has a token, or had one since the service started."""
+        """True if a consumer has a token, or had one since the service started."""
         return self._state.tokens
 
     @property

@@ -1,4 +1,4 @@
-"""What the dashboard says is what the lineage says."""
+"""The dashboard's facts are those of the lineage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboard says is what the lineage says; and what is sent keeps strangers out."""
+"""The page and its files: their types, their headers, and nothing from elsewhere."""
 
 from __future__ import annotations
 

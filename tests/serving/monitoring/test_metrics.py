@@ -1,4 +1,4 @@
-"""What Prometheus is told, and the drift of what is served."""
+"""The counters that Prometheus reads, and the dashboard's figures."""
 
 from __future__ import annotations
 
