@@ -191,7 +191,8 @@ def test_an_upgrade_is_refused_by_a_probe(evergram: Command, files: Path) -> Non
     probe = ("--probe", "m.safetensors", "--data", "d.parquet", "--min", 1.0)
     added = evergram("consumer-add", "l", "ads", "--pin", "v0", *probe, "--json")
     assert added.json["probe"]["baseline"]["value"] == 1.0
-    upgrade = ("upgrade", "r.toml", "--lineage", "l", "--set", "upgrade.method=non-bc")
+    upgrade = ("upgrade", "r.toml", "--lineage", "l", "--set", "upgrade.method=non-bc",
+               "--set", "upgrade.alone=false")  # fmt: skip
     refused = evergram(*upgrade, "--strict-probes")
     assert refused.code == 2
     assert "The new version was not published: The probe of ads (v0) has auc 0." in refused.err

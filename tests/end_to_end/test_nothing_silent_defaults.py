@@ -32,6 +32,9 @@ kind = "given"
 share = 0.3
 [model]
 dim = [4, 6]
+[task]
+penalty = 2.0
+l2 = 0.1
 [training]
 epochs = 4
 batch_size = 32

@@ -117,6 +117,7 @@ def test_20_a_refusal_does_not_tell_which_versions_there_are(
     assert served.post("embeddings", body, Authorization=f"Bearer {token}").status_code == 200
 
 
+@pytest.mark.long
 def test_20_two_tokens_in_one_request_are_refused(guarded: tuple[ServingProcess, str]) -> None:
     served, token = guarded
     both = post_bytes(b'{"input": [1]}', Connection="close").replace(
@@ -152,6 +153,7 @@ def test_also_the_dashboard_shows_a_backfill_under_way(tmp_path: Path, evergram:
         assert dashboard(served)["backfill"] == [{**expected, "state": "under way"}]
 
 
+@pytest.mark.long
 def test_also_the_dashboard_shows_requests_at_once(two_versions: Path) -> None:
     """The first look shows the requests that came before it."""
     with serving(two_versions) as served:

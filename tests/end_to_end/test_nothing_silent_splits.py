@@ -216,6 +216,7 @@ def test_also_the_last_interval_is_as_long_as_the_one_before_it(
     assert upgraded(evergram, *shorter)["data"]["test_pairs"] <= 150
 
 
+@pytest.mark.long
 def test_12_a_second_upgrade_is_noticed_when_it_begins(shop: Path, evergram: Command) -> None:
     evergram.json("train", "shop.toml", "--lineage", "lin")
     slow = [*UPGRADE, "--set", "training.epochs=100000"]
