@@ -1,4 +1,4 @@
-"""Compare a store with the oracle."""
+"""Whether a store and the oracle say the same."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from evergram.stores.store import Floats, Hits, Rows, Store
 Id: TypeAlias = int | str
 
 
-def as_dict(blocks: Iterable[Rows]) -> dict[Id, tuple[int, bytes]]:
-    """Return the version and the vector of each id; an id that comes twice fails the test."""
+def as_dict(found: Iterable[Rows]) -> dict[Id, tuple[int, bytes]]:
+    """Id to version and vector, each id once."""
     pairs = [
         (key, (rows.version, vector.tobytes()))
-        for rows in blocks
+        for rows in found
         for key, vector in zip(rows.ids.to_pylist(), rows.vectors, strict=True)
     ]
     assert len(dict(pairs)) == len(pairs)
@@ -25,7 +25,7 @@ def as_dict(blocks: Iterable[Rows]) -> dict[Id, tuple[int, bytes]]:
 
 
 def same_rows(store: Store, oracle: Store) -> None:
-    """Compare all rows of both, read in every way, bit by bit."""
+    """Everything that is in them, read in each of the ways there are, bit by bit."""
     there = as_dict(oracle.scan())
     assert as_dict(store.scan()) == there
     assert as_dict(store.scan(size=3)) == there
@@ -46,12 +46,12 @@ def same_hits(
     offsets: Mapping[int, Floats] | None = None,
     ids: Sequence[Id] | None = None,
 ) -> list[Hits]:
-    """Compare the best k of both: equal scores, and equal rows but where scores are equal."""
-    results = store.search(queries, k, offsets=offsets, ids=ids)
+    """The best k by both: the same scores, and the same rows but where scores are equal."""
+    found = store.search(queries, k, offsets=offsets, ids=ids)
     truth = oracle.search(queries, k, offsets=offsets, ids=ids)
-    assert len(results) == len(truth)
+    assert len(found) == len(truth)
     everything = oracle.search(queries, 1 << 20, offsets=offsets, ids=ids)
-    for hits, best, whole in zip(results, truth, everything, strict=True):
+    for hits, best, whole in zip(found, truth, everything, strict=True):
         assert len(hits) == len(best)
         assert (np.diff(hits.scores) <= 0).all()
         close(hits.scores, best.scores)
@@ -67,8 +67,8 @@ def same_hits(
         ):
             assert version == scores[key][1]
             close(score, scores[key][0])
-    return results
+    return found
 
 
-def close(actual: Any, truth: Any) -> None:
-    np.testing.assert_allclose(actual, truth, rtol=1e-4, atol=1e-4)
+def close(found: Any, truth: Any) -> None:
+    np.testing.assert_allclose(found, truth, rtol=1e-4, atol=1e-4)

@@ -31,7 +31,7 @@ Open: TypeAlias = Callable[[], Store]
 
 
 def ids_of(number: int) -> tuple[str, int, list[int]]:
-    """Return the kind of operation `number`, its version and its ids."""
+    """What operation `number` does, with which version, to which ids."""
     draw = random.Random(number)
     what = draw.choices(["upsert", "load", "delete"], [7, 2, 1])[0]
     count = 120 if what == "load" else draw.randint(1, 40)
@@ -73,7 +73,7 @@ def perform(store: Store, number: int) -> None:
 
 
 def work(open_store: Open, number: int, pipe: int) -> None:
-    """Run operations from `number` on, for ever; write a line after each that returned."""
+    """Operations from `number` on, for ever; each that returned is said so."""
     store = open_store()
     while True:
         perform(store, number)
@@ -82,16 +82,16 @@ def work(open_store: Open, number: int, pipe: int) -> None:
 
 
 def is_as(store: Store, model: Model) -> bool:
-    """Return whether a store holds exactly these rows, with the values that were written."""
-    stored = {}
+    """Whether a store holds exactly that, with the values that were written."""
+    found = {}
     for rows in store.scan():
         for key, value in zip(rows.ids.to_pylist(), rows.vectors, strict=True):
-            stored[key] = rows.version, value.tobytes()
+            found[key] = rows.version, value.tobytes()
     wanted = {
         name(key, store): (version, vector(key, version, number).tobytes())
         for key, (version, number) in model.items()
     }
-    return stored == wanted
+    return found == wanted
 
 
 def killed_at_random(open_store: Open, folder: Path, kills: int, seed: int) -> int:
@@ -108,8 +108,8 @@ def killed_at_random(open_store: Open, folder: Path, kills: int, seed: int) -> i
     done = 0
     for kill in range(kills):
         store.close()
-        _, output = run_until(draw.randrange(1, MOST), partial(work, open_store, done), folder)
-        for _ in output.splitlines():
+        _, said = run_until(draw.randrange(1, MOST), partial(work, open_store, done), folder)
+        for _ in said.splitlines():
             model, done = apply(model, done), done + 1
         store = open_store()
         if not is_as(store, model):

@@ -48,10 +48,10 @@ class DictionaryStore(Store):
         return {v: held.count(v) for v in sorted(set(held))}
 
     def build_index(self) -> None:
-        """Do nothing, as a loop needs no index."""
+        """A loop needs none."""
 
     def close(self) -> None:
-        """Do nothing, as nothing is open."""
+        """Nothing is open."""
 
     def _add_space(self, space: Space) -> None:
         self._spaces[space.version] = space
@@ -83,7 +83,7 @@ class DictionaryStore(Store):
         self, version: int, queries: Floats, k: int, ids: pa.Array | None
     ) -> list[tuple[pa.Array, Floats]]:
         among = None if ids is None else set(ids.to_pylist())
-        results = []
+        found = []
         for query in queries:
             scored = [
                 (float(query.astype(np.float64) @ vector.astype(np.float64)), key)
@@ -92,8 +92,8 @@ class DictionaryStore(Store):
             ]
             best = sorted(scored, key=lambda pair: -pair[0])[:k]
             scores = np.array([score for score, _ in best], dtype=np.float32)
-            results.append((pa.array([key for _, key in best], self._id_type), scores))
-        return results
+            found.append((pa.array([key for _, key in best], self._id_type), scores))
+        return found
 
     def _block(self, version: int, keys: list[int | str]) -> tuple[Rows, Checks]:
         vectors = np.stack([self._rows[key][1] for key in keys])

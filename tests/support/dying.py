@@ -44,8 +44,8 @@ def die_at(number: int, *folders: Path) -> None:
     def look(event: str, arguments: tuple[Any, ...]) -> None:
         paths = arguments[: OPERATIONS.get(event, 0)]
         # A name alone is in a folder that is being removed.
-        name_only = event in ("os.remove", "os.rmdir") and arguments[1] != -1
-        if name_only or any(_name(path).startswith(places) for path in paths):
+        alone = event in ("os.remove", "os.rmdir") and arguments[1] != -1
+        if alone or any(_name(path).startswith(places) for path in paths):
             count()
 
     def sync(fd: Any) -> None:
@@ -79,20 +79,20 @@ def run_until(number: int, work: Callable[[int], object], *folders: Path) -> tup
         finally:
             os._exit(code)
     os.close(writing)
-    output = b""
+    said = b""
     while more := os.read(reading, 4096):
-        output += more
+        said += more
     os.close(reading)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        return True, output
+        return True, said
     if status:
         raise RuntimeError(f"the work failed by itself, before operation {number}")
-    return False, output
+    return False, said
 
 
 def is_alone(request: pytest.FixtureRequest) -> bool:
-    """Return whether a test has this process to itself; if not, run it in one, where it must pass.
+    """Whether a test runs in a process of its own; if not, it has been run in one, and it passed.
 
     A fork has none of its parent's threads, but their locks as they were: a test that forks cannot
     do so after hundreds of others that have started threads.

@@ -16,7 +16,7 @@ DIMS = (6, 8, 10, 12)
 
 
 def vectors_of(version: int, rows: int = 300) -> Tensor:
-    """Return z of ids 0 … rows - 1: the first coordinates of one draw, so that maps are exact."""
+    """z of ids 0 … rows - 1: the first coordinates of one draw, so that maps between are exact."""
     draw = torch.Generator().manual_seed(0)
     return torch.randn(rows, DIMS[-1], generator=draw)[:, : DIMS[version]] * (version + 1.0)
 
@@ -57,8 +57,8 @@ def lineage_of(folder: Path, versions: int = 3, rows: int = 300, text: bool = Fa
 
 
 def read_as(version: int, target: int, rows: int = 300) -> Tensor:
-    """Return z of `version` as `target` reads it, step by step."""
-    vectors = vectors_of(version, rows)
+    """What z of `version` reads as at `target`, step by step."""
+    found = vectors_of(version, rows)
     for step in range(version, target, -1):
-        vectors = vectors[:, : DIMS[step - 1]] * step / (step + 1) + 0.1 * step
-    return vectors
+        found = found[:, : DIMS[step - 1]] * step / (step + 1) + 0.1 * step
+    return found

@@ -1,4 +1,4 @@
-"""Vectors in clusters, as embeddings are, and a store's recall among them."""
+"""Vectors in clusters, as embeddings are, and how many of the best a store finds among them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evergram.stores.store import Floats, Store
 
 
 def planted(count: int = 5_000, dim: int = 32) -> tuple[Floats, Floats]:
-    """Return vectors [count, dim] around 100 centres, and 40 queries near some of them."""
+    """Vectors [count, dim] around 100 centres, and 40 queries near some of them."""
     random = np.random.default_rng(7)
     centres = random.normal(size=(100, dim))
 
@@ -28,16 +28,13 @@ def recall(
     k: int,
     ids: npt.NDArray[np.int64] | None = None,
 ) -> float:
-    """Return the share of the true k best that a store finds, whose every score must be true.
-
-    Args:
-        ids: positions in `vectors` to search among; None for all.
-    """
+    """Share of the true k best that are found; ids are positions in `vectors`. Every found score
+    must be the true one."""
     scores = queries @ vectors.T
     allowed = np.arange(len(vectors)) if ids is None else ids
-    results = store.search({version: queries}, k, ids=None if ids is None else ids.tolist())
+    found = store.search({version: queries}, k, ids=None if ids is None else ids.tolist())
     hit = 0
-    for hits, row in zip(results, scores, strict=True):
+    for hits, row in zip(found, scores, strict=True):
         keys = hits.ids.to_numpy()
         np.testing.assert_allclose(hits.scores, row[keys], rtol=1e-4, atol=1e-4)
         assert (np.diff(hits.scores) <= 0).all()
