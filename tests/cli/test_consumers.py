@@ -105,7 +105,7 @@ def test_a_consumer_moves_and_goes(evergram: Command, files: Path) -> None:
     assert not list((files / "l" / "probes").glob("*/*"))
 
 
-def test_a_limit_that_is_missed_already_is_told(evergram: Command, files: Path) -> None:
+def test_a_limit_that_is_missed_already_is_warned_of(evergram: Command, files: Path) -> None:
     evergram("align", "old.npy", "good.npy", "--lineage", "l")
     result = evergram("consumer-add", "l", *ADD, "--metric", "rmse", "--max", "0")
     assert (result.code, "past its limit already" in result.err) == (0, True)
@@ -128,7 +128,7 @@ def test_a_limit_that_is_missed_already_is_told(evergram: Command, files: Path) 
         (("consumers", "nowhere"), "is not a lineage"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(
+def test_an_impossible_consumer_is_refused_in_one_sentence(
     evergram: Command, files: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     evergram("align", "old.npy", "good.npy", "--lineage", "l")

@@ -25,7 +25,9 @@ def test_check_prints_and_holds_to_limits(evergram: Command, growing_shop: Path)
     assert refused.err.count("Version 0: its") == 2
 
 
-def test_versions_are_listed_with_what_they_are(evergram: Command, tmp_path: Path) -> None:
+def test_versions_are_listed_with_dims_labels_and_fingerprints(
+    evergram: Command, tmp_path: Path
+) -> None:
     lineage = lineage_of(tmp_path / "line")
     lineage.label("canary", 1)
     lineage.promote(2)

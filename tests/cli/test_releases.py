@@ -147,7 +147,7 @@ def test_files_say_what_they_are_and_others_are_refused(
     assert evergram("align", files[1], put(tmp_path, 2), "--lineage", lineage)[0] == 0
 
 
-def test_what_cannot_be_done_is_one_sentence(
+def test_an_impossible_change_is_refused_in_one_sentence(
     lineage: Path, tmp_path: Path, evergram: Command
 ) -> None:
     before = (lineage / "lineage.json").read_bytes()

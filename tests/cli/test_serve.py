@@ -125,7 +125,7 @@ def test_named_stores_are_read_in_place_of_snapshots(
         (("--store", "side=s"), "side"),
     ],
 )
-def test_what_cannot_be_served_is_refused(
+def test_settings_that_cannot_be_served_are_refused(
     evergram: Command, line: Path, servers: list[Server], options: tuple[str, ...], sentence: str
 ) -> None:
     assert sentence in evergram.refused("serve", line, "--port", 0, *options)

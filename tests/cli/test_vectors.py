@@ -78,7 +78,7 @@ def test_a_file_is_read_as_the_old_one_was(
 
 
 @pytest.mark.parametrize("kind", ["linear", "affine", "orthogonal", "low_rank"])
-def test_what_is_measured_is_what_the_published_transform_does(tmp_path: Path, kind: str) -> None:
+def test_the_report_measures_the_published_transform(tmp_path: Path, kind: str) -> None:
     """On the held-out objects, which the canaries are, by hand."""
     new = new_vectors()
     old = planted(2, OLD_DIM, new, noise=1.0) + 1
@@ -144,7 +144,7 @@ def test_a_chain_of_three_files(tmp_path: Path, evergram: Command) -> None:
     assert evergram("align", files[2], files[1], "--lineage", lineage).code == 0
 
 
-def test_the_newest_versions_vectors_are_asked_for(tmp_path: Path, evergram: Command) -> None:
+def test_old_vectors_must_be_those_of_the_newest_version(tmp_path: Path, evergram: Command) -> None:
     new = new_vectors()
     old = planted(2, OLD_DIM, new)
     first, second = put(tmp_path / "old.npy", old), put(tmp_path / "new.npy", new)

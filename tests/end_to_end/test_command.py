@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import signal
 import subprocess
@@ -15,13 +13,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.support.command import Command
+from tests.support.command import PROGRAM, Command, run_process
 
 from evergram.lineage.lineage import Lineage
 
 
 @pytest.mark.long
-def test_the_whole_way(evergram: Command, growing_shop: Path) -> None:
+def test_a_lineage_is_trained_upgraded_evaluated_and_exported(
+    evergram: Command, growing_shop: Path
+) -> None:
     trained = evergram("train", "shop.toml", "--lineage", "lin", "--json")
     assert trained.code == 0, trained.err
     assert trained.json["version"] == 0
@@ -112,63 +112,56 @@ def test_bad_input_on_a_lineage(evergram: Command, growing_shop: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", ["train", "upgrade"])
-def test_a_killed_run_leaves_the_lineage_as_it_was(growing_shop: Path, command: str) -> None:
-    code = "from evergram.cli import main; main()"
-    base = [sys.executable, "-c", code]
-    if command == "upgrade":
-        subprocess.run(
-            [*base, "train", "shop.toml", "--lineage", "lin"], check=True, capture_output=True
-        )
-    draw, killed, whole = random.Random(0), 0, 3.0
-    for attempt in range(8):
+def test_a_killed_run_leaves_the_lineage_as_it_was(
+    evergram: Command, growing_shop: Path, command: str
+) -> None:
+    """Killed at random times: test_nothing_silent_trust.py kills at each operation on a file."""
+    arguments = (command, "shop.toml", "--lineage", "lin", "--set", "training.epochs=30")
+    before = [0] if command == "upgrade" else []
+    if before:
+        assert evergram("train", *arguments[1:]).code == 0
+    draw, killed, seconds = random.Random(0), 0, 3.0
+    for attempt in range(5):
         started = time.monotonic()
         process = subprocess.Popen(
-            [*base, command, "shop.toml", "--lineage", "lin"],
+            [sys.executable, "-c", PROGRAM, *arguments],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        # The first run tells how long one takes; the others die somewhere within.
-        if attempt == 0:
-            time.sleep(0.8)
-        else:
-            time.sleep(draw.uniform(0.5, 1.0) * whole)
+        # The first dies while it imports or reads; the others anywhere within a whole run.
+        time.sleep(0.8 if attempt == 0 else draw.uniform(0.5, 1.0) * seconds)
         process.send_signal(signal.SIGKILL)
-        code_of = process.wait()
-        whole = max(whole, time.monotonic() - started) if code_of == 0 else whole
-        done = code_of == 0
-        killed += not done
-        expected = [0] if command == "upgrade" else []
-        if (growing_shop / "lin" / "lineage.json").exists():
-            lineage = Lineage.open("lin")
-            versions = [m.version for m in lineage.versions]
-            if versions != expected:
-                # It had published before it died: then all of it is there.
-                assert versions == [*expected, len(expected)]
-                lineage.view(0).embeddings("query")
-                break
-            lineage.view(0).embeddings("query")
-        else:
+        ended = process.wait() == 0
+        killed += not ended
+        seconds = max(seconds, time.monotonic() - started) if ended else seconds
+        if not (growing_shop / "lin" / "lineage.json").exists():
             assert command == "train"
+            continue
+        lineage = Lineage.open("lin")
+        versions = [m.version for m in lineage.versions]
+        lineage.view(0).embeddings("query")
+        if versions != before:
+            # It published before it died, and then all of the version is there.
+            assert versions == [*before, len(before)]
+            break
     assert killed
 
 
 @pytest.mark.long
-def test_plain_lines_where_stderr_is_a_file(growing_shop: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", "from evergram.cli import main; main()",
-         "train", "shop.toml", "--lineage", "lin", "--set", "task.penalty=10", "--set",
-         "task.l2=0.1", "--set", "training.table_rate=0.1"],
-        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100"},
-    )  # fmt: skip
-    lines = ran.stderr.splitlines()
-    # The best of two epochs is the last, and that is said.
+def test_progress_is_plain_lines_where_stderr_is_a_file(growing_shop: Path) -> None:
+    result = run_process(
+        "train", "shop.toml", "--lineage", "lin", "--set", "task.penalty=10", COLUMNS="100"
+    )
+    assert result.code == 0, result.err
+    lines = result.err.splitlines()
+    # The best of two epochs is the last, so a warning follows.
     assert len(lines) == 3
     assert all("examples/s" in line and "s left" in line for line in lines[:2])
     assert lines[2].startswith("warning: ")
-    assert "\x1b" not in ran.stderr + ran.stdout
+    assert "\x1b" not in result.err + result.out
 
 
-def numbers(results: dict[str, Any]) -> dict[str, Any]:
+def without_times(results: dict[str, Any]) -> dict[str, Any]:
     """Return the results of a comparison without its times."""
     for row in results["table"]:
         del row["seconds"]
@@ -179,25 +172,23 @@ def numbers(results: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_killed_and_started_again_it_finds_the_same(
+def test_a_killed_comparison_resumes_and_ends_with_the_same_numbers(
     compare_recipe: Path, tmp_path: Path, evergram: Command
 ) -> None:
     out = tmp_path / "killed"
-    command = [sys.executable, "-c", "from evergram.cli import main; main()"]
     process = subprocess.Popen(
-        [*command, "compare", str(compare_recipe), "--out", str(out)],
+        [sys.executable, "-c", PROGRAM, "compare", str(compare_recipe), "--out", str(out)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    there = out / "seed-0" / "non-bc" / "lineage.json"
+    second_method = out / "seed-0" / "non-bc" / "lineage.json"
     limit = time.monotonic() + 60
-    while not there.exists() and process.poll() is None and time.monotonic() < limit:
+    while not second_method.exists() and process.poll() is None and time.monotonic() < limit:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert there.exists()
+    assert second_method.exists()
     assert not (out / "results.json").exists()
-    code, text, _ = evergram("compare", compare_recipe, "--out", out, "--json")
-    assert code == 0
-    _, whole, _ = evergram("compare", compare_recipe, "--out", tmp_path / "whole", "--json")
-    assert numbers(json.loads(text)) == numbers(json.loads(whole))
+    resumed = evergram.json("compare", compare_recipe, "--out", out)
+    whole = evergram.json("compare", compare_recipe, "--out", tmp_path / "whole")
+    assert without_times(resumed) == without_times(whole)

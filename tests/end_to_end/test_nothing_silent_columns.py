@@ -42,7 +42,9 @@ def test_10_the_files_real_columns_are_listed_and_the_line_to_write(
     assert list(recipe.values()) == columns.split(", ")
 
 
-def test_10_a_file_without_a_header_is_told_so(evergram: Command, shop: Path) -> None:
+def test_10_a_file_without_a_header_is_refused_with_the_line_to_add(
+    evergram: Command, shop: Path
+) -> None:
     sentence = evergram.refused(*train_on_csv(shop, "1,31,2.5,1260759144\n1,32,3.0,1260759179\n"))
     assert "its first line (1, 31, 2.5, 1260759144) seems to be a row" in sentence
     assert "write a line above it that names its columns, such as query,candidate,value" in sentence
@@ -55,7 +57,7 @@ def test_10_names_that_nobody_knows_are_asked_for(evergram: Command, shop: Path)
     assert 'in place of …: columns = {query = "…", candidate = "…"}' in sentence
 
 
-def test_10_a_rating_that_is_not_read_is_told(evergram: Command, shop: Path) -> None:
+def test_10_a_rating_that_is_not_read_is_warned_of(evergram: Command, shop: Path) -> None:
     rows = "".join(f"u{q},i{c},4\n" for q, c in click_pairs())
     ran = evergram(*train_on_csv(shop, "query,candidate,stars\n" + rows))
     assert ran.code == 0, ran.err

@@ -29,7 +29,7 @@ def test_16_silent_connections_keep_nobody_out(two_versions: Path) -> None:
 
 
 @pytest.mark.long
-def test_16_what_is_half_sent_is_closed(two_versions: Path) -> None:
+def test_16_a_half_sent_request_is_closed(two_versions: Path) -> None:
     with serving(two_versions, "--silence", "0.5") as served:
         request = post_bytes(b'{"input": [1]}')
         with (

@@ -189,7 +189,7 @@ def test_11_training_ends_when_patience_runs_out(tmp_path: Path, evergram: Comma
 
 
 @pytest.mark.long
-def test_11_a_best_epoch_that_is_the_last_is_told(tmp_path: Path) -> None:
+def test_11_a_best_epoch_that_is_the_last_is_warned_of(tmp_path: Path) -> None:
     (tmp_path / "shop.toml").write_text(SHOP)
     options = ("--lineage", "l", "--json", "--set", "training.epochs=2")
     ran = run_process("train", "shop.toml", *options, folder=tmp_path)

@@ -66,7 +66,7 @@ def dies(monkeypatch: pytest.MonkeyPatch, *, at: Callable[..., Any]) -> None:
     monkeypatch.setattr(ProbeProcess, at.__name__, killed)
 
 
-def test_18_a_probe_that_dies_fails_the_strict_gate_and_is_told_without_it(
+def test_18_a_probe_that_dies_fails_the_strict_gate_and_is_else_a_warning(
     evergram: Command, imported_lineage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert add_probe(evergram, "plain.onnx", "--min", "0.9").code == 0

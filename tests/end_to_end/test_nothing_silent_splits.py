@@ -158,7 +158,7 @@ def test_1_another_salt_than_the_lineages_is_refused(shop: Path, evergram: Comma
     upgraded(evergram)
 
 
-def test_1_an_old_lineage_is_told_and_has_no_test_figure(
+def test_1_an_old_lineage_is_warned_of_and_has_no_test_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evergram: Command
 ) -> None:
     golden = Path(__file__).parents[1] / "golden" / "format-3" / "trained"
@@ -268,7 +268,7 @@ def test_12_an_upgrade_that_lost_the_race_keeps_its_model(
     assert "No model is kept" in evergram.refused(*UPGRADE, "--kept")
 
 
-def test_1_the_salt_and_the_pairs_are_what_is_published(shop: Path, evergram: Command) -> None:
+def test_1_the_salt_and_the_trained_pairs_are_published(shop: Path, evergram: Command) -> None:
     evergram.json("train", "shop.toml", "--lineage", "lin")
     history = Lineage.open("lin").pair_history
     assert history.salt == "shop"

@@ -85,7 +85,7 @@ def test_3_a_service_does_not_begin_with_the_other_side(
 
 
 @pytest.mark.parametrize("store", ["{}/snapshot", "lance:{}/lance#films"])
-def test_3_a_store_of_before_is_what_its_rows_prove(
+def test_3_a_store_without_a_side_is_of_the_side_that_its_rows_prove(
     trained_lineage: Path, tmp_path: Path, evergram: Command, store: str
 ) -> None:
     """Filled with candidates by an Evergram whose stores had no side."""

@@ -136,7 +136,7 @@ def test_also_a_file_without_ids_is_not_said_to_have_them(evergram: Command) -> 
     assert not Path("out.ids.txt").exists()
 
 
-def test_also_small_things_are_said(evergram: Command) -> None:
+def test_also_small_mistakes_are_named(evergram: Command) -> None:
     old = vectors(0)
     write("old.parquet", old)
     write("new.parquet", turned(old))

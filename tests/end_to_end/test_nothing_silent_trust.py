@@ -43,7 +43,7 @@ def test_20_an_archive_that_expands_without_end_is_refused(
     assert not Path("new").exists()
 
 
-def test_20_what_holds_tokens_is_not_for_everybody(
+def test_20_files_that_hold_tokens_are_readable_by_their_owner_only(
     evergram: Command, imported_lineage: Path
 ) -> None:
     before = os.umask(0o022)

@@ -13,7 +13,7 @@ from evergram.serving.app import create_app
 from evergram.serving.settings import ServiceSettings
 
 
-def test_readiness_health_and_what_there_is_not(served: Running) -> None:
+def test_health_readiness_and_unknown_pages_have_their_answers(served: Running) -> None:
     assert served.get("/healthz").json() == {"status": "ok"}
     assert served.get("/readyz").json() == {"ready": True, "version": 2, "problem": None}
     for answer in (served.get("/nowhere"), served.get("/v1/search")):

@@ -80,7 +80,7 @@ def rows_of(answer: Any) -> list[list[float]]:
     return [row["embedding"] for row in answer.json()["data"]]
 
 
-def test_what_is_stored_is_what_its_features_encode_to(shop: Running) -> None:
+def test_features_of_a_stored_object_encode_to_its_embedding(shop: Running) -> None:
     """The id is known to the encoder, so with it nothing is missing."""
     objects = [
         {"id": "a", "features": {"genre": ["war", "love"], "year": 1990}},
@@ -116,7 +116,9 @@ def test_an_unseen_object_is_placed_by_its_features(shop: Running) -> None:
         ({"features": {}}, "knows none"),
     ],
 )
-def test_what_says_nothing_is_refused(shop: Running, described: Any, words: str) -> None:
+def test_features_that_the_encoder_does_not_know_are_refused(
+    shop: Running, described: Any, words: str
+) -> None:
     answer = shop.post("/v1/embeddings", {"input": described})
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]

@@ -31,7 +31,7 @@ def test_keys_keep_their_types() -> None:
         {"features": {}, "genre": "war"},
     ],
 )
-def test_what_is_no_key_is_refused(wrong: Any) -> None:
+def test_a_value_that_is_not_a_key_is_refused(wrong: Any) -> None:
     with pytest.raises(ValidationError):
         Features.model_validate(wrong)
 

@@ -32,7 +32,7 @@ def test_the_limit_is_raised_as_far_as_it_is_needed(limits: list[int]) -> None:
     assert limits == [FILES + 30, FILES + 40]
 
 
-def test_connections_past_the_limit_are_said_and_left_out(
+def test_connections_past_the_limit_are_logged_and_left_out(
     limits: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

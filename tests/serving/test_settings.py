@@ -60,6 +60,6 @@ def test_a_host_may_be_a_name_an_address_or_all_below_a_name(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["http://shop.example", "shop.example:80", "shop.*", "", "a b", "*.", ".shop"]
 )
-def test_what_no_request_could_match_is_no_host(name: str) -> None:
+def test_a_pattern_that_no_request_could_match_is_refused(name: str) -> None:
     with pytest.raises(ServiceError, match="is no name of a host"):
         ServiceSettings(allowed_hosts=("shop.example", name)).check(False)

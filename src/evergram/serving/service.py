@@ -181,7 +181,7 @@ class Service:
                 filled = SharedReader(self._open_reader())
                 self._switch(filled, filled.reader.lineage)
         except (EvergramError, OSError) as error:
-            return self._failed("The lineage has changed and cannot be taken up", error)
+            return self._failed("The lineage has changed and cannot be loaded", error)
         changed = stamps != self._stamps
         self._stamps, self.problem = stamps, None
         return changed

@@ -22,7 +22,7 @@ def lineage(tmp_path: Path) -> Lineage:
     return make_lineage(tmp_path / "lineage")
 
 
-def test_it_says_what_the_lineage_says(lineage: Lineage) -> None:
+def test_facts_of_versions_are_those_of_the_lineage(lineage: Lineage) -> None:
     data = dashboard_data(lineage, [], Live())
     assert (data.lineage, data.newest, data.production) == ("films", 3, 3)
     assert [v.dim for v in data.versions] == [12, 14, 13, 15]
@@ -145,7 +145,7 @@ def test_consumers_and_their_probes(lineage: Lineage) -> None:
     assert "somebody" not in data.model_dump_json()
 
 
-def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:
+def test_unknown_figures_are_none(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "lineage")
     for dim in (3, 4):
         publish(lineage, dim, {"model": {"recall@20": float("nan")}}, known=False)

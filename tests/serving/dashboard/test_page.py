@@ -20,7 +20,7 @@ def lineage(tmp_path: Path) -> Lineage:
     return make_lineage(tmp_path / "lineage")
 
 
-def test_what_is_sent(lineage: Lineage) -> None:
+def test_the_page_and_its_files_are_sent_with_strict_headers(lineage: Lineage) -> None:
     data = dashboard_data(lineage, [], Live())
     with serve(data) as service, httpx.Client(base_url=service.url) as client:
         for path, kind in (

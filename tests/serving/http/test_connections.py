@@ -107,7 +107,7 @@ def test_a_body_that_stops_coming_is_refused(tmp_path: Path) -> None:
         assert service.handler.bodies.held == 0
 
 
-def test_what_nobody_reads_any_more_is_not_taken_for_ever(tmp_path: Path) -> None:
+def test_a_body_that_nobody_reads_is_not_received_for_ever(tmp_path: Path) -> None:
     """A body that is refused before its end, whose client goes on sending."""
     with serving(tmp_path / "line", silence=0.3, max_body=1000) as service:
         one = service.connect(post_bytes(Content_Length=10**9) + b" " * 2000)
@@ -172,7 +172,7 @@ def test_silent_connections_keep_nobody_out(tmp_path: Path, sent: bytes) -> None
         assert len(service.handler.connections.open) <= 8
 
 
-def test_who_has_asked_is_kept_before_who_has_not(tmp_path: Path) -> None:
+def test_a_connection_that_has_asked_is_kept_before_one_that_has_not(tmp_path: Path) -> None:
     with serving(tmp_path / "line", max_connections=3) as service:
         one = service.connect(post_bytes())
         assert read_answer(one).startswith(b"HTTP/1.1 200")
@@ -182,7 +182,7 @@ def test_who_has_asked_is_kept_before_who_has_not(tmp_path: Path) -> None:
         assert read_answer(one).startswith(b"HTTP/1.1 200")
 
 
-def test_where_all_are_busy_the_next_is_told_so(
+def test_the_next_connection_is_refused_where_all_are_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
@@ -206,7 +206,7 @@ def test_where_all_are_busy_the_next_is_told_so(
         assert all(read_answer(one).startswith(b"HTTP/1.1 200") for one in busy)
 
 
-def test_what_is_no_http_is_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_http_are_refused(tmp_path: Path) -> None:
     with serving(tmp_path / "line") as service:
         for sent in (
             b"nonsense\r\n\r\n",

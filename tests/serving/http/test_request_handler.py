@@ -42,7 +42,7 @@ def small(tmp_path: Path) -> Iterator[Running]:
         ("/v1/embeddings", {"input": ["1" * 2100]}, 413),
     ],
 )
-def test_what_is_too_much_is_refused(
+def test_requests_past_a_limit_are_refused(
     small: Running, path: str, asked: dict[str, Any], status: int
 ) -> None:
     answer = small.post(path, asked)
@@ -78,7 +78,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return go
 
 
-def test_what_takes_too_long_is_said_so(small: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_past_its_time_is_answered_504(
+    small: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go = slow(monkeypatch)
     started = time.monotonic()
     answer = small.post("/v1/embeddings", {"input": 1})
@@ -90,7 +92,7 @@ def test_what_takes_too_long_is_said_so(small: Running, monkeypatch: pytest.Monk
     go.set()
 
 
-def test_who_would_wait_too_long_is_sent_away(
+def test_a_request_past_the_queue_is_answered_503(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = ServiceSettings(workers=1, max_waiting=1, timeout=20)

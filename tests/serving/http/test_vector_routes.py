@@ -47,7 +47,7 @@ def test_embeddings_are_what_each_version_reads(
     ("sent", "ids"),
     [(5, [5]), ("5", [5]), (["5", "-0"], [5, 0]), ([5, 6], [5, 6])],
 )
-def test_ids_may_be_said_in_several_ways(served: Running, sent: Any, ids: list[int]) -> None:
+def test_ids_may_be_numbers_or_text_one_or_many(served: Running, sent: Any, ids: list[int]) -> None:
     answer = served.post("/v1/embeddings", {"input": sent})
     rows = [row["embedding"] for row in answer.json()["data"]]
     assert_allclose(rows, vectors_of(2).numpy()[ids], rtol=1e-6)
@@ -144,7 +144,7 @@ def test_transform_leads_from_version_to_version(served: Running) -> None:
     assert_allclose(table["vector"].to_pylist(), body["vectors"], rtol=1e-6)
 
 
-def test_what_is_not_finite_is_answered_in_no_form(
+def test_vectors_that_are_not_finite_are_not_answered(
     served: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def endless(*_: Any) -> Any:
@@ -201,7 +201,7 @@ def test_search_and_transform_refuse_with_a_sentence(
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, code), answer.text
 
 
-def test_search_by_an_id_that_is_not_stored_says_what_can_be_done(served: Running) -> None:
+def test_search_by_an_unknown_id_is_refused_with_advice(served: Running) -> None:
     answer = served.post("/v1/search", {"id": 900})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (404, "unknown_id", "id")

@@ -43,7 +43,7 @@ def test_drift_is_the_distance_of_second_moments(served: Running) -> None:
     state.leave()
 
 
-def test_what_is_not_stored_is_not_measured(served: Running) -> None:
+def test_ids_that_are_not_stored_are_not_measured(served: Running) -> None:
     state = served.service.enter()
     drift = Drift()
     missing = state.reader.embed([900])

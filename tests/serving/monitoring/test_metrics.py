@@ -33,7 +33,7 @@ def test_requests_rows_and_refusals_are_counted(served: Running) -> None:
     assert value("evergram_production_version") == 2
 
 
-def test_the_dashboard_is_told_what_happens(served: Running) -> None:
+def test_the_dashboard_shows_requests_errors_latency_and_drift(served: Running) -> None:
     assert served.get("/").status_code == 200
     for _ in range(3):
         served.post("/v1/embeddings", {"input": [1], "model": "line@v0"})

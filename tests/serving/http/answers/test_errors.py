@@ -21,7 +21,7 @@ from evergram.serving.http.answers.errors import clean
         (EvergramError("no class fits"), 500),
     ],
 )
-def test_our_own_faults_are_told_without_particulars(
+def test_faults_of_the_service_are_answered_without_particulars(
     served: Running,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -49,7 +49,7 @@ def test_our_own_faults_are_told_without_particulars(
         ("Ask /v1/versions for and/or 1/2.", "Ask /v1/versions for and/or 1/2."),
     ],
 )
-def test_files_and_addresses_are_not_told(message: str, cleaned: str) -> None:
+def test_files_and_addresses_are_taken_out_of_messages(message: str, cleaned: str) -> None:
     assert cleaned in clean(message)
 
 

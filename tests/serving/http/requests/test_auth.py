@@ -187,7 +187,7 @@ def test_a_refusal_does_not_tell_whether_there_is_such_a_version(
     assert refusals.pop()[0] == 403
 
 
-def test_what_a_consumer_might_read_and_is_gone_is_said(tmp_path: Path) -> None:
+def test_an_allowed_version_that_is_gone_is_refused_by_name(tmp_path: Path) -> None:
     folder = tmp_path / "line"
     lineage = lineage_of(folder, versions=3)
     consumers = ConsumerRegistry.open(folder)

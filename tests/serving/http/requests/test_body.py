@@ -68,7 +68,7 @@ def test_small_bodies_take_nothing_of_the_budget_and_large_ones_their_rest() -> 
     assert budget.held == 0
 
 
-def test_many_tiny_chunks_are_counted_with_what_each_takes_beside_its_bytes() -> None:
+def test_tiny_chunks_are_counted_with_their_overhead() -> None:
     budget = BodyBudget(10**9)
     read(HeldBody(budget), Sent([b"x"] * 3000))
     assert budget.held == 3000 + 2999 * PART - FREE
@@ -101,7 +101,7 @@ def test_a_body_is_json_or_arrow(kind: str, arrow: bool) -> None:
 @pytest.mark.parametrize(
     ("kind", "described"), [("", "of no type"), ("text/plain", "of the type 'text/plain'")]
 )
-def test_what_a_page_elsewhere_could_send_unasked_is_refused(kind: str, described: str) -> None:
+def test_types_that_a_foreign_page_could_send_are_refused(kind: str, described: str) -> None:
     sent: Any = Sent([], kind=kind)
     with pytest.raises(RefusedError, match=described) as refusal:
         is_arrow(sent)

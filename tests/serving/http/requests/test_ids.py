@@ -74,7 +74,7 @@ def objects(body: bytes, settings: ServiceSettings = SETTINGS) -> list[Any]:
     return objects_of(parse(EmbeddingsRequest, body, settings), settings)
 
 
-def test_an_input_is_a_list_whatever_it_was() -> None:
+def test_a_single_input_becomes_a_list_of_one() -> None:
     assert objects(b'{"input": 7}') == [7]
     assert objects(b'{"input": ["a", "b"]}') == ["a", "b"]
     (described,) = objects(b'{"input": {"features": {"genre": "war"}, "id": 3}}')

@@ -123,7 +123,7 @@ ROW = [0.5] * 10
         ("/v1/transform", {"vectors": [ROW] * 1000}, 400, "source"),
     ],
 )
-def test_what_is_wrong_is_found_wherever_it_is(
+def test_a_wrong_element_is_refused_wherever_it_stands(
     served: Running, path: str, asked: dict[str, Any], status: int, words: str
 ) -> None:
     answer = post(served, path, large(asked))
@@ -193,7 +193,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("kind", "before", "unit", "after"), HOSTILE)
 @pytest.mark.parametrize("size", [4000, PIECE - 100, ELEMENT - 100, 4 * 2**20])
-def test_what_is_refused_takes_little_memory(
+def test_a_refused_request_takes_little_memory(
     kind: Any, before: bytes, unit: bytes, after: bytes, size: int
 ) -> None:
     """Of what is small, no more than its first error is made; of what is large, nothing."""
