@@ -9,10 +9,9 @@ from pathlib import Path
 import httpx
 import pyarrow as pa
 import pytest
+from tests.support.arrow_requests import ARROW, stream
 from tests.support.serving_process import (
-    ARROW,
     PATIENCE,
-    arrow_request,
     newest_vectors,
     serving,
 )
@@ -64,7 +63,7 @@ def hostile_bodies() -> dict[str, tuple[str, str, bytes]]:
         "ids of a stream": (
             "search",
             ARROW,
-            arrow_request("vector", newest_vectors(), ids[: 2**20] + b"[]]}"),
+            stream({"vector": newest_vectors()}, (ids[: 2**20] + b"[]]}").decode()),
         ),
     }
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.arrow_requests import ARROW, stream
 from tests.support.command import Command, exit_code
 from tests.support.lineages import lineage_of, publish
 from tests.support.raw_http import post_bytes, read_until_closed
 from tests.support.serving_process import (
-    ARROW,
     ServingProcess,
-    arrow_request,
     newest_vectors,
     serving,
 )
@@ -96,7 +95,7 @@ def test_20_a_fingerprint_that_is_no_text_is_refused(
     opened: ServingProcess, fingerprint: Any
 ) -> None:
     for route, rest in (("search", {"version": 1}), ("transform", {"source": 1, "target": 0})):
-        body = arrow_request("vector", newest_vectors(), {**rest, "fingerprint": fingerprint})
+        body = stream({"vector": newest_vectors()}, {**rest, "fingerprint": fingerprint})
         answer = opened.post(route, body, **{"Content-Type": ARROW})
         assert answer.status_code == 400, answer.text
         assert "fingerprint" in answer.json()["error"]["message"]

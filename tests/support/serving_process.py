@@ -19,7 +19,6 @@ import pytest
 from tests.support.command import PROGRAM
 from tests.support.lineages import DIMS, lineage_of
 
-ARROW = "application/vnd.apache.arrow.stream"
 # Seconds that a test waits for an answer.
 PATIENCE = 120
 
@@ -99,13 +98,3 @@ def newest_vectors(rows: int = 1) -> pa.Array:
     """Vectors of the dim of version 1."""
     flat = pa.array([0.5] * rows * DIMS[1], pa.float32())
     return pa.FixedSizeListArray.from_arrays(flat, DIMS[1])
-
-
-def arrow_request(column: str, rows: Any, request: Any) -> bytes:
-    """Return a request as an Arrow stream of one column, its options in the schema's metadata."""
-    text = request if isinstance(request, bytes) else json.dumps(request).encode()
-    schema = pa.schema([(column, rows.type)], {b"evergram.request": text})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.record_batch([rows], schema))
-    return bytes(sink.getvalue().to_pybytes())
