@@ -69,6 +69,7 @@ import sys
 from pathlib import Path
 import torch
 from tests.support.dying import die_at
+from evergram.cli import main
 # All that a command imports, before its operations on files are counted.
 import evergram.releasing.files.align, evergram.releasing.probes
 import evergram.lineage.consumers.registry
