@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.support.command import Command, CommandResult, run_process
+from tests.support.command import Command, CommandResult
 
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.lineage.lineage import Lineage
@@ -188,19 +188,19 @@ def test_11_training_ends_when_patience_runs_out(tmp_path: Path, evergram: Comma
     assert training["warnings"] == []
 
 
-@pytest.mark.long
-def test_11_a_best_epoch_that_is_the_last_is_warned_of(tmp_path: Path) -> None:
-    (tmp_path / "shop.toml").write_text(SHOP)
-    options = ("--lineage", "l", "--json", "--set", "training.epochs=2")
-    ran = run_process("train", "shop.toml", *options, folder=tmp_path)
-    training = ran.json["training"]
+def test_11_a_best_epoch_that_is_the_last_is_warned_of(tmp_path: Path, evergram: Command) -> None:
+    (tmp_path / "shop.toml").write_text(SHOP + "[task]\npenalty = 5.0\nl2 = 0.1\n")
+    recipe, lineage = tmp_path / "shop.toml", ("--lineage", tmp_path / "l")
+    short = ("--set", "training.epochs=2", "--set", "training.table_rate=0.02")
+    trained = evergram("train", recipe, *lineage, *short, "--json")
+    training = trained.json["training"]
     assert training["ended"] == "epochs"
-    assert training["best_epoch"] == 2, "the test wants a training that is too short"
+    assert training["best_epoch"] == 2, "this training is not too short for the test"
     assert "raise training.epochs" in training["warnings"][0]
-    assert training["warnings"][0] in ran.err
-    ran = run_process("upgrade", "shop.toml", *options, folder=tmp_path)
-    assert "version 1 alone" in ran.err
-    assert ran.json["training"]["alone"]["warnings"]
+    assert training["warnings"][0] in trained.err
+    upgraded = evergram("upgrade", recipe, *lineage, *short, "--json")
+    assert "version 1 alone" in upgraded.err
+    assert upgraded.json["training"]["alone"]["warnings"]
 
 
 @pytest.mark.long
