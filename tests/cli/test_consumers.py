@@ -181,6 +181,7 @@ batch_size = 256
 """
 
 
+@pytest.mark.long
 def test_an_upgrade_is_refused_by_a_probe(evergram: Command, files: Path) -> None:
     Path("r.toml").write_text(RECIPE)
     assert evergram("train", "r.toml", "--lineage", "l").code == 0
