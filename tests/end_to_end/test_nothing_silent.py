@@ -22,7 +22,7 @@ PROMISES = {
     7: "A test masks all known pairs; a published split is trained on whole.",
     8: "No option and no key is accepted and ignored.",
     9: "No input ends in a traceback.",
-    10: "A missing column is told with those that are there.",
+    10: "A missing column is named beside those that are there.",
     11: "Training ends when it no longer helps, and says when it ended too early.",
     12: "Two upgrades at once are noticed, and the one that loses keeps its model.",
     13: "No Arrow body takes the service down.",
@@ -37,7 +37,7 @@ PROMISES = {
 
 
 def numbers() -> set[str]:
-    """What the names of the tests beside this file begin with."""
+    """Return the numbers that the names of the tests beside this file begin with."""
     files = Path(__file__).parent.glob("test_nothing_silent_*.py")
     names = [n for file in files for n in re.findall(r"^def test_(\w+)\(", file.read_text(), re.M)]
     return {name.split("_")[0] for name in names}

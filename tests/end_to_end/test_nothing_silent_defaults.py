@@ -1,21 +1,19 @@
-"""Lines 7 and 11 of "Nothing silent, nothing fatal", and two of its "Also" lines."""
+"""A published split is trained on whole, and training ends in time: promises 7 and 11."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.support.command import Command, CommandResult
 
-from evergram.cli import main
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.lineage.lineage import Lineage
 
@@ -34,39 +32,14 @@ kind = "given"
 share = 0.3
 [model]
 dim = [4, 6]
+[task]
+penalty = 2.0
+l2 = 0.1
 [training]
 epochs = 4
 batch_size = 32
 metric = "recall@20"
 """
-
-
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process."""
-
-    def run(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["evergram", *arguments])
-        capfd.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capfd.readouterr()
-        return Ran(code, captured.out, captured.err)
-
-    return run
 
 
 @pytest.fixture
@@ -91,29 +64,29 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_7_a_published_split_is_refitted_on_its_whole_training_part(
-    published: Path, evergram: Any
+    published: Path, evergram: Command
 ) -> None:
-    found = evergram("train", "published.toml", "--lineage", "l", "--json").json
+    report = evergram("train", "published.toml", "--lineage", "l", "--json").json
     rows = pq.read_table("train.parquet").num_rows
-    training = found["training"]
+    training = report["training"]
     # As many steps as the best epoch had, which did not see the selection pairs.
     per_epoch = round(training["refit"]["steps"] / training["best_epoch"])
     assert training["refit"]["steps"] == per_epoch * training["best_epoch"]
     assert 0.6 * rows // 32 <= per_epoch < rows // 32
-    assert training["refit"]["interactions"] == found["data"]["interactions"] == rows
-    assert found["data"]["test_pairs"] == 10 * QUERIES
+    assert training["refit"]["interactions"] == report["data"]["interactions"] == rows
+    assert report["data"]["test_pairs"] == 10 * QUERIES
     # What is published are the entities of the whole training file.
     ids, _ = Lineage.open("l").embeddings("candidate")
     assert set(ids.to_pylist()) == set(pq.read_table("train.parquet")["candidate"].to_pylist())
     # The stored embeddings are judged by the same protocol.
     again = evergram("evaluate", "l", "--json").json["metrics"]
     for who in ("model", "popularity"):
-        assert again[who] == pytest.approx(found["metrics"][who], abs=1e-6)
+        assert again[who] == pytest.approx(report["metrics"][who], abs=1e-6)
 
 
 @pytest.mark.parametrize("refit", ["auto", "false"])
 def test_7_every_known_pair_is_masked_those_that_chose_the_epoch_too(
-    published: Path, evergram: Any, refit: str
+    published: Path, evergram: Command, refit: str
 ) -> None:
     """With all known pairs masked, of 30 + 40 candidates those of the test and at most 49 others
     are left for a query; of the 30 alone exactly 10 + 10."""
@@ -121,10 +94,10 @@ def test_7_every_known_pair_is_masked_those_that_chose_the_epoch_too(
     common = train.filter(pa.array([c.startswith("c") for c in train["candidate"].to_pylist()]))
     pq.write_table(common, "train.parquet")
     options = ("--lineage", "l", "--json", "--set", f"training.refit={refit}")
-    found = evergram("train", "published.toml", *options).json
+    report = evergram("train", "published.toml", *options).json
     # 30 candidates, 10 of them known: a list of 20 holds all others, whatever the model.
-    assert found["metrics"]["model"]["recall@20"] == 1.0
-    assert found["metrics"]["popularity"]["recall@20"] == 1.0
+    assert report["metrics"]["model"]["recall@20"] == 1.0
+    assert report["metrics"]["popularity"]["recall@20"] == 1.0
     upgraded = evergram("upgrade", "published.toml", *options).json
     for ranking in upgraded["compatibility"]["0"]["ranking"].values():
         assert ranking["recall@20"] == 1.0
@@ -134,21 +107,21 @@ def test_7_every_known_pair_is_masked_those_that_chose_the_epoch_too(
     )
 
 
-def test_7_a_pair_that_chose_the_epoch_is_no_test_pair(published: Path, evergram: Any) -> None:
+def test_7_a_pair_that_chose_the_epoch_is_no_test_pair(published: Path, evergram: Command) -> None:
     """The test file is the training file once more: nothing of it is held out."""
     options = ("--set", "data.test=train.parquet", "--set", "training.refit=false")
-    found = evergram("train", "published.toml", "--lineage", "l", *options)
-    assert found.code == 2
-    assert "too few pairs" in found.err
+    refusal = evergram("train", "published.toml", "--lineage", "l", *options)
+    assert refusal.code == 2
+    assert "too few pairs" in refusal.err
 
 
 def test_7_an_upgrade_and_the_model_alone_are_refitted_alike(
-    published: Path, evergram: Any
+    published: Path, evergram: Command
 ) -> None:
     evergram("train", "published.toml", "--lineage", "l", "--json")
-    found = evergram("upgrade", "published.toml", "--lineage", "l", "--json").json
+    report = evergram("upgrade", "published.toml", "--lineage", "l", "--json").json
     rows = pq.read_table("train.parquet").num_rows
-    training = found["training"]
+    training = report["training"]
     assert training["refit"]["interactions"] == training["alone"]["refit"]["interactions"] == rows
     assert training["alone"]["refit"]["steps"] > 0
     lineage = Lineage.open("l")
@@ -156,10 +129,10 @@ def test_7_an_upgrade_and_the_model_alone_are_refitted_alike(
         assert len(lineage.embeddings(side)[0]) == count
         assert len(lineage.view(0).embeddings(side)[0]) == count
     # The transform is of the published model: its error is measured on the published objects.
-    assert found["compatibility"]["0"]["drift"]["known"]["objects"] == 2 * QUERIES + CANDIDATES
+    assert report["compatibility"]["0"]["drift"]["known"]["objects"] == 2 * QUERIES + CANDIDATES
 
 
-def test_7_the_printed_report_says_what_was_trained_on(published: Path, evergram: Any) -> None:
+def test_7_the_printed_report_says_what_was_trained_on(published: Path, evergram: Command) -> None:
     out = evergram("train", "published.toml", "--lineage", "a").out
     rows = pq.read_table("train.parquet").num_rows
     assert f"Trained on all {rows} interactions that are not test" in " ".join(out.split())
@@ -168,12 +141,12 @@ def test_7_the_printed_report_says_what_was_trained_on(published: Path, evergram
     assert "Trained on the training pairs alone" in " ".join(out.split())
 
 
-def test_7_a_refit_can_be_asked_of_any_split(published: Path, evergram: Any) -> None:
+def test_7_a_refit_can_be_asked_of_any_split(published: Path, evergram: Command) -> None:
     random_ = ("--set", "split.kind=random", "--set", "training.refit=true")
     text = GIVEN.replace('test = "test.parquet"\n', "")
     Path("random.toml").write_text(text)
-    found = evergram("train", "random.toml", "--lineage", "a", "--json", *random_).json
-    data = found["data"]
+    report = evergram("train", "random.toml", "--lineage", "a", "--json", *random_).json
+    data = report["data"]
     total = pq.read_table("train.parquet").num_rows
     # All that is not test: what is neither are pairs of queries or candidates that training lacks.
     assert total - data["interactions"] >= data["test_pairs"]
@@ -204,51 +177,45 @@ dim = [4, 6]
 """
 
 
-def process(folder: Path, *arguments: str) -> Ran:
-    """The command as a program, whose stderr is the operating system's."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from evergram.cli import main; main()", *arguments],
-        cwd=folder, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    return Ran(done.returncode, done.stdout, done.stderr)
-
-
-def test_11_training_ends_when_patience_runs_out(tmp_path: Path, evergram: Any) -> None:
+def test_11_training_ends_when_patience_runs_out(tmp_path: Path, evergram: Command) -> None:
     (tmp_path / "shop.toml").write_text(SHOP)
     options = ("--lineage", str(tmp_path / "l"), "--json", "--set", "training.patience=2")
-    found = evergram("train", str(tmp_path / "shop.toml"), *options).json["training"]
-    assert found["ended"] == "patience"
-    assert found["epochs"] == found["best_epoch"] + 2 == found["history"][-1]["epoch"] < 100
-    assert found["warnings"] == []
+    training = evergram("train", str(tmp_path / "shop.toml"), *options).json["training"]
+    assert training["ended"] == "patience"
+    assert (
+        training["epochs"] == training["best_epoch"] + 2 == training["history"][-1]["epoch"] < 100
+    )
+    assert training["warnings"] == []
+
+
+def test_11_a_best_epoch_that_is_the_last_is_warned_of(tmp_path: Path, evergram: Command) -> None:
+    (tmp_path / "shop.toml").write_text(SHOP + "[task]\npenalty = 5.0\nl2 = 0.1\n")
+    recipe, lineage = tmp_path / "shop.toml", ("--lineage", tmp_path / "l")
+    short = ("--set", "training.epochs=2", "--set", "training.table_rate=0.02")
+    trained = evergram("train", recipe, *lineage, *short, "--json")
+    training = trained.json["training"]
+    assert training["ended"] == "epochs"
+    assert training["best_epoch"] == 2, "this training is not too short for the test"
+    assert "raise training.epochs" in training["warnings"][0]
+    assert training["warnings"][0] in trained.err
+    upgraded = evergram("upgrade", recipe, *lineage, *short, "--json")
+    assert "version 1 alone" in upgraded.err
+    assert upgraded.json["training"]["alone"]["warnings"]
 
 
 @pytest.mark.long
-def test_11_a_best_epoch_that_is_the_last_is_told(tmp_path: Path) -> None:
-    (tmp_path / "shop.toml").write_text(SHOP)
-    options = ("--lineage", "l", "--json", "--set", "training.epochs=2")
-    ran = process(tmp_path, "train", "shop.toml", *options)
-    found = ran.json["training"]
-    assert found["ended"] == "epochs"
-    assert found["best_epoch"] == 2, "the test wants a training that is too short"
-    assert "raise training.epochs" in found["warnings"][0]
-    assert found["warnings"][0] in ran.err
-    ran = process(tmp_path, "upgrade", "shop.toml", *options)
-    assert "version 1 alone" in ran.err
-    assert ran.json["training"]["alone"]["warnings"]
-
-
-def test_11_the_defaults_scale_with_the_data(tmp_path: Path, evergram: Any) -> None:
+def test_11_the_defaults_scale_with_the_data(tmp_path: Path, evergram: Command) -> None:
     """Not a word about [task] and [training]; λ and l2 are in the report, and follow the data."""
     (tmp_path / "shop.toml").write_text(SHOP)
-    found = {}
+    training = {}
     for name, count in (("few", 1500), ("many", 6000)):
         options = ("--lineage", str(tmp_path / name), "--set", f"data.interactions={count}")
         ran = evergram("train", str(tmp_path / "shop.toml"), *options, "--json").json
-        found[name] = ran["training"]
+        training[name] = ran["training"]
         model, popular = ran["metrics"]["model"], ran["metrics"]["popularity"]
         assert model["recall@20"] > popular["recall@20"]
         assert Lineage.open(tmp_path / name).recipe(0)["task"]["penalty"] == "auto"
-    assert found["few"]["penalty"] != found["many"]["penalty"]
+    assert training["few"]["penalty"] != training["many"]["penalty"]
     refused = evergram(
         "train", str(tmp_path / "shop.toml"), "--lineage", str(tmp_path / "no"),
         "--set", "task.query_measure=[0, 1]", "--set", "task.candidate_measure=[0, 1]",
@@ -258,7 +225,7 @@ def test_11_the_defaults_scale_with_the_data(tmp_path: Path, evergram: Any) -> N
 
 
 def test_also_a_masked_target_is_a_miss_in_a_list_longer_than_the_catalogue(
-    published: Path, evergram: Any
+    published: Path, evergram: Command
 ) -> None:
     """The command leaves known pairs out of a test, so what the metric makes of one is asked
     itself; lists that are longer than the catalogue hold exactly what is not known."""
@@ -272,17 +239,17 @@ def test_also_a_masked_target_is_a_miss_in_a_list_longer_than_the_catalogue(
     assert rank_metrics(*vectors, Relevance.of(one, one, none, none), ["recall@50"]) == {
         "recall@50": 1.0
     }
-    found = evergram("train", "published.toml", "--lineage", "l", "--json").json
-    assert found["metrics"]["model"]["recall@500"] == 1.0
+    report = evergram("train", "published.toml", "--lineage", "l", "--json").json
+    assert report["metrics"]["model"]["recall@500"] == 1.0
 
 
-def benchmarks(*arguments: str, **environment: str) -> Ran:
+def benchmarks(*arguments: str, **environment: str) -> CommandResult:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
         cwd=ROOT, capture_output=True, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.long

@@ -1,52 +1,27 @@
-"""What a stranger who knew the documents alone found to be silent, through the command."""
+"""Things that were silent to a stranger who knew only the documents: of several promises."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.support.command import Command
 
-from evergram.cli import main
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 
 ROWS, DIM = 300, 8
 
 
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def evergram(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Any:
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command run in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr("sys.argv", ["evergram", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return Ran(code, out, err)
-
-    return run
 
 
 def vectors(seed: int, mean: float = 0.0) -> Any:
@@ -64,7 +39,7 @@ def turned(values: Any) -> Any:
     return (values @ rotation).astype(np.float32)
 
 
-def test_5_a_limit_does_not_take_the_place_of_being_better_than_chance(evergram: Any) -> None:
+def test_5_a_limit_does_not_take_the_place_of_being_better_than_chance(evergram: Command) -> None:
     """With a large mean, noise has a small error."""
     write("old.parquet", vectors(0, mean=30))
     write("noise.parquet", vectors(1, mean=30))
@@ -73,7 +48,7 @@ def test_5_a_limit_does_not_take_the_place_of_being_better_than_chance(evergram:
     assert refused.code == 2
     assert "says next to nothing" in refused.err
     assert not Path("l/lineage.json").exists()
-    # Who lifts all limits is told, and so is everybody who reads the version.
+    # Whoever lifts all limits is warned, and so is everybody who reads the version.
     published = evergram(*align, "inf")
     assert published.code == 0
     assert "No better than chance" in published.out
@@ -82,7 +57,7 @@ def test_5_a_limit_does_not_take_the_place_of_being_better_than_chance(evergram:
     assert any("no better than chance" in sentence for sentence in warnings)
 
 
-def test_4_a_test_of_few_queries_says_so_wherever_the_version_is(evergram: Any) -> None:
+def test_4_a_test_of_few_queries_says_so_wherever_the_version_is(evergram: Command) -> None:
     draw = np.random.default_rng(0)
     pairs = np.unique(np.c_[draw.integers(0, 80, 1500), draw.integers(0, 60, 1500)], axis=0)
     table = pa.table({"query": pairs[:, 0], "candidate": pairs[:, 1]})
@@ -103,7 +78,7 @@ def test_4_a_test_of_few_queries_says_so_wherever_the_version_is(evergram: Any) 
     assert sentence in evergram("versions", "l", "--json").json["versions"][0]["warnings"][0]
 
 
-def test_also_an_ids_file_of_integers_is_of_integers(evergram: Any) -> None:
+def test_also_an_ids_file_of_integers_is_of_integers(evergram: Command) -> None:
     """Beside a version whose ids are integers: stores and consumers ask by them."""
     old = vectors(0)
     write("old.parquet", old)
@@ -117,7 +92,7 @@ def test_also_an_ids_file_of_integers_is_of_integers(evergram: Any) -> None:
     assert evergram("fill", "l", "--store", "object=s").code == 0
 
 
-def test_also_a_version_keeps_the_type_of_ids(evergram: Any) -> None:
+def test_also_a_version_keeps_the_type_of_ids(evergram: Command) -> None:
     """Text that is integers becomes integers again; text that is not is refused."""
     old = vectors(0)
     write("old.parquet", old)
@@ -134,7 +109,7 @@ def test_also_a_version_keeps_the_type_of_ids(evergram: Any) -> None:
     assert Lineage.open("l").embeddings("object")[0].type == pa.int64()
 
 
-def test_also_ids_that_have_become_text_are_refused_before_training(evergram: Any) -> None:
+def test_also_ids_that_have_become_text_are_refused_before_training(evergram: Command) -> None:
     draw = np.random.default_rng(0)
     rows = "".join(f"{q},{c}\n" for q, c in zip(*draw.integers(0, 90, (2, 1500)), strict=True))
     Path("a.csv").write_text("query,candidate\n" + rows)
@@ -149,7 +124,7 @@ def test_also_ids_that_have_become_text_are_refused_before_training(evergram: An
     assert "epoch" not in refused.err
 
 
-def test_also_a_file_without_ids_is_not_said_to_have_them(evergram: Any) -> None:
+def test_also_a_file_without_ids_is_not_said_to_have_them(evergram: Command) -> None:
     old = vectors(0)
     write("old.parquet", old)
     write("new.parquet", turned(old))
@@ -161,7 +136,7 @@ def test_also_a_file_without_ids_is_not_said_to_have_them(evergram: Any) -> None
     assert not Path("out.ids.txt").exists()
 
 
-def test_also_small_things_are_said(evergram: Any) -> None:
+def test_also_small_mistakes_are_named(evergram: Command) -> None:
     old = vectors(0)
     write("old.parquet", old)
     write("new.parquet", turned(old))
@@ -181,7 +156,7 @@ def test_also_small_things_are_said(evergram: Any) -> None:
     assert (known.code, "kept.npy.json" in known.err) == (2, True)
 
 
-def test_also_a_file_of_few_rows_says_how_many_are_left(evergram: Any) -> None:
+def test_also_a_file_of_few_rows_says_how_many_are_left(evergram: Command) -> None:
     Path("two.csv").write_text("query,candidate\n1,2\n3,4\n")
     Path("r.toml").write_text("[data]\nkind = 'table'\npath = 'two.csv'\n")
     refused = evergram("train", "r.toml", "--lineage", "l")
@@ -189,7 +164,7 @@ def test_also_a_file_of_few_rows_says_how_many_are_left(evergram: Any) -> None:
     assert "of 2 interactions" in refused.err
 
 
-def test_also_a_score_past_float32_is_no_warning_of_numpy(evergram: Any) -> None:
+def test_also_a_score_past_float32_is_no_warning_of_numpy(evergram: Command) -> None:
     old = torch.from_numpy(vectors(0))
     write("old.parquet", old.numpy())
     assert evergram("import", "old.parquet", "--lineage", "l").code == 0

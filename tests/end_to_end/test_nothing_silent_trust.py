@@ -1,392 +1,68 @@
-"""What somebody else wrote is not trusted: probes, lineages, archives, names; by the command.
-
-Each test's name begins with the number of the line, in the issue "Nothing silent", that it is for.
-"""
+"""Foreign archives are bounded, secrets are kept, and a killed command leaves whole versions:
+promise 20."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
-import json
 import os
 import signal
 import stat
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import torch
-from fsspec.implementations.memory import MemoryFileSystem
-from tests.support import onnx_graphs
-from tests.support.forging import forge
+from tests.support.command import Command, CommandResult
+from tests.support.published_vectors import add_probe
 
-from evergram.cli import main
-from evergram.evaluation.probes.probe_process import ProbeProcess
-from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.vector_files.writers import write_vectors
 
-ROWS, DIM = 300, onnx_graphs.DIM
-IDS = [f"id{i}" for i in range(ROWS)]
 ROOT = Path(__file__).parents[2]
 
 
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    def refused(self, message: str) -> None:
-        """One sentence, and exit code 2."""
-        assert self.code == 2, (self.out, self.err)
-        assert message in self.err
-        assert self.err.count("\n") == 1, self.err
-
-
-@pytest.fixture
-def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process."""
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr("sys.argv", ["evergram", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return Ran(code, out, err)
-
-    return run
-
-
-def served(*arguments: object) -> Ran:
-    """Run the command as a process of its own; one that serves and does not end fails."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from evergram.cli import main; main()", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert "Traceback" not in done.stderr
-    return Ran(done.returncode, done.stdout, done.stderr)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the publisher is: vectors of three models, and files of a consumer's probe."""
-    monkeypatch.chdir(tmp_path)
-    draw = np.random.default_rng(0)
-    vectors = draw.normal(size=(ROWS, DIM)).astype(np.float32)
-    turn, _ = np.linalg.qr(draw.normal(size=(DIM, DIM)))
-    for name, found in (("old", vectors), ("new", vectors @ turn.astype(np.float32))):
-        write_vectors(Path(f"{name}.parquet"), [(pa.array(IDS), torch.from_numpy(found))])
-    label = vectors.sum(axis=1) > 0
-    pq.write_table(pa.table({"id": IDS, "label": label}), "data.parquet")
-    Path("plain.onnx").write_bytes(onnx_graphs.plain().SerializeToString())
-    return tmp_path
-
-
-@pytest.fixture
-def lineage(evergram: Any, folder: Path) -> Path:
-    """With one version."""
-    assert evergram("import", "old.parquet", "--lineage", "l").code == 0
-    return folder / "l"
-
-
-def add(evergram: Any, model: str, *more: object) -> Ran:
-    probe = ("--pin", "v0", "--probe", model, "--data", "data.parquet")
-    found: Ran = evergram("consumer-add", "l", "ads", *probe, *more)
-    return found
-
-
-# 18. Probes are foreign programs.
-
-
-@pytest.mark.long
-def test_18_a_probe_that_never_ends_does_not_hang_the_command(
-    evergram: Any, lineage: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("loop.onnx").write_bytes(onnx_graphs.looping().SerializeToString())
-    monkeypatch.setenv("EVERGRAM_PROBE_SECONDS", "5")
-    add(evergram, "loop.onnx").refused("loop.onnx cannot be used as a probe: it did not answer")
-    assert ConsumerRegistry.open(lineage).list() == ()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no limit of memory")
-def test_18_a_probe_that_takes_all_memory_is_refused_it(
-    evergram: Any, lineage: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("huge.onnx").write_bytes(onnx_graphs.hungry().SerializeToString())
-    monkeypatch.setenv("EVERGRAM_PROBE_MIB", "300")
-    add(evergram, "huge.onnx").refused("it needs more than 300 MiB of memory")
-
-
-@pytest.mark.parametrize("where", ["initializer", "attribute"])
-def test_18_numbers_in_other_files_are_refused(evergram: Any, lineage: Path, where: str) -> None:
-    """They would be those of the publisher's folder, whatever these are that day."""
-    np.ones(DIM, np.float32).tofile("w.bin")
-    Path("parts.onnx").write_bytes(onnx_graphs.external(where).SerializeToString())
-    add(evergram, "parts.onnx").refused("keeps numbers in other files (external data)")
-
-
-def dies(monkeypatch: pytest.MonkeyPatch, *, at: Callable[..., Any]) -> None:
-    """Let the process of every probe be killed while it is at work."""
-
-    def killed(process: ProbeProcess, *arguments: Any) -> Any:
-        os.kill(process._process.pid, signal.SIGSEGV)
-        return at(process, *arguments)
-
-    monkeypatch.setattr(ProbeProcess, at.__name__, killed)
-
-
-def test_18_a_probe_that_dies_fails_the_strict_gate_and_is_told_without_it(
-    evergram: Any, lineage: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert add(evergram, "plain.onnx", "--min", "0.9").code == 0
-    dies(monkeypatch, at=ProbeProcess.value)
-    align = ("align", "0", "new.parquet", "--lineage", "l")
-    evergram(*align, "--strict-probes").refused("could not be run: ")
-    assert Lineage.open(lineage).newest == 0
-    told = evergram(*align)
-    assert told.code == 0, told.err
-    assert "warning: The probe of ads (v0) could not be run: " in told.err
-    assert "ended by SIGSEGV, without an answer" in told.err
-    (probe,) = Lineage.open(lineage).metrics(1)["probes"]
-    assert (probe["value"], probe["broken"]) == (None, True)
-    failed = evergram("probe", "l")
-    assert failed.code == 1
-    assert "ended by SIGSEGV" in failed.err
-
-
-def test_18_a_probe_is_measured_as_before(evergram: Any, lineage: Path) -> None:
-    added = add(evergram, "plain.onnx", "--min", "0.9", "--json")
-    assert json.loads(added.out)["probe"]["baseline"]["value"] == 1.0
-    kept = evergram("align", "0", "new.parquet", "--lineage", "l", "--strict-probes", "--json")
-    assert kept.code == 0, kept.err
-    (probe,) = json.loads(kept.out)["probes"]
-    assert (probe["broken"], probe["objects"]) == (False, ROWS)
-    assert probe["value"] > 0.99
-
-
-def test_18_a_model_with_one_answer_for_all_is_no_probe(evergram: Any, lineage: Path) -> None:
-    Path("one.onnx").write_bytes(onnx_graphs.single().SerializeToString())
-    add(evergram, "one.onnx").refused(f"gives 1 answers for {ROWS} objects")
-
-
-def test_18_a_limit_that_is_no_number_is_said(
-    evergram: Any, lineage: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVERGRAM_PROBE_SECONDS", "soon")
-    add(evergram, "plain.onnx").refused("EVERGRAM_PROBE_SECONDS is 'soon'")
-
-
-# 19. Names and links in a lineage's files.
-
-
-def forge_side(lineage: Path, side: str) -> None:
-    def change(facts: dict[str, Any]) -> None:
-        facts["embeddings"] = {side: facts["embeddings"]["object"]}
-
-    forge(lineage / "versions/0/manifest.json", change)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("export", "l", "out.parquet", "--side", "../../../x"),
-        ("check", "l"),
-        ("fill", "l", "--store", "object=s"),
-    ],
-)
-def test_19_a_forged_side_is_read_nowhere(
-    evergram: Any, lineage: Path, command: tuple[str, ...]
-) -> None:
-    """Its file is there, outside, and its hash is right."""
-    embeddings = lineage / "embeddings/0/object.parquet"
-    outside = lineage.parent.parent / "x.parquet"
-    outside.write_bytes(embeddings.read_bytes())
-    forge_side(lineage, "../../../x")
-    evergram(*command).refused("'../../../x' cannot be the name of a file or a side")
-    assert not Path("out.parquet").exists()
-    outside.unlink()
-
-
-@pytest.mark.long
-def test_19_a_forged_side_is_not_served(lineage: Path) -> None:
-    forge_side(lineage, "../../../x")
-    served("serve", "l", "--port", "0").refused("'../../../x' cannot be the name of a file or")
-
-
-def test_19_a_forged_file_of_a_version_is_read_nowhere(evergram: Any, lineage: Path) -> None:
-    def change(facts: dict[str, Any]) -> None:
-        facts["files"]["../../../data.parquet"] = hashlib.sha256(
-            Path("data.parquet").read_bytes()
-        ).hexdigest()
-
-    forge(lineage / "versions/0/manifest.json", change)
-    evergram("check", "l").refused("'../../../data.parquet' cannot be the name of a file")
-
-
-@pytest.mark.parametrize(
-    ("part", "command"),
-    [
-        ("embeddings", ("export", "l", "out.parquet", "--side", "object")),
-        ("embeddings/0/object.parquet", ("export", "l", "out.parquet", "--side", "object")),
-        ("versions/0/canary.parquet", ("check", "l")),
-        ("lineage.json", ("versions", "l")),
-        ("embeddings", ("align", "0", "new.parquet", "--lineage", "l")),
-    ],
-)
-def test_19_a_link_out_of_the_lineage_is_refused(
-    evergram: Any, lineage: Path, part: str, command: tuple[str, ...]
-) -> None:
-    place, outside = lineage / part, lineage.parent / "outside"
-    if place.exists():
-        place.rename(outside)
-    else:
-        outside.mkdir()
-    place.symlink_to(outside)
-    evergram(*command).refused("outside of the lineage's folder, by a symbolic link")
-    assert not Path("out.parquet").exists()
-
-
-@pytest.mark.long
-def test_19_a_store_that_leads_out_of_the_lineage_is_not_served(lineage: Path) -> None:
-    (lineage.parent / "outside").mkdir()
-    (lineage / "stores").symlink_to(lineage.parent / "outside")
-    served("serve", "l", "--port", "0").refused("outside of the lineage's folder, by a symbolic")
-    assert not list((lineage.parent / "outside").iterdir())
-
-
-def test_19_nothing_is_cleared_away_outside(evergram: Any, lineage: Path) -> None:
-    """A publication removes what a lineage does not list, wherever a link leads."""
-    own = Path("mine/thesis.txt")
-    own.parent.mkdir()
-    own.write_text("years of work")
-    place = lineage / "versions"
-    place.rename("moved")
-    place.symlink_to(own.parent.absolute())
-    evergram("align", "0", "new.parquet", "--lineage", "l").refused("by a symbolic link")
-    assert own.read_text() == "years of work"
-
-
-@pytest.mark.parametrize("forged", ["../data.parquet", "probes/../../data.parquet", "link"])
-def test_19_a_forged_probe_is_not_run(evergram: Any, lineage: Path, forged: str) -> None:
-    assert add(evergram, "plain.onnx").code == 0
-    if forged == "link":
-        probe = ConsumerRegistry.open(lineage).get("ads").probe
-        assert probe is not None
-        (lineage / probe.data).unlink()
-        (lineage / probe.data).symlink_to(Path("data.parquet").absolute())
-    else:
-        change = lambda facts: facts["consumers"][0]["probe"].update(data=forged)  # noqa: E731
-        forge(lineage / "consumers.json", change)
-    found = evergram("probe", "l")
-    assert found.code == 1
-    assert "The probe of ads (v0) could not be run: " in found.err
-
-
-def test_19_a_lineage_elsewhere_is_trusted_no_more(
-    evergram: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVERGRAM_CACHE", str(folder / "cache"))
-    monkeypatch.setattr(MemoryFileSystem, "store", {})
-    place = "memory://bucket/l"
-    assert evergram("import", "old.parquet", "--lineage", place).code == 0
-    files = MemoryFileSystem()
-    name = "/bucket/l/versions/0/manifest.json"
-    (folder / "manifest.json").write_bytes(files.cat_file(name))
-
-    def change(facts: dict[str, Any]) -> None:
-        facts["embeddings"] = {"../../x": facts["embeddings"]["object"]}
-
-    forge(folder / "manifest.json", change)
-    files.pipe_file(name, (folder / "manifest.json").read_bytes())
-    files.pipe_file("/bucket/l/x.parquet", b"x")
-    command = ("export", place, "out.parquet", "--side", "../../x")
-    evergram(*command).refused("'../../x' cannot be the name of a file or a side")
-    assert not list((folder / "cache").rglob("x.parquet"))
-
-
-# 20. Archives, permissions and names.
-
-
-def train(evergram: Any, kind: str, path: Path) -> Ran:
+def train(evergram: Command, kind: str, path: Path) -> CommandResult:
     recipe = Path("r.toml")
     recipe.write_text(f'[data]\nkind = "{kind}"\npath = "{path}"\n')
-    found: Ran = evergram("train", recipe, "--lineage", "new")
-    return found
+    return evergram("train", recipe, "--lineage", "new")
 
 
 @pytest.mark.long
-def test_20_an_archive_that_expands_without_end_is_refused(evergram: Any, folder: Path) -> None:
+def test_20_an_archive_that_expands_without_end_is_refused(
+    evergram: Command, publisher_folder: Path
+) -> None:
     """80 MiB in a file of 80 KiB, as MovieLens and as a table."""
     rows = b"1,1,1,1\n" * 10_000_000
     with zipfile.ZipFile("ml.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("ratings.csv", b"userId,movieId,rating,timestamp\n" + rows)
     Path("pairs.csv.gz").write_bytes(gzip.compress(b"query,candidate,value,time\n" + rows))
     for kind, path in (("movielens", "ml.zip"), ("table", "pairs.csv.gz")):
-        found = train(evergram, kind, folder / path)
-        found.refused("expands to more than 64 MiB, over 100 times its size")
-        assert "EVERGRAM_MAX_EXPANSION" in found.err
+        refused = train(evergram, kind, publisher_folder / path)
+        assert "expands to more than 64 MiB, over 100 times its size" in refused.refusal()
+        assert "EVERGRAM_MAX_EXPANSION" in refused.err
     assert not Path("new").exists()
 
 
-def test_20_what_holds_tokens_is_not_for_everybody(evergram: Any, lineage: Path) -> None:
+def test_20_files_that_hold_tokens_are_readable_by_their_owner_only(
+    evergram: Command, imported_lineage: Path
+) -> None:
     before = os.umask(0o022)
     try:
-        assert add(evergram, "plain.onnx", "--token").code == 0
+        assert add_probe(evergram, "plain.onnx", "--token").code == 0
         assert evergram("align", "0", "new.parquet", "--lineage", "l").code == 0
     finally:
         os.umask(before)
-    for path in lineage.rglob("*"):
+    for path in imported_lineage.rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path
     # Shared with a group, once and for all.
-    subprocess.run(["chmod", "-R", "g+rX", str(lineage)], check=True)
+    subprocess.run(["chmod", "-R", "g+rX", str(imported_lineage)], check=True)
     assert evergram("consumer-token", "l", "ads").code == 0
     assert evergram("align", "1", "old.parquet", "--lineage", "l").code == 0
-    for path in lineage.rglob("*"):
+    for path in imported_lineage.rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o750 if path.is_dir() else 0o640), path
 
-
-@pytest.mark.parametrize("name", ["../x", "a b", "", "-x", "shop@v0", "x" * 129, "a\nb"])
-def test_20_names_are_made_by_one_rule(evergram: Any, lineage: Path, name: str) -> None:
-    rule = "a name is made of letters"
-    Path("r.toml").write_text(f"name = {json.dumps(name)}\n[data]\nkind = 'synthetic'\n")
-    commands: list[tuple[object, ...]] = [
-        ("import", "old.parquet", "--lineage", "new", f"--name={name}"),
-        ("align", "old.parquet", "new.parquet", "--lineage", "new", f"--name={name}"),
-        ("train", "r.toml", "--lineage", "new"),
-        ("consumer-add", "l", "--pin", "v0", "--", name),
-        ("label", "l", "--", name, "0"),
-    ]
-    for command in commands:
-        evergram(*command).refused(rule)
-    assert not Path("new").exists()
-
-
-def test_20_a_name_of_any_kind_is_taken_by_all(evergram: Any, folder: Path) -> None:
-    name = "Films.v2_beta-1"
-    for lineage, command in (("a", ("import", "old.parquet")), ("l", ("align", "old.parquet"))):
-        more = ("new.parquet",) if command[0] == "align" else ()
-        assert evergram(*command, *more, "--lineage", lineage, "--name", name).code == 0
-    assert evergram("consumer-add", "l", name, "--pin", "v0").code == 0
-    assert evergram("label", "l", name, "0").code == 0
-    assert Lineage.open("l").resolve(name) == 0
-
-
-# Also: kills are injected, not waited for.
 
 DYING = """
 import sys
@@ -406,19 +82,19 @@ main()
 @pytest.mark.long
 @pytest.mark.parametrize("number", [3, 20, 40, 60, 80])
 def test_also_a_command_that_is_killed_leaves_whole_versions(
-    evergram: Any, lineage: Path, number: int
+    evergram: Command, imported_lineage: Path, number: int
 ) -> None:
     """The command itself, killed just before one of its operations on the lineage's files."""
-    align = ["evergram", "align", "0", "new.parquet", "--lineage", str(lineage)]
+    align = ["evergram", "align", "0", "new.parquet", "--lineage", str(imported_lineage)]
     died = subprocess.run(
-        [sys.executable, "-c", DYING, str(number), str(lineage), *align],
+        [sys.executable, "-c", DYING, str(number), str(imported_lineage), *align],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
-    newest = Lineage.open(lineage).newest
+    newest = Lineage.open(imported_lineage).newest
     assert evergram("check", "l").code == 0
     assert evergram("align", str(newest), "old.parquet", "--lineage", "l").code == 0
-    assert not list(lineage.rglob(".*.part"))
+    assert not list(imported_lineage.rglob(".*.part"))

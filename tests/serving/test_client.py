@@ -113,7 +113,7 @@ def test_numbers_of_numpy_are_numbers(served: Running) -> None:
         client.search(embedded.vectors[0], version=1, ids=[object()])
 
 
-def test_what_cannot_be_asked_is_said(served: Running) -> None:
+def test_arguments_that_cannot_be_sent_are_refused(served: Running) -> None:
     client = client_of(served)
     for call in (lambda: client.embed("17"), lambda: client.search([0.0], ids="17")):
         with pytest.raises(DataError, match=r"give a list, such as \['17'\]"):
@@ -123,14 +123,14 @@ def test_what_cannot_be_asked_is_said(served: Running) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "…", "a b", "secret\n"])
-def test_a_token_that_cannot_be_sent_is_not_told(token: str) -> None:
+def test_a_token_that_cannot_be_sent_is_refused_without_repeating_it(token: str) -> None:
     with pytest.raises(ServiceError, match="'evergram consumer-token'") as caught:
         Client("http://service", token)
     assert not token or token not in str(caught.value)
 
 
-def test_an_address_that_is_none_is_said() -> None:
-    with pytest.raises(ServiceError, match="no address: Invalid port"):
+def test_a_wrong_address_is_refused() -> None:
+    with pytest.raises(ServiceError, match=r"is not an address such as http:.*: Invalid port"):
         Client("http://127.0.0.1:port")
 
 

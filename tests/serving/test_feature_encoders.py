@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from tests.support.lineages import lineage_of
 from tests.support.running_service import Running, running
 
 from evergram.compatibility.transforms import LinearTransform
@@ -18,8 +20,11 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import Schema
 from evergram.encoders.graphsage import GraphSage
 from evergram.encoders.two_tower import TwoTower
+from evergram.errors import DataError, LineageError
 from evergram.lineage.artefact import Artefact, EncoderParts
 from evergram.lineage.lineage import Lineage
+from evergram.serving.feature_encoders import FeatureEncoders
+from evergram.serving.object_features import Features
 
 
 def corpus() -> Corpus:
@@ -75,7 +80,7 @@ def rows_of(answer: Any) -> list[list[float]]:
     return [row["embedding"] for row in answer.json()["data"]]
 
 
-def test_what_is_stored_is_what_its_features_encode_to(shop: Running) -> None:
+def test_features_of_a_stored_object_encode_to_its_embedding(shop: Running) -> None:
     """The id is known to the encoder, so with it nothing is missing."""
     objects = [
         {"id": "a", "features": {"genre": ["war", "love"], "year": 1990}},
@@ -96,24 +101,67 @@ def test_an_unseen_object_is_placed_by_its_features(shop: Running) -> None:
         pa.table({"query": [1], "candidate": ["new"]}), None, features
     ).candidates
     expected = encoder.encode("candidate", unseen).numpy()
-    given = {"features": {"genre": ["love", "unheard"]}}
-    assert_allclose(rows_of(shop.post("/v1/embeddings", {"input": given})), expected, rtol=1e-5)
-    past = rows_of(shop.post("/v1/embeddings", {"input": [given], "version": 0}))
+    described = {"features": {"genre": ["love", "unheard"]}}
+    now = rows_of(shop.post("/v1/embeddings", {"input": described}))
+    assert_allclose(now, expected, rtol=1e-5)
+    past = rows_of(shop.post("/v1/embeddings", {"input": [described], "version": 0}))
     assert_allclose(past, expected @ BACK.numpy().T, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("described", "words"),
     [
         ({"features": {"colour": "red"}}, "no feature 'colour'"),
         ({"features": {"genre": "unheard"}}, "knows none of the features"),
         ({"features": {}}, "knows none"),
     ],
 )
-def test_what_says_nothing_is_refused(shop: Running, given: Any, words: str) -> None:
-    answer = shop.post("/v1/embeddings", {"input": given})
+def test_features_that_the_encoder_does_not_know_are_refused(
+    shop: Running, described: Any, words: str
+) -> None:
+    answer = shop.post("/v1/embeddings", {"input": described})
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
+
+
+def test_numbers_and_their_text_are_the_same_keys(shop: Running) -> None:
+    """Also where one request has both."""
+    encoders = FeatureEncoders(Lineage.open(shop.folder))
+    objects = [
+        Features(features={"genre": ["war"], "year": 1990}, id=1),
+        Features(features={"genre": "war", "year": ["1990"]}, id="a"),
+        Features(features={"genre": "war", "year": "1990"}),
+    ]
+    mixed = encoders.encode(1, "candidate", objects)
+    assert mixed.dtype == np.float32
+    for row, described in enumerate(objects):
+        assert_allclose(encoders.encode(1, "candidate", [described])[0], mixed[row], rtol=1e-5)
+    # The encoder knows the id "a", and not 1.
+    assert_allclose(mixed[0], mixed[2], rtol=1e-5)
+    assert not np.allclose(mixed[1], mixed[2], rtol=1e-3)
+
+
+def test_an_encoder_is_restored_once(shop: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    lineage = Lineage.open(shop.folder)
+    encoders = FeatureEncoders(lineage)
+    described = [Features(features={"genre": "war"})]
+    first = encoders.encode(1, "candidate", described)
+    monkeypatch.setattr(Lineage, "encoder_parts", None)
+    assert_allclose(encoders.encode(1, "candidate", described), first)
+
+
+def test_sides_and_versions_that_cannot_be_encoded_are_refused(
+    shop: Running, tmp_path: Path
+) -> None:
+    described = [Features(features={"genre": "war"})]
+    encoders = FeatureEncoders(Lineage.open(shop.folder))
+    with pytest.raises(DataError, match="There is no side 'film'; there is query and candidate"):
+        encoders.encode(1, "film", described)
+    with pytest.raises(DataError, match="has no feature 'genre' of side 'query'; it has none, but"):
+        encoders.encode(1, "query", described)
+    of_files = FeatureEncoders(lineage_of(tmp_path / "files", versions=1))
+    with pytest.raises(LineageError, match="Version 0 came from a file and has no encoder"):
+        of_files.encode(0, "object", described)
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,7 +13,6 @@ from tests.support.lineages import lineage_of
 from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.serving import Client, Server, ServiceSettings, listen, serve
-from evergram.serving.process_limits import FILES, allowed_connections
 
 
 def test_a_lineage_is_served_until_it_is_stopped(tmp_path: Path) -> None:
@@ -75,36 +73,9 @@ def test_a_server_that_never_ran_frees_its_address(tmp_path: Path) -> None:
         again.bind(("127.0.0.1", port))
 
 
-def test_connections_are_limited_by_the_files_of_the_process() -> None:
-    """In a process of its own, whose limit may be lowered."""
-    code = (
-        "import logging, resource, sys\n"
-        "logging.basicConfig(stream=sys.stdout, format='%(message)s')\n"
-        "from evergram.serving.process_limits import FILES, allowed_connections\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES + 40))\n"
-        "assert allowed_connections(30) == 30\n"
-        "assert allowed_connections(100) == 40\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert run.returncode == 0, run.stderr
-    assert f"it takes 40 connections at once, not 100; 'ulimit -n {FILES + 100}'" in run.stdout
-    assert allowed_connections(1) == 1
-
-
-def test_a_missing_package_is_named() -> None:
-    code = (
-        "import sys; sys.modules['uvicorn'] = None\n"
-        "from evergram.errors import ServiceError\n"
-        "from evergram.serving import Client, listen\n"
-        "try:\n"
-        "    listen('line')\n"
-        "except ServiceError as error:\n"
-        "    print(error)\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "Serving needs uvicorn: pip install 'evergram[serve]'.\n"
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "evergram.serving.http.connections", raising=False)
+    with pytest.raises(ServiceError) as refusal:
+        listen("line")
+    assert str(refusal.value) == "Serving needs uvicorn: pip install 'evergram[serve]'."

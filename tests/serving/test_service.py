@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose
 from tests.support.lineages import lineage_of, publish, read_as
 from tests.support.running_service import Running, running, server
 
+from evergram.errors import ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
@@ -38,7 +39,7 @@ def version_of(served: Running) -> int:
     return version
 
 
-def test_a_new_version_is_taken_up_by_itself(served: Running) -> None:
+def test_a_new_version_is_loaded_by_itself(served: Running) -> None:
     old = served.service.enter()
     publish(Lineage.open(served.folder), 3)
     until(lambda: version_of(served) == 3)
@@ -50,14 +51,26 @@ def test_a_new_version_is_taken_up_by_itself(served: Running) -> None:
     assert store.closed
 
 
-def test_a_version_that_is_asked_for_is_taken_up_at_once(tmp_path: Path) -> None:
+def test_a_closed_service_is_entered_no_more(tmp_path: Path) -> None:
+    lineage_of(tmp_path / "line")
+    service = Service.open(tmp_path / "line")
+    state = service.enter()
+    service.close()
+    # The request that is under way ends as it began.
+    assert state.reader.embed([1], 0).vectors.shape == (1, 6)
+    state.leave()
+    with pytest.raises(ServiceError, match="service is closed"):
+        service.enter()
+
+
+def test_a_version_that_is_asked_for_is_loaded_at_once(tmp_path: Path) -> None:
     with running(tmp_path / "line", ServiceSettings(poll=1000)) as served:
         publish(Lineage.open(served.folder), 3)
         answer = served.post("/v1/embeddings", {"input": 1, "model": "line@v3"})
         assert answer.json()["evergram"]["version"] == 3
 
 
-def test_many_who_ask_for_what_is_not_there_wait_for_one_look(
+def test_many_requests_for_an_unknown_version_wait_for_one_refresh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While stores are filled, which is a long look, no queue of others gathers behind it."""
@@ -95,7 +108,7 @@ def test_a_label_that_moves_moves_production(tmp_path: Path) -> None:
         assert body["evergram"]["computed_from"] == [1]
 
 
-def test_a_version_that_is_taken_back_leaves_no_rows_behind(tmp_path: Path) -> None:
+def test_a_withdrawn_version_leaves_no_rows_behind(tmp_path: Path) -> None:
     """It had objects that the version before has not, and it went before anybody looked."""
     lineage = lineage_of(tmp_path / "line", versions=2)
     lineage.label("kept", 1)
@@ -151,7 +164,7 @@ def test_a_token_is_taken_back_while_stores_are_filled(
     until(lambda: served.service.production == 3)
 
 
-def test_what_is_broken_is_reported_and_the_old_is_served_on(
+def test_a_change_that_cannot_be_loaded_is_reported_and_the_old_version_served(
     served: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     record = served.folder / "lineage.json"
@@ -171,7 +184,7 @@ def test_what_is_broken_is_reported_and_the_old_is_served_on(
     assert "evergram_reload_failed 0.0" in served.get("/metrics").text
 
 
-def test_two_services_on_one_folder_take_up_a_promotion(tmp_path: Path) -> None:
+def test_two_services_on_one_folder_load_a_promotion(tmp_path: Path) -> None:
     """Whichever is first removes the stores of the newest version's own, which both had open."""
     lineage = lineage_of(tmp_path / "line", versions=2)
     first, second = Service.open(lineage.path), Service.open(lineage.path)

@@ -30,13 +30,13 @@ TAB, ENTER, ESCAPE = "\ue004", "\ue007", "\ue00c"
 
 
 def missing() -> str | None:
-    """Why there is no browser to test in; None where there is one."""
+    """Return the reason why there is no browser to test in; None if there is one."""
     absent = [path for path in (CHROMIUM, DRIVER) if shutil.which(path) is None]
     return f"{' and '.join(absent)} is not installed" if absent else None
 
 
 class Browser:
-    """One tab. What the page wrote to its console, and what it asked for, is kept."""
+    """One tab, with everything that the page wrote to its console and asked for."""
 
     def __init__(self, session: httpx.Client) -> None:
         self._session = session
@@ -55,31 +55,31 @@ class Browser:
         self("url", {"url": url})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """A function's body; what it returns, or what its promise comes to."""
+        """Run the body of a function; return its value, or that of its promise."""
         return self("execute/sync", {"script": script, "args": list(arguments)})
 
     def devtools(self, command: str, **parameters: Any) -> Any:
         return self("goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def keys(self, *keys: str) -> None:
-        """Press and let go, one after the other, wherever the focus is."""
+        """Press keys one after the other, wherever the focus is."""
         actions = [{"type": kind, "value": k} for k in keys for kind in ("keyDown", "keyUp")]
         self("actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 
     def size(self, width: int, height: int = 900) -> None:
-        """Of the viewport, as a phone or a desktop has it."""
+        """Set the size of the viewport, such as that of a phone or a desktop."""
         self.devtools(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
 
     def scheme(self, name: str) -> None:
-        """light or dark."""
+        """Set the colour scheme: "light" or "dark"."""
         feature = {"name": "prefers-color-scheme", "value": name}
         self.devtools("Emulation.setEmulatedMedia", features=[feature])
 
     def listen(self) -> None:
-        """Take in what has happened since the last time."""
+        """Record the events since the last call."""
         for entry in self("se/log", {"type": "browser"}):
             if entry["level"] in ("SEVERE", "WARNING"):
                 self.console.append(entry["message"])
@@ -89,40 +89,40 @@ class Browser:
                 self.requests.append(message["params"]["request"]["url"])
 
     def forget(self) -> None:
-        """Begin anew: nothing listened to, nothing in the tab's storage, no dialog in the way."""
+        """Forget all recorded events, empty the tab's storage and close any dialog."""
         self.open("about:blank")
         self.listen()
         self.console, self.requests = [], []
 
     def wait(self, condition: str | Callable[[], Any], seconds: float = 10) -> Any:
-        """Until a script's expression, or a function, is true.
+        """Wait until an expression of a script, or a function, is true; return its value.
 
         Raises: TimeoutError.
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            found = self.run(f"return {condition}") if isinstance(condition, str) else condition()
-            if found:
-                return found
+            value = self.run(f"return {condition}") if isinstance(condition, str) else condition()
+            if value:
+                return value
             time.sleep(0.05)
         raise TimeoutError(f"{condition} did not come true in {seconds} s")
 
     def picture(self, path: Path, whole: bool = True) -> None:
-        """A PNG of the page, down to its end."""
-        found = self.devtools("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(found["data"]))
+        """Write a PNG of the page, down to its end."""
+        screenshot = self.devtools("Page.captureScreenshot", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(screenshot["data"]))
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
         return port
 
 
 @contextmanager
 def open_browser(profile: Path) -> Iterator[Browser]:
-    """A browser with a fresh profile, closed at the end.
+    """Open a browser with a fresh profile for a `with` block.
 
     Args:
         profile: an empty folder.

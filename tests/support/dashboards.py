@@ -32,7 +32,7 @@ def publish(
     probes: Sequence[dict[str, Any]] = (),
     promote: bool = True,
 ) -> None:
-    """One more version of twenty objects; with `known`, with canaries and a certificate."""
+    """Publish a version of twenty objects; with `known`, with canaries and a certificate."""
     number = lineage.next_version
     ids = pa.array([f"object {i}" for i in range(20)])
     vectors = torch.randn(20, dim, generator=torch.Generator().manual_seed(number))
@@ -74,7 +74,7 @@ def make_lineage(path: Path, versions: int = 4, name: str = "films") -> Lineage:
 
 @dataclass
 class Service:
-    """What the tests set, and what they then read."""
+    """The state of a served dashboard, which tests set and read."""
 
     url: str
     data: DashboardData
@@ -85,13 +85,13 @@ class Service:
 
 @contextmanager
 def serve(data: DashboardData) -> Iterator[Service]:
-    """The dashboard's routes and nothing else, on a free port, until the end."""
+    """Serve the dashboard's routes and nothing else, on a free port, for a `with` block."""
     service = Service("", data)
 
     def shown(request: Request) -> DashboardData:
         service.asked.append(time.monotonic())
-        given = request.headers.get("authorization")
-        if service.token is not None and given != f"Bearer {service.token}":
+        authorization = request.headers.get("authorization")
+        if service.token is not None and authorization != f"Bearer {service.token}":
             raise HTTPException(401, "Unknown token.")
         if service.status != 200:
             raise HTTPException(service.status, "As the test wants it.")

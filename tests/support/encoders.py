@@ -55,7 +55,7 @@ def parts_of(encoder: RowEncoder) -> EncoderParts:
 
 
 def lineage_with_encoder(folder: Path) -> Lineage:
-    """Version 0: a two-tower model of `QUERIES` and `CANDIDATES`, trained on the pairs `SEEN`."""
+    """Publish a two-tower model of `QUERIES` and `CANDIDATES`, trained on the pairs `SEEN`."""
     draw = torch.Generator().manual_seed(1)
     ids = {"query": pa.array(QUERIES), "candidate": pa.array(CANDIDATES)}
     queries, candidates = zip(*SEEN, strict=True)
@@ -75,7 +75,7 @@ def lineage_with_encoder(folder: Path) -> Lineage:
 
 
 def without_recorded_pairs(lineage: Lineage) -> Artefact:
-    """A next version of the same encoder that does not say what it was trained on."""
+    """Publish a next version of the same encoder, without the pairs that it was trained on."""
     return Artefact(
         DIM,
         {side: lineage.embeddings(side) for side in ("query", "candidate")},

@@ -1,4 +1,4 @@
-"""What somebody writes who wants a lineage to be read wrongly: with checksums that are right."""
+"""Forge the records of a lineage, with checksums that are right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def resealed(facts: dict[str, Any]) -> str:
-    """The JSON of a record or manifest with the checksum of what it says now."""
+    """Return a record or manifest with the checksum of its new content."""
     # The fingerprint of a manifest is made of what it says, too, and found again where it is not.
     body = {k: v for k, v in facts.items() if k not in ("check", "fingerprint")}
     check = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

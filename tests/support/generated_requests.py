@@ -46,7 +46,7 @@ OF_ONE = 200
 
 
 def aim(case: Any, number: int) -> None:
-    """Let every other request name versions and vectors that there are: what is drawn at random
+    """Let every other request name versions and vectors that exist: what is drawn at random
     hardly ever does, and is refused before anything is read. Of streams every other is damaged."""
     body = case.body
     version = number // 2 % 3

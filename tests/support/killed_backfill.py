@@ -30,7 +30,7 @@ APPLIED, PUT_BACK = 80, 300
 
 
 def check(lineage: Lineage, address: str) -> int:
-    """Every row is there once, as its version wrote it; what is acknowledged is refreshed.
+    """Check that every row is there once, as its version wrote it, and refreshed if acknowledged.
 
     Returns: rows that are acknowledged.
     """

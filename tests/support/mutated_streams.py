@@ -40,7 +40,7 @@ EXTREMES = (0, 1, -1, 2**31 - 1, -(2**31), 2**62, -(2**62), 2**63 - 1, 21, 64, 6
 
 
 def messages(body: bytes) -> list[bytes]:
-    """The encapsulated messages of a stream, without its end."""
+    """Return the encapsulated messages of a stream, without its end."""
     parts, at = [], 0
     while at + 8 <= len(body):
         length = struct.unpack_from("<i", body, at + 4)[0]
@@ -65,7 +65,7 @@ def stream(column: str, rows: list[Any], request: str, batches: int, **write: An
 
 
 def whole(route: str) -> list[bytes]:
-    """Streams that the route answers, and some of types that it refuses."""
+    """Return streams that the route answers, and some of types that it refuses."""
     if route == "embeddings":
         ids = pa.array(range(21), pa.int64())
         kinds = [ids, ids.cast(pa.int32()), ids.cast(pa.string()), ids.cast(pa.large_string())]
@@ -90,7 +90,7 @@ def whole(route: str) -> list[bytes]:
 
 
 def mutated(draw: random.Random, known: list[bytes]) -> bytes:
-    """A stream with some of its messages, and then some of its bytes, out of place."""
+    """Return a stream with some of its messages, and then some of its bytes, out of place."""
     parts = messages(draw.choice(known))
     for _ in range(draw.choice((0, 0, 1, 2))):
         change, at = draw.randrange(4), draw.randrange(len(parts))

@@ -13,7 +13,7 @@ DIM = 64
 def model_of(
     nodes: list[Any], *initializers: Any, functions: list[Any] | None = None
 ) -> ModelProto:
-    """From x [n, DIM] to y [n, ?]."""
+    """Return a model from x [n, DIM] to y [n, ?]."""
     graph = helper.make_graph(
         nodes,
         "g",
@@ -22,9 +22,9 @@ def model_of(
         list(initializers),
     )
     opsets = [helper.make_opsetid("", 17), *([helper.make_opsetid("own", 1)] if functions else [])]
-    found = helper.make_model(graph, opset_imports=opsets, functions=functions or [])
-    found.ir_version = 8
-    return found
+    model = helper.make_model(graph, opset_imports=opsets, functions=functions or [])
+    model.ir_version = 8
+    return model
 
 
 def number(name: str, value: Any, kind: Any = np.int64) -> Any:
@@ -36,7 +36,7 @@ def weights(name: str = "w") -> Any:
 
 
 def elsewhere(tensor: Any, location: str = "w.bin") -> Any:
-    """The same tensor, its numbers in another file."""
+    """Return the same tensor with its numbers in another file."""
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
     entry = tensor.external_data.add()
@@ -49,7 +49,7 @@ def plain() -> ModelProto:
 
 
 def looping() -> ModelProto:
-    """It goes round 2⁶² times."""
+    """Return a model that loops 2⁶² times."""
     carried = helper.make_graph(
         [
             helper.make_node("Identity", ["c_in"], ["c_out"]),
@@ -79,12 +79,12 @@ def hungry(gib: int = 64) -> ModelProto:
 
 
 def single() -> ModelProto:
-    """One number, however many rows there are."""
+    """Return a model that gives one number, however many rows there are."""
     return model_of([helper.make_node("ReduceMean", ["x"], ["y"], keepdims=1, axes=[0, 1])])
 
 
 def external(where: str) -> ModelProto:
-    """Its weights are in another file; where it says so differs."""
+    """Return a model whose weights are in another file, named by an initializer or an attribute."""
     product = helper.make_node("MatMul", ["x", "w"], ["y"])
     if where == "initializer":
         return model_of([product], elsewhere(weights()))

@@ -1,4 +1,4 @@
-"""What the page is shown, and how it is looked at."""
+"""Facts that the page shows, and views of it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def show(browser: Browser, service: Service) -> None:
 
 
 def refresh(browser: Browser) -> None:
-    """As when somebody comes back to the tab."""
+    """Let the page refresh, as when somebody comes back to the tab."""
     browser.run("document.dispatchEvent(new Event('visibilitychange'))")
 
 

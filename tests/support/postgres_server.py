@@ -14,7 +14,7 @@ import psycopg
 
 
 class PostgresServer:
-    """With the extension vector at hand; listens on a socket in a folder of its own."""
+    """A server with the extension vector, on a socket in a folder of its own."""
 
     def __init__(self) -> None:
         with warnings.catch_warnings():
@@ -32,13 +32,13 @@ class PostgresServer:
         return f"{self.uri}#{name}"
 
     def sql(self, query: str) -> list[tuple[object, ...]]:
-        """Run as its superuser."""
+        """Run a query as the superuser, and return its rows."""
         with psycopg.connect(self.uri, autocommit=True) as connection:
             cursor = connection.execute(query.encode())
             return cursor.fetchall() if cursor.description else []
 
     def address_with_password(self, name: str, role: str, password: str) -> str:
-        """Make a role that is let in by its password alone. Returns: its address, without it."""
+        """Make a role that needs its password. Returns: its address, without the password."""
         self.sql(f"create role {role} superuser login password '{password}'")
         rules = self._server.pgdata / "pg_hba.conf"
         line = f"local all {role} scram-sha-256\nhost all {role} all scram-sha-256\n"
@@ -55,12 +55,12 @@ class PostgresServer:
         raise TimeoutError("PostgreSQL lets everybody in")
 
     def stop(self) -> None:
-        """As an administrator would: sessions are ended, data is written."""
+        """Stop it as an administrator would: sessions end, data is written."""
         self._server.stop()
         self._gone()
 
     def crash(self) -> None:
-        """All its processes end at once and nothing more is written."""
+        """End all its processes at once, with nothing more written."""
         os.kill(self._server.get_postmaster_info().pid, signal.SIGQUIT)
         self._gone()
 

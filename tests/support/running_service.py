@@ -27,7 +27,7 @@ from evergram.stores.store import Store
 
 
 class CountedStore(DictionaryStore):
-    """Knows whether it was closed, and refuses to be read then."""
+    """A store that fails the test when it is read after it was closed."""
 
     closed = False
 
@@ -41,7 +41,7 @@ class CountedStore(DictionaryStore):
 
 
 def read_from_dictionaries(folder: Path) -> Reader:
-    """A reader whose stores hold production's embeddings."""
+    """Return a reader whose stores hold production's embeddings."""
     lineage = Lineage.open(folder)
     version = lineage.production
     stores: dict[str, Store] = {}
@@ -85,7 +85,7 @@ class Running:
 def running(
     folder: Path, settings: ServiceSettings | None = None, **line: Any
 ) -> Iterator[Running]:
-    """A service over a line of versions, which is made where the folder is empty."""
+    """Serve the lineage in a folder for a `with` block; one is made where there is none."""
     if not (folder / "lineage.json").exists():
         lineage_of(folder, **line)
     service = service_of(folder)
@@ -96,7 +96,7 @@ def running(
 
 @contextmanager
 def server(app: Any) -> Iterator[str]:
-    """A real server in a thread. Yields: its address."""
+    """Run a real server in a thread for a `with` block. Yields: its address."""
     handler = app.state.handler
     served = uvicorn_server(app, handler.settings, handler.connections)
     served.config.port = 0

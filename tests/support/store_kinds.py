@@ -14,7 +14,7 @@ from evergram.stores.store import Store
 
 
 def dictionary(folder: Path, id_type: str) -> Store:
-    """The oracle; it keeps nothing, so it is given back as long as the folder is the same."""
+    """Return the oracle; the same one for the same folder, as it keeps nothing on disk."""
     return _DICTIONARIES.setdefault((folder, id_type), DictionaryStore(id_type))
 
 

@@ -26,14 +26,14 @@ def work_together(store: Store) -> None:
         steps = np.arange(dims[version], dtype=np.float32)
         return np.asarray(ids, dtype=np.float32)[:, None] + version * steps
 
-    def expect(found: list[Rows], version: int | None = None) -> int:
-        for rows in found:
+    def expect(blocks: list[Rows], version: int | None = None) -> int:
+        for rows in blocks:
             if rows.version not in dims:
                 continue
             keys = rows.ids.to_pylist()
             np.testing.assert_array_equal(rows.vectors, vectors(keys, rows.version))
             assert version in (None, rows.version)
-        return sum(map(len, found))
+        return sum(map(len, blocks))
 
     def work(owner: int) -> None:
         own = range(1000 + owner * EACH, 1000 + (owner + 1) * EACH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,7 +97,8 @@ def consumer_add(
     from evergram.lineage.consumers.registry import ConsumerRegistry
     from evergram.lineage.lineage import Lineage
 
-    measured = _probe(Lineage.open(lineage), pin, probe, data, side, metric, least, most)
+    options = _ProbeOptions(probe, data, side, metric, least, most)
+    measured = options.measured(Lineage.open(lineage), pin)
     registry = ConsumerRegistry.open(lineage)
     added = registry.add(
         name,
@@ -131,7 +133,8 @@ def consumer_pin(
 
     if drop_probe and (probe is not None or data is not None):
         raise DataError("--drop-probe leaves it without a probe; leave --probe and --data out.")
-    measured = _probe(Lineage.open(lineage), version, probe, data, side, metric, least, most)
+    options = _ProbeOptions(probe, data, side, metric, least, most)
+    measured = options.measured(Lineage.open(lineage), version)
     moved = ConsumerRegistry.open(lineage).repin(
         name,
         version,
@@ -205,38 +208,51 @@ def probe(
         sys.exit(1)
 
 
-def _probe(
-    lineage: Lineage,
-    pinned: str,
-    model: Path | None,
-    data: Path | None,
-    side: str | None,
-    metric: str | None,
-    least: float | None,
-    most: float | None,
-) -> Probe | None:
-    """Return the probe that the options name, with its baseline; None where they name none."""
-    if model is None and data is None:
-        options = {"--side": side, "--metric": metric, "--min": least, "--max": most}
-        for option, value in options.items():
-            if value is not None:
-                raise DataError(f"{option} was given without a probe; give --probe and --data.")
-        return None
-    if model is None or data is None:
-        raise DataError("A probe is a model and an evaluation file: give both --probe and --data.")
-    from pydantic import ValidationError
+@dataclass(frozen=True)
+class _ProbeOptions:
+    """The options of a command that describe a probe."""
 
-    from evergram.lineage.consumers.record import Probe
-    from evergram.releasing.probes import default_side, measured_probe
-    from evergram.validation import sentence_of
+    model: Path | None
+    data: Path | None
+    side: str | None
+    metric: str | None
+    min: float | None
+    max: float | None
 
-    facts: dict[str, Any] = {"model": str(model), "data": str(data), "metric": metric or "auc"}
-    facts |= {"side": default_side(lineage) if side is None else side, "min": least, "max": most}
-    try:
-        named = Probe.model_validate(facts)
-    except ValidationError as error:
-        raise DataError(f"The probe cannot be: {sentence_of(error, Probe)}") from error
-    return measured_probe(lineage, pinned, named)
+    def measured(self, lineage: Lineage, pinned: str) -> Probe | None:
+        """Return the probe that the options name, with its baseline; None if they name none.
+
+        Raises: DataError: an option is missing, makes no sense without a probe, or has a value that
+            no probe can have; or as `measured_probe`.
+        """
+        if self.model is None and self.data is None:
+            for name in ("side", "metric", "min", "max"):
+                if getattr(self, name) is not None:
+                    raise DataError(f"--{name} was given without a probe; give --probe and --data.")
+            return None
+        if self.model is None or self.data is None:
+            raise DataError(
+                "A probe is a model and an evaluation file: give both --probe and --data."
+            )
+        from pydantic import ValidationError
+
+        from evergram.lineage.consumers.record import Probe
+        from evergram.releasing.probes import default_side, measured_probe
+        from evergram.validation import sentence_of
+
+        facts = {
+            "model": str(self.model),
+            "data": str(self.data),
+            "metric": self.metric or "auc",
+            "side": default_side(lineage) if self.side is None else self.side,
+            "min": self.min,
+            "max": self.max,
+        }
+        try:
+            probe = Probe.model_validate(facts)
+        except ValidationError as error:
+            raise DataError(f"The probe cannot be used: {sentence_of(error, Probe)}") from error
+        return measured_probe(lineage, pinned, probe)
 
 
 def _facts(consumer: Consumer) -> dict[str, Any]:
@@ -246,6 +262,7 @@ def _facts(consumer: Consumer) -> dict[str, Any]:
 
 
 def _print_consumer(consumer: Consumer, as_json: bool, token: str | None = None) -> None:
+    """Print a consumer, the value of its probe, and its token where one was issued."""
     if as_json:
         dump({**_facts(consumer), **({} if token is None else {"token": token})})
         return

@@ -34,7 +34,7 @@ _BYTES = re.compile(r"(?i)(?:allocate|size) ([\d.,]+ ?(?:[KMGTPE]i?B|bytes)?)")
 
 
 class _WarningPrinter(logging.Handler):
-    """Writes each warning of the library as a line to stderr, as `sys.stderr` is at that moment."""
+    """Writes each warning of the library as a line to what `sys.stderr` is at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(f"warning: {record.getMessage()}\n")
@@ -98,12 +98,14 @@ def without_passwords(text: str) -> str:
 
 
 def _memory(text: str) -> str:
+    """Return a sentence on a lack of memory, with the size that the error's text names."""
     wanted = _BYTES.search(text)
     how_much = "more memory than there is"
     if wanted is not None:
         size = wanted[1].rstrip(",. ")
-        if size.replace(",", "").isdigit():
-            size = f"{int(size.replace(',', '')):,} bytes"
+        digits = size.removesuffix("bytes").replace(",", "").strip()
+        if digits.isdigit():
+            size = f"{int(digits):,} bytes"
         how_much = f"{size} of memory at once, and there is not so much"
     return (
         f"This needs {how_much}; make what is large smaller: model.dim, batch sizes, or the data."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,10 @@ from evergram.cli.options import (
 )
 from evergram.cli.printing import dump, metrics_table, number, print_version, table
 from evergram.errors import DataError
+
+if TYPE_CHECKING:
+    from evergram.releasing.demo import Chapter
+    from evergram.training.diagnose import Diagnosis
 
 # Tables of a recipe that an evaluation does not read, and keys that a comparison's methods set.
 NOT_EVALUATED = ("name", "model", "task", "prior", "gramian", "training", "upgrade", "compare")
@@ -185,26 +189,30 @@ def diagnose(
     if as_json:
         dump({"lineage": str(lineage), **diagnosis.as_json()})
         return
+    _print_diagnosis(diagnosis, steps)
+    if out is not None:
+        sys.stdout.write(f"Plots: {out}\n")
+
+
+def _print_diagnosis(diagnosis: Diagnosis, steps: int) -> None:
+    """Print the spectrum of each side, the scores, and the error of each estimator."""
     table(
         f"Version {diagnosis.version}",
         ["", *next(iter(diagnosis.sides.values()))],
         [[side, *(f"{v:.4g}" for v in facts.values())] for side, facts in diagnosis.sides.items()],
     )
-    scores = diagnosis.histograms
+    scores, tracking = diagnosis.histograms, diagnosis.tracking
     sys.stdout.write(
         f"Mean score of observed pairs {scores.means[0]:.4f}, of random pairs "
         f"{scores.means[1]:.4f}; an observed one is higher {scores.separation:.1%} of the time.\n"
     )
-    gramian, gradient = (
-        tracking.mean(e) for e in (tracking.gramian_errors, tracking.gradient_errors)
-    )
+    gramian = tracking.mean(tracking.gramian_errors)
+    gradient = tracking.mean(tracking.gradient_errors)
     table(
         f"Errors over the second half of {steps} steps",
         ["estimator", "Gramian", "gradient"],
         [[name, f"{gramian[name]:.4f}", f"{gradient[name]:.4f}"] for name in gramian],
     )
-    if out is not None:
-        sys.stdout.write(f"Plots: {out}\n")
 
 
 @app.command()
@@ -264,7 +272,12 @@ def demo(
     if as_json:
         dump({"versions": rows, "report": str(report), "lineage": str(lineage.path)})
         return
-    metric = recipe.training.metric
+    _print_demo(chapters, recipe.training.metric)
+    sys.stdout.write(f"Report: {report}\n")
+
+
+def _print_demo(chapters: list[Chapter], metric: str) -> None:
+    """Print a line for each version: how well it ranks, and what the consumer keeps."""
     lines = [
         [
             str(c.version),
@@ -278,4 +291,3 @@ def demo(
     ]
     header = ["version", "dim", metric, "alone", "popular", "AUC chain", "AUC raw", "drift"]
     table("A consumer built on version 0", header, lines)
-    sys.stdout.write(f"Report: {report}\n")

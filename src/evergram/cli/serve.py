@@ -15,52 +15,72 @@ if TYPE_CHECKING:
     from evergram.serving.server import Server
 
 
+Host = Annotated[
+    str, typer.Option(help="Address to listen on; any but this machine's own needs tokens.")
+]
+Port = Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")]
+ServedStores = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--store",
+        metavar="SIDE=ADDRESS",
+        help="Store of a side's embeddings (default: snapshots in DIR/stores); repeatable. "
+        "A database's password is best in PGPASSWORD or ~/.pgpass.",
+    ),
+]
+NoAuth = Annotated[
+    bool, typer.Option("--no-auth", help="Let everybody read everything, wherever it listens.")
+]
+MaxBatch = Annotated[int, typer.Option(min=1, help="Rows of one request.")]
+MaxK = Annotated[int, typer.Option(min=1, help="Results of one query.")]
+MaxBody = Annotated[int, typer.Option(min=1, help="MiB of one request.")]
+MaxBuffered = Annotated[
+    int, typer.Option(min=1, help="MiB of all requests at once, beside their first 64 KiB.")
+]
+Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds of one request.")]
+Workers = Annotated[int, typer.Option(min=1, help="Requests worked on at once.")]
+MaxWaiting = Annotated[
+    int, typer.Option(min=0, help="Requests that may wait; the next is answered 503.")
+]
+MaxConnections = Annotated[
+    int, typer.Option(min=1, help="Connections; past it, the longest silent is closed.")
+]
+Silence = Annotated[
+    float, typer.Option(min=0.1, help="Seconds that a client may be silent within a request.")
+]
+KeepAlive = Annotated[
+    int, typer.Option(min=1, help="Seconds that a connection stays open between requests.")
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host",
+        metavar="NAME",
+        help="A name that requests may address it by: shop.example, *.example, or * for any "
+        "(default: localhost; any, where tokens are asked for); repeatable.",
+    ),
+]
+MIB = 2**20
+
+
 @app.command()
 def serve(
     lineage: LineageFolder,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; any but this machine's own needs tokens.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8000,
-    store: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SIDE=ADDRESS",
-            help="Store of a side's embeddings (default: snapshots in DIR/stores); repeatable. "
-            "A database's password is best in PGPASSWORD or ~/.pgpass.",
-        ),
-    ] = None,
-    no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Let everybody read everything, wherever it listens.")
-    ] = False,
-    max_batch: Annotated[int, typer.Option(min=1, help="Rows of one request.")] = 2048,
-    max_k: Annotated[int, typer.Option(min=1, help="Results of one query.")] = 1000,
-    max_body: Annotated[int, typer.Option(min=1, help="MiB of one request.")] = 16,
-    max_buffered: Annotated[
-        int, typer.Option(min=1, help="MiB of all requests at once, beside their first 64 KiB.")
-    ] = 256,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds of one request.")] = 30.0,
-    workers: Annotated[int, typer.Option(min=1, help="Requests worked on at once.")] = 4,
-    max_waiting: Annotated[
-        int, typer.Option(min=0, help="Requests that may wait; the next is answered 503.")
-    ] = 1000,
-    max_connections: Annotated[
-        int, typer.Option(min=1, help="Connections; past it, the longest silent is closed.")
-    ] = 1000,
-    silence: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that a client may be silent within a request.")
-    ] = 10.0,
-    keep_alive: Annotated[
-        int, typer.Option(min=1, help="Seconds that a connection stays open between requests.")
-    ] = 120,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A name that requests may address it by: shop.example, *.example, or * for any "
-            "(default: localhost; any, where tokens are asked for); repeatable.",
-        ),
-    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    store: ServedStores = None,
+    no_auth: NoAuth = False,
+    max_batch: MaxBatch = 2048,
+    max_k: MaxK = 1000,
+    max_body: MaxBody = 16,
+    max_buffered: MaxBuffered = 256,
+    timeout: Timeout = 30.0,
+    workers: Workers = 4,
+    max_waiting: MaxWaiting = 1000,
+    max_connections: MaxConnections = 1000,
+    silence: Silence = 10.0,
+    keep_alive: KeepAlive = 120,
+    allowed_host: AllowedHosts = None,
     as_json: Json = False,
 ) -> None:
     """Serve embeddings, search and transforms over HTTP, at the version that each reader wants.
@@ -76,26 +96,31 @@ def serve(
         admin_token=admin_token(),
         max_batch=max_batch,
         max_k=max_k,
-        max_body=max_body * 2**20,
+        max_body=max_body * MIB,
         timeout=timeout,
         workers=workers,
         max_waiting=max_waiting,
         allowed_hosts=tuple(allowed_host or ()),
-        max_buffered=max_buffered * 2**20,
+        max_buffered=max_buffered * MIB,
         max_connections=max_connections,
         silence=silence,
         keep_alive=keep_alive,
     )
-    # The log on stderr says which changes were loaded, and which could not be.
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
-    logging.getLogger("evergram").setLevel(logging.INFO)
+    _log_to_stderr()
     stores = stores_by_side(store or ()) or None
     with listen(lineage, port=port, stores=stores, settings=settings) as server:
         _announce(lineage, server, as_json)
         server.run()
 
 
+def _log_to_stderr() -> None:
+    """Log which changes were loaded, and which could not be."""
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
+    logging.getLogger("evergram").setLevel(logging.INFO)
+
+
 def _announce(lineage: str, server: Server, as_json: bool) -> None:
+    """Print where the server listens, for people on stderr and as JSON on stdout."""
     sys.stderr.write(f"{server.checked_sentence}\n")
     facts = server.as_json()
     if as_json:

@@ -32,47 +32,54 @@ _MAPPINGS = {
 }
 
 
+OldVectors = Annotated[
+    str, typer.Argument(metavar="OLD", help="File of old vectors, or the newest version.")
+]
+NewVectors = Annotated[Path, typer.Argument(metavar="NEW", help="File of new vectors.")]
+TransformKind = Annotated[str, typer.Option(help="linear, affine, orthogonal or low_rank.")]
+Rank = Annotated[
+    int | None, typer.Option(min=1, help="Rank of a low_rank transform.", show_default="32")
+]
+Scaled = Annotated[bool, typer.Option("--scaled", help="Let an orthogonal transform stretch.")]
+HeldOut = Annotated[float, typer.Option(help="Share of the common objects to measure on, below 1.")]
+NewName = Annotated[
+    str | None, typer.Option(help="Name of a new lineage.", show_default="embeddings")
+]
+OldIds = Annotated[Path | None, typer.Option(help="Ids of OLD, one a line.")]
+NewIds = Annotated[Path | None, typer.Option(help="Ids of NEW, one a line.")]
+MaxError = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="Limit of the relative error on held-out objects; being better than chance is "
+        "asked for in any case; inf for neither.",
+    ),
+]
+NeighbourSeed = Annotated[
+    int, typer.Option(min=0, help="Draws the objects among which neighbours are looked up.")
+]
+
+
 @app.command()
 def align(
-    old: Annotated[
-        str, typer.Argument(metavar="OLD", help="File of old vectors, or the newest version.")
-    ],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="File of new vectors.")],
+    old: OldVectors,
+    new: NewVectors,
     lineage: LineageOption,
-    transform: Annotated[
-        str, typer.Option(help="linear, affine, orthogonal or low_rank.")
-    ] = "linear",
-    rank: Annotated[
-        int | None, typer.Option(min=1, help="Rank of a low_rank transform.", show_default="32")
-    ] = None,
-    scaled: Annotated[
-        bool, typer.Option("--scaled", help="Let an orthogonal transform stretch.")
-    ] = False,
-    held_out: Annotated[
-        float, typer.Option(help="Share of the common objects to measure on, below 1.")
-    ] = 0.1,
-    name: Annotated[
-        str | None, typer.Option(help="Name of a new lineage.", show_default="embeddings")
-    ] = None,
+    transform: TransformKind = "linear",
+    rank: Rank = None,
+    scaled: Scaled = False,
+    held_out: HeldOut = 0.1,
+    name: NewName = None,
     id_column: IdColumn = None,
     vector_column: VectorColumn = None,
-    old_ids: Annotated[Path | None, typer.Option(help="Ids of OLD, one a line.")] = None,
-    new_ids: Annotated[Path | None, typer.Option(help="Ids of NEW, one a line.")] = None,
-    max_error: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Limit of the relative error on held-out objects; being better than chance is "
-            "asked for in any case; inf for neither.",
-        ),
-    ] = None,
+    old_ids: OldIds = None,
+    new_ids: NewIds = None,
+    max_error: MaxError = None,
     allow_small_overlap: AllowSmallOverlap = False,
     strict_probes: StrictProbes = False,
     no_promote: NoPromote = False,
     as_json: Json = False,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Draws the objects among which neighbours are looked up.")
-    ] = 0,
+    seed: NeighbourSeed = 0,
 ) -> None:
     """Publish a file of vectors as the next version, with a backward transform to an older file.
 
@@ -83,19 +90,18 @@ def align(
     from evergram.releasing.files.target_lineage import open_or_create
     from evergram.vector_files.open_embeddings import open_embeddings
 
-    is_version = old.isdecimal() and not Path(old).exists()
-    if is_version and old_ids is not None:
+    version = int(old) if old.isdecimal() and not Path(old).exists() else None
+    if version is not None and old_ids is not None:
         raise DataError(
             f"--old-ids names the ids of a file, and OLD is version {old}; leave it out."
         )
-    files = [new] if is_version else [Path(old), new]
+    files = [new] if version is not None else [Path(old), new]
     columns = columns_of(files, id_column, vector_column)
-    settings = AlignSettings(transform, rank, scaled, held_out, seed, allow_small_overlap)
     facts = align_files(
-        int(old) if is_version else open_embeddings(Path(old), ids=old_ids, **columns),
+        open_embeddings(Path(old), ids=old_ids, **columns) if version is None else version,
         open_embeddings(new, ids=new_ids, **columns),
         open_or_create(lineage, name),
-        settings,
+        AlignSettings(transform, rank, scaled, held_out, seed, allow_small_overlap),
         max_error=max_error,
         promote=not no_promote,
         progress=new_progress(),
@@ -110,6 +116,7 @@ def align(
 
 
 def _print_alignment(lineage: str, facts: dict[str, Any]) -> None:
+    """Print what was aligned, what held-out objects keep, and how far that is from chance."""
     alignment = facts["alignment"]
     pairs = alignment["pairs"]
     by = ", paired by the numbers of their rows" if pairs["by_row_number"] else ""

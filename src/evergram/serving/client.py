@@ -76,7 +76,9 @@ class Client:
                 base_url=self.url, headers=headers, timeout=timeout, transport=transport
             )
         except httpx.InvalidURL as error:
-            raise ServiceError(f"{url!r} is no address: {error}.") from error
+            raise ServiceError(
+                f"{url!r} is not an address such as http://127.0.0.1:8000: {error}."
+            ) from error
         self._retries = retries
 
     def __repr__(self) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from evergram.data.corpus import Vocabulary
 from evergram.encoders.factory import restore_encoder
 from evergram.encoders.features import EntityInputs
 from evergram.encoders.kinds import ENCODERS
@@ -17,6 +16,7 @@ from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, LineageError
 from evergram.kinds import kinds_where
 from evergram.lineage.lineage import Lineage
+from evergram.retrieval.pretrained.encoder_inputs import ID, inputs_of_columns, names_of
 from evergram.serving.object_features import Features
 from evergram.stores.store import Floats
 
@@ -81,10 +81,7 @@ class FeatureEncoders:
 def _inputs(
     encoder: RowEncoder, version: int, side: str, objects: Sequence[Features]
 ) -> EntityInputs:
-    schema = encoder.schema
-    if side not in schema.inputs:
-        raise DataError(f"There is no side {side!r}; there is {' and '.join(schema.inputs)}.")
-    names = [name for name in schema.inputs[side] if name != "id"]
+    names = [name for name in names_of(side, encoder.schema) if name != ID]
     for described in objects:
         unknown = sorted(set(described.features) - set(names))
         if unknown:
@@ -92,18 +89,7 @@ def _inputs(
             raise DataError(
                 f"Version {version} has no feature {unknown[0]!r} of side {side!r}; it has {has}."
             )
-    bags = {
-        name: _bag(
-            schema.vocabularies[schema.inputs[side][name]],
-            [_keys(described.features.get(name, [])) for described in objects],
-        )
-        for name in names
-    }
-    ids = torch.full((len(objects),), -1, dtype=torch.int64)
-    for i, described in enumerate(objects):
-        if described.id is not None:
-            ids[i] = schema.ids(side).rows(pa.array([described.id]))[0]
-    inputs = EntityInputs(ids, bags)
+    inputs = inputs_of_columns(_columns(objects, names), len(objects), side, encoder.schema)
     unknown_rows = torch.nonzero(~inputs.is_known).flatten()
     if len(unknown_rows):
         raise DataError(
@@ -114,17 +100,18 @@ def _inputs(
     return inputs
 
 
-def _keys(keys: Key | list[Key]) -> list[Key]:
-    return keys if isinstance(keys, list) else [keys]
+def _columns(objects: Sequence[Features], names: Sequence[str]) -> dict[str, pa.Array]:
+    """Return the ids and the features of objects, all as text: a request may mix it with numbers.
+
+    Vocabularies of integers know them as text too.
+    """
+    ids = [None if described.id is None else str(described.id) for described in objects]
+    columns = {ID: pa.array(ids, pa.string())}
+    for name in names:
+        keys = [_texts(described.features.get(name, [])) for described in objects]
+        columns[name] = pa.array(keys, pa.list_(pa.string()))
+    return columns
 
 
-def _bag(vocabulary: Vocabulary, keys: list[list[Key]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each object's keys as rows of a vocabulary, ragged; unknown keys are left out."""
-    flat = [str(key) for of_object in keys for key in of_object]
-    rows = vocabulary.rows(pa.array(flat, pa.string()))
-    known = rows >= 0
-    owner = torch.repeat_interleave(
-        torch.arange(len(keys)), torch.tensor([len(of_object) for of_object in keys])
-    )
-    counts = torch.bincount(owner[known], minlength=len(keys))
-    return rows[known], torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+def _texts(keys: Key | list[Key]) -> list[str]:
+    return [str(key) for key in (keys if isinstance(keys, list) else [keys])]

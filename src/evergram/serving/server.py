@@ -47,7 +47,7 @@ class Server:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests need no token."""
+        """True if requests need no token."""
         return self.settings.is_open(self.service.tokens)
 
     @property

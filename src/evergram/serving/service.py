@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from evergram.errors import EvergramError, LineageError
+from evergram.errors import EvergramError, LineageError, ServiceError
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
@@ -104,11 +104,17 @@ class Service:
         )
 
     def enter(self) -> ServedState:
-        """Return the state as it is now; call `ServedState.leave` when done with it."""
+        """Return the state as it is now; call `ServedState.leave` when done with it.
+
+        Raises: ServiceError: the service is closed.
+        """
         while True:
             state = self._state
             if state.shared.enter():
                 return state
+            # A reader that is replaced closes only after its successor is in place.
+            if state is self._state:
+                raise ServiceError("The service is closed; open it again.")
 
     @contextmanager
     def entered(self) -> Iterator[ServedState]:
@@ -175,7 +181,7 @@ class Service:
                 filled = SharedReader(self._open_reader())
                 self._switch(filled, filled.reader.lineage)
         except (EvergramError, OSError) as error:
-            return self._failed("The lineage has changed and cannot be taken up", error)
+            return self._failed("The lineage has changed and cannot be loaded", error)
         changed = stamps != self._stamps
         self._stamps, self.problem = stamps, None
         return changed
@@ -192,7 +198,7 @@ class Service:
 
     @property
     def tokens(self) -> bool:
-        """Whether a consumer has a token, or had one since the service started."""
+        """True if a consumer has a token, or had one since the service started."""
         return self._state.tokens
 
     @property

@@ -62,7 +62,7 @@ class ServiceSettings:
 
     @cached_property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the service."""
+        """True if only this machine can reach the service."""
         if self.host == "localhost":
             return True
         try:

@@ -1,4 +1,4 @@
-"""What the running service knows of itself: requests at once, and stores that are being filled."""
+"""The running service's own facts: its requests, and stores that are being filled."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.support.lineages import lineage_of
+from tests.support.raw_http import ONE_ID, post_bytes, read_answer, read_until_closed
 from tests.support.running_service import CountedStore, server, service_of
 
 from evergram.serving.app import create_app
@@ -21,18 +22,6 @@ from evergram.serving.settings import ServiceSettings
 
 # Seconds that a test waits for what must come.
 PATIENCE = 60
-ASK = b'{"input": [1]}'
-
-
-def request(body: bytes = ASK, **headers: Any) -> bytes:
-    known = {
-        "Host": "127.0.0.1",
-        "Content-Type": "application/json",
-        "Content-Length": len(body),
-        **{k.replace("_", "-"): v for k, v in headers.items()},
-    }
-    lines = ["POST /v1/embeddings HTTP/1.1", *(f"{k}: {v}" for k, v in known.items()), "", ""]
-    return "\r\n".join(lines).encode() + body
 
 
 class Service:
@@ -73,43 +62,19 @@ def serving(folder: Path, **settings: Any) -> Iterator[Service]:
             service.close()
 
 
-def heard(one: socket.socket) -> bytes:
-    """All that the service says until it closes the connection."""
-    parts = []
-    try:
-        while part := one.recv(65_536):
-            parts.append(part)
-    except ConnectionResetError:
-        pass
-    return b"".join(parts)
-
-
-def answer(one: socket.socket) -> bytes:
-    """One answer, of a connection that stays open."""
-    text = b""
-    while b"\r\n\r\n" not in text:
-        text += one.recv(1)
-    length = int(text.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-    while length:
-        part = one.recv(length)
-        text += part
-        length -= len(part)
-    return text
-
-
 def test_a_connection_that_asks_for_nothing_is_closed(tmp_path: Path) -> None:
     with serving(tmp_path / "line", silence=0.2) as service:
-        assert heard(service.connect()) == b""
+        assert read_until_closed(service.connect()) == b""
         assert service.ended("silent") == 1
 
 
-@pytest.mark.parametrize("before", [b"", request()])
+@pytest.mark.parametrize("before", [b"", post_bytes()])
 def test_headers_that_do_not_end_are_refused(tmp_path: Path, before: bytes) -> None:
     """Also those of a second request on a connection, and however slowly they come."""
     with serving(tmp_path / "line", silence=0.4) as service:
         one = service.connect(before)
         if before:
-            assert answer(one).startswith(b"HTTP/1.1 200")
+            assert read_answer(one).startswith(b"HTTP/1.1 200")
         stop = threading.Event()
 
         def drip() -> None:
@@ -123,30 +88,30 @@ def test_headers_that_do_not_end_are_refused(tmp_path: Path, before: bytes) -> N
 
         sending = threading.Thread(target=drip)
         sending.start()
-        said = heard(one)
+        answer = read_until_closed(one)
         stop.set()
         sending.join()
-        assert said.startswith(b"HTTP/1.1 408") or said == b""
+        assert answer.startswith(b"HTTP/1.1 408") or answer == b""
         assert service.ended("headers") == 1
 
 
 def test_a_body_that_stops_coming_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path / "line", silence=0.3) as service:
-        one = service.connect(request()[:-5])
-        said = heard(one)
-        assert said.startswith(b"HTTP/1.1 408")
-        error = json.loads(said.partition(b"\r\n\r\n")[2])["error"]
+        one = service.connect(post_bytes()[:-5])
+        answer = read_until_closed(one)
+        assert answer.startswith(b"HTTP/1.1 408")
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
         assert error["code"] == "slow"
         assert "0.3 seconds" in error["message"]
         assert service.ended("unread_body") == 1
         assert service.handler.bodies.held == 0
 
 
-def test_what_nobody_reads_any_more_is_not_taken_for_ever(tmp_path: Path) -> None:
+def test_a_body_that_nobody_reads_is_not_received_for_ever(tmp_path: Path) -> None:
     """A body that is refused before its end, whose client goes on sending."""
     with serving(tmp_path / "line", silence=0.3, max_body=1000) as service:
-        one = service.connect(request(Content_Length=10**9) + b" " * 2000)
-        assert answer(one).startswith(b"HTTP/1.1 413")
+        one = service.connect(post_bytes(Content_Length=10**9) + b" " * 2000)
+        assert read_answer(one).startswith(b"HTTP/1.1 413")
         with suppress(OSError):
             while True:
                 one.sendall(b" " * 1000)
@@ -161,7 +126,7 @@ def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path) -> None:
         # More than all buffers between take.
         for _ in range(40):
             try:
-                one.sendall(request(asked))
+                one.sendall(post_bytes(asked))
             except OSError:
                 break
         deadline = threading.Event()
@@ -182,15 +147,15 @@ def test_a_slow_reader_is_waited_for(tmp_path: Path) -> None:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.settimeout(PATIENCE)
         one.connect(("127.0.0.1", int(service.url.rpartition(":")[2])))
-        one.sendall(request(asked, Connection="close"))
-        said = b""
+        one.sendall(post_bytes(asked, Connection="close"))
+        answer = b""
         pause = threading.Event()
         while part := one.recv(40_000):
-            said += part
+            answer += part
             pause.wait(0.05)
         one.close()
-        length = int(said.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        assert len(said.partition(b"\r\n\r\n")[2]) == length
+        length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        assert len(answer.partition(b"\r\n\r\n")[2]) == length
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/embeddings HT"])
@@ -202,22 +167,22 @@ def test_silent_connections_keep_nobody_out(tmp_path: Path, sent: bytes) -> None
                 f"{service.url}/v1/embeddings", json={"input": 1}, timeout=PATIENCE
             )
             assert answered.status_code == 200
-        assert heard(silent[0]) == b""
+        assert read_until_closed(silent[0]) == b""
         assert service.ended("full") >= 23
         assert len(service.handler.connections.open) <= 8
 
 
-def test_who_has_asked_is_kept_before_who_has_not(tmp_path: Path) -> None:
+def test_a_connection_that_has_asked_is_kept_before_one_that_has_not(tmp_path: Path) -> None:
     with serving(tmp_path / "line", max_connections=3) as service:
-        one = service.connect(request())
-        assert answer(one).startswith(b"HTTP/1.1 200")
+        one = service.connect(post_bytes())
+        assert read_answer(one).startswith(b"HTTP/1.1 200")
         silent = [service.connect() for _ in range(6)]
-        assert [heard(s) for s in silent[:4]] == [b""] * 4
-        one.sendall(request())
-        assert answer(one).startswith(b"HTTP/1.1 200")
+        assert [read_until_closed(s) for s in silent[:4]] == [b""] * 4
+        one.sendall(post_bytes())
+        assert read_answer(one).startswith(b"HTTP/1.1 200")
 
 
-def test_where_all_are_busy_the_next_is_told_so(
+def test_the_next_connection_is_refused_where_all_are_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
@@ -229,19 +194,19 @@ def test_where_all_are_busy_the_next_is_told_so(
 
     monkeypatch.setattr(CountedStore, "_read", waiting)
     with serving(tmp_path / "line", max_connections=2, timeout=PATIENCE) as service:
-        busy = [service.connect(request()) for _ in range(2)]
+        busy = [service.connect(post_bytes()) for _ in range(2)]
         while service.handler.workers.busy < 2:
             threading.Event().wait(0.01)
-        said = heard(service.connect(request()))
-        assert said.startswith(b"HTTP/1.1 503")
-        assert b"retry-after: 1" in said.lower()
-        assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "busy"
+        refusal = read_until_closed(service.connect(post_bytes()))
+        assert refusal.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 1" in refusal.lower()
+        assert json.loads(refusal.partition(b"\r\n\r\n")[2])["error"]["code"] == "busy"
         assert service.ended("refused") == 1
         go.set()
-        assert all(answer(one).startswith(b"HTTP/1.1 200") for one in busy)
+        assert all(read_answer(one).startswith(b"HTTP/1.1 200") for one in busy)
 
 
-def test_what_is_no_http_is_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_http_are_refused(tmp_path: Path) -> None:
     with serving(tmp_path / "line") as service:
         for sent in (
             b"nonsense\r\n\r\n",
@@ -249,24 +214,24 @@ def test_what_is_no_http_is_refused(tmp_path: Path) -> None:
             b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
             b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000,
         ):
-            said = heard(service.connect(sent))
-            assert said.startswith(b"HTTP/1.1 400"), sent
-            assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "http"
+            refusal = read_until_closed(service.connect(sent))
+            assert refusal.startswith(b"HTTP/1.1 400"), sent
+            assert json.loads(refusal.partition(b"\r\n\r\n")[2])["error"]["code"] == "http"
         assert service.ended("invalid") == 4
 
 
 def test_bodies_are_held_within_one_budget(tmp_path: Path) -> None:
     """What is past it is refused; small requests never are."""
     with serving(tmp_path / "line", max_buffered=2**20, max_body=2**20) as service:
-        large = [service.connect(request(Content_Length=900_000) + b" " * 800_000)]
+        large = [service.connect(post_bytes(Content_Length=900_000) + b" " * 800_000)]
         while service.handler.bodies.held < 700_000:
             threading.Event().wait(0.01)
-        said = answer(service.connect(request(Content_Length=900_000) + b" " * 800_000))
-        assert said.startswith(b"HTTP/1.1 503")
-        assert b"retry-after: 1" in said.lower()
+        refusal = read_answer(service.connect(post_bytes(Content_Length=900_000) + b" " * 800_000))
+        assert refusal.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 1" in refusal.lower()
         response = httpx.post(f"{service.url}/v1/embeddings", json={"input": 1}, timeout=PATIENCE)
         assert response.status_code == 200
-        large[0].sendall(b" " * (100_000 - len(ASK)) + ASK[:-1] + b"}")
+        large[0].sendall(b" " * (100_000 - len(ONE_ID)) + ONE_ID[:-1] + b"}")
         large[0].close()
         while service.handler.bodies.held:
             threading.Event().wait(0.01)
@@ -288,7 +253,7 @@ def service_of_line(folder: Path) -> Any:
 
 def test_an_idle_connection_is_closed_at_last(tmp_path: Path) -> None:
     with serving(tmp_path / "line", keep_alive=1) as service:
-        one = service.connect(request())
-        assert answer(one).startswith(b"HTTP/1.1 200")
-        assert heard(one) == b""
+        one = service.connect(post_bytes())
+        assert read_answer(one).startswith(b"HTTP/1.1 200")
+        assert read_until_closed(one) == b""
         assert service.ended("idle") == 1

@@ -74,7 +74,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         ),
     ],
 )
-def test_it_answers_to_its_own_names_alone(
+def test_a_service_answers_to_its_own_names_only(
     services: Any, settings: ServiceSettings, host: str, answered: bool
 ) -> None:
     http = services(settings).http
@@ -110,7 +110,7 @@ def test_it_answers_to_its_own_names_alone(
         (ServiceSettings(allowed_hosts=("*",)), "127.0.0.1", "https://attacker.example", False),
     ],
 )
-def test_it_answers_its_own_pages_alone(
+def test_a_service_answers_its_own_pages_only(
     services: Any, settings: ServiceSettings, host: str, origin: str, answered: bool
 ) -> None:
     headers = {"Host": host, "Origin": origin, "Authorization": f"Bearer {ADMIN}"}
@@ -131,7 +131,7 @@ def test_it_answers_its_own_pages_alone(
         ("same-site", "no-cors", 403),
     ],
 )
-def test_a_page_elsewhere_may_link_to_it_and_no_more(
+def test_a_page_elsewhere_may_only_link_to_the_service(
     served: Running, site: str, mode: str, status: int
 ) -> None:
     headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
@@ -152,7 +152,9 @@ def test_a_page_elsewhere_may_link_to_it_and_no_more(
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/search", "/v1/transform"])
-def test_a_body_says_that_it_is_json(served: Running, path: str, kind: str | None) -> None:
+def test_a_body_of_another_type_than_json_is_refused(
+    served: Running, path: str, kind: str | None
+) -> None:
     """What a page of another origin may send without asking is none of it."""
     headers = {} if kind is None else {"Content-Type": kind}
     answer = served.http.post(path, content=b'{"input": [1], "id": 1}', headers=headers)
@@ -161,7 +163,7 @@ def test_a_body_says_that_it_is_json(served: Running, path: str, kind: str | Non
 
 
 @pytest.mark.parametrize("kind", ["application/json", "APPLICATION/JSON ; charset=utf-8"])
-def test_json_may_be_said_with_its_encoding(served: Running, kind: str) -> None:
+def test_the_type_json_may_name_its_encoding(served: Running, kind: str) -> None:
     headers = {"Content-Type": kind}
     answer = served.http.post("/v1/embeddings", content=b'{"input": [1]}', headers=headers)
     assert answer.status_code == 200

@@ -29,10 +29,8 @@ def inputs_of(objects: Any, side: str, schema: Schema) -> EntityInputs:
     Raises: DataError: there is no such side or feature; a key is neither an integer nor a text; or
         the encoder knows nothing of an object.
     """
-    if side not in schema.inputs:
-        raise DataError(f"There is no side {side!r}; there is {' and '.join(schema.inputs)}.")
+    has = list(names_of(side, schema))
     columns = columns_of(objects)
-    has = list(schema.inputs[side])
     unknown = [name for name in columns if name not in has]
     if unknown:
         raise DataError(
@@ -42,16 +40,7 @@ def inputs_of(objects: Any, side: str, schema: Schema) -> EntityInputs:
     if not columns:
         raise DataError("No ids and no features were given; give one of them for each object.")
     size = len(next(iter(columns.values())))
-    if ID in columns:
-        ids = schema.ids(side).rows(_keys(columns[ID], ID))
-    else:
-        ids = torch.full((size,), -1, dtype=torch.int64)
-    bags = {
-        name: _bag(columns.get(name), size, schema.vocabularies[vocabulary], name)
-        for name, vocabulary in schema.inputs[side].items()
-        if name != ID
-    }
-    inputs = EntityInputs(ids, bags)
+    inputs = inputs_of_columns(columns, size, side, schema)
     unseen = torch.nonzero(~inputs.is_known).flatten()
     if len(unseen):
         first = int(unseen[0])
@@ -62,6 +51,39 @@ def inputs_of(objects: Any, side: str, schema: Schema) -> EntityInputs:
             "or give features that it knows."
         )
     return inputs
+
+
+def names_of(side: str, schema: Schema) -> Mapping[str, str]:
+    """Return the names of a side's inputs, "id" among them, each with its vocabulary's.
+
+    Raises: DataError: the encoder has no such side.
+    """
+    if side not in schema.inputs:
+        raise DataError(f"There is no side {side!r}; there is {' and '.join(schema.inputs)}.")
+    return schema.inputs[side]
+
+
+def inputs_of_columns(
+    columns: Mapping[str, pa.Array], size: int, side: str, schema: Schema
+) -> EntityInputs:
+    """Return objects in columns as an encoder of this schema reads them.
+
+    Args:
+        columns: ids as "id", and features, each of `size` rows; a column that is left out is
+            unknown of every object, and one that the schema does not name is not read.
+    Raises: DataError: there is no such side; or a column's keys are neither integers nor texts.
+    """
+    names = names_of(side, schema)
+    if ID in columns:
+        ids = schema.ids(side).rows(_keys(columns[ID], ID))
+    else:
+        ids = torch.full((size,), -1, dtype=torch.int64)
+    bags = {
+        name: _bag(columns.get(name), size, schema.vocabularies[vocabulary], name)
+        for name, vocabulary in names.items()
+        if name != ID
+    }
+    return EntityInputs(ids, bags)
 
 
 def columns_of(objects: Any) -> dict[str, pa.Array]:

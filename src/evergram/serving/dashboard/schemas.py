@@ -26,7 +26,7 @@ class StepFacts(_Facts):
 
 
 class PastFacts(_Facts):
-    """How well the newest version is read as a past one; errors are over that one's length.
+    """The newest version read as a past one; errors are relative to the past vectors' length.
 
     Args:
         canaries: how many canaries the measured error and cosine are of.

@@ -230,7 +230,7 @@ def _read(lookup: Callable[[], R]) -> R:
         return lookup()
     except UnknownVersionError as error:
         raise RefusedError(
-            503, "taking_up", "A new version is being taken up; try again."
+            503, "taking_up", "The service is loading a new version; try again."
         ) from error
 
 

@@ -29,7 +29,7 @@ class Workers:
 
     @property
     def busy(self) -> int:
-        """How many requests are worked on, or wait."""
+        """The number of requests that are worked on, or wait."""
         return self._busy
 
     async def run(self, work: Callable[[], T], done: Callable[[], None]) -> T:

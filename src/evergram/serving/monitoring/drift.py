@@ -112,7 +112,7 @@ class Drift:
         return version, ids.take(pa.array(rows))
 
     def measured(self) -> dict[str, tuple[int, float | None, int]]:
-        """Return of each side the version, the relative distance, and of how many vectors."""
+        """Return, for each side, its version, the relative distance and the number of vectors."""
         with self._lock:
             return {
                 side: (version, moments.relative, moments.count)

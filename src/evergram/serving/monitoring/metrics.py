@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -17,77 +17,66 @@ class Metrics:
     """The metrics of one service, in a registry of its own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         self.drift = Drift()
         self.requests = Counter(
             "evergram_requests",
             "Requests answered.",
             ["route", "consumer", "version", "status"],
-            registry=self.registry,
+            registry=registry,
         )
         self.seconds = Histogram(
             "evergram_request_seconds",
             "From a request's first byte to its answer.",
             ["route"],
             buckets=_BUCKETS,
-            registry=self.registry,
+            registry=registry,
         )
         self.rows = Counter(
             "evergram_rows",
             "Rows served, by the version they were read as and the one they were computed from.",
             ["version", "computed_from"],
-            registry=self.registry,
+            registry=registry,
         )
         self.errors = Counter(
-            "evergram_errors", "Refusals and failures.", ["code"], registry=self.registry
-        )
-        self.version = Gauge(
-            "evergram_production_version",
-            "Version that is read where a request names none.",
-            registry=self.registry,
-        )
-        self.stale = Gauge(
-            "evergram_reload_failed",
-            "1 while a changed lineage cannot be loaded.",
-            registry=self.registry,
+            "evergram_errors", "Refusals and failures.", ["code"], registry=registry
         )
         self.reloads = Counter(
             "evergram_reloads",
             "Changes of the lineage and its consumers that were loaded.",
-            registry=self.registry,
-        )
-        self.working = Gauge(
-            "evergram_requests_working", "Requests worked on, or waiting.", registry=self.registry
-        )
-        self.connections = Gauge(
-            "evergram_connections", "Open connections.", registry=self.registry
+            registry=registry,
         )
         self._ended = Counter(
             "evergram_connections_ended",
             "Connections that the service closed, by reason.",
             ["why"],
-            registry=self.registry,
+            registry=registry,
         )
-        self.buffered = Gauge(
-            "evergram_buffered_bytes",
-            "Bytes taken of the budget for bodies of requests.",
-            registry=self.registry,
-        )
-        self.distance = Gauge(
-            "evergram_drift_relative",
-            "Distance of the second moments of served vectors from the stored ones, relative.",
-            ["side", "version"],
-            registry=self.registry,
-        )
+        self._add_gauges()
         # Looking up the counter of some labels takes longer than incrementing it.
         self._requests = lru_cache(4096)(self.requests.labels)
         self._seconds = lru_cache(64)(self.seconds.labels)
         self._rows = lru_cache(4096)(self.rows.labels)
-        self.looked_at = Gauge(
-            "evergram_drift_vectors",
-            "Served vectors that the distance is measured on.",
-            ["side", "version"],
-            registry=self.registry,
+
+    def _add_gauges(self) -> None:
+        def gauge(name: str, described: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(f"evergram_{name}", described, labels, registry=self.registry)
+
+        drift = ("side", "version")
+        self.version = gauge(
+            "production_version", "Version that is read where a request names none."
+        )
+        self.stale = gauge("reload_failed", "1 while a changed lineage cannot be loaded.")
+        self.working = gauge("requests_working", "Requests worked on, or waiting.")
+        self.connections = gauge("connections", "Open connections.")
+        self.buffered = gauge("buffered_bytes", "Bytes taken of the budget for bodies of requests.")
+        self.distance = gauge(
+            "drift_relative",
+            "Distance of the second moments of served vectors from the stored ones, relative.",
+            drift,
+        )
+        self.looked_at = gauge(
+            "drift_vectors", "Served vectors that the distance is measured on.", drift
         )
 
     def answered(

@@ -50,7 +50,7 @@ def test_an_answer_is_json(vectors: np.ndarray, as_base64: bool, turned: bool) -
 
 
 @pytest.mark.parametrize("as_base64", [True, False])
-def test_what_json_cannot_say_is_refused(as_base64: bool) -> None:
+def test_values_that_are_not_finite_are_refused(as_base64: bool) -> None:
     vectors, sources = np.array([[1.0, np.inf]], np.float32), np.zeros(1, np.int64)
     with pytest.raises(DataError, match="not finite"):
         embeddings_json(vectors, sources, {}, "m", as_base64)

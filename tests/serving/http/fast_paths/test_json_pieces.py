@@ -61,13 +61,13 @@ def test_the_pieces_are_the_whole(
 
 
 @pytest.mark.usefixtures("size")
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(
     whole=OBJECT,
     places=st.lists(st.tuples(st.integers(0, 200), st.sampled_from(b'[]{},":\\ 1')), max_size=4),
     replace=st.booleans(),
 )
-def test_what_is_no_json_is_none_in_pieces(
+def test_a_body_that_is_not_json_is_refused_in_pieces_too(
     whole: Any, places: list[tuple[int, int]], replace: bool
 ) -> None:
     text = bytearray(json.dumps(whole).encode())
@@ -103,7 +103,7 @@ def test_elements_are_counted_before_anything_is_parsed() -> None:
         (b'{"input": {' + b'"a": 1, ' * 40 + b'"b": 2}}', "no list"),
     ],
 )
-def test_what_is_too_long_is_not_parsed(body: bytes, words: str) -> None:
+def test_elements_that_are_too_long_are_not_parsed(body: bytes, words: str) -> None:
     with pytest.raises(RefusedError, match=words) as refused:
         cut_body(body, many, lambda _: 100)
     assert refused.value.status == 413
@@ -123,7 +123,7 @@ def test_what_is_too_long_is_not_parsed(body: bytes, words: str) -> None:
         b"{" + b'"a":1,' * 70 + b'"b":2}',
     ],
 )
-def test_what_is_no_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_refused(body: bytes) -> None:
     with pytest.raises(RefusedError) as refused:
         cut_body(body, many, many)
     assert refused.value.status == 400

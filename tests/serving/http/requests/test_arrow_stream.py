@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.support.arrow_requests import ARROW, post_stream, stream
@@ -119,3 +120,45 @@ def test_arrow_is_what_the_routes_take(served: Running) -> None:
         "/v1/embeddings", content=body, headers={"Content-Type": f"{ARROW}; x=1"}
     )
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"not a stream",
+        stream({"id": pa.array([1])}, {})[:-40],
+        stream({"id": pa.array([1.5])}, {}),
+        stream({"id": pa.array([1]), "more": pa.array([1])}, {}),
+        stream({"id": pa.array([1, None])}, {}),
+        stream({"id": pa.array([1])}, "no JSON"),
+        stream({"id": pa.array(["a"]).dictionary_encode()}, {}),
+        stream({"id": pa.nulls(3)}, {}),
+    ],
+)
+def test_a_stream_that_is_none_is_refused(served: Running, body: bytes) -> None:
+    answer = post_stream(served, "/v1/embeddings", body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] in ("data", "request")
+
+
+def test_a_compressed_stream_is_refused(served: Running) -> None:
+    """Some bytes of zeros would be any number of rows."""
+    table = pa.table({"id": pa.array(np.zeros(2000, np.int64))})
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    answer = post_stream(served, "/v1/embeddings", sink.getvalue().to_pybytes())
+    assert "compress" in answer.json()["error"]["message"]
+
+
+def test_flipped_bits_of_a_stream_are_never_a_server_error(served: Running) -> None:
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 30, pa.float32()), 10)
+    whole = stream({"vector": vectors}, {"version": 2, "k": 1})
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        bad = bytearray(whole)
+        for at in draw.integers(0, len(bad), size=3):
+            bad[at] ^= 1 << int(draw.integers(8))
+        assert post_stream(served, "/v1/search", bytes(bad)).status_code < 500

@@ -50,18 +50,18 @@ def post(served: Running, path: str, body: bytes) -> Any:
 @pytest.mark.parametrize("text", [False, True])
 def test_many_ids_are_embedded(served: Running, text: bool) -> None:
     ids = [n % 300 for n in range(2048)]
-    given = [f"{'0' * 10}{n}" for n in ids] if text else ids
-    answer = post(served, "/v1/embeddings", large({"input": given, "version": "v0"}))
+    sent_ids = [f"{'0' * 10}{n}" for n in ids] if text else ids
+    answer = post(served, "/v1/embeddings", large({"input": sent_ids, "version": "v0"}))
     assert answer.status_code == 200, answer.text
     rows = [row["embedding"] for row in answer.json()["data"]]
     assert_allclose(rows, read_as(2, 0).numpy()[ids], rtol=1e-4, atol=1e-5)
 
 
 def test_many_vectors_are_transformed(served: Running) -> None:
-    given = np.resize(vectors_of(2).numpy(), (2048, DIMS[2]))
-    asked = {"vectors": given.astype(float).tolist(), "source": 2, "target": 0}
+    vectors = np.resize(vectors_of(2).numpy(), (2048, DIMS[2]))
+    asked = {"vectors": vectors.astype(float).tolist(), "source": 2, "target": 0}
     answer = post(served, "/v1/transform", large(asked))
-    column = pa.FixedSizeListArray.from_arrays(pa.array(given.ravel()), DIMS[2])
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), DIMS[2])
     body = stream({"vector": column}, {"source": 2, "target": 0})
     expected = table_of(post_stream(served, "/v1/transform", body))["vector"].to_pylist()
     assert_allclose(answer.json()["vectors"], expected, rtol=1e-6)
@@ -71,10 +71,10 @@ def test_many_vectors_are_transformed(served: Running) -> None:
 def test_many_are_searched_among_many(served: Running, by: str) -> None:
     query = vectors_of(1).numpy()[0].tolist()
     asked = {"ids": list(range(2048)), "k": 4, "version": 1}
-    given = query if by == "vector" else [query, query]
-    answer = post(served, "/v1/search", large({**asked, by: given}))
+    queries = query if by == "vector" else [query, query]
+    answer = post(served, "/v1/search", large({**asked, by: queries}))
     assert answer.status_code == 200, answer.text
-    expected = served.post("/v1/search", {by: given, "k": 4, "version": 1}).json()
+    expected = served.post("/v1/search", {by: queries, "k": 4, "version": 1}).json()
     assert answer.json()["data"] == expected["data"]
     # The same ids, in the metadata of a stream.
     column = pa.FixedSizeListArray.from_arrays(pa.array(query, pa.float32()), DIMS[1])
@@ -84,16 +84,16 @@ def test_many_are_searched_among_many(served: Running, by: str) -> None:
 
 
 def test_a_vector_longer_than_a_piece() -> None:
-    given = np.random.default_rng(0).normal(size=LIMITS.max_dim).tolist()
-    body = json.dumps({"vectors": [given, given], "source": 0}).encode()
+    vector = np.random.default_rng(0).normal(size=LIMITS.max_dim).tolist()
+    body = json.dumps({"vectors": [vector, vector], "source": 0}).encode()
     assert len(body) > 5 * PIECE
     parsed = parse(TransformRequest, body, LIMITS)
     from evergram.serving.http.requests.ids import vector_of, vectors_of
 
-    assert_array_equal(vectors_of(parsed, LIMITS), np.array([given] * 2, np.float32))
-    body = json.dumps({"vector": given, "ids": []}).encode()
+    assert_array_equal(vectors_of(parsed, LIMITS), np.array([vector] * 2, np.float32))
+    body = json.dumps({"vector": vector, "ids": []}).encode()
     assert_array_equal(
-        vector_of(parse(SearchRequest, body, LIMITS), LIMITS), np.array([given], np.float32)
+        vector_of(parse(SearchRequest, body, LIMITS), LIMITS), np.array([vector], np.float32)
     )
 
 
@@ -123,7 +123,7 @@ ROW = [0.5] * 10
         ("/v1/transform", {"vectors": [ROW] * 1000}, 400, "source"),
     ],
 )
-def test_what_is_wrong_is_found_wherever_it_is(
+def test_a_wrong_element_is_refused_wherever_it_stands(
     served: Running, path: str, asked: dict[str, Any], status: int, words: str
 ) -> None:
     answer = post(served, path, large(asked))
@@ -193,7 +193,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("kind", "before", "unit", "after"), HOSTILE)
 @pytest.mark.parametrize("size", [4000, PIECE - 100, ELEMENT - 100, 4 * 2**20])
-def test_what_is_refused_takes_little_memory(
+def test_a_refused_request_takes_little_memory(
     kind: Any, before: bytes, unit: bytes, after: bytes, size: int
 ) -> None:
     """Of what is small, no more than its first error is made; of what is large, nothing."""

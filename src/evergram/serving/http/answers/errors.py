@@ -75,7 +75,7 @@ class ErrorResponse:
 
 
 def error_response(error: Exception) -> ErrorResponse:
-    """Return an error as HTTP sends it.
+    """Return the HTTP answer to an error.
 
     Faults of the service itself are logged, and sent without particulars.
     """

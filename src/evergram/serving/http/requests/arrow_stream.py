@@ -91,7 +91,7 @@ def vectors_of(column: pa.ChunkedArray) -> Floats:
         rows = rows.combine_chunks()
     flat = pc.list_flatten(rows)
     if flat.null_count:
-        raise DataError("A vector has a null in it.")
+        raise DataError("A vector has a null in it; send numbers only.")
     lengths = pc.unique(pc.list_value_length(rows)).to_pylist()
     if len(lengths) > 1:
         raise DataError("The vectors are not all of one length.")

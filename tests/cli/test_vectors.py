@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,9 @@ import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.support.command import Command
 from torch import Tensor
 
-from evergram.cli import main
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align import align
 from evergram.releasing.files.align_settings import AlignSettings
@@ -27,35 +26,8 @@ FORMATS = ("parquet", "arrow", "arrows", "npy", "safetensors")
 ROWS, OLD_DIM, NEW_DIM = 600, 6, 9
 
 
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process."""
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr("sys.argv", ["evergram", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return Ran(code, out, err)
-
-    return run
-
-
 def planted(seed: int, dim: int, other: Tensor, noise: float = 0.0) -> Tensor:
-    """Vectors of `dim` that a linear map leads to from `other`."""
+    """Return vectors [n, dim] that are a linear map of `other`, and noise."""
     draw = torch.Generator().manual_seed(seed)
     matrix = torch.randn(other.shape[1], dim, generator=draw)
     return other @ matrix + noise * torch.randn(len(other), dim, generator=draw)
@@ -76,16 +48,16 @@ def put(path: Path, vectors: Tensor, ids: list[Any] | None = None) -> Path:
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_file_is_read_as_the_old_one_was(
-    tmp_path: Path, evergram: Any, suffix: str, shuffled: bool
+    tmp_path: Path, evergram: Command, suffix: str, shuffled: bool
 ) -> None:
     new = new_vectors()
     old = planted(2, OLD_DIM, new)
     order = torch.randperm(ROWS).tolist() if shuffled else list(range(ROWS))
     first = put(tmp_path / f"old.{suffix}", old[order], [f"id{i}" for i in order])
     second = put(tmp_path / f"new.{suffix}", new)
-    found = evergram("align", first, second, "--lineage", tmp_path / "l", "--json")
-    assert found.code == 0, found.err
-    report = found.json["alignment"]
+    result = evergram("align", first, second, "--lineage", tmp_path / "l", "--json")
+    assert result.code == 0, result.err
+    report = result.json["alignment"]
     assert report["pairs"]["common"] == ROWS
     assert report["pairs"]["fitted"] + report["pairs"]["held_out"] == ROWS
     kept = report["held_out"]
@@ -106,7 +78,7 @@ def test_a_file_is_read_as_the_old_one_was(
 
 
 @pytest.mark.parametrize("kind", ["linear", "affine", "orthogonal", "low_rank"])
-def test_what_is_measured_is_what_the_published_transform_does(tmp_path: Path, kind: str) -> None:
+def test_the_report_measures_the_published_transform(tmp_path: Path, kind: str) -> None:
     """On the held-out objects, which the canaries are, by hand."""
     new = new_vectors()
     old = planted(2, OLD_DIM, new, noise=1.0) + 1
@@ -135,7 +107,7 @@ def test_what_is_measured_is_what_the_published_transform_does(tmp_path: Path, k
     assert lineage.metrics(1)["alignment"]["pairs"] == report["pairs"]
 
 
-def test_a_chain_of_three_files(tmp_path: Path, evergram: Any) -> None:
+def test_a_chain_of_three_files(tmp_path: Path, evergram: Command) -> None:
     new = new_vectors()
     middle = planted(2, 7, new)
     old = planted(3, OLD_DIM, middle)
@@ -172,7 +144,7 @@ def test_a_chain_of_three_files(tmp_path: Path, evergram: Any) -> None:
     assert evergram("align", files[2], files[1], "--lineage", lineage).code == 0
 
 
-def test_the_newest_versions_vectors_are_asked_for(tmp_path: Path, evergram: Any) -> None:
+def test_old_vectors_must_be_those_of_the_newest_version(tmp_path: Path, evergram: Command) -> None:
     new = new_vectors()
     old = planted(2, OLD_DIM, new)
     first, second = put(tmp_path / "old.npy", old), put(tmp_path / "new.npy", new)
@@ -188,30 +160,30 @@ def test_the_newest_versions_vectors_are_asked_for(tmp_path: Path, evergram: Any
         ((0, second), "vectors of version 0 are not stored"),
         ((7, second), "vectors of version 7 are not stored"),
     ):
-        found = evergram("align", *arguments, "--lineage", lineage)
-        assert (found.code, found.out) == (2, "")
-        assert message in found.err
-        assert found.err.count("\n") == 1
+        result = evergram("align", *arguments, "--lineage", lineage)
+        assert (result.code, result.out) == (2, "")
+        assert message in result.err
+        assert result.err.count("\n") == 1
     assert sorted(p for p in lineage.rglob("*") if p.is_file()) == before
-    found = evergram("align", 0, second, "--lineage", tmp_path / "none")
-    assert "it has none yet" in found.err
+    result = evergram("align", 0, second, "--lineage", tmp_path / "none")
+    assert "it has none yet" in result.err
     assert not (tmp_path / "none").exists()
 
 
-def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Any) -> None:
+def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Command) -> None:
     new = torch.randn(60, 30)
     first = put(tmp_path / "old.npy", torch.randn(60, 20))
     second = put(tmp_path / "new.npy", new)
     common = ("align", first, second, "--lineage")
     lineage = tmp_path / "l"
-    found = evergram(*common, lineage, "--held-out", 0.4)
-    assert found.code == 2
-    fitted = int(found.err.split("error: ")[1].split()[0])
-    assert "linear transform from 30 to 20 dims needs 90" in found.err
+    few = evergram(*common, lineage, "--held-out", 0.4)
+    assert few.code == 2
+    fitted = int(few.err.split("error: ")[1].split()[0])
+    assert "linear transform from 30 to 20 dims needs 90" in few.err
     # 3 · r · (50 − r) / 20 pairs: the largest rank that they allow.
     rank = max(r for r in range(1, 20) if 3 * r * (50 - r) / 20 <= fitted)
-    assert f"--transform low_rank --rank {rank}" in found.err
-    assert "--transform orthogonal" not in found.err  # needs 59
+    assert f"--transform low_rank --rank {rank}" in few.err
+    assert "--transform orthogonal" not in few.err  # needs 59
     low = ("--transform", "low_rank", "--rank")
     few = evergram(*common, lineage, "--held-out", 0.1, *low, 1)
     assert "are held out to measure on, and 20 are needed; raise --held-out" in few.err
@@ -222,7 +194,7 @@ def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Any) ->
     assert done.json["alignment"]["transform"]["rank"] == rank
 
 
-def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Any) -> None:
+def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Command) -> None:
     new = new_vectors()
     good = put(tmp_path / "good.parquet", new)
     holed = new.clone()
@@ -240,10 +212,10 @@ def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Any) -> None:
         ((good, good, "--new-ids", bad), "has ids of its own"),
     ]
     for arguments, message in wrong:
-        found = evergram("align", *arguments, "--lineage", lineage)
-        assert (found.code, found.out) == (2, ""), arguments
-        assert message in found.err
-        assert found.err.count("\n") == 1
+        result = evergram("align", *arguments, "--lineage", lineage)
+        assert (result.code, result.out) == (2, ""), arguments
+        assert message in result.err
+        assert result.err.count("\n") == 1
         assert not lineage.exists()
     assert evergram("align", good, good, "--lineage", lineage).code == 0
     small = put(tmp_path / "small.npy", new[:, :3])
@@ -258,14 +230,16 @@ def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Any) -> None:
         ((bad, "--as", 0, "--out", tmp_path / "x.npy"), "row 18 (id 'id17')"),
     ]
     for arguments, message in wrong:
-        found = evergram("transform", *arguments, "--lineage", lineage)
-        assert (found.code, found.out) == (2, ""), arguments
-        assert message in found.err
+        result = evergram("transform", *arguments, "--lineage", lineage)
+        assert (result.code, result.out) == (2, ""), arguments
+        assert message in result.err
         assert not (tmp_path / "x.npy").exists()
     assert "came from a file" in evergram("evaluate", lineage).err
 
 
-def test_a_lineage_of_a_trained_model_is_not_gone_on_from(tmp_path: Path, evergram: Any) -> None:
+def test_a_lineage_of_a_trained_model_is_not_gone_on_from(
+    tmp_path: Path, evergram: Command
+) -> None:
     good = put(tmp_path / "good.parquet", new_vectors())
     recipe = tmp_path / "r.toml"
     recipe.write_text(
@@ -273,8 +247,8 @@ def test_a_lineage_of_a_trained_model_is_not_gone_on_from(tmp_path: Path, evergr
         "[model]\ndim = 9\n[training]\nepochs = 1\n"
     )
     assert evergram("train", recipe, "--lineage", tmp_path / "l").code == 0
-    found = evergram("align", 0, good, "--lineage", tmp_path / "l")
-    assert "has the sides query and candidate, of a model that was trained" in found.err
+    result = evergram("align", 0, good, "--lineage", tmp_path / "l")
+    assert "has the sides query and candidate, of a model that was trained" in result.err
     # Its vectors can be rewritten like any file.
     assert Lineage.open(tmp_path / "l").newest == 0
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,41 +10,14 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import save_file
+from tests.support.command import Command
 
-from evergram.cli import main
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.writers import write_vectors
 
 ROWS, DIM = 400, 5
 IDS = [f"id{i}" for i in range(ROWS)]
-
-
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process."""
-
-    def run(*arguments: object) -> Ran:
-        monkeypatch.setattr("sys.argv", ["evergram", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return Ran(code, out, err)
-
-    return run
 
 
 def draw(seed: int, *shape: int) -> torch.Tensor:
@@ -72,7 +43,7 @@ ADD = ("ads", "--pin", "v0", "--probe", "ads.safetensors", "--data", "ads.parque
 
 
 @pytest.mark.long
-def test_from_a_consumer_to_a_refused_version(evergram: Any, files: Path) -> None:
+def test_from_a_consumer_to_a_refused_version(evergram: Command, files: Path) -> None:
     assert evergram("align", "old.npy", "old.npy", "--lineage", "l").code == 0
     added = evergram("consumer-add", "l", *ADD, "--min", 0.9, "--token", "--json")
     assert added.code == 0, added.err
@@ -115,7 +86,7 @@ def test_from_a_consumer_to_a_refused_version(evergram: Any, files: Path) -> Non
     assert "ads" in evergram("consumers", "l").out
 
 
-def test_a_consumer_moves_and_goes(evergram: Any, files: Path) -> None:
+def test_a_consumer_moves_and_goes(evergram: Command, files: Path) -> None:
     evergram("align", "old.npy", "good.npy", "--lineage", "l")
     assert evergram("consumer-add", "l", *ADD, "--allow", "v1", "--contact", "a@x").code == 0
     stays = evergram("consumer-pin", "l", "ads", "v1")
@@ -134,12 +105,12 @@ def test_a_consumer_moves_and_goes(evergram: Any, files: Path) -> None:
     assert not list((files / "l" / "probes").glob("*/*"))
 
 
-def test_a_limit_that_is_missed_already_is_told(evergram: Any, files: Path) -> None:
+def test_a_limit_that_is_missed_already_is_warned_of(evergram: Command, files: Path) -> None:
     evergram("align", "old.npy", "good.npy", "--lineage", "l")
-    found = evergram("consumer-add", "l", *ADD, "--metric", "rmse", "--max", "0")
-    assert (found.code, "past its limit already" in found.err) == (0, True)
-    found = evergram("consumer-pin", "l", "ads", "v0", *ADD[3:], "--min", "0.5")
-    assert (found.code, "past its limit" in found.err) == (0, False)
+    result = evergram("consumer-add", "l", *ADD, "--metric", "rmse", "--max", "0")
+    assert (result.code, "past its limit already" in result.err) == (0, True)
+    result = evergram("consumer-pin", "l", "ads", "v0", *ADD[3:], "--min", "0.5")
+    assert (result.code, "past its limit" in result.err) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +120,7 @@ def test_a_limit_that_is_missed_already_is_told(evergram: Any, files: Path) -> N
         (("consumer-add", "l", "A b", "--pin", "v0"), "cannot be the name of a consumer"),
         (("consumer-add", "l", *ADD[:5]), "give both --probe and --data"),
         (("consumer-add", "l", "a", "--pin", "v0", "--min", "1"), "without a probe"),
-        (("consumer-add", "l", *ADD, "--metric", "f1"), "The probe cannot be: metric"),
+        (("consumer-add", "l", *ADD, "--metric", "f1"), "The probe cannot be used: metric"),
         (("consumer-add", "l", *ADD, "--max", "1"), "auc takes min as its limit"),
         (("consumer-add", "l", *ADD, "--min", "2"), "auc is between 0 and 1"),
         (("consumer-remove", "l", "a"), "no consumer 'a'; the consumers are: none"),
@@ -157,18 +128,18 @@ def test_a_limit_that_is_missed_already_is_told(evergram: Any, files: Path) -> N
         (("consumers", "nowhere"), "is not a lineage"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(
-    evergram: Any, files: Path, arguments: tuple[str, ...], message: str
+def test_an_impossible_consumer_is_refused_in_one_sentence(
+    evergram: Command, files: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     evergram("align", "old.npy", "good.npy", "--lineage", "l")
-    found = evergram(*arguments)
-    assert (found.code, found.out) == (2, "")
-    assert message in found.err
-    assert found.err.count("\n") == 1
+    result = evergram(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_a_lineage_elsewhere_is_written_as_an_address(
-    evergram: Any, files: Path, monkeypatch: pytest.MonkeyPatch
+    evergram: Command, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERGRAM_CACHE", str(files / "cache"))
     monkeypatch.setattr(MemoryFileSystem, "store", {})
@@ -177,8 +148,8 @@ def test_a_lineage_elsewhere_is_written_as_an_address(
     assert made.code == 0, made.err
     assert made.json["lineage"] == place
     assert evergram("consumer-add", place, *ADD).code == 0
-    found = evergram("versions", place, "--json")
-    assert [v["version"] for v in found.json["versions"]] == [0, 1]
+    versions = evergram("versions", place, "--json")
+    assert [v["version"] for v in versions.json["versions"]] == [0, 1]
     assert evergram("probe", place).code == 0
     assert evergram("check", place).code == 0
     written = evergram("export", place, "out.parquet", "--side", "object", "--as", "v0", "--json")
@@ -201,13 +172,17 @@ kind = "time"
 versions = [0.5, 0.7]
 [model]
 dim = [4, 6]
+[task]
+penalty = 2.0
+l2 = 0.1
 [training]
 epochs = 2
 batch_size = 256
 """
 
 
-def test_an_upgrade_is_refused_by_a_probe(evergram: Any, files: Path) -> None:
+@pytest.mark.long
+def test_an_upgrade_is_refused_by_a_probe(evergram: Command, files: Path) -> None:
     Path("r.toml").write_text(RECIPE)
     assert evergram("train", "r.toml", "--lineage", "l").code == 0
     ids, vectors = Lineage.open("l").embeddings("candidate")
@@ -217,7 +192,8 @@ def test_an_upgrade_is_refused_by_a_probe(evergram: Any, files: Path) -> None:
     probe = ("--probe", "m.safetensors", "--data", "d.parquet", "--min", 1.0)
     added = evergram("consumer-add", "l", "ads", "--pin", "v0", *probe, "--json")
     assert added.json["probe"]["baseline"]["value"] == 1.0
-    upgrade = ("upgrade", "r.toml", "--lineage", "l", "--set", "upgrade.method=non-bc")
+    upgrade = ("upgrade", "r.toml", "--lineage", "l", "--set", "upgrade.method=non-bc",
+               "--set", "upgrade.alone=false")  # fmt: skip
     refused = evergram(*upgrade, "--strict-probes")
     assert refused.code == 2
     assert "The new version was not published: The probe of ads (v0) has auc 0." in refused.err
@@ -225,6 +201,6 @@ def test_an_upgrade_is_refused_by_a_probe(evergram: Any, files: Path) -> None:
     warned = evergram(*upgrade, "--json")
     assert warned.code == 0
     assert "warning: The probe of ads (v0) has auc 0." in warned.err
-    found = warned.json["probes"]
-    assert (found[0]["consumer"], found[0]["broken"], found[0]["source"]) == ("ads", True, 1)
-    assert Lineage.open("l").metrics(1)["probes"] == found
+    probes = warned.json["probes"]
+    assert (probes[0]["consumer"], probes[0]["broken"], probes[0]["source"]) == ("ads", True, 1)
+    assert Lineage.open("l").metrics(1)["probes"] == probes

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.support.command import Command
 
-from evergram.cli import main
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.vector_files.open_embeddings import open_embeddings
@@ -22,26 +21,8 @@ from evergram.vector_files.writers import write_vectors
 ROWS = 400
 
 
-@pytest.fixture
-def evergram(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process. Gives its exit code, output and errors."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["evergram", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return run
-
-
 def put(folder: Path, number: int) -> Path:
-    """The file of one version's vectors: all are linear in the same six numbers."""
+    """Write one version's vectors, which are linear in the same six numbers; return the file."""
     base = np.random.default_rng(0).normal(size=(ROWS, 6))
     own = np.random.default_rng(number + 1)
     made = torch.from_numpy((base @ own.normal(size=(6, 6 + number))).astype(np.float32))
@@ -51,25 +32,25 @@ def put(folder: Path, number: int) -> Path:
 
 
 @pytest.fixture
-def lineage(tmp_path: Path, evergram: Any) -> Path:
-    """Version 0 imported, and version 1 after it."""
+def lineage(tmp_path: Path, evergram: Command) -> Path:
+    """A lineage of an imported version 0, and of version 1."""
     path = tmp_path / "lineage"
     code, out, _ = evergram(
         "import", put(tmp_path, 0), "--lineage", path, "--name", "shop", "--json"
     )
     assert code == 0
     facts = json.loads(out)
-    found = Lineage.open(path)
+    opened = Lineage.open(path)
     assert facts == {
         "lineage": str(path),
         "version": 0,
         "rows": ROWS,
         "dim": 6,
-        "fingerprint": found.manifest(0).fingerprint,
+        "fingerprint": opened.manifest(0).fingerprint,
     }
     # Its canaries are of it, and are what `align` will not fit to.
-    ids, vectors = found.canaries(0)["object"]
-    everything = dict(zip(*(x.tolist() for x in found.embeddings("object")), strict=True))
+    ids, vectors = opened.canaries(0)["object"]
+    everything = dict(zip(*(x.tolist() for x in opened.embeddings("object")), strict=True))
     assert len(ids) > 10
     assert vectors.tolist() == [everything[i] for i in ids.to_pylist()]
     code, _, _ = evergram("align", 0, put(tmp_path, 1), "--lineage", path)
@@ -79,7 +60,7 @@ def lineage(tmp_path: Path, evergram: Any) -> Path:
 
 
 def test_a_canary_is_tried_promoted_and_rolled_back(
-    lineage: Path, tmp_path: Path, evergram: Any
+    lineage: Path, tmp_path: Path, evergram: Command
 ) -> None:
     assert evergram("align", 1, put(tmp_path, 2), "--lineage", lineage, "--no-promote")[0] == 0
     assert Lineage.open(lineage).production == 1
@@ -125,10 +106,10 @@ def test_a_canary_is_tried_promoted_and_rolled_back(
 
 
 def test_files_say_what_they_are_and_others_are_refused(
-    lineage: Path, tmp_path: Path, evergram: Any
+    lineage: Path, tmp_path: Path, evergram: Command
 ) -> None:
-    found = Lineage.open(lineage)
-    first, second = (found.manifest(n).fingerprint for n in (0, 1))
+    opened = Lineage.open(lineage)
+    first, second = (opened.manifest(n).fingerprint for n in (0, 1))
     files = {}
     for version in (0, 1):
         files[version] = tmp_path / f"export{version}.parquet"
@@ -166,7 +147,9 @@ def test_files_say_what_they_are_and_others_are_refused(
     assert evergram("align", files[1], put(tmp_path, 2), "--lineage", lineage)[0] == 0
 
 
-def test_what_cannot_be_done_is_one_sentence(lineage: Path, tmp_path: Path, evergram: Any) -> None:
+def test_an_impossible_change_is_refused_in_one_sentence(
+    lineage: Path, tmp_path: Path, evergram: Command
+) -> None:
     before = (lineage / "lineage.json").read_bytes()
     repeated = tmp_path / "repeated.parquet"
     write_vectors(repeated, [(pa.array(["a", "a"]), torch.ones(2, 3))])
@@ -195,14 +178,14 @@ def test_what_cannot_be_done_is_one_sentence(lineage: Path, tmp_path: Path, ever
 
 
 def test_versions_of_a_lineage_whose_publisher_stated_no_metrics(
-    tmp_path: Path, evergram: Any
+    tmp_path: Path, evergram: Command
 ) -> None:
     ids, vectors = pa.array(["a", "b"]), torch.eye(2)
-    found = Lineage.create(tmp_path / "own")
-    found.publish(Artefact(2, {"object": (ids, vectors)}, None, {}, {}))
-    code, out, said = evergram("versions", found.path)
-    assert (code, said) == (0, "")
+    lineage = Lineage.create(tmp_path / "own")
+    lineage.publish(Artefact(2, {"object": (ids, vectors)}, None, {}, {}))
+    code, out, err = evergram("versions", lineage.path)
+    assert (code, err) == (0, "")
     assert "version" in out
-    code, out, _ = evergram("versions", found.path, "--json")
+    code, out, _ = evergram("versions", lineage.path, "--json")
     assert code == 0
     assert json.loads(out)["versions"][0]["metrics"] == {}

@@ -1,0 +1,132 @@
+"""`evergram serve`: its options become settings, and it announces where it listens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.support.command import Command
+from tests.support.lineages import lineage_of
+
+from evergram.serving import Server, ServiceSettings
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
+    """The servers that the command made; none of them runs."""
+    made: list[Server] = []
+    monkeypatch.setattr(Server, "run", lambda server: made.append(server))
+    # The process's own log stays as it is.
+    monkeypatch.setattr("evergram.cli.serve._log_to_stderr", lambda: None)
+    monkeypatch.delenv("EVERGRAM_ADMIN_TOKEN", raising=False)
+    return made
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Path:
+    lineage_of(tmp_path / "line")
+    return tmp_path / "line"
+
+
+def test_without_options_the_settings_are_those_of_python(
+    evergram: Command, line: Path, servers: list[Server]
+) -> None:
+    assert evergram("serve", line, "--port", 0).code == 0
+    assert [server.settings for server in servers] == [ServiceSettings()]
+
+
+def test_every_option_is_a_setting_and_mebibytes_are_bytes(
+    evergram: Command, line: Path, servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERGRAM_ADMIN_TOKEN", "boss")
+    options: dict[str, object] = {
+        "max-batch": 1,
+        "max-k": 2,
+        "max-body": 3,
+        "max-buffered": 4,
+        "timeout": 5.5,
+        "workers": 6,
+        "max-waiting": 7,
+        "max-connections": 8,
+        "silence": 9.5,
+        "keep-alive": 10,
+        "allowed-host": "shop.example",
+    }
+    flags = [part for name, value in options.items() for part in (f"--{name}", value)]
+    ran = evergram("serve", line, "--port", 0, "--host", "localhost", "--no-auth", *flags)
+    assert ran.code == 0, ran.err
+    assert servers[0].settings == ServiceSettings(
+        host="localhost",
+        no_auth=True,
+        admin_token="boss",
+        max_batch=1,
+        max_k=2,
+        max_body=3 * 2**20,
+        max_buffered=4 * 2**20,
+        timeout=5.5,
+        workers=6,
+        max_waiting=7,
+        max_connections=8,
+        silence=9.5,
+        keep_alive=10,
+        allowed_hosts=("shop.example",),
+    )
+
+
+def test_people_read_where_it_listens_and_machines_one_line_of_json(
+    evergram: Command, line: Path, servers: list[Server]
+) -> None:
+    code, out, err = evergram("serve", line, "--port", 0)
+    assert (code, out) == (0, "")
+    assert "Serving version 2 on http://127.0.0.1:" in err
+    assert err.endswith(" (open to everybody who can reach it).\n")
+    assert "Compared with the hashes of their publication: " in err
+    result = evergram("serve", line, "--port", 0, "--json")
+    assert result.out.count("\n") == 1
+    facts = json.loads(result.out)
+    assert (facts["lineage"], facts["version"], facts["open"]) == (str(line), 2, True)
+    assert facts["url"].startswith("http://127.0.0.1:")
+
+
+def test_a_service_with_tokens_says_so(
+    evergram: Command, line: Path, servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERGRAM_ADMIN_TOKEN", "boss")
+    assert evergram("serve", line, "--port", 0).err.endswith(" (tokens are asked for).\n")
+
+
+def test_named_stores_are_read_in_place_of_snapshots(
+    evergram: Command, line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def run(server: Server) -> None:
+        with server.service.entered() as state:
+            read.append(state.reader.store("object").address)
+
+    monkeypatch.setattr(Server, "run", run)
+    monkeypatch.setattr("evergram.cli.serve._log_to_stderr", lambda: None)
+    store = tmp_path / "elsewhere"
+    serve = ("serve", line, "--port", 0, "--store", f"object={store}")
+    assert f"There is no store at {store}" in evergram.refused(*serve)
+    assert evergram("fill", line, "--store", f"object={store}").code == 0
+    assert evergram(*serve).code == 0
+    assert read == [f"snapshot:{store}"]
+    assert not (line / "stores").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--host", "0.0.0.0"), "others can reach the service, and no consumer has a token"),
+        (("--allowed-host", "http://shop"), "--allowed-host http://shop is no name of a host"),
+        (("--store", "object"), "--store must be SIDE=ADDRESS"),
+        (("--store", "side=s"), "side"),
+    ],
+)
+def test_settings_that_cannot_be_served_are_refused(
+    evergram: Command, line: Path, servers: list[Server], options: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in evergram.refused("serve", line, "--port", 0, *options)
+    assert servers == []

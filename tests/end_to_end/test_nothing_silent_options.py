@@ -1,0 +1,164 @@
+"""No option of the command and no key of a recipe is accepted and ignored: promise 8."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.support.click_shop import RECIPE
+from tests.support.command import Command
+from tests.support.golden import GOLDEN
+
+from evergram.cli import app
+from evergram.lineage.lineage import Lineage
+
+WITHOUT_A_RECIPE = {
+    "versions": ("l",),
+    "check": ("l",),
+    "export": ("l", "o.parquet", "--side", "query"),
+    "import": ("old.parquet", "--lineage", "l"),
+    "transform": ("old.parquet", "--lineage", "l", "--as", "0", "--out", "o.parquet"),
+    "label": ("l", "x", "0"),
+    "promote": ("l",),
+    "withdraw": ("l", "--reason", "x"),
+    "retire": ("l", "0"),
+    "consumers": ("l",),
+    "consumer-add": ("l", "x", "--pin", "v0"),
+    "consumer-pin": ("l", "x", "v0"),
+    "consumer-token": ("l", "x"),
+    "consumer-remove": ("l", "x"),
+    "probe": ("l",),
+    "fill": ("l", "--store", "query=s"),
+    "serve": ("l",),
+    "backfill plan": ("l", "--store", "query=s"),
+    "backfill apply": ("l", "--store", "query=s"),
+    "backfill status": ("l", "--store", "query=s"),
+    "backfill rollback": ("l", "--store", "query=s"),
+}
+
+
+@pytest.mark.parametrize("option", [("--seed", "3"), ("--device", "cpu"), ("--set", "seed=3")])
+@pytest.mark.parametrize("command", WITHOUT_A_RECIPE)
+def test_8_options_that_would_do_nothing_are_not_there(
+    evergram: Command, command: str, option: tuple[str, str]
+) -> None:
+    sentence = evergram.refused(*command.split(), *WITHOUT_A_RECIPE[command], *option)
+    assert f"No such option: {option[0]}" in sentence
+    assert f"evergram {command} --help" in sentence
+
+
+def test_8_every_other_command_says_what_its_options_do(evergram: Command) -> None:
+    names = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
+    rest = names - set(WITHOUT_A_RECIPE)
+    assert rest == {"train", "upgrade", "evaluate", "diagnose", "compare", "demo", "align"}
+    for name in sorted(names):
+        help_text = evergram(name, "--help").out
+        assert "change nothing" not in " ".join(help_text.split())
+        assert all((o in help_text) == (name in rest - {"align"}) for o in ("--device", "--set"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("old.parquet", "new.parquet", "--rank", "2"), "rank is of the transform low_rank, not"),
+        (
+            ("old.parquet", "new.parquet", "--transform", "affine", "--scaled"),
+            "scaled is of the transform orthogonal, not of affine",
+        ),
+        (("old.parquet", "new.parquet", "--device", "cpu"), "No such option: --device"),
+        (("old.parquet", "new.parquet", "--set", "seed=3"), "No such option: --set"),
+        (("old.npy", "new.npy", "--id-column", "key"), "--id-column was given, and a .npy file"),
+        (("0", "new.parquet", "--old-ids", "x.txt"), "--old-ids names the ids of a file, and OLD"),
+    ],
+)
+def test_8_an_option_of_align_that_would_do_nothing_is_refused(
+    evergram: Command, vector_files: Path, arguments: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in evergram.refused("align", *arguments, "--lineage", "l")
+    assert not (vector_files / "l").exists()
+
+
+def test_8_the_options_of_align_still_do_what_they_say(
+    evergram: Command, vector_files: Path
+) -> None:
+    low = ("--transform", "low_rank", "--rank", "3", "--json")
+    ran = evergram("align", "old.parquet", "new.parquet", "--lineage", "l", "--name", "texts", *low)
+    assert ran.code == 0, ran.err
+    assert ran.json["alignment"]["transform"]["rank"] == 3
+    named = evergram("align", "1", "old.parquet", "--lineage", "l", "--name", "other")
+    assert "--name is of a new lineage, and l is one already" in named.err
+    scaled = ("--transform", "orthogonal", "--scaled")
+    assert evergram("align", "old.parquet", "new.parquet", "--lineage", "k", *scaled).code == 0
+
+
+def test_8_the_options_of_a_probe_are_of_a_probe(evergram: Command, vector_files: Path) -> None:
+    assert evergram("import", "old.parquet", "--lineage", "l").code == 0
+    sentence = evergram.refused("consumer-add", "l", "ads", "--pin", "v0", "--metric", "rmse")
+    assert "--metric was given without a probe; give --probe and --data" in sentence
+    assert evergram("consumer-add", "l", "ads", "--pin", "v0").code == 0
+    both = ("--drop-probe", "--probe", "m.onnx", "--data", "d.parquet")
+    assert "--drop-probe leaves it without" in evergram.refused(
+        "consumer-pin", "l", "ads", "v0", *both
+    )
+
+
+KEYS = [
+    ("[gramian]\nbeta = '1'", "gramian.beta", "gramian.kind = 'sagram'", "'sogram'"),
+    ("[prior]\nkind = 'constant'\nrank = 4", "prior.rank", "prior.kind = 'svd'", "'constant'"),
+    ("[task]\ntemperature = 0.5", "task.temperature", "task.kind = 'softmax'", "'pointwise'"),
+    ("[split]\nversions = [0.5]", "split.versions", "split.kind = 'time'", "'random'"),
+    ("[upgrade]\nrank = 4", "upgrade.rank", "upgrade.transform = 'low_rank'", "'linear'"),
+    ("[upgrade]\nmethod = 'non-bc'\nweight = 4", "upgrade.weight", "upgrade.fit = 'joint'", "none"),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "kinds", "kind"), KEYS, ids=lambda v: str(v)[-14:])
+def test_8_a_recipes_key_that_its_kinds_do_not_use_is_an_error_that_names_the_kind(
+    evergram: Command, shop: Path, text: str, key: str, kinds: str, kind: str
+) -> None:
+    (shop / "shop.toml").write_text(RECIPE + text)
+    sentence = evergram.refused("train", "shop.toml", "--lineage", "l")
+    assert f"shop.toml: {key} is used with {kinds}" in sentence
+    assert kind in sentence
+    assert f"leave {key} out" in sentence
+
+
+def test_8_so_is_one_on_the_command_line(evergram: Command, shop: Path) -> None:
+    sentence = evergram.refused("train", "shop.toml", "--lineage", "l", "--set", "model.hidden=[8]")
+    assert "model.hidden is used with model.kind = 'two_tower' only" in sentence
+    for command, override in (
+        (("train", "shop.toml", "--lineage", "l"), "upgrade.method=non-bc"),
+        (("upgrade", "shop.toml", "--lineage", "l"), "compare.seeds=3"),
+        (("compare", "shop.toml", "--out", "o"), "upgrade.method=non-bc"),
+        (("evaluate", GOLDEN / "format-3" / "trained"), "model.dim=3"),
+        (("diagnose", GOLDEN / "format-3" / "trained"), "upgrade.rank=3"),
+    ):
+        sentence = evergram.refused(*command, "--set", override)
+        assert f"--set {override} changes nothing here" in sentence
+
+
+def test_8_an_override_of_a_kind_leaves_out_the_keys_of_the_other_and_says_so(
+    evergram: Command, shop: Path
+) -> None:
+    text = RECIPE.replace("dim = 4", "dim = 4\nkind = 'two_tower'\nhidden = [4]")
+    (shop / "shop.toml").write_text(text)
+    ran = evergram("train", "shop.toml", "--lineage", "l", "--set", "model.kind=factorization")
+    assert ran.code == 0, ran.err
+    assert "shop.toml: left out, as what was set in its place does not use it: model.hid" in ran.err
+    assert Lineage.open("l").manifest(0).recipe["model"]["hidden"] == [64]
+
+
+@pytest.mark.parametrize("name", ["format-1", "format-2", "format-3"])
+def test_8_recipes_that_old_lineages_keep_still_load(
+    evergram: Command, tmp_path: Path, name: str
+) -> None:
+    shutil.copytree(GOLDEN / name / "trained", tmp_path / "l")
+    ran = evergram("diagnose", tmp_path / "l", "--steps", "2", "--every", "1", "--json")
+    assert ran.code == 0, ran.err
+    override = ("--set", "gramian.form=pairs")
+    refusal = evergram("diagnose", tmp_path / "l", "--steps", "2", "--every", "1", *override)
+    assert "gramian.form is used with gramian.kind = 'sampled' only" in refusal.err
+    recipe = json.loads((tmp_path / "l/versions/2/manifest.json").read_text())["recipe"]
+    assert "hidden" in recipe["model"]  # a whole dump, with what a factorization does not use

@@ -1,0 +1,109 @@
+"""A probe runs in a process of its own, within limits: promise 18."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support import onnx_graphs
+from tests.support.command import Command
+from tests.support.published_vectors import DIM, ROWS, add_probe
+
+from evergram.evaluation.probes.probe_process import ProbeProcess
+from evergram.lineage.consumers.registry import ConsumerRegistry
+from evergram.lineage.lineage import Lineage
+
+
+@pytest.mark.long
+def test_18_a_probe_that_never_ends_does_not_hang_the_command(
+    evergram: Command, imported_lineage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("loop.onnx").write_bytes(onnx_graphs.looping().SerializeToString())
+    monkeypatch.setenv("EVERGRAM_PROBE_SECONDS", "5")
+    assert (
+        "loop.onnx cannot be used as a probe: it did not answer"
+        in add_probe(evergram, "loop.onnx").refusal()
+    )
+    assert ConsumerRegistry.open(imported_lineage).list() == ()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system keeps no limit of memory")
+def test_18_a_probe_that_takes_all_memory_is_refused_it(
+    evergram: Command, imported_lineage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("huge.onnx").write_bytes(onnx_graphs.hungry().SerializeToString())
+    monkeypatch.setenv("EVERGRAM_PROBE_MIB", "300")
+    assert "it needs more than 300 MiB of memory" in add_probe(evergram, "huge.onnx").refusal()
+
+
+@pytest.mark.parametrize("where", ["initializer", "attribute"])
+def test_18_numbers_in_other_files_are_refused(
+    evergram: Command, imported_lineage: Path, where: str
+) -> None:
+    """They would be those of the publisher's folder, whatever these are that day."""
+    np.ones(DIM, np.float32).tofile("w.bin")
+    Path("parts.onnx").write_bytes(onnx_graphs.external(where).SerializeToString())
+    assert (
+        "keeps numbers in other files (external data)"
+        in add_probe(evergram, "parts.onnx").refusal()
+    )
+
+
+def dies(monkeypatch: pytest.MonkeyPatch, *, at: Callable[..., Any]) -> None:
+    """Let the process of every probe be killed while it is at work."""
+
+    def killed(process: ProbeProcess, *arguments: Any) -> Any:
+        os.kill(process._process.pid, signal.SIGSEGV)
+        return at(process, *arguments)
+
+    monkeypatch.setattr(ProbeProcess, at.__name__, killed)
+
+
+def test_18_a_probe_that_dies_fails_the_strict_gate_and_is_else_a_warning(
+    evergram: Command, imported_lineage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert add_probe(evergram, "plain.onnx", "--min", "0.9").code == 0
+    dies(monkeypatch, at=ProbeProcess.value)
+    align = ("align", "0", "new.parquet", "--lineage", "l")
+    assert "could not be run: " in evergram(*align, "--strict-probes").refusal()
+    assert Lineage.open(imported_lineage).newest == 0
+    align_run = evergram(*align)
+    assert align_run.code == 0, align_run.err
+    assert "warning: The probe of ads (v0) could not be run: " in align_run.err
+    assert "ended by SIGSEGV, without an answer" in align_run.err
+    (probe,) = Lineage.open(imported_lineage).metrics(1)["probes"]
+    assert (probe["value"], probe["broken"]) == (None, True)
+    failed = evergram("probe", "l")
+    assert failed.code == 1
+    assert "ended by SIGSEGV" in failed.err
+
+
+def test_18_a_probe_is_measured_as_before(evergram: Command, imported_lineage: Path) -> None:
+    added = add_probe(evergram, "plain.onnx", "--min", "0.9", "--json")
+    assert json.loads(added.out)["probe"]["baseline"]["value"] == 1.0
+    kept = evergram("align", "0", "new.parquet", "--lineage", "l", "--strict-probes", "--json")
+    assert kept.code == 0, kept.err
+    (probe,) = json.loads(kept.out)["probes"]
+    assert (probe["broken"], probe["objects"]) == (False, ROWS)
+    assert probe["value"] > 0.99
+
+
+def test_18_a_model_with_one_answer_for_all_is_no_probe(
+    evergram: Command, imported_lineage: Path
+) -> None:
+    Path("one.onnx").write_bytes(onnx_graphs.single().SerializeToString())
+    assert f"gives 1 answers for {ROWS} objects" in add_probe(evergram, "one.onnx").refusal()
+
+
+def test_18_a_limit_that_is_no_number_is_said(
+    evergram: Command, imported_lineage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERGRAM_PROBE_SECONDS", "soon")
+    assert "EVERGRAM_PROBE_SECONDS is 'soon'" in add_probe(evergram, "plain.onnx").refusal()

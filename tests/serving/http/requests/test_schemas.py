@@ -1,0 +1,77 @@
+"""Schemas of requests, and the sentence on the first problem of one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from evergram.serving.http.requests.schemas import (
+    EmbeddingsRequest,
+    SearchRequest,
+    TransformRequest,
+    problem_of,
+)
+
+
+def problem(schema: type[BaseModel], request: Any) -> tuple[str, str | None]:
+    body = request if isinstance(request, str) else json.dumps(request)
+    with pytest.raises(ValidationError) as refusal:
+        schema.model_validate_json(body)
+    return problem_of(refusal.value.errors())
+
+
+@pytest.mark.parametrize(
+    ("schema", "request_body", "sentence", "field"),
+    [
+        (SearchRequest, "{", "The body is not JSON: ", None),
+        (SearchRequest, {}, "The request is wrong: ", None),
+        (SearchRequest, {"vector": [1.0], "k": 0}, "'k' is wrong: input should be greater", "k"),
+        (SearchRequest, {"vector": [1.0], "K": 1}, "'K' is wrong: extra inputs are not", "K"),
+        (SearchRequest, {"vectors": [[1.0], [1.0, "a"]]}, "'vectors.1.1' is wrong: ", "vectors"),
+        (TransformRequest, {"vectors": [[1.0]]}, "'source' is wrong: field required", "source"),
+        (EmbeddingsRequest, {"input": 1.5}, "'input' is an id, a list of ids of one", "input"),
+        (
+            EmbeddingsRequest,
+            {"input": {"features": {"year": 1.5}}},
+            "or objects with 'features': input should be a valid integer",
+            "input",
+        ),
+        (
+            EmbeddingsRequest,
+            {"input": 1, "model": "line", "version": 1},
+            "The request is wrong: name the version in 'model' or in 'version', not in both.",
+            None,
+        ),
+    ],
+)
+def test_a_problem_is_a_sentence_and_a_field(
+    schema: type[BaseModel], request_body: Any, sentence: str, field: str | None
+) -> None:
+    message, where = problem(schema, request_body)
+    assert sentence in message
+    assert message.endswith(".")
+    assert where == field
+
+
+def test_a_long_field_is_shortened() -> None:
+    sentence, field = problem(SearchRequest, {"id": 1, "x" * 500: 1})
+    assert field == "x" * 80
+    assert len(sentence) < 200
+
+
+@pytest.mark.parametrize("queries", [("vector", "id"), ("vectors", "id"), ("vector", "vectors")])
+def test_a_search_has_one_kind_of_queries(queries: tuple[str, str]) -> None:
+    known: dict[str, Any] = {"vector": [1.0], "vectors": [[1.0]], "id": 3}
+    for name in queries:
+        SearchRequest.model_validate({name: known[name]})
+    with pytest.raises(ValidationError):
+        SearchRequest.model_validate({name: known[name] for name in queries})
+
+
+def test_ids_keep_their_type() -> None:
+    assert EmbeddingsRequest.model_validate({"input": ["7", "8"]}).input == ["7", "8"]
+    assert EmbeddingsRequest.model_validate({"input": [7, 8]}).input == [7, 8]
+    assert EmbeddingsRequest.model_validate({"input": "7"}).input == "7"

@@ -1,0 +1,106 @@
+"""The command `evergram`, run in this process, or in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from evergram.cli import main
+
+# Starts the command; its arguments follow.
+PROGRAM = "from evergram.cli import main; main()"
+
+
+class CommandResult(NamedTuple):
+    """The exit code, the output and the errors of a run of the command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The JSON object that the command printed."""
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+    def refusal(self) -> str:
+        """The one sentence with which the command refused its input."""
+        assert (self.code, self.out) == (2, ""), self
+        assert self.err.startswith("error: "), self.err
+        assert self.err.count("\n") == 1, self.err
+        return self.err
+
+
+class Command:
+    """Runs `evergram ARGUMENTS` in this process; a traceback on stderr fails the test."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture = capture
+
+    def __call__(self, *arguments: object) -> CommandResult:
+        self._capture.readouterr()
+        code = exit_code(*arguments)
+        out, err = self._capture.readouterr()
+        assert "Traceback" not in err
+        return CommandResult(code, out, err)
+
+    def json(self, *arguments: object) -> Any:
+        """Run a command with --json, and return the object that it printed."""
+        return self(*arguments, "--json").json
+
+    def refused(self, *arguments: object) -> str:
+        """Run a command that must be refused, and return the sentence with which it is."""
+        return self(*arguments).refusal()
+
+
+def exit_code(*arguments: object) -> int:
+    """Run `evergram ARGUMENTS` in this process, and return its exit code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["evergram", *map(str, arguments)])
+        # The width of rich's tables, whatever the terminal's is.
+        patch.setenv("COLUMNS", "80")
+        try:
+            main()
+        except SystemExit as stop:
+            return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0
+
+
+def run_process(
+    *arguments: object,
+    folder: Path | None = None,
+    before: str = "",
+    timeout: float = 600,
+    **environment: str,
+) -> CommandResult:
+    """Run `evergram ARGUMENTS` in a process of its own, and return its result.
+
+    Args:
+        folder: the working directory.
+        before: Python that the process runs before the command.
+        environment: variables beside those of this process.
+    """
+    completed = subprocess.run(
+        [sys.executable, "-c", before + PROGRAM, *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+    assert "Traceback" not in completed.stderr
+    return CommandResult(completed.returncode, completed.stdout, completed.stderr)
+
+
+@pytest.fixture
+def evergram(capfd: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command in this process: `evergram("versions", "l", "--json").json`."""
+    return Command(capfd)
