@@ -31,7 +31,7 @@ from evergram.cli.printing import dump, metrics_table, number, print_version, ta
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
-    from evergram.releasing.demo import Chapter
+    from evergram.releasing.demo import DemoVersion
     from evergram.training.diagnose import Diagnosis
 
 # Tables of a recipe that an evaluation does not read, and keys that a comparison's methods set.
@@ -272,22 +272,22 @@ def demo(
     if as_json:
         dump({"versions": rows, "report": str(report), "lineage": str(lineage.path)})
         return
-    _print_demo(chapters, recipe.training.metric)
+    _print_demo(versions, recipe.training.metric)
     sys.stdout.write(f"Report: {report}\n")
 
 
-def _print_demo(chapters: list[Chapter], metric: str) -> None:
+def _print_demo(versions: list[DemoVersion], metric: str) -> None:
     """Print a line for each version: how well it ranks, and what the consumer keeps."""
     lines = [
         [
-            str(c.version),
-            str(c.dim),
-            *(number(c.metrics.get(k, {}).get(metric)) for k in ("model", "alone", "popularity")),
-            number(c.consumer_chain),
-            number(c.consumer_raw),
-            number(c.drift),
+            str(v.version),
+            str(v.dim),
+            *(number(v.metrics.get(k, {}).get(metric)) for k in ("model", "alone", "popularity")),
+            number(v.consumer_chain),
+            number(v.consumer_raw),
+            number(v.drift),
         ]
-        for c in versions
+        for v in versions
     ]
     header = ["version", "dim", metric, "alone", "popular", "AUC chain", "AUC raw", "drift"]
     table("A consumer built on version 0", header, lines)
