@@ -82,9 +82,7 @@ def test_also_ids_of_a_csv_stay_what_they_are(evergram: Command, shop: Path) -> 
 @pytest.mark.parametrize("word", ["NaN", "NULL", "null", "None", r"\N"])
 def test_also_words_for_nothing_are_no_users(evergram: Command, shop: Path, word: str) -> None:
     sentence = evergram.refused(*train_on_csv(shop, f"query,candidate\nu1,i1\n{word},i2\n"))
-    assert (
-        f"clicks.csv row 2: query is {word!r}, which in a file of text stands for noth" in sentence
-    )
+    assert f"clicks.csv row 2: query is {word!r}, which in a text file means a missing" in sentence
     empty = evergram.refused(*train_on_csv(shop, "query,candidate\nu1,i1\nu2,\n"))
     assert "clicks.csv row 2: candidate is empty" in empty
     floats = evergram.refused(*train_on_csv(shop, "query,candidate\n17.0,i1\n18.0,i2\n"))
