@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks import (
     alignment,
+    alignment_objects,
     by_command,
     candidates,
     crossover,
@@ -132,6 +133,9 @@ SECTIONS = {
     "towers": Section(towers.section, towers.tiny, needs_data=True),
     "graph-steps": Section(graphs.steps_section, graphs.tiny_steps, needs_data=True),
     "graph-quality": Section(graphs.quality_section, graphs.tiny_quality, needs_data=True),
+    "alignment-objects": Section(
+        alignment_objects.measure, alignment_objects.tiny, alignment_objects.table, needs_data=True
+    ),
     "table3": _table3("table3-movielens"),
     "table3-factorization": _table3("table3-factorization"),
     "text": Section(text.measure, text.tiny, text.table, needs_data=True),

@@ -30,20 +30,15 @@ from evergram.training.recipe import Recipe
 ALL = ["upgrade.method=evergram", "upgrade.rows=4096"]
 CANDIDATES: dict[str, list[str]] = {
     "trained alone, transform post hoc": ["upgrade.method=post-closed"],
-    "BC-Aligner": ["upgrade.method=bc-aligner", "upgrade.rows=1024"],
-    "… the transform solved for in the end": ["upgrade.solver=closed", "upgrade.rows=1024"],
-    "… on objects drawn uniformly": ["upgrade.objects=uniform", "upgrade.rows=4096"],
-    "both (evergram)": ALL,
-    "both, affine": [*ALL, "upgrade.transform=affine"],
-    "both, orthogonal (BT²'s rotated basis)": [*ALL, "upgrade.transform=orthogonal"],
-    "uniform, λ-orthogonal": [
-        "upgrade.objects=uniform", "upgrade.rows=4096", "upgrade.transform=lambda_orthogonal",
-    ],
-    "uniform, residual MLP": [
-        "upgrade.objects=uniform", "upgrade.rows=4096", "upgrade.transform=residual_mlp",
-    ],
-    "both, with the past version's scores as prior": [*ALL, "prior.kind=version"],
-}  # fmt: skip
+    "BC-Aligner over a batch's pairs": ["upgrade.objects=batch", "upgrade.rows=1024"],
+    "BC-Aligner": ["upgrade.method=bc-aligner", "upgrade.rows=4096"],
+    "… the transform solved for in the end (evergram)": ALL,
+    "… evergram, affine": [*ALL, "upgrade.transform=affine"],
+    "… evergram, orthogonal (BT²'s rotated basis)": [*ALL, "upgrade.transform=orthogonal"],
+    "BC-Aligner, λ-orthogonal": ["upgrade.rows=4096", "upgrade.transform=lambda_orthogonal"],
+    "BC-Aligner, residual MLP": ["upgrade.rows=4096", "upgrade.transform=residual_mlp"],
+    "evergram, with the past version's scores as prior": [*ALL, "prior.kind=version"],
+}
 
 
 @dataclass(frozen=True)
