@@ -56,8 +56,8 @@ def test_one_matrix_stands_for_all_of_history(
             walked = step @ walked
             share = 1.0 if unit == "norm" else len(delta) / len(walked)
             expected += share * float(walked.square().sum())
-    found = loss(transform, new, loss.lifted(old), torch.ones(6, dtype=torch.float64))
-    assert float(found.detach()) == pytest.approx(expected / 6 / versions, rel=1e-9)
+    value = loss(transform, new, loss.lifted(old), torch.ones(6, dtype=torch.float64))
+    assert float(value.detach()) == pytest.approx(expected / 6 / versions, rel=1e-9)
     assert by_metric == pytest.approx(expected, rel=1e-9)
 
 
@@ -72,8 +72,8 @@ def test_its_gradient_is_that_of_the_formula(steps: Literal["multi", "single"]) 
         moved = LinearTransform(*matrix.shape)
         del moved.weight
         moved.weight = matrix  # type: ignore[assignment]
-        found: torch.Tensor = loss(moved, z, loss.lifted(old), weight)
-        return found
+        value: torch.Tensor = loss(moved, z, loss.lifted(old), weight)
+        return value
 
     matrix = transform.weight.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(of, (matrix, new.clone().requires_grad_()))
@@ -114,9 +114,9 @@ def test_objects_that_take_no_part_have_no_gradient_and_no_share() -> None:
     transform, loss = LinearTransform.from_matrix(torch.eye(2)), AlignmentLoss(Chain([], 2))
     new = torch.ones(3, 2, requires_grad=True)
     weight = torch.tensor([1.0, 0.0, 1.0])
-    found = loss(transform, new, torch.zeros(3, 2), weight)
-    assert float(found.detach()) == 2.0
-    found.backward()
+    value = loss(transform, new, torch.zeros(3, 2), weight)
+    assert float(value.detach()) == 2.0
+    value.backward()
     assert new.grad is not None
     assert new.grad[1].tolist() == [0.0, 0.0]
     none = loss(transform, new, torch.zeros(3, 2), torch.zeros(3))

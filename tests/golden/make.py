@@ -102,8 +102,8 @@ def keep(lineage: Any) -> None:
         view = lineage.view(version)
         sides = lineage.manifest(lineage.newest).embeddings
         for side in sides:
-            found, vectors = view.embeddings(side)
-            ids[side] = found.to_pylist()
+            keys, vectors = view.embeddings(side)
+            ids[side] = keys.to_pylist()
             tensors[f"{version}/{side}"] = vectors.contiguous()
     path = lineage.path
     save_file(tensors, path.with_suffix(".safetensors"))
@@ -129,8 +129,8 @@ def add_fingerprints() -> None:
     known = json.loads(path.read_text()) if path.exists() else {}
     for record in sorted(HERE.glob("format-*/*/lineage.json")):
         name = f"{record.parent.parent.name}/{record.parent.name}"
-        found = {str(m.version): m.fingerprint for m in Lineage.open(record.parent).versions}
-        known.setdefault(name, found)
+        fingerprints = {str(m.version): m.fingerprint for m in Lineage.open(record.parent).versions}
+        known.setdefault(name, fingerprints)
     path.write_text(json.dumps(known, indent=2) + "\n")
 
 

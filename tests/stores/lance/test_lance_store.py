@@ -73,9 +73,9 @@ def test_ids_of_any_text_and_any_number(tmp_path: Path) -> None:
             for version in (0, 1):
                 vectors = np.arange(2 * len(ids), dtype=np.float32).reshape(-1, 2)
                 texts.upsert(Rows(version, pa.array(ids), vectors))
-                (found,) = texts.fetch(ids)
-                assert found.version == version
-                assert sorted(found.ids.to_pylist()) == sorted(ids)
+                (rows,) = texts.fetch(ids)
+                assert rows.version == version
+                assert sorted(rows.ids.to_pylist()) == sorted(ids)
             texts.delete(ids)
             assert texts.count() == {}
 

@@ -58,7 +58,7 @@ def answers(store: SnapshotStore) -> tuple[dict[Id, tuple[int, bytes]], list[Any
     """All that can be asked for."""
     whole = as_dict(store.scan())
     assert as_dict(store.fetch(pa.array(list(whole), store.id_type))) == whole
-    return whole, [as_list(hits) for hits in found(store)]
+    return whole, [as_list(hits) for hits in search_all(store)]
 
 
 def queries() -> dict[int, Floats]:
@@ -66,7 +66,7 @@ def queries() -> dict[int, Floats]:
     return {v: drawn.standard_normal((5, s.dim)).astype(np.float32) for v, s in SPACES.items()}
 
 
-def found(store: SnapshotStore) -> list[Hits]:
+def search_all(store: SnapshotStore) -> list[Hits]:
     return store.search(queries(), 10)
 
 
@@ -135,7 +135,7 @@ def test_a_bit_flipped_under_an_open_store_gives_no_wrong_row(tmp_path: Path) ->
                 try:
                     for key, row in as_dict(store.fetch(ids)).items():
                         assert whole[key] == row
-                    for query, hits in enumerate(found(store)):
+                    for query, hits in enumerate(search_all(store)):
                         for key, score, version in as_list(hits):
                             there, raw = whole[key]
                             vector = np.frombuffer(raw, dtype=np.float32)

@@ -28,10 +28,10 @@ def recipe(*overrides: str) -> Recipe:
 
 def test_by_hand() -> None:
     # 800 pairs of 100 queries and 64 candidates: an eighth of all, ten for each entity.
-    found = strengths_of(recipe(), corpus(100, 64, 8))
-    assert found.penalty == pytest.approx([66 / 8**0.25])
-    assert found.l2 == pytest.approx(0.5 / 10)
-    assert found.l2_measure == "penalty"
+    strengths = strengths_of(recipe(), corpus(100, 64, 8))
+    assert strengths.penalty == pytest.approx([66 / 8**0.25])
+    assert strengths.l2 == pytest.approx(0.5 / 10)
+    assert strengths.l2_measure == "penalty"
 
 
 def test_repeats_and_strangers_change_nothing() -> None:
@@ -65,8 +65,8 @@ def test_one_automatic_penalty_is_of_one_measure() -> None:
 
 @pytest.mark.parametrize("kind", ["bpr", "softmax", "second_order"])
 def test_what_has_negatives_of_its_own_gets_neither(kind: str) -> None:
-    found = strengths_of(recipe(f"task.kind={kind}"), corpus(100, 64, 8))
-    assert (found.penalty, found.l2) == ([0.0], 0.0)
+    strengths = strengths_of(recipe(f"task.kind={kind}"), corpus(100, 64, 8))
+    assert (strengths.penalty, strengths.l2) == ([0.0], 0.0)
 
 
 def test_unit_rows_have_no_length_to_weigh() -> None:
@@ -97,6 +97,6 @@ def test_small_data_has_small_batches(pairs: int, batch: int) -> None:
 def test_they_are_what_is_trained_with() -> None:
     data = corpus(100, 64, 8)
     step = prepare(FitSettings.of(recipe(), data, 0), data, torch.device("cpu"))[0]
-    found = strengths_of(recipe(), data)
-    assert list(step.objective.penalty) == found.penalty
-    assert (step.objective.l2, step.objective.l2_measure) == (found.l2, "penalty")
+    strengths = strengths_of(recipe(), data)
+    assert list(step.objective.penalty) == strengths.penalty
+    assert (step.objective.l2, step.objective.l2_measure) == (strengths.l2, "penalty")

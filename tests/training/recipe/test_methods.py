@@ -24,9 +24,9 @@ from evergram.training.recipe.methods import METHODS
 
 @pytest.fixture
 def lineage(small: Recipe, tmp_path: Path) -> Lineage:
-    found = Lineage.create(tmp_path / "lineage")
-    found.publish(train(small))
-    return found
+    lineage = Lineage.create(tmp_path / "lineage")
+    lineage.publish(train(small))
+    return lineage
 
 
 def by(small: Recipe, method: str, *overrides: str) -> Recipe:
@@ -52,9 +52,9 @@ def test_every_method_does_what_its_name_says(
     done: dict[str, Artefact], lineage: Lineage, small: Recipe
 ) -> None:
     def model(name: str) -> dict[str, torch.Tensor]:
-        found = done[name].encoder
-        assert found is not None
-        return dict(found.state)
+        encoder = done[name].encoder
+        assert encoder is not None
+        return dict(encoder.state)
 
     alone = model("keep-all")
     for name in ("non-bc", "post-lin-sloss", "post-lin-mloss", "post-closed"):
@@ -68,9 +68,9 @@ def test_every_method_does_what_its_name_says(
     assert all(torch.equal(v, frozen[k]) for k, v in model("fix-m0").items())
     assert error_of(done["fix-m0"]) == pytest.approx(0, abs=1e-6)
     # Fine-tuning keeps version 0's dims, though the recipe's grow.
-    dims = {name: found.dim for name, found in done.items()}
+    dims = {name: artefact.dim for name, artefact in done.items()}
     assert {n for n, d in dims.items() if d == 8} == {"fix-m0", "finetune-m0"}
-    kinds = {name: found.transform.kind for name, found in done.items() if found.transform}
+    kinds = {name: artefact.transform.kind for name, artefact in done.items() if artefact.transform}
     assert {n for n, k in kinds.items() if k == "linear"} == {
         "post-lin-sloss",
         "post-lin-mloss",
@@ -80,7 +80,7 @@ def test_every_method_does_what_its_name_says(
         "evergram",
     }
     # Nothing ties Non-BC to the past; the others come nearer, joint training nearest.
-    errors = {name: error_of(found) for name, found in done.items()}
+    errors = {name: error_of(artefact) for name, artefact in done.items()}
     for name in ("post-lin-sloss", "joint-notrans", "bc-aligner"):
         assert errors[name] < 0.8 * errors["non-bc"], errors
     assert errors["bc-aligner"] < errors["post-lin-sloss"], errors
@@ -128,8 +128,8 @@ def test_every_transform_trains_with_a_model(
         artefact = upgrade(recipe, lineage, corpus)
         assert artefact.transform is not None
         assert artefact.transform.kind == transform
-        found = artefact.metrics["compatibility"]
-        for reading in found.values():
+        readings = artefact.metrics["compatibility"]
+        for reading in readings.values():
             assert reading["ranking"]["chain"]["recall@20"] > 0
         assert set(artefact.metrics["certificate"]) == (
             set() if transform == "residual_mlp" else {str(j) for j in range(version)}
@@ -151,8 +151,8 @@ def test_a_model_that_was_trained_alone_is_not_trained_again(
         raise AssertionError("it was trained again")
 
     monkeypatch.setattr("evergram.releasing.upgrade_steps.fit_encoder", never)
-    found = upgrade(by(small, "post-lin-sloss"), lineage, corpus, trained=encoder)
-    assert torch.equal(found.block("query")[1], alone.block("query")[1])
+    packaged = upgrade(by(small, "post-lin-sloss"), lineage, corpus, trained=encoder)
+    assert torch.equal(packaged.block("query")[1], alone.block("query")[1])
     with pytest.raises(RecipeError, match="trained alone was given"):
         upgrade(by(small, "bc-aligner"), lineage, corpus, trained=encoder)
 
@@ -221,9 +221,9 @@ def test_fine_tuning_goes_on_from_what_is_known(small: Recipe, lineage: Lineage)
     rows = before.schema.ids("candidate").rows(ids)
     assert past_ids.equals(before.schema.ids("candidate").keys)
 
-    def nearness(found: torch.Tensor) -> float:
+    def nearness(vectors: torch.Tensor) -> float:
         both = rows >= 0
-        return float(torch.cosine_similarity(found[both], past[rows[both]]).mean())
+        return float(torch.cosine_similarity(vectors[both], past[rows[both]]).mean())
 
     assert nearness(vectors) > 0.5
     assert abs(nearness(fresh.block("candidate")[1])) < 0.2
@@ -236,8 +236,8 @@ def test_degradation_is_refused(small: Recipe, lineage: Lineage) -> None:
     artefact = upgrade(by(small, "non-bc", "upgrade.alone=true"), lineage, load_corpus(small))
     lost = degradation(artefact.metrics, "recall@20")
     assert lost["alone"] == 0.0
-    found = artefact.metrics["compatibility"]["0"]["ranking"]
-    was, now = found["past"]["recall@20"], found["chain"]["recall@20"]
+    ranking = artefact.metrics["compatibility"]["0"]["ranking"]
+    was, now = ranking["past"]["recall@20"], ranking["chain"]["recall@20"]
     assert lost["0"] == pytest.approx(100 * (was - now) / was)
     refuse_degradation(artefact, [0], lost["0"] + 0.1)
     with pytest.raises(DegradationError, match=r"not published: it loses .* as version 0"):
