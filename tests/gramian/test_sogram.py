@@ -31,6 +31,16 @@ def test_the_start_is_corrected(decay: float) -> None:
         torch.testing.assert_close(estimator.gramian(), embeddings.T @ embeddings / 4)
 
 
+def test_without_the_correction_it_is_short_of_its_start() -> None:
+    """[G2] Algorithm 2: (1 − (1 − α)^t) of the batch's Gramian after t of the same batch."""
+    embeddings = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    estimator = SOGram(3, rate=0.1, correct_start=False)
+    for step in range(1, 6):
+        estimator.update(batch(embeddings, torch.arange(4)))
+        expected = (1 - 0.9**step) * (embeddings.T @ embeddings / 4)
+        torch.testing.assert_close(estimator.gramian(), expected)
+
+
 @pytest.mark.long
 def test_it_is_unbiased_at_fixed_embeddings() -> None:
     draw = torch.Generator().manual_seed(1)

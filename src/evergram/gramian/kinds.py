@@ -91,16 +91,17 @@ class AverageSettings(EstimatorSettings):
 
 
 class SOGramSettings(AverageSettings):
-    """A moving average of batches."""
+    """A moving average of batches. `correct_start`: whether its zero start is divided out."""
 
     kind = "sogram"
+    correct_start: bool = True
 
     def build(
         self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None
     ) -> GramianEstimator:
         from evergram.gramian.sogram import SOGram
 
-        return SOGram(dim, factors.shape[1], self.rate, self.decay)
+        return SOGram(dim, factors.shape[1], self.rate, self.decay, self.correct_start)
 
 
 class StormSettings(AverageSettings):

@@ -18,6 +18,9 @@ from evergram.gramian.estimator import (
 class SOGram(GramianEstimator):
     """Ĝ ← (1 − α) Ĝ + α S_B from a zero start, divided by the weight that batches have by now.
 
+    Without `correct_start` it is not divided: [G2] Algorithm 2 as printed, whose estimate is too
+    small by (1 − α)^t after t batches.
+
     D² floats of state for any corpus. At fixed embeddings the corrected Ĝ is unbiased, with
     variance about σ²α/(2 − α); when they move by δ a step it lags by δ(1/α − 1) ([G2] Prop. 5).
     Before the first update Ĝ is zero: the first step has no penalty.
@@ -26,18 +29,27 @@ class SOGram(GramianEstimator):
         dim, factors: D and K.
         rate: α, in (0, 1], or "auto"; with 1 the estimate is the last batch.
         decay: κ; step t has α t^−κ.
+        correct_start: whether the zero start is divided out.
     """
 
     def __init__(
-        self, dim: int, factors: int = 0, rate: float | str = 0.05, decay: float = 0.0
+        self,
+        dim: int,
+        factors: int = 0,
+        rate: float | str = 0.05,
+        decay: float = 0.0,
+        correct_start: bool = True,
     ) -> None:
         super().__init__(dim, factors)
+        self.correct_start = correct_start
         self.rate = AveragingRate(self.matrix.shape, rate, decay)
         self.missing: Tensor
         # Π (1 − α_t): the weight that the zero start still has.
         self.register_buffer("missing", torch.ones((), dtype=torch.float64))
 
     def moment(self) -> Moment:
+        if not self.correct_start:
+            return Moment(self.matrix)
         # Nothing folded in yet: 0/0 would be NaN, and the average is the zero it started from.
         weight = (1 - self.missing).clamp(min=1e-30)
         return Moment(self.matrix / weight.to(self.matrix))

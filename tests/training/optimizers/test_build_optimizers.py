@@ -33,3 +33,34 @@ def test_every_parameter_has_one_optimizer_and_its_own_rate() -> None:
         table = 0.2 if "feature" in name else 0.3
         assert rates.pop(parameter) == (table if name.startswith("tables") else 0.1), name
     assert not rates
+
+
+def test_plain_sgd_moves_each_parameter_by_its_rate_times_its_gradient() -> None:
+    corpus = Corpus.from_tables(
+        pa.table({"query": ["a", "b", "a"], "candidate": ["x", "y", "y"]}),
+        candidate_features=pa.table({"id": ["x", "y"], "tags": [["s"], ["s", "t"]]}),
+    )
+    recipe = Recipe.of(
+        {
+            "data": {"kind": "synthetic"},
+            "model": {"kind": "two_tower", "dim": 3, "hidden": [5], "residual": False},
+            "training": {
+                "optimizer": "sgd",
+                "table_rate": 0.3,
+                "feature_rate": 0.2,
+                "layer_rate": 0.1,
+            },
+        }
+    )
+    step, sampler, _ = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
+    before = {n: p.detach().clone() for n, p in step.encoder.named_parameters()}
+    step.begin_epoch()
+    step(next(iter(sampler.epoch(0))))
+    moved = 0
+    for name, parameter in step.encoder.named_parameters():
+        rate = 0.1 if not name.startswith("tables") else 0.2 if "feature" in name else 0.3
+        assert parameter.grad is not None
+        gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+        torch.testing.assert_close(parameter.detach(), before[name] - rate * gradient)
+        moved += int(gradient.any())
+    assert moved > 6

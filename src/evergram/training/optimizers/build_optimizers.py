@@ -16,10 +16,11 @@ from evergram.training.step import Joint
 def build_optimizers(
     encoder: Encoder, rates: TrainingRecipe, table_rate: float, joint: Joint | None = None
 ) -> list[torch.optim.Optimizer]:
-    """Return row-wise Adagrad for tables, and Adam for layers and for `joint`.
+    """Return row-wise Adagrad for tables, and Adam for layers and for `joint`; or plain SGD for all
+    but `joint`.
 
     Args:
-        rates: has the learning rates of features and of layers.
+        rates: has the learning rates of features and of layers, and says which optimiser.
         table_rate: of tables of ids.
         joint: trained together with the encoder, at its own rate if it has one.
     """
@@ -32,13 +33,17 @@ def build_optimizers(
             tables += [p for p in module.parameters() if id(p) not in shared]
     ids = shared | {id(p) for p in tables}
     layers = [p for p in encoder.parameters() if id(p) not in ids and p.requires_grad]
+    is_plain = rates.optimizer == "sgd"
+    of_tables = torch.optim.SGD if is_plain else RowAdagrad
     optimizers: list[torch.optim.Optimizer] = []
     if tables:
-        optimizers.append(RowAdagrad(tables, table_rate))
+        optimizers.append(of_tables(tables, table_rate))
     if features:
-        optimizers.append(RowAdagrad(features, rates.feature_rate))
+        optimizers.append(of_tables(features, rates.feature_rate))
     groups: list[dict[str, Any]] = []
-    if layers:
+    if layers and is_plain:
+        optimizers.append(torch.optim.SGD(layers, rates.layer_rate))
+    elif layers:
         groups.append({"params": layers, "lr": rates.layer_rate})
     owned = [] if joint is None else [p for p in joint.parameters() if p.requires_grad]
     if joint is not None and owned:

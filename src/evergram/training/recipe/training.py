@@ -14,7 +14,8 @@ class TrainingRecipe(RecipeTable):
     """The loop.
 
     `table_rate` is Adagrad's on tables of ids and `feature_rate` on those of features, whose rows
-    many entities share; `layer_rate` is Adam's on the rest.
+    many entities share; `layer_rate` is Adam's on the rest. With `optimizer` "sgd" they are the
+    rates of plain SGD, [G2]'s Algorithms 1 and 2.
     """
 
     # At most; training ends when so many evaluations in a row were no better (0: never).
@@ -25,6 +26,7 @@ class TrainingRecipe(RecipeTable):
     refit: bool | Literal["auto"] = "auto"
     # Pairs a step; "auto" makes about 32 steps an epoch of small data.
     batch_size: Positive | Literal["auto"] = "auto"
+    optimizer: Literal["adaptive", "sgd"] = "adaptive"
     # "auto" is 0.1, or what pilots choose.
     table_rate: Rate | Literal["auto"] = "auto"
     feature_rate: Rate = 0.005
