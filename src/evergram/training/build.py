@@ -189,6 +189,7 @@ def prepare(
         companions.joint,
         independent,
         settings.training.precondition,
+        samples_gradient=settings.gramian.gradient == "sampled",
     )
     if not independent:
         return step, sampler, None

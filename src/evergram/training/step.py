@@ -53,6 +53,8 @@ class Step:
         precondition: ρ of the preconditioner; 0 leaves gradients as they are.
         independent: whether the estimators learn from entities drawn apart (`draws`), or from the
             batch before.
+        samples_gradient: whether the penalty's gradient is over the entities drawn apart, as in the
+            sampling baselines of [G2] §4, or over those of the pairs.
     """
 
     encoder: Encoder
@@ -66,6 +68,7 @@ class Step:
     joint: Joint | None = None
     independent: bool = False
     precondition: float = 0.0
+    samples_gradient: bool = False
     # The next batch's embeddings before the last step, for estimators that want them.
     _seen_before: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
@@ -89,6 +92,7 @@ class Step:
         Returns: the objective's value, detached.
         """
         wanted = self.objective.wants_moments
+        everyone: dict[str, Spread] | None = None
         # One pass serves all that this step asks of a graph: pairs, negatives and Gramians.
         embeddings: Embeddings = self.encoder(self.scene)
         if wanted:
@@ -96,14 +100,17 @@ class Step:
                 for r, estimator in enumerate(self.estimators[side]):
                     estimator.begin(self.population(embeddings, side, r))
             if draws is not None:
-                with torch.no_grad():
-                    fresh = {s: embeddings.rows(s, draws[s].ids) for s in SIDES}
-                self._update({s: (draws[s].ids, draws[s].weights, fresh[s]) for s in SIDES})
+                drawn = self._drawn(embeddings, draws)
+                self._update(
+                    {s: (draws[s].ids, draws[s].weights, drawn[s].rows.detach()) for s in SIDES}
+                )
+                if self.samples_gradient:
+                    everyone = drawn
         query, candidate = (
             embeddings.rows("query", batch.query),
             embeddings.rows("candidate", batch.candidate),
         )
-        encoded = self._encoded(embeddings, batch, (query, candidate))
+        encoded = self._encoded(embeddings, batch, (query, candidate), everyone)
         moments = {s: [e.moment() for e in self.estimators[s]] if wanted else [] for s in SIDES}
         if wanted and self.precondition:
             self._turn(encoded, moments)
@@ -160,18 +167,39 @@ class Step:
 
         return blocks
 
+    def _drawn(self, embeddings: Embeddings, draws: Mapping[str, Draw]) -> dict[str, Spread]:
+        """Return the embeddings of drawn entities; with gradient only if the penalty's is over
+        them."""
+        with torch.set_grad_enabled(self.samples_gradient):
+            rows = {side: embeddings.rows(side, draws[side].ids) for side in SIDES}
+        factors = {s: self.factors[s][draws[s].ids, : self.prior] for s in SIDES}
+        return {
+            s: Spread(rows[s], draws[s].weights, factors[s] if self.prior else None) for s in SIDES
+        }
+
     def _encoded(
-        self, embeddings: Embeddings, batch: Batch, rows: tuple[Tensor, Tensor]
+        self,
+        embeddings: Embeddings,
+        batch: Batch,
+        rows: tuple[Tensor, Tensor],
+        everyone: dict[str, Spread] | None,
     ) -> Encoded:
-        """Return what the objective takes: a batch's rows, negatives, factors and all entities."""
+        """Return what the objective takes: a batch's rows, negatives, factors and all entities.
+
+        Args:
+            everyone: drawn rows that stand for all entities; None lets all of them do so if they
+                are at hand, and the batch's rows otherwise.
+        """
         query, candidate = rows
+        if everyone is None and self.objective.wants_moments:
+            everyone = self._everyone(embeddings)
         return Encoded(
             query,
             candidate,
             None if batch.negative is None else embeddings.rows("candidate", batch.negative),
             self.factors["query"][batch.query, : self.prior] if self.prior else None,
             self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
-            self._everyone(embeddings) if self.objective.wants_moments else None,
+            everyone,
         )
 
     def _everyone(self, embeddings: Embeddings) -> dict[str, Spread] | None:
@@ -193,14 +221,16 @@ class Step:
         """Multiply the gradients of embeddings by the other side's preconditioner."""
         penalty = self.objective.penalty
         other = {s: preconditioner(moments[s], penalty, self.precondition) for s in SIDES}
-        pairs = [
+        pairs: list[tuple[Tensor | None, Tensor]] = [
             (encoded.query, other["candidate"]),
             (encoded.candidate, other["query"]),
             (encoded.negative, other["query"]),
         ]
-        if encoded.everyone is not None:  # the pairs' rows are taken from these
+        if encoded.everyone is not None:
             query, candidate = (encoded.everyone[side].rows for side in SIDES)
-            pairs = [(query, other["candidate"]), (candidate, other["query"])]
+            if not self.samples_gradient:
+                pairs = []  # the pairs' rows are taken from these
+            pairs += [(query, other["candidate"]), (candidate, other["query"])]
         for rows, matrix in pairs:
             # A side that is frozen as a whole has no gradient to multiply.
             if rows is not None and rows.requires_grad:

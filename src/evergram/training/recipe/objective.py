@@ -118,6 +118,9 @@ class GramianRecipe(KindTable):
     batch: Literal["previous", "independent"] = "previous"
     sampler: Literal["uniform", "sqrt", "linear"] = "linear"
     batch_size: Positive | None = None
+    # The penalty's gradient is over the examples of a step, or over those that `sampler` draws: the
+    # sampling baselines of [G2] §4.
+    gradient: Literal["examples", "sampled"] = "examples"
 
     @property
     def chosen(self) -> EstimatorSettings:

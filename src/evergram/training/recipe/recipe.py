@@ -71,6 +71,13 @@ class Recipe(RecipeTable):
     def _fits(self) -> Recipe:
         if self.split.kind == "given" and self.data.test is None:
             raise ValueError("split.kind = 'given' needs data.test, the file of test pairs")
+        orthogonal = self.task.query_orthogonal or self.task.candidate_orthogonal
+        if self.gramian.gradient == "sampled" and orthogonal:
+            raise ValueError(
+                "gramian.gradient = 'sampled' takes a side's gradient over the entities that its "
+                "own Gramian was just estimated from, which the orthogonal terms would multiply "
+                "with it; set gramian.gradient = 'examples'"
+            )
         if self.upgrade.select_after >= self.training.epochs:
             raise ValueError(
                 f"upgrade.select_after is {self.upgrade.select_after} and training.epochs "

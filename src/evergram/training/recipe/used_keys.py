@@ -160,7 +160,7 @@ RULES = (
     Only("split.versions split.end split.last", "split.kind", ("time",)),
     Only("split.selection", "split.kind", ("random", "time")),
     Only("task.l2_measure", "task.l2", test=lambda r: bool(r.task.l2), needs="task.l2 above 0"),
-    Only("gramian.sampler gramian.batch_size", "gramian.batch", ("independent",)),
+    Only("gramian.sampler gramian.batch_size gramian.gradient", "gramian.batch", ("independent",)),
     Only(
         "training.watch_candidates",
         "training.watch_minutes",
