@@ -193,12 +193,13 @@ def trained(overrides: list[str]) -> torch.Tensor:
     [
         (
             "upgrade.method=non-bc",
-            ("steps=multi", "weight=3.0", "unit=norm", "objects=uniform", "rows=3"),
+            ("steps=multi", "weight=3.0", "unit=norm", "objects=batch", "rows=3"),
         ),
         ("upgrade.method=non-bc", ("solver=closed", "transform_rate=0.1", "fit_epochs=2")),
         ("upgrade.method=non-bc", ("select_after=0", "rank=2", "orthogonality=2.0")),
         ("upgrade.method=bc-aligner", ("fit_epochs=2", "transform_hidden=4", "rank=2")),
         ("upgrade.method=joint-notrans", ("transform_rate=0.1",)),
+        ("upgrade.objects=paper-code", ("rows=3",)),
         ("upgrade.method=post-closed", ("transform_rate=0.1", "fit_epochs=2", "weight=3.0")),
     ],
 )

@@ -70,6 +70,12 @@ def _drives_apart(recipe: Recipe) -> bool:
     return any(recipe.task.penalty)
 
 
+def _limits_objects(recipe: Recipe) -> bool:
+    """Whether alignment is over some of the objects: a pass over a graph has all at hand."""
+    objects = recipe.upgrade.objects
+    return objects == "batch" or (objects == "all" and not recipe.model.chosen.needs_graph)
+
+
 def _has_gramians(recipe: Recipe) -> bool:
     task = recipe.task
     orthogonal = task.query_orthogonal or task.candidate_orthogonal
@@ -167,10 +173,21 @@ RULES = (
         test=lambda r: r.training.watch_minutes is not None,
         needs="training.watch_minutes",
     ),
-    Only("upgrade.weight upgrade.unit", "upgrade.fit", ("joint",)),
-    Only("upgrade.objects upgrade.rows upgrade.select_after", "upgrade.fit", ("joint",)),
     Only(
-        "upgrade.steps upgrade.solver upgrade.transform_rate", "upgrade.fit", ("joint", "posthoc")
+        "upgrade.weight upgrade.objects upgrade.rows upgrade.select_after",
+        "upgrade.fit",
+        ("joint",),
+    ),
+    Only(
+        "upgrade.rows",
+        "upgrade.objects",
+        test=lambda r: _limits_objects(r),
+        needs="upgrade.objects = 'batch' (or 'all', with an encoder that needs no graph)",
+    ),
+    Only(
+        "upgrade.steps upgrade.unit upgrade.solver upgrade.transform_rate",
+        "upgrade.fit",
+        ("joint", "posthoc"),
     ),
     Only("upgrade.fit_epochs", "upgrade.fit", ("posthoc",)),
     Only("upgrade.fit_epochs", "upgrade.solver", ("gradient",)),
