@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 import torch
 
+from evergram.data.corpus import Corpus
 from evergram.data.row_pairs import RowPairs
 from evergram.data.split import Split
 from evergram.errors import TrainingError
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
-from evergram.training.pilots import LEAST_GAIN, MOST_PILOTS, Pilots, run_pilots
+from evergram.training.pilots import (
+    LEAST_GAIN,
+    MOST_PILOTS,
+    Pilots,
+    _with_more_selection,
+    run_pilots,
+)
 from evergram.training.recipe import Recipe
 
 CONTEXT = RunContext(torch.device("cpu"))
@@ -52,9 +59,36 @@ def test_the_best_by_the_selection_pairs_is_chosen() -> None:
     chosen = settings.penalty[0], settings.l2, settings.l2_measure, rate
     assert values[chosen] >= max(values.values()) / LEAST_GAIN
     # What it measured is what a training by these settings measures.
-    again = fit_encoder(pilots.recipe, split, 0, CONTEXT)
+    again = fit_encoder(pilots.recipe, _with_more_selection(split), 0, CONTEXT)
     assert max(h["recall@20"] for h in again.history) == values[chosen]
     assert again.table_rate == rate
+
+
+def test_a_tenth_of_the_training_pairs_selects_and_is_not_trained_on() -> None:
+    split = split_of(recipe_of())
+    more = _with_more_selection(split)
+    assert len(more.training) == len(split.training) - len(split.training) // 10
+    assert len(more.test) == 0
+
+    def pairs(corpus: Corpus, rows: RowPairs) -> set[tuple[str, str]]:
+        query, candidate = (
+            entities.vocabulary.keys.to_pylist() for entities in (corpus.queries, corpus.candidates)
+        )
+        return {
+            (query[q], candidate[c])
+            for q, c in zip(rows.query.tolist(), rows.candidate.tolist(), strict=True)
+            if c >= 0
+        }
+
+    def trained(corpus: Corpus) -> set[tuple[str, str]]:
+        return pairs(corpus, RowPairs(corpus.column("query"), corpus.column("candidate")))
+
+    selection = pairs(more.training, more.selection)
+    assert not selection & trained(more.training)
+    assert not selection & pairs(split.training, split.test)
+    known = pairs(split.training, split.selection) | trained(split.training)
+    assert selection <= known
+    assert len(selection) > len(pairs(split.training, split.selection))
 
 
 def test_no_test_pair_is_looked_at() -> None:
