@@ -281,7 +281,8 @@ def table(comparisons: Sequence[Comparison]) -> str:
     seeds = ", ".join(f"{len(one.default)} ({one.data})" for one in comparisons)
     lines += [
         "",
-        f"± is half of the 95 % interval of the mean over seeds, each with a split of its own: {seeds}.",
+        "± is half of the 95 % interval of the mean over seeds, each with a split of its own: "
+        f"{seeds}.",
     ]
     late = [one.data for one in comparisons if one.best_is_last]
     if late:
