@@ -201,7 +201,7 @@ class Runs:
         return self._once("test", recipe, split, None if final is split else Refit(final))
 
     def _prepare(self, settings: Sequence[str], seed: int) -> tuple[Recipe, Split]:
-        # Each seed has held-out pairs of its own: a few hundred test pairs say little by themselves.
+        # Each seed has held-out pairs of its own: a few hundred test pairs say little alone.
         salt = [f'split.salt="{seed}"'] if seed else []
         recipe = Recipe.of(self.values, [f"seed={seed}", *salt, f'metrics=["{METRIC}"]', *settings])
         if seed not in self.splits:
