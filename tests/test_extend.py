@@ -105,6 +105,20 @@ def test_without_the_line_in_the_table_an_error_says_so(kinds: Path) -> None:
         Recipe.of(OURS)
 
 
+def test_without_a_transforms_kind_its_lineage_is_not_damaged_but_says_so(kinds: Path) -> None:
+    recipe = Recipe.of(OURS)
+    lineage = evergram.Lineage.create(kinds / "lineage")
+    lineage.publish(evergram.train(recipe))
+    lineage.publish(evergram.upgrade(recipe, lineage))
+    del TABLES[-1]["diagonal"]
+    opened = evergram.Lineage.open(kinds / "lineage")
+    assert opened.newest == 1
+    assert len(opened.embeddings("candidate")[0]) > 60
+    opened.check()
+    with pytest.raises(LineageError, match=r"of kind 'diagonal'.*put its settings into .*TRANSFO"):
+        opened.view(0).embeddings("candidate")
+
+
 @pytest.mark.usefixtures("kinds")
 def test_the_estimator_of_the_page_is_a_mean_of_batches_and_resumes() -> None:
     draw = torch.Generator().manual_seed(0)

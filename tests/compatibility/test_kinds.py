@@ -11,7 +11,6 @@ from evergram.compatibility.kinds import (
     LowRankSettings,
     ResidualMLPSettings,
     build_transform,
-    transform_kind,
 )
 from evergram.errors import ShapeError
 
@@ -19,9 +18,6 @@ from evergram.errors import ShapeError
 def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ShapeError, match="'turn' is none of linear, truncate, affine, orthogonal"):
         build_transform("turn", 3, 4)
-    with pytest.raises(ValueError, match="it must be one of 'linear', 'truncate', 'affine'"):
-        transform_kind("turn")
-    assert [transform_kind(kind) for kind in TRANSFORMS] == list(TRANSFORMS)
 
 
 def test_options_of_another_kind_are_refused() -> None:

@@ -149,13 +149,6 @@ TRANSFORMS: dict[str, type[TransformSettings]] = table_of(
 )
 
 
-def transform_kind(kind: str) -> str:
-    """Return `kind`. Raises: ValueError: no transform is of that kind."""
-    if kind not in TRANSFORMS:
-        raise ValueError(f"it must be one of {', '.join(map(repr, TRANSFORMS))}")
-    return kind
-
-
 def build_transform(
     kind: str,
     old_dim: int,

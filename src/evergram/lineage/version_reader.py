@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from evergram.compatibility.certificate import StepError
-from evergram.compatibility.kinds import build_transform
+from evergram.compatibility.kinds import TRANSFORMS, build_transform
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
-from evergram.errors import EvergramError, IntegrityError, ShapeError
+from evergram.errors import EvergramError, IntegrityError, LineageError, ShapeError
 from evergram.lineage.artefact import Block, are_metrics
 from evergram.lineage.disk.manifest import EncoderRecord, Manifest, check_files
 from evergram.lineage.disk.tensor_files import load_tensors
@@ -65,9 +65,20 @@ class VersionReader:
         return dict(metrics)
 
     def transform(self, old_dim: int) -> Transform:
-        """Return B_k, frozen, which leads into a space of `old_dim` dims."""
+        """Return B_k, frozen, which leads into a space of `old_dim` dims.
+
+        Raises: LineageError: this process does not know its kind. IntegrityError: its file is
+            damaged, or leads elsewhere.
+        """
         record, dim = self.manifest.transform, self.manifest.dim
         assert record is not None
+        if record.kind not in TRANSFORMS:
+            raise LineageError(
+                f"The transform of version {self.manifest.version} is of kind {record.kind!r}, and "
+                f"there are {', '.join(TRANSFORMS)}. If it is a kind of your own, put its settings "
+                "into evergram.compatibility.kinds.TRANSFORMS and read the lineage from Python; "
+                "otherwise install an Evergram that has it."
+            )
         path = self._checked("transform.safetensors")
         try:
             transform = build_transform(record.kind, old_dim, dim, record.options)

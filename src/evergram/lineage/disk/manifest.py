@@ -7,10 +7,9 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     Field,
     ValidationError,
     computed_field,
@@ -18,7 +17,6 @@ from pydantic import (
     model_validator,
 )
 
-from evergram.compatibility.kinds import transform_kind
 from evergram.errors import IntegrityError
 from evergram.lineage.disk.lineage_record import (
     ChecksumError,
@@ -28,6 +26,8 @@ from evergram.lineage.disk.lineage_record import (
 )
 from evergram.lineage.disk.names import is_name
 
+KIND = r"^[a-z][a-z0-9_]{0,63}$"
+
 
 class EncoderRecord(FrozenRecord):
     """The structure of the encoder whose tensors are in `encoder.safetensors`.
@@ -36,7 +36,7 @@ class EncoderRecord(FrozenRecord):
     encoder of the user's own modules, which must be passed again when it is read.
     """
 
-    kind: str = Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")
+    kind: str = Field(pattern=KIND)
     options: dict[str, Any]
     # For each side, input name to vocabulary name.
     inputs: dict[str, dict[str, str]]
@@ -45,9 +45,12 @@ class EncoderRecord(FrozenRecord):
 
 
 class TransformRecord(FrozenRecord):
-    """The structure of the transform whose tensors are in `transform.safetensors`."""
+    """The structure of the transform whose tensors are in `transform.safetensors`.
 
-    kind: Annotated[str, AfterValidator(transform_kind)]
+    `kind` is a name in `evergram.compatibility.kinds`, the user's own kinds included.
+    """
+
+    kind: str = Field(pattern=KIND)
     options: dict[str, Any] = Field(default_factory=dict)
 
 
