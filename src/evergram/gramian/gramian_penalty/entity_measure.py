@@ -140,6 +140,24 @@ class EntityMeasure(nn.Module):
         weight = self.unnormalized(known, counts) / counts.clamp(min=1e-300)
         return weight * (self.total / self.mass.clamp(min=1e-300))
 
+    def exact_weights(self, ids: Tensor) -> Tensor | None:
+        """Return μ of rows that hold every entity seen, so that (1/B) Σ μ u⊗u *is* Σ p_a u_a⊗u_a.
+
+        However often an entity occurs, its rows share p_a; of those never seen p_a is 0.
+
+        Returns: float64 [B]; None if an entity that has been seen is not among these ids.
+        """
+        shares = self.probabilities()
+        if not len(shares):
+            return None
+        entities, rows, times = torch.unique(ids, return_inverse=True, return_counts=True)
+        known = shares[entities.clamp(max=len(shares) - 1)]
+        share = torch.where(entities < len(shares), known, 0.0)
+        if int(share.count_nonzero()) < int(shares.count_nonzero()):
+            return None
+        weights: Tensor = len(ids) * (share / times)[rows]
+        return weights
+
     def probabilities(self) -> Tensor:
         """Return p of every row of the tables, float64; all zero before any entity is seen."""
         ids = torch.arange(len(self.counts), device=self.counts.device)
