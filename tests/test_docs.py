@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from evergram.cli import app
 from evergram.cli.failures import INTERRUPTED, REFUSED, UNFORESEEN
-from evergram.compatibility import AlignerReport
+from evergram.compatibility import Aligner, AlignerReport
 from evergram.compatibility.aligner.settings import AlignerSettings
 from evergram.compatibility.closed_form_fit import KINDS
 from evergram.compatibility.second_moments import SecondMoments
@@ -184,22 +184,45 @@ def test_the_python_of_the_aligner_page_runs(
         r"```python\n(.*?)```", (ROOT / "docs" / "aligner.md").read_text(), re.DOTALL
     )
     assert len([line for line in blocks[0].splitlines() if line.strip()]) <= 10
-    draw = np.random.default_rng(0)
-    newest = draw.normal(size=(1200, 40)).astype(np.float32)
-    new = newest @ draw.normal(size=(40, 24)).astype(np.float32)
-    old = new @ draw.normal(size=(24, 16)).astype(np.float32)
     monkeypatch.chdir(tmp_path)
-    for name, array in {"newest": newest, "new": new, "old": old}.items():
-        np.save(f"{name}.npy", array)
-        np.save(f"{name}-ids.npy", np.arange(1200))
+    _, new, old = saved_vectors(1200)
     space: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "aligner.md", "exec"), space)
     np.testing.assert_allclose(np.load("new-as-old.npy"), old, rtol=0, atol=0.05)
     np.testing.assert_allclose(space["whole"].transform(new), old, rtol=0, atol=0.05)
     np.testing.assert_allclose(space["as_old"].numpy(), old, rtol=0, atol=0.05)
-    assert "better_than_chance=True" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "better_than_chance=True" in printed
+    assert "relative error at version 0: about 0.00, at most 0.00" in printed
     assert float(space["loss"].detach()) > 0
+
+
+def saved_vectors(rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Vectors of three versions, newest first, each a map of the one after; also as files here."""
+    draw = np.random.default_rng(0)
+    newest = draw.normal(size=(rows, 40)).astype(np.float32)
+    new = newest @ draw.normal(size=(40, 24)).astype(np.float32)
+    old = new @ draw.normal(size=(24, 16)).astype(np.float32)
+    for name, array in {"newest": newest, "new": new, "old": old}.items():
+        np.save(f"{name}.npy", array)
+        np.save(f"{name}-ids.npy", np.arange(rows))
+    return newest, new, old
+
+
+def test_the_certificate_of_the_aligner_page_needs_twenty_held_out_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "aligner.md").read_text()
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "certify" in b)
+    monkeypatch.chdir(tmp_path)
+    _, new, old = saved_vectors(100)
+    exec(
+        compile(block, "aligner.md", "exec"), {"np": np, "new": new, "old": old, "Aligner": Aligner}
+    )
+    assert capsys.readouterr().out.startswith(
+        "no certificate: a step was measured on fewer than 20"
+    )
 
 
 def test_the_aligner_page_names_every_setting_and_every_figure() -> None:

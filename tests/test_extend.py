@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_origin
 
 import pytest
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 import evergram
+from evergram import kinds as kinds_of_settings
 from evergram.compatibility.kinds import TRANSFORMS
 from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import LineageError, RecipeError
 from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.kinds import ESTIMATORS
+from evergram.kinds import KindSettings
 from evergram.tasks.kinds import TASKS
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus
@@ -136,3 +140,23 @@ def test_the_estimator_of_the_page_is_a_mean_of_batches_and_resumes() -> None:
         estimator.update(batch(batches[3]))
         expected = sum(u.T @ u / 9 for u in batches[2:]) / 2
         torch.testing.assert_close(estimator.gramian(), expected)
+
+
+def test_the_table_of_types_of_settings_is_true() -> None:
+    table = (PAGES / "index.md").read_text().split("## Types of settings")[1].split("\n\n")[2]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
+    types = {name: each for name, each in vars(kinds_of_settings).items() if is_bounded(each)}
+    assert sorted(name for name, *_ in rows) == sorted(f"`{name}`" for name in types)
+    for name, _, allowed, refused in rows:
+        adapter: TypeAdapter[Any] = TypeAdapter(
+            types[name.strip("`")], config=KindSettings.model_config
+        )
+        for value in re.findall("`(.*?)`", allowed):
+            adapter.validate_python(json.loads(value))
+        for value in re.findall("`(.*?)`", refused):
+            with pytest.raises(ValidationError):
+                adapter.validate_python(json.loads(value))
+
+
+def is_bounded(value: object) -> bool:
+    return get_origin(value) is Annotated

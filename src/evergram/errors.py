@@ -10,7 +10,7 @@
     ├── ServiceError (RuntimeError)       a service cannot be reached, or refuses a request
     └── LineageError (ValueError)         a lineage cannot do what was asked
         ├── FormatError                   a file was written by a later Evergram
-        ├── IntegrityError                a file differs from what was published
+        ├── IntegrityError                a file differs from what was published or saved
         └── UnknownVersionError (LookupError)   a lineage has no such version
 
 Each message is one sentence: what was given, what is allowed, and what to do.
@@ -58,7 +58,7 @@ class FormatError(LineageError):
 
 
 class IntegrityError(LineageError):
-    """A file differs from what was published."""
+    """A file differs from what was published or saved."""
 
 
 class UnknownVersionError(LineageError, LookupError):

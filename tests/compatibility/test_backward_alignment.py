@@ -202,3 +202,18 @@ def test_vectors_that_do_not_fit_are_refused_in_a_sentence() -> None:
             backward(one, other)
     with pytest.raises(ShapeError, match=r"mask is \[4\]; it must be \[5\]"):
         backward(new, old, torch.ones(4))
+
+
+@pytest.mark.parametrize("name", ["new", "old", "mask"])
+def test_arrays_are_refused_in_a_sentence_that_asks_for_tensors(name: str) -> None:
+    values: dict[str, Any] = {
+        "new": torch.ones(5, 3),
+        "old": torch.ones(5, 2),
+        "mask": torch.ones(5),
+    }
+    values[name] = values[name].numpy()
+    with pytest.raises(ShapeError, match=rf"^{name} is of type ndarray; it must be a torch tensor"):
+        BackwardAlignment(3, 2)(**values)
+    values[name] = values[name].tolist()
+    with pytest.raises(ShapeError, match=f"^{name} is of type list"):
+        BackwardAlignment(3, 2)(**values)

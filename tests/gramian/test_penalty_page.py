@@ -50,3 +50,35 @@ def test_every_argument_is_documented_with_its_default() -> None:
     for name, default in defaults.items():
         expected = {inspect.Parameter.empty: "", None: "none"}.get(default, str(default))
         assert rows[name] == expected, name
+
+
+def test_the_page_evaluates_every_entity() -> None:
+    from evergram.gramian import GramianPenalty
+
+    (call,) = re.findall(r"`(penalty\.eval\(\)\(.*?\))`", PAGE)
+    users, items = torch.nn.Embedding(30, 4), torch.nn.Embedding(9, 4)
+    penalty = GramianPenalty(4, "sagram")
+    a, b = torch.arange(30) ** 2 % 30, torch.arange(30) % 3
+    penalty(users(a), items(b), query_ids=a, candidate_ids=b)
+    seen = sorted({*a.tolist()})
+    space = {"penalty": penalty, "users": users, "items": items, "n": 30, "m": 9, "torch": torch}
+    with torch.no_grad():
+        value = float(eval(call, space))
+        expected = float((users.weight[seen] @ items.weight[:3].T).square().mean())
+    assert value == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_page_says_which_second_call_is_an_error() -> None:
+    from evergram.errors import TrainingError
+    from evergram.gramian import GramianPenalty
+
+    assert "second call with the embeddings of the call before, such as `u` and `v`" in PAGE
+    assert "Parameters themselves, such as `users.weight`, can be given again" in PAGE
+    users, items = torch.nn.Embedding(9, 4), torch.nn.Embedding(9, 4)
+    penalty, ids = GramianPenalty(4), torch.arange(9)
+    u, v = users(ids), items(ids)
+    penalty(u, v)
+    with pytest.raises(TrainingError, match="in the estimate already"):
+        penalty(u, v)
+    for _ in range(2):
+        penalty(users.weight, items.weight)

@@ -97,8 +97,14 @@ class BackwardAlignment(nn.Module):
             old: [B, D_{k-1}], z_{k-1} of the same objects, from a model in evaluation mode.
             mask: [B], true (or 1) for an object that version k-1 can know and that is not held
                 out; the others have no share in the mean. All take part where it is None.
-        Raises: ShapeError: they are of other dims, or not of as many objects.
+        Raises: ShapeError: they are no tensors, of other dims, or not of as many objects.
         """
+        for name, value in (("new", new), ("old", old), ("mask", mask)):
+            if not isinstance(value, Tensor) and not (name == "mask" and value is None):
+                raise ShapeError(
+                    f"{name} is of type {type(value).__name__}; it must be a torch tensor, and "
+                    f"torch.as_tensor({name}) makes one of an array."
+                )
         rows, dims = len(new), (self.transform.new_dim, self.transform.old_dim)
         if new.shape != (rows, dims[0]) or old.shape != (rows, dims[1]):
             raise ShapeError(

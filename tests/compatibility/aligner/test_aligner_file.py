@@ -20,7 +20,7 @@ from tests.support.planted_maps import planted_map
 from evergram.compatibility import Aligner
 from evergram.compatibility.aligner.aligner_file import KEY
 from evergram.compatibility.closed_form_fit import KINDS
-from evergram.errors import DataError
+from evergram.errors import DataError, IntegrityError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "aligner-1"
 Tensors = dict[str, torch.Tensor]
@@ -152,13 +152,14 @@ SPOILT: list[tuple[str, Spoil]] = [
 
 
 @pytest.mark.parametrize(("message", "spoil"), SPOILT, ids=[f"{i}" for i in range(len(SPOILT))])
-def test_a_damaged_file_is_refused_in_one_sentence(
+def test_a_file_without_a_hash_that_does_not_fit_is_refused_in_one_sentence(
     tmp_path: Path, message: str, spoil: Spoil
 ) -> None:
     path = tmp_path / "back.safetensors"
     new, old, _ = planted_map(200, 3, 5)
     Aligner().fit(new, old).save(path)
     tensors, metadata = parts_of(path)
+    changed(lambda record: record.pop("sha256"))(tensors, metadata)
     spoil(tensors, metadata)
     save_file(tensors, path, metadata)
     with pytest.raises(DataError, match=message) as refused:
@@ -167,6 +168,39 @@ def test_a_damaged_file_is_refused_in_one_sentence(
     assert str(path) in sentence
     assert "\n" not in sentence
     assert sentence.endswith(".")
+
+
+@pytest.mark.parametrize("kind", ["linear", "affine"])
+def test_one_bit_flipped_anywhere_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "back.safetensors"
+    new, old, _ = planted_map(200, 3, 5)
+    Aligner(kind).fit(new, old).save(path)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    text = whole.index(b'\\"rows\\":') + 9  # a digit of the report
+    places = [text, *range(header, len(whole), 97), len(whole) - 1]
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(IntegrityError, match=r"back.safetensors is damaged: its content") as e:
+            Aligner.load(path)
+        assert "\n" not in str(e.value)
+    path.write_bytes(whole)
+    assert np.array_equal(
+        Aligner.load(path).transform(new), Aligner(kind).fit(new, old).transform(new)
+    )
+
+
+def test_a_file_of_before_hashes_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "back.safetensors"
+    new, old, _ = planted_map(200, 3, 5)
+    aligner = Aligner().fit(new, old)
+    aligner.save(path)
+    tensors, metadata = parts_of(path)
+    changed(lambda record: record.pop("sha256"))(tensors, metadata)
+    save_file(tensors, path, metadata)
+    assert np.array_equal(Aligner.load(path).transform(new), aligner.transform(new))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

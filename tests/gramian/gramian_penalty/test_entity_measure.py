@@ -83,6 +83,17 @@ def test_an_entity_that_was_never_seen_weighs_nothing() -> None:
     assert made.weights(torch.tensor([0, 1, 99])).tolist() == [0.0, 1.0, 0.0]
 
 
+def test_exact_weights_need_every_entity_that_was_seen() -> None:
+    made = EntityMeasure("example")
+    assert made.exact_weights(torch.tensor([0, 1])) is None
+    made.count(torch.tensor([0, 2, 2, 2]))
+    assert made.exact_weights(torch.tensor([0, 1])) is None
+    # Entity 0 has a quarter, 2 has three, in two rows; 1 and 99 were never seen.
+    weights = made.exact_weights(torch.tensor([2, 0, 2, 1, 99]))
+    assert weights is not None
+    assert (weights / 5).tolist() == [0.375, 0.25, 0.375, 0, 0]
+
+
 def test_counts_grow_and_come_back() -> None:
     made = EntityMeasure("uniform")
     for first in (0, 3, 1000):

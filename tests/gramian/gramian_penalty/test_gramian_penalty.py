@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.penalty_loops import CANDIDATES, DIM, ESTIMATORS, run, tables
+from tests.support.penalty_loops import CANDIDATES, DIM, ESTIMATORS, QUERIES, run, tables
 from torch import Tensor
 
 from evergram.errors import TrainingError
@@ -124,6 +124,35 @@ def test_sides_may_have_batches_of_different_sizes(by_id: bool) -> None:
     value = penalty(users[a], items[b], *ids)
     expected = (users[a] @ items[b].T).square().mean()
     torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize("measure", ["uniform", "example", 0.5, torch.arange(QUERIES) + 1.0])
+@pytest.mark.parametrize("counted", [False, True])
+def test_evaluation_of_every_entity_is_the_double_sum_however_they_were_drawn(
+    measure: str | float | Tensor, counted: bool
+) -> None:
+    users, items = (table.double() for table in tables())
+    # Query a is drawn in proportion to (1 + a)², far from evenly.
+    draws = torch.arange(QUERIES).repeat_interleave((1 + torch.arange(QUERIES)) ** 2)
+    draws = draws[torch.randperm(len(draws), generator=torch.Generator().manual_seed(0))]
+    counts = torch.bincount(draws)
+    weights = {"uniform": counts**0.0, "example": counts, 0.5: counts**0.5}
+    p = (measure if isinstance(measure, Tensor) else weights[measure]).double()
+    expected = (p[:, None] * (users @ items.T).square()).sum() / p.sum() / CANDIDATES
+    penalty = GramianPenalty(
+        DIM, query_measure=measure, query_counts=counts if counted else None
+    ).double()
+    everyone, everything = torch.arange(QUERIES), torch.arange(CANDIDATES)
+    penalty(users[draws], items, draws, everything)  # all of an epoch: the estimate is exact
+    penalty.eval()
+    torch.testing.assert_close(penalty(users, items, everyone, everything), expected)
+    # In another order, some of them twice, and with one that was never seen.
+    ids = torch.cat([everyone.flip(0), everyone[:7]])
+    torch.testing.assert_close(penalty(users[ids], items, ids, everything), expected)
+    if not counted and not isinstance(measure, Tensor):
+        ids, unseen = torch.cat([everyone, torch.tensor([99])]), torch.ones(1, DIM)
+        value = penalty(torch.cat([users, unseen.double()]), items, ids, everything)
+        torch.testing.assert_close(value, expected)
 
 
 def test_embeddings_that_are_in_the_estimate_are_refused() -> None:

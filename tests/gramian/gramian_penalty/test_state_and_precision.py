@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.penalty_loops import CANDIDATES, DIM, ESTIMATORS, QUERIES, run, tables
 from torch import nn
 
-from evergram.errors import ShapeError
+from evergram.errors import ShapeError, TrainingError
 from evergram.gramian import GramianPenalty
 
 
@@ -33,6 +34,34 @@ def test_a_state_that_was_saved_goes_on_bit_by_bit(
         assert run(other, 30, seed=1) == expected
         for name, value in first.state_dict().items():
             assert torch.equal(other.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("side", ["query", "candidate"])
+def test_a_state_of_another_measure_is_refused(side: str) -> None:
+    size = {"query": QUERIES, "candidate": CANDIDATES}[side]
+    draw = torch.rand(size, generator=torch.Generator().manual_seed(0))
+
+    def of_measure(measure: Any) -> GramianPenalty:
+        return GramianPenalty(DIM, **{f"{side}_measure": measure})
+
+    measures = ["uniform", "example", 0.5, torch.ones(size), draw, 2 * draw]
+    penalties = [of_measure(measure) for measure in measures]
+    for penalty in penalties:
+        run(penalty, 3)
+        for other in penalties:
+            if other is not penalty:
+                with pytest.raises(TrainingError, match=f"of another {side}_measure than this"):
+                    other.load_state_dict(penalty.state_dict())
+    of_measure(0).load_state_dict(penalties[0].state_dict())
+
+
+def test_a_state_of_before_measures_were_stored_is_loaded() -> None:
+    first, second = GramianPenalty(DIM), GramianPenalty(DIM)
+    run(first, 30)
+    state = {k: v for k, v in first.state_dict().items() if not k.endswith(".identity")}
+    assert len(state) == len(first.state_dict()) - 2
+    second.load_state_dict(state)
+    assert run(second, 5, seed=1) == run(first, 5, seed=1)
 
 
 def test_a_copy_can_be_made_in_the_middle_of_a_step() -> None:

@@ -204,7 +204,10 @@ class Aligner:
     def load(cls, path: str | Path) -> Aligner:
         """Read what `save` wrote; it transforms bit by bit as the saved aligner does.
 
-        Raises: DataError: the file is missing, damaged, of a later format, or no aligner file.
+        A file of an Evergram that stored no SHA-256 with it yet is read without that check.
+
+        Raises: IntegrityError: the content differs from what was saved, if only by a bit.
+            DataError: the file is missing, cannot be read, of a later format, or no aligner file.
         """
         state = read_aligner(Path(path))
         aligner = cls.__new__(cls)

@@ -3,13 +3,16 @@
 Its metadata has one key, `KEY`: the JSON of an `AlignerRecord`. (safetensors writes several keys in
 changing order, and equal aligners should be equal files.) Tensors: `moments.GROUP.sum` and `.dims`
 of each group, if rows can still be added; `map.weight` (and `map.offset`) in float64 and
-`transform.*` in float32, if a map has been fitted. The file holds no code.
+`transform.*` in float32, if a map has been fitted. The file holds no code. `sha256` in the record
+is the hash of all the rest; files of before it was added have none, and are read without a check.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +30,7 @@ from evergram.compatibility.aligner.settings import AlignerSettings
 from evergram.compatibility.aligner.solution import Solution
 from evergram.compatibility.closed_form_fit import KINDS, ClosedForm
 from evergram.compatibility.kinds import build_transform
-from evergram.errors import DataError, ShapeError
+from evergram.errors import DataError, IntegrityError, ShapeError
 from evergram.validation import sentence_of
 
 KEY = "evergram.aligner"
@@ -71,6 +74,8 @@ class AlignerRecord(BaseModel):
     dims: tuple[int, int]
     zeros: tuple[int, int] | None
     map: _MapRecord | None
+    # None in files of before hashes were stored.
+    sha256: str | None = None
 
 
 def write_aligner(path: Path, state: AlignerState) -> None:
@@ -95,13 +100,15 @@ def write_aligner(path: Path, state: AlignerState) -> None:
             has_offset=fitted.offset is not None,
             report=state.solution.report,
         )
+    tensors = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
     whole = AlignerRecord(settings=state.settings, dims=state.dims, zeros=zeros, map=record)
+    whole.sha256 = _digest(json.loads(whole.model_dump_json()), tensors)
     metadata = {KEY: whole.model_dump_json()}
     if not path.parent.is_dir():
         raise DataError(f"{path} cannot be written: {path.parent} is not a folder; make it first.")
     try:
         with replacing(path, owner=f".{os.getpid()}") as file:
-            file.write(save({k: v.detach().contiguous() for k, v in tensors.items()}, metadata))
+            file.write(save(tensors, metadata))
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
 
@@ -109,7 +116,8 @@ def write_aligner(path: Path, state: AlignerState) -> None:
 def read_aligner(path: Path) -> AlignerState:
     """Read what `write_aligner` wrote.
 
-    Raises: DataError: the file is missing, is no aligner file, is damaged or has a later format.
+    Raises: IntegrityError: the content differs from what was saved. DataError: the file is missing,
+        cannot be read, is no aligner file or has a later format.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -122,13 +130,19 @@ def read_aligner(path: Path) -> AlignerState:
     if KEY not in metadata:
         raise _refusal(path, f"its metadata has no key {KEY}")
     try:
-        version = json.loads(metadata[KEY])["format_version"]
+        content = json.loads(metadata[KEY])
+        version = content["format_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise _refusal(path, f"its metadata {KEY} is damaged") from error
     if version != FORMAT_VERSION:
         raise DataError(
             f"{path} has the format version {version}, and this Evergram reads version "
             f"{FORMAT_VERSION}; read it with the Evergram that wrote it, or a later one."
+        )
+    if content.get("sha256") not in (None, _digest(content, tensors)):
+        raise IntegrityError(
+            f"{path} is damaged: its content differs from what Aligner.save wrote; save it "
+            "again, or take another copy."
         )
     try:
         record = AlignerRecord.model_validate_json(metadata[KEY])
@@ -141,6 +155,16 @@ def read_aligner(path: Path) -> AlignerState:
         return _restored(record, tensors)
     except (DataError, ShapeError, KeyError, RuntimeError) as error:
         raise _refusal(path, f"its parts do not fit together ({_first_line(error)})") from error
+
+
+def _digest(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of a record's JSON, but for its own hash, and of all tensors."""
+    record = {key: value for key, value in content.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _restored(record: AlignerRecord, tensors: dict[str, Tensor]) -> AlignerState:

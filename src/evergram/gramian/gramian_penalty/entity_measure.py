@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import torch
 from torch import Tensor, nn
 
-from evergram.errors import DataError
+from evergram.errors import DataError, TrainingError
 
 # γ of the measures that the papers name.
 POWERS = {"uniform": 0.0, "example": 1.0}
@@ -23,6 +24,9 @@ class EntityMeasure(nn.Module):
     counted before it is weighted. For fixed counts so far, and rows in an exchangeable order,
     E[(1/B) Σ μ u⊗u] = Σ p_a u_a⊗u_a over the entities seen, exactly and from the first batch on:
     there is no wrong start that an average would have to forget.
+
+    A state is of its measure, and is refused by another one; those saved by an Evergram that did
+    not store which are loaded without that check.
 
     Args:
         measure: "uniform" (every distinct entity alike), "example" (every row alike), γ ≥ 0 for
@@ -44,6 +48,7 @@ class EntityMeasure(nn.Module):
         self.total: Tensor
         self.mass: Tensor
         self.shares: Tensor | None
+        self.identity: Tensor
         shares = None
         if isinstance(measure, Tensor):
             shares = _table(measure, f"{name}_measure")
@@ -66,6 +71,7 @@ class EntityMeasure(nn.Module):
                 "both need one entry an entity."
             )
         self.register_buffer("shares", shares, persistent=False)
+        self.register_buffer("identity", _identity(self.power, shares))
         self.register_buffer("counts", table.double())
         # n and Σ w.
         self.register_buffer("total", self.counts.sum())
@@ -140,6 +146,24 @@ class EntityMeasure(nn.Module):
         weight = self.unnormalized(known, counts) / counts.clamp(min=1e-300)
         return weight * (self.total / self.mass.clamp(min=1e-300))
 
+    def exact_weights(self, ids: Tensor) -> Tensor | None:
+        """Return μ of rows that hold every entity seen, so that (1/B) Σ μ u⊗u *is* Σ p_a u_a⊗u_a.
+
+        However often an entity occurs, its rows share p_a; of those never seen p_a is 0.
+
+        Returns: float64 [B]; None if an entity that has been seen is not among these ids.
+        """
+        shares = self.probabilities()
+        if not len(shares):
+            return None
+        entities, rows, times = torch.unique(ids, return_inverse=True, return_counts=True)
+        known = shares[entities.clamp(max=len(shares) - 1)]
+        share = torch.where(entities < len(shares), known, 0.0)
+        if int(share.count_nonzero()) < int(shares.count_nonzero()):
+            return None
+        weights: Tensor = len(ids) * (share / times)[rows]
+        return weights
+
     def probabilities(self) -> Tensor:
         """Return p of every row of the tables, float64; all zero before any entity is seen."""
         ids = torch.arange(len(self.counts), device=self.counts.device)
@@ -148,10 +172,25 @@ class EntityMeasure(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *rest: object
     ) -> None:
+        identity = state_dict.get(prefix + "identity")
+        if identity is None and prefix + "counts" in state_dict:
+            state_dict = {**state_dict, prefix + "identity": self.identity}
+        elif identity is not None and not bool(identity == self.identity):
+            raise TrainingError(
+                f"The state is of another {self.name}_measure than this penalty's; make the "
+                "penalty with the measure that it had when the state was saved."
+            )
         counts = state_dict.get(prefix + "counts")
         if self.streamed and counts is not None:
             self.counts = self.counts.new_zeros(len(counts))
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def _identity(power: float, shares: Tensor | None) -> Tensor:
+    """Return a number that two measures share only if they are the same, int64."""
+    content = repr(power).encode() if shares is None else shares.cpu().numpy().tobytes()
+    digest = hashlib.sha256(content).digest()
+    return torch.tensor(int.from_bytes(digest[:8], "little", signed=True))
 
 
 def _table(values: Tensor, name: str) -> Tensor:

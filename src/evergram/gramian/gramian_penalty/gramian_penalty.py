@@ -49,8 +49,9 @@ class GramianPenalty(nn.Module):
     A call uses the Gramians of earlier batches and then, in training mode, folds its own batch in:
     *the estimate used in a gradient never contains that gradient's own batch*, or positives would
     repel each other. So the first call pushes nothing. In `eval()` and in inference mode nothing is
-    folded in or counted; under `no_grad` in training mode it is. Make the module an attribute of
-    your model, or call `penalty.eval()` and `.to(device)` yourself.
+    folded in or counted (under `no_grad` in training mode it is), and a side that has every entity
+    seen weighs them by its measure; fewer must be drawn as in training. Make the module an
+    attribute of your model, or call `penalty.eval()` and `.to(device)` yourself.
 
     **Value.** ⟨S_u, Ĝ_v⟩ + ⟨Ĝ_u, S_v⟩ − ⟨Ĝ_u, Ĝ_v⟩, with S of the batch and Ĝ the estimates: g to
     first order, with the exact gradient ∇ĝ of [G2] Eq. (7), and g itself where S and Ĝ are exact.
@@ -97,7 +98,7 @@ class GramianPenalty(nn.Module):
         ValueError: a setting out of its range.
         ShapeError: embeddings or ids of a wrong shape, type or device.
         DataError: an id beyond the tables.
-        TrainingError: ids missing where they are needed, or embeddings already in the estimate.
+        TrainingError: ids missing where needed, or computed embeddings that an earlier call had.
     Source: [G2] Eq. (7), Prop. 1, Algorithms 1 to 4, App. B and C.
     """
 
@@ -162,7 +163,8 @@ class GramianPenalty(nn.Module):
             if learns:
                 for side, w, i in zip(sides, wide, ids, strict=True):
                     side.count(i, len(w))
-            rows = [s.rows(w, i) for s, w, i in zip(sides, wide, ids, strict=True)]
+            triples = zip(sides, wide, ids, strict=True)
+            rows = [s.rows(w, i, evaluates=not learns) for s, w, i in triples]
             if learns:
                 for side, r in zip(sides, rows, strict=True):
                     side.learn_prior(r)

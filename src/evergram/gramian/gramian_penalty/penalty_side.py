@@ -149,14 +149,22 @@ class PenaltySide(nn.Module):
         if ids is not None:
             self.measure.count(ids)
 
-    def rows(self, embeddings: Tensor, ids: Tensor | None) -> EntityBatch:
-        """Return a batch's rows, detached, with the weights and factors of their ids."""
+    def rows(
+        self, embeddings: Tensor, ids: Tensor | None, *, evaluates: bool = False
+    ) -> EntityBatch:
+        """Return a batch's rows, detached, with the weights and factors of their ids.
+
+        Args:
+            evaluates: True weights rows that hold every entity by the measure itself, whether or
+                not they were drawn as in training.
+        """
         size = len(embeddings)
         if ids is None:
             weights = embeddings.new_ones(size)
             ids = torch.arange(size, device=embeddings.device)
         else:
-            weights = self.measure.weights(ids).to(embeddings)
+            exact = self.measure.exact_weights(ids) if evaluates else None
+            weights = (self.measure.weights(ids) if exact is None else exact).to(embeddings)
         factors = self.factors[ids] if self.by_id else self.factors.expand(size, -1)
         return EntityBatch(ids, weights, embeddings.detach(), factors.to(embeddings))
 
