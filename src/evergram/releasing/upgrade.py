@@ -33,7 +33,14 @@ from evergram.training.checkpoint import (
     restore_any,
     trained_pairs,
 )
-from evergram.training.corpora import final_split, load_corpus, salt_of, split_for
+from evergram.training.corpora import (
+    corpus_for,
+    final_split,
+    load_corpus,
+    recorded_recipe,
+    salt_of,
+    split_for,
+)
 from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
 from evergram.training.pilots import run_pilots
 from evergram.training.progress import Progress
@@ -64,7 +71,8 @@ def train(
     8
 
     Args:
-        corpus: loaded by `load_corpus(recipe)` if it is not given.
+        corpus: loaded by `load_corpus(recipe)` if it is not given. If it is another, the version
+            records data.kind = "python", and its data is not looked for in files.
         encoder: modules of your own, trained in place of the recipe's encoder.
         trained: modules that your own loop has trained on `split_for(recipe, corpus, 0).training`;
             they are measured and packaged, not trained.
@@ -78,6 +86,7 @@ def train(
     """
     recipe = with_modules(recipe, encoder or trained)
     corpus = load_corpus(recipe) if corpus is None else corpus
+    recipe = recorded_recipe(recipe, corpus)
     split = split_for(recipe, corpus, 0)
     final = final_split(split, refits=recipe.refits)
     context = RunContext(
@@ -172,7 +181,8 @@ def upgrade(
     1
 
     Args:
-        corpus, device, progress, folder, callbacks, board: as of `train`.
+        corpus, device, progress, folder, callbacks, board: as of `train`; the corpus is needed if
+            that of the version before was passed in Python.
         encoder: modules of your own, trained in place of the recipe's encoder; they may differ
             from those of the version before.
         past_encoders: by past version, the modules of your own that it was trained with; without
@@ -208,7 +218,8 @@ def _upgraded(
     board: Path | None = None,
 ) -> Artefact:
     """Plan, fit, measure and package an upgrade."""
-    corpus = load_corpus(recipe) if corpus is None else corpus
+    corpus = corpus_for(recipe, lineage, corpus)
+    recipe = recorded_recipe(recipe, corpus)
     plan = plan_upgrade(recipe, lineage, corpus, options)
     fitted = fit_upgrade(plan, replace(context, title=f"version {plan.version}"), board)
     return package_upgrade(plan, fitted, measure_upgrade(plan, fitted))
@@ -235,6 +246,8 @@ def upgrade_lost(
     """
     lost = lineage.lost()
     recipe = with_modules(recipe, encoder)
+    if corpus is not None:
+        recipe = recorded_recipe(recipe, corpus)
     theirs, mine = (
         flat({k: v for k, v in values.items() if k not in ("upgrade", "compare", "metrics")})
         for values in (lost.manifest.recipe, recipe.model_dump(mode="json"))
