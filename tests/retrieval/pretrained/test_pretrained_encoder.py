@@ -100,6 +100,10 @@ def test_a_corpus_is_embedded_in_its_row_order(encoder: PretrainedEncoder) -> No
     np.testing.assert_array_equal(
         encoder.encode(corpus, "query"), encoder.encode(["eve", "ann"], "query")
     )
+    unknown = Corpus.of([("eve", 105), ("eve", 999), ("ann", 998)])
+    with pytest.raises(DataError, match=r"no vector for 2 of 3 objects.*number 1 \(id 999\)"):
+        encoder.encode(unknown)
+    assert len(encoder.encode(unknown, "query")) == 2
 
 
 def test_batches_and_the_bar_change_nothing(

@@ -41,16 +41,26 @@ def inputs_of(objects: Any, side: str, schema: Schema) -> EntityInputs:
         raise DataError("No ids and no features were given; give one of them for each object.")
     size = len(next(iter(columns.values())))
     inputs = inputs_of_columns(columns, size, side, schema)
-    unseen = torch.nonzero(~inputs.is_known).flatten()
+    refuse_unknown(inputs.is_known, columns)
+    return inputs
+
+
+def refuse_unknown(known: Tensor, columns: Mapping[str, pa.Array]) -> None:
+    """Raises: DataError: the encoder knows nothing of an object; the error names the first.
+
+    Args:
+        known: bool [B].
+        columns: keys of the B objects, by name.
+    """
+    unseen = torch.nonzero(~known).flatten()
     if len(unseen):
         first = int(unseen[0])
         keys = ", ".join(f"{name} {column[first]}" for name, column in columns.items())
         raise DataError(
-            f"The encoder has no vector for {len(unseen)} of {size} objects: it was trained with "
-            f"none of their keys. The first is number {first} ({keys}). Leave these objects out, "
-            "or give features that it knows."
+            f"The encoder has no vector for {len(unseen)} of {len(known)} objects: it was trained "
+            f"with none of their keys. The first is number {first} ({keys}). Leave these objects "
+            "out, or give features that it knows."
         )
-    return inputs
 
 
 def names_of(side: str, schema: Schema) -> Mapping[str, str]:
