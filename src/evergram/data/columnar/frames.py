@@ -81,6 +81,10 @@ def table_of(data: Any, source: str) -> pa.Table:
         source: its name, for errors.
     Raises: DataError: `data` is of another kind, a column mixes types, or two have one name.
     """
+    if isinstance(data, (list, tuple)) and not data:
+        raise DataError(f"{source} has no rows; at least one interaction is needed.")
+    if _library(data) in ("pandas", "polars") and not hasattr(type(data), "columns"):
+        raise DataError(f"A {_kind(data)} is no table of interactions; give {KINDS}.")
     if _library(data) == "pandas":
         _refuse_repeats([str(name) for name in data.columns], source)
     try:
