@@ -142,7 +142,7 @@ def _array(values: Any, name: str) -> pa.Array:
         if isinstance(values, np.ndarray):
             return pa.array(values)
         return pa.array(values if isinstance(values, Sequence) else list(values))
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, OverflowError) as error:
         raise DataError(
             f"{name!r} cannot be read: {' '.join(str(error).split()).rstrip('.')}. Keys are "
             "integers or texts, of one kind in a column."
@@ -155,8 +155,14 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _keys(keys: pa.Array, name: str) -> pa.Array:
-    """Return keys as int64 or string. Raises: DataError: they are of another type."""
+    """Return keys as int64 or string.
+
+    Raises: DataError: they are of another type, or an integer is 2⁶³ or more.
+    """
     if pa.types.is_integer(keys.type):
+        largest = pc.max(keys).as_py() if pa.types.is_uint64(keys.type) else None
+        if largest is not None and largest >= 2**63:
+            raise DataError(f"{name!r} holds {largest}; integer keys are below 2⁶³.")
         return keys.cast(pa.int64())
     if any(is_kind(keys.type) for is_kind in _AS_TEXT):
         return keys.cast(pa.string())
