@@ -20,6 +20,7 @@ from evergram.releasing.upgrade_plan import (
     UpgradeOptions,
     own_encoder,
     plan_upgrade,
+    refuse_both,
     trained_encoder,
     with_modules,
 )
@@ -84,6 +85,7 @@ def train(
         board: a folder for TensorBoard's files.
     Raises: DataError, RecipeError, TrainingError. ShapeError: a module does not return [B, D].
     """
+    refuse_both(encoder, trained)
     recipe = with_modules(recipe, encoder or trained)
     corpus = load_corpus(recipe) if corpus is None else corpus
     recipe = recorded_recipe(recipe, corpus)
