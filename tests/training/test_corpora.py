@@ -16,6 +16,7 @@ from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.errors import DataError, RecipeError
 from evergram.lineage.pair_history import PairHistory
 from evergram.training.corpora import (
+    corpus_for,
     final_split,
     load_corpus,
     recorded_recipe,
@@ -172,3 +173,9 @@ def test_a_version_records_data_in_python_unless_its_recipe_gives_the_same_corpu
         recorded = recorded_recipe(Recipe.of({"data": planted}, other), corpus)
         assert recorded.data.kind == "python"
     assert recorded_recipe(named, Corpus.of([("a", "b")])).data.kind == "python"
+
+
+def test_a_table_that_is_passed_in_place_of_a_corpus_is_refused() -> None:
+    table = pa.table({"query": [1], "candidate": [2]})
+    with pytest.raises(DataError, match=r"A Table is no corpus; give evergram\.Corpus\.of"):
+        corpus_for(Recipe.of({"data": {"kind": "python"}}), table)

@@ -29,7 +29,7 @@ def evaluate(
     Raises: LineageError: no pair is known to be held out from every version of the lineage.
         DataError: the newest version's corpus was passed in Python, and none is passed.
     """
-    corpus = corpus_for(recipe, lineage, corpus)
+    corpus = corpus_for(recipe, corpus, lineage)
     split = split_for(recipe, corpus, lineage.newest, lineage.pair_history)
     if split.untested is not None:
         raise LineageError(split.untested)

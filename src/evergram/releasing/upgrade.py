@@ -37,7 +37,6 @@ from evergram.training.checkpoint import (
 from evergram.training.corpora import (
     corpus_for,
     final_split,
-    load_corpus,
     recorded_recipe,
     salt_of,
     split_for,
@@ -56,9 +55,9 @@ def train(
     trained: EncoderModules | None = None,
     device: str = "auto",
     progress: Progress | bool = True,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
-    board: Path | None = None,
+    board: str | Path | None = None,
 ) -> Artefact:
     """Return version 0, ready for `Lineage.publish`.
 
@@ -87,14 +86,14 @@ def train(
     """
     refuse_both(encoder, trained)
     recipe = with_modules(recipe, encoder or trained)
-    corpus = load_corpus(recipe) if corpus is None else corpus
+    corpus = corpus_for(recipe, corpus)
     recipe = recorded_recipe(recipe, corpus)
     split = split_for(recipe, corpus, 0)
     final = final_split(split, refits=recipe.refits)
     context = RunContext(
         pick_device(device),
         Progress.of_choice(progress),
-        folder,
+        None if folder is None else Path(folder),
         [*callbacks, *board_callbacks(board, 0, split)],
         "version 0",
     )
@@ -158,9 +157,9 @@ def upgrade(
     trained: Encoder | EncoderModules | None = None,
     device: str = "auto",
     progress: Progress | bool = True,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
-    board: Path | None = None,
+    board: str | Path | None = None,
     readings: bool = True,
     allow_small_overlap: bool = False,
 ) -> Artefact:
@@ -207,7 +206,8 @@ def upgrade(
         allow_small_overlap=allow_small_overlap,
     )
     device_chosen = pick_device(device)
-    context = RunContext(device_chosen, Progress.of_choice(progress), folder, callbacks)
+    checkpoints = None if folder is None else Path(folder)
+    context = RunContext(device_chosen, Progress.of_choice(progress), checkpoints, callbacks)
     return _upgraded(recipe, lineage, corpus, options, context, board)
 
 
@@ -217,10 +217,10 @@ def _upgraded(
     corpus: Corpus | None,
     options: UpgradeOptions,
     context: RunContext,
-    board: Path | None = None,
+    board: str | Path | None = None,
 ) -> Artefact:
     """Plan, fit, measure and package an upgrade."""
-    corpus = corpus_for(recipe, lineage, corpus)
+    corpus = corpus_for(recipe, corpus, lineage)
     recipe = recorded_recipe(recipe, corpus)
     plan = plan_upgrade(recipe, lineage, corpus, options)
     fitted = fit_upgrade(plan, replace(context, title=f"version {plan.version}"), board)

@@ -54,14 +54,25 @@ def load_corpus(recipe: Recipe) -> Corpus:
     return replace(corpus, origin=_origin(recipe))
 
 
-def corpus_for(recipe: Recipe, lineage: ReadOnlyLineage, corpus: Corpus | None) -> Corpus:
+def corpus_for(
+    recipe: Recipe, corpus: Corpus | None, lineage: ReadOnlyLineage | None = None
+) -> Corpus:
     """Return the corpus that was passed; without one, the one that the recipe names.
 
-    Raises: DataError: as `load_corpus`; or none was passed, and the newest version was trained on
-        one that was, so that the recipe's is other data.
+    Args:
+        lineage: whose next version is trained, or whose newest is measured.
+    Raises: DataError: as `load_corpus`; something other than a corpus was passed; or none was, and
+        the newest version was trained on one that was, so that the recipe's is other data.
     """
-    if corpus is not None:
+    if isinstance(corpus, Corpus):
         return corpus
+    if corpus is not None:
+        raise DataError(
+            f"A {type(corpus).__name__} is no corpus; give evergram.Corpus.of(…), which reads "
+            "tables, matrices and lists."
+        )
+    if lineage is None:
+        return load_corpus(recipe)
     newest = lineage.newest
     if lineage.manifest(newest).recipe.get("data", {}).get("kind") == PYTHON:
         raise DataError(

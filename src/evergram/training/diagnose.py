@@ -112,7 +112,7 @@ def diagnose(
         or are others.
     """
     version = lineage.newest
-    corpus = corpus_for(recipe, lineage, corpus)
+    corpus = corpus_for(recipe, corpus, lineage)
     training = split_for(recipe, corpus, version, lineage.pair_history).training
     model = load_encoder(lineage, version, encoder)
     vectors = model.embed_all(training)
