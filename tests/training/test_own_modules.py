@@ -234,3 +234,11 @@ def test_training_shows_progress_unless_it_is_turned_off(
     assert capsys.readouterr().err == ""
     train(recipe, corpus, encoder=modules(corpus))
     assert "version 0: epoch 1 loss" in capsys.readouterr().err
+
+
+def test_modules_without_a_parameter_to_train_are_refused(recipe: Recipe, corpus: Corpus) -> None:
+    frozen = modules(corpus)
+    for module in (frozen.query, frozen.candidate):
+        module.requires_grad_(False)
+    with pytest.raises(RecipeError, match=r"no parameter to train .* give the modules as trained="):
+        train(recipe, corpus, encoder=frozen, progress=False)
