@@ -71,8 +71,7 @@ def train(
     8
 
     Args:
-        corpus: loaded by `load_corpus(recipe)` if it is not given. If it is another, the version
-            records data.kind = "python", and its data is not looked for in files.
+        corpus: by default `load_corpus(recipe)`; for any other, data.kind = "python" is recorded.
         encoder: modules of your own, trained in place of the recipe's encoder.
         trained: modules that your own loop has trained on `split_for(recipe, corpus, 0).training`;
             they are measured and packaged, not trained.
@@ -85,15 +84,14 @@ def train(
     Raises: DataError, RecipeError, TrainingError. ShapeError: a module does not return [B, D].
     """
     refuse_both(encoder, trained)
-    recipe = with_modules(recipe, encoder or trained)
     corpus = corpus_for(recipe, corpus)
-    recipe = recorded_recipe(recipe, corpus)
+    recipe = recorded_recipe(with_modules(recipe, encoder or trained), corpus)
     split = split_for(recipe, corpus, 0)
     final = final_split(split, refits=recipe.refits)
     context = RunContext(
         pick_device(device),
         Progress.of_choice(progress),
-        None if folder is None else Path(folder),
+        _path(folder),
         [*callbacks, *board_callbacks(board, 0, split)],
         "version 0",
     )
@@ -109,6 +107,10 @@ def train(
     )
     report = version_report(0, final, fitted, recipe.training)
     return make_artefact(fitted, final, report, provenance)
+
+
+def _path(folder: str | Path | None) -> Path | None:
+    return None if folder is None else Path(folder)
 
 
 def _fit_first(
@@ -182,8 +184,7 @@ def upgrade(
     1
 
     Args:
-        corpus, device, progress, folder, callbacks, board: as of `train`; the corpus is needed if
-            that of the version before was passed in Python.
+        corpus, device, progress, folder, callbacks, board: as of `train`.
         encoder: modules of your own, trained in place of the recipe's encoder; they may differ
             from those of the version before.
         past_encoders: by past version, the modules of your own that it was trained with; without
@@ -194,20 +195,15 @@ def upgrade(
         readings: whether to measure the new version read as each past one.
         allow_small_overlap: allow too few objects in common with the past to measure the error on.
     Raises: UnknownVersionError: the lineage has no version. LineageError: another process is
-        training the next one. DataError: too few objects are in common with the version before, or
-        the data cannot be used. RecipeError, TrainingError. ShapeError: as `train`.
+        training the next one. DataError: too few objects are in common with the version before; it
+        was trained on a corpus that was passed, and none is; or the data cannot be used.
+        RecipeError, TrainingError. ShapeError: as `train`.
     Source: [BC] Eq. (3), (10), Table 1.
     """
-    options = UpgradeOptions(
-        encoder,
-        past_encoders or {},
-        trained,
-        readings=readings,
-        allow_small_overlap=allow_small_overlap,
-    )
-    device_chosen = pick_device(device)
-    checkpoints = None if folder is None else Path(folder)
-    context = RunContext(device_chosen, Progress.of_choice(progress), checkpoints, callbacks)
+    past, small = past_encoders or {}, allow_small_overlap
+    options = UpgradeOptions(encoder, past, trained, readings=readings, allow_small_overlap=small)
+    chosen, shown = pick_device(device), Progress.of_choice(progress)
+    context = RunContext(chosen, shown, _path(folder), callbacks)
     return _upgraded(recipe, lineage, corpus, options, context, board)
 
 
