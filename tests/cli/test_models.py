@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from tests.support.command import Command
 
+from evergram.data.corpus import Corpus
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train
+from evergram.training.recipe import Recipe
 
 
 @pytest.mark.long
@@ -37,6 +41,7 @@ def test_a_version_that_loses_too_much_is_not_published(
     refused = evergram(*arguments, "--max-degradation", "0.01")
     assert refused.code == 2
     assert "was not published" in refused.err
+    assert "Its training is kept" in refused.err
     assert Lineage.open("lin").newest == 0
     assert list((growing_shop / "lin" / ".work").iterdir())
     again = evergram(*arguments, "--max-degradation", "100")
@@ -125,3 +130,16 @@ def test_the_demo_tells_its_story(evergram: Command, tmp_path: Path) -> None:
     assert "src=" not in report
     assert 'href="http' not in report.replace('href="http://www.w3.org', "")
     assert f"{versions[3]['consumer']['auc_chain']:.4f}" in report
+
+
+def test_a_corpus_that_was_passed_in_python_is_not_made_up(
+    evergram: Command, growing_shop: Path
+) -> None:
+    recipe = Recipe.load("shop.toml", ["training.epochs=1"])
+    clicks = pq.read_table("clicks.parquet")
+    lineage = Lineage.create("lin", "shop")
+    lineage.publish(train(recipe, Corpus.of(clicks), progress=False))
+    upgrade = ("upgrade", "shop.toml", "--lineage", "lin")
+    for command in (("evaluate", "lin"), ("diagnose", "lin"), upgrade):
+        sentence = evergram.refused(*command)
+        assert "Version 0 was trained on a corpus that was passed in Python" in sentence

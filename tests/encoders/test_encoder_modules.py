@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,26 @@ def test_outputs_that_are_not_b_by_d_are_refused(module: nn.Module, message: str
     own = EncoderModules(module, module, lambda ids: torch.ones(len(ids), 4), torch.tensor)
     with pytest.raises(ShapeError, match=message):
         outputs_of(own, "query", [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (lambda ids: np.ones((len(ids), 4)), "candidate_inputs returned a NumPy array.*from_numpy"),
+        (lambda ids: (np.ones((len(ids), 4)),), "candidate_inputs returned a NumPy array"),
+        (lambda ids: {"input": torch.ones(len(ids), 4).double()}, r"of float64.*\.float\(\)"),
+    ],
+)
+def test_inputs_that_a_module_cannot_take_are_named(inputs: Any, message: str) -> None:
+    own = EncoderModules(nn.Linear(4, 2), nn.Linear(4, 2), inputs, inputs)
+    with pytest.raises(ShapeError, match=message):
+        outputs_of(own, "candidate", [1, 2])
+
+
+def test_a_failure_of_the_module_itself_is_its_own() -> None:
+    own = EncoderModules(nn.Linear(4, 2), nn.Linear(4, 2), torch.ones, torch.ones)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        outputs_of(own, "query", [2, 3])
 
 
 def test_copies_share_what_the_modules_share_and_nothing_else() -> None:

@@ -16,7 +16,7 @@ from evergram.encoders.module_encoder import (
     check_vectors,
     restore_module_encoder,
 )
-from evergram.errors import DataError, ShapeError
+from evergram.errors import DataError, LineageError, ShapeError
 
 CORPUS = Corpus.from_tables(
     pa.table({"query": ["a", "b", "a", "c"], "candidate": [7, 7, 9, 8]}), source="test"
@@ -84,7 +84,9 @@ def test_an_id_that_is_new_is_zero_or_known() -> None:
         vectors = encoder.embed_all(grown)
         assert bool(vectors["query"][0].any()) is new_ids
         assert bool(vectors["query"][1].any())
-        assert encoder.encode(["d"]).any() == new_ids
+        assert encoder.encode(["d"], "query").any() == new_ids
+        for side in ("query", "candidate"):
+            assert torch.equal(torch.as_tensor(encoder.encode(grown, side)), vectors[side])
     assert encoder.encode([], "candidate").shape == (0, 4)
     with pytest.raises(DataError, match="no side 'item'"):
         encoder.encode(["a"], "item")
@@ -99,7 +101,7 @@ def test_encoding_is_in_evaluation_mode_and_leaves_the_mode() -> None:
     )
     encoder = ModuleEncoder.of(own, CORPUS).train()
     assert own.query.training
-    first, second = (encoder.encode(["a", "b"], convert_to_numpy=False) for _ in range(2))
+    first, second = (encoder.encode(["a", "b"], "query", convert_to_numpy=False) for _ in range(2))
     assert torch.equal(torch.as_tensor(first), torch.as_tensor(second))
     assert encoder.training
 
@@ -155,3 +157,13 @@ def test_state_that_is_not_a_tensor_is_refused() -> None:
     own = EncoderModules(Remembers(26, 4), nn.Embedding(20, 4), letters, torch.tensor)
     with pytest.raises(DataError, match=r"query\._extra_state .* is str; only tensors"):
         ModuleEncoder.of(own, CORPUS).tensors()
+
+
+def test_it_embeds_candidates_by_default_and_says_that_it_cannot_be_saved() -> None:
+    encoder = ModuleEncoder.of(modules(), CORPUS)
+    by_default, candidates = (
+        torch.as_tensor(v) for v in (encoder.encode([7, 9]), encoder.encode([7, 9], "candidate"))
+    )
+    assert torch.equal(by_default, candidates)
+    with pytest.raises(LineageError, match="has no save_pretrained, as the folder could not hold"):
+        encoder.save_pretrained("folder")

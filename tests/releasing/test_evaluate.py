@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from tests.support.tiny_training import tiny_lineage, tiny_recipe
 
-from evergram.errors import LineageError, UnknownVersionError
+from evergram.data.synthetic import generate
+from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.pair_history import PairHistory
 from evergram.releasing.evaluate import evaluate
-from evergram.releasing.upgrade import upgrade
+from evergram.releasing.upgrade import train, upgrade
+from evergram.training.diagnose import diagnose
 
 
 def test_the_newest_version_has_its_published_metrics_and_an_older_one_its_own(
@@ -38,3 +40,22 @@ def test_without_a_version_or_held_out_pairs_nothing_is_measured(
     monkeypatch.setattr(Lineage, "pair_history", untested)
     with pytest.raises(LineageError, match="No test figure: why"):
         evaluate(tiny_recipe(), lineage)
+
+
+def test_a_corpus_that_was_passed_is_needed_again_and_never_taken_from_the_recipe(
+    tmp_path: Path,
+) -> None:
+    recipe, lineage = tiny_recipe("upgrade.alone=false"), Lineage.create(tmp_path / "l", "tiny")
+    corpus = generate(queries=50, candidates=30, interactions=700, seed=9).corpus
+    lineage.publish(train(recipe, corpus, progress=False))
+    for needs_it in (
+        lambda: evaluate(recipe, lineage),
+        lambda: diagnose(recipe, lineage, progress=False),
+        lambda: upgrade(recipe, lineage, progress=False),
+    ):
+        with pytest.raises(DataError, match="Version 0 was trained on a corpus that was passed in"):
+            needs_it()
+    published = lineage.metrics(0)["metrics"]["model"]
+    assert evaluate(recipe, lineage, corpus=corpus)["model"] == pytest.approx(published)
+    lineage.publish(upgrade(recipe, lineage, corpus, progress=False))
+    assert lineage.recipe(1)["data"]["kind"] == "python"

@@ -127,6 +127,14 @@ def test_losses_are_held_to_the_limit() -> None:
         refuse_degradation(report(), [0], 5)
 
 
+def test_a_training_is_said_to_be_kept_only_where_its_checkpoints_are() -> None:
+    for unmeasured in (report(), report(data={"test_queries": 3})):
+        with pytest.raises(DegradationError, match=r"\. Publish the artefact with"):
+            refuse_degradation(unmeasured, [0], 5)
+        with pytest.raises(DegradationError, match="Its training is kept: "):
+            refuse_degradation(unmeasured, [0], 5, kept=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "past", "message"),
     [

@@ -153,3 +153,8 @@ def test_a_joint_run_is_selected_after_some_epochs_only(small: Recipe, tmp_path:
     assert best("upgrade.method=non-bc", select_after=4) == 1
     # A run that ends before then has its last epoch.
     assert best("training.budget=0.000001", select_after=4) == 1
+
+
+def test_the_folder_of_checkpoints_may_be_a_text(small: Recipe, tmp_path: Path) -> None:
+    train(small, folder=f"{tmp_path}/checkpoints", progress=False)
+    assert list((tmp_path / "checkpoints").glob("version-0*.safetensors"))

@@ -91,3 +91,15 @@ def test_modules_take_the_place_of_the_recipes_model() -> None:
     assert with_modules(tiny_recipe(), None) == tiny_recipe()
     with pytest.raises(RecipeError, match="train from Python and give them as encoder="):
         with_modules(recipe, None)
+
+
+def test_modules_of_no_version_and_a_model_both_trained_and_to_train_are_refused(
+    lineage: Lineage, corpus: Corpus
+) -> None:
+    table = torch.nn.Embedding(3, 2)
+    modules = EncoderModules(table, table, torch.tensor, torch.tensor)
+    with pytest.raises(UnknownVersionError, match="version 7"):
+        plan_upgrade(tiny_recipe(), lineage, corpus, UpgradeOptions(past_encoders={7: modules}))
+    both = UpgradeOptions(encoder=modules, trained=modules)
+    with pytest.raises(RecipeError, match="encoder= is trained, and trained= has been trained"):
+        plan_upgrade(tiny_recipe(), lineage, corpus, both)

@@ -54,6 +54,8 @@ def test_a_query_that_is_not_stored_is_named(reader: Reader) -> None:
         reader.recommend(["ann", "joe"])
     with pytest.raises(DataError, match="k is 0"):
         reader.recommend(["ann"], 0)
+    with pytest.raises(DataError, match=r"k is 2\.5; it must be at least 1, and a whole number"):
+        reader.recommend(["ann"], 2.5)  # type: ignore[arg-type]
 
 
 def test_without_recorded_training_pairs_nothing_is_recommended(lineage: Lineage) -> None:

@@ -102,7 +102,7 @@ def test_a_run_ends_its_callbacks_by_an_error_too(small: Recipe) -> None:
     assert recorder.hooks[-1] == "end"
     run = trainer(small)
     with pytest.raises(TrainingError, match=r"The loss is nan in epoch 0; lower .*\(0\.3\)"):
-        FiniteLoss(0.3).on_epoch(run, float("nan"), last=False)
+        FiniteLoss({"table_rate": 0.3}).on_epoch(run, float("nan"), last=False)
 
 
 def test_callbacks_that_draw_or_not_leave_the_run_as_it_is(small: Recipe) -> None:

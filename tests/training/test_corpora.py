@@ -15,7 +15,14 @@ from evergram.data.corpus import Corpus
 from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.errors import DataError, RecipeError
 from evergram.lineage.pair_history import PairHistory
-from evergram.training.corpora import final_split, load_corpus, salt_of, split_for
+from evergram.training.corpora import (
+    corpus_for,
+    final_split,
+    load_corpus,
+    recorded_recipe,
+    salt_of,
+    split_for,
+)
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.data import SplitRecipe
 
@@ -147,3 +154,28 @@ def test_the_salt_is_the_lineages_then_the_recipes_then_its_name() -> None:
     assert salt_of(salted, "films", PairHistory(None)) == "mine"
     with pytest.raises(RecipeError, match="is 'mine' and the lineage holds out by 'theirs'"):
         salt_of(salted, "films", PairHistory("theirs"))
+
+
+def test_a_corpus_in_python_is_named_by_no_recipe() -> None:
+    with pytest.raises(DataError, match=r"data.kind = 'python' .* cannot hold; pass it"):
+        load_corpus(recipe(kind="python"))
+    with pytest.raises(RecipeError, match=r"data.minimum_value is used with data that the recipe"):
+        Recipe.of({"data": {"kind": "python", "minimum_value": 4.0}})
+
+
+def test_a_version_records_data_in_python_unless_its_recipe_gives_the_same_corpus() -> None:
+    planted = {"kind": "synthetic", "queries": 20, "candidates": 10, "interactions": 90}
+    named = Recipe.of({"data": planted})
+    corpus = load_corpus(named)
+    other_model = Recipe.of({"data": planted, "model": {"dim": 3}})
+    assert recorded_recipe(other_model, corpus) == other_model
+    for other in (["seed=1"], ["data.drift=0.5"]):
+        recorded = recorded_recipe(Recipe.of({"data": planted}, other), corpus)
+        assert recorded.data.kind == "python"
+    assert recorded_recipe(named, Corpus.of([("a", "b")])).data.kind == "python"
+
+
+def test_a_table_that_is_passed_in_place_of_a_corpus_is_refused() -> None:
+    table = pa.table({"query": [1], "candidate": [2]})
+    with pytest.raises(DataError, match=r"A Table is no corpus; give evergram\.Corpus\.of"):
+        corpus_for(Recipe.of({"data": {"kind": "python"}}), table)

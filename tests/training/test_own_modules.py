@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import ExampleSampler
 from evergram.encoders.encoder_modules import EncoderModules
-from evergram.errors import DataError, LineageError, RecipeError, ShapeError
+from evergram.errors import DataError, LineageError, RecipeError, ShapeError, TrainingError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade, upgrade_lost
 from evergram.training import resume
@@ -234,3 +234,23 @@ def test_training_shows_progress_unless_it_is_turned_off(
     assert capsys.readouterr().err == ""
     train(recipe, corpus, encoder=modules(corpus))
     assert "version 0: epoch 1 loss" in capsys.readouterr().err
+
+
+def test_modules_without_a_parameter_to_train_are_refused(recipe: Recipe, corpus: Corpus) -> None:
+    frozen = modules(corpus)
+    for module in (frozen.query, frozen.candidate):
+        module.requires_grad_(False)
+    with pytest.raises(RecipeError, match=r"no parameter to train .* give the modules as trained="):
+        train(recipe, corpus, encoder=frozen, progress=False)
+
+
+def test_a_loss_of_dense_modules_that_is_not_finite_names_their_rate(
+    recipe: Recipe, corpus: Corpus
+) -> None:
+    own = modules(corpus)
+    with torch.no_grad():
+        list(own.query.parameters())[-1].fill_(float("nan"))
+    with pytest.raises(
+        TrainingError, match=r"training\.table_rate .*, training\.layer_rate \(0.001\)"
+    ):
+        train(recipe, corpus, encoder=own, progress=False)

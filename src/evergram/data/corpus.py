@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,12 +41,14 @@ class Corpus:
         interactions: Arrow table, n rows: `query` and `candidate` (int64 rows of the sides), and
             if the source has them `value` and `weight` (float32), `time` (int64 or float64).
         shared_ids: True if both sides have one vocabulary, as pages that link to pages.
+        origin: the [data] of the recipe that it was loaded by; "" if it was made in Python.
     """
 
     queries: Side
     candidates: Side
     interactions: pa.Table
     shared_ids: bool = False
+    origin: str = field(default="", compare=False)
 
     @classmethod
     def of(

@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -68,18 +69,28 @@ class EncoderModules:
 
 
 def outputs_of(modules: EncoderModules, side: str, ids: list[Any]) -> Tensor:
-    """Return [B, D] of a side's module for B ids. Raises: ShapeError: it returns another shape."""
+    """Return [B, D] of a side's module for B ids.
+
+    Raises: ShapeError: it returns another shape, or fails on a NumPy array or on float64.
+    """
     module: nn.Module = getattr(modules, side)
     collate: Collate = getattr(modules, f"{side}_inputs")
     parameter = next(module.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     inputs = _moved(collate(ids), device)
-    if isinstance(inputs, dict):
-        rows = module(**inputs)
-    elif isinstance(inputs, tuple):
-        rows = module(*inputs)
-    else:
-        rows = module(inputs)
+    try:
+        if isinstance(inputs, dict):
+            rows = module(**inputs)
+        elif isinstance(inputs, tuple):
+            rows = module(*inputs)
+        else:
+            rows = module(inputs)
+    except (TypeError, RuntimeError) as error:
+        # A module may take whatever it likes; what many cannot take is named where one fails.
+        problem = _problem(inputs)
+        if problem is None:
+            raise
+        raise ShapeError(f"{side}_inputs returned {problem}.") from error
     if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != len(ids):
         shape = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
         raise ShapeError(
@@ -87,6 +98,18 @@ def outputs_of(modules: EncoderModules, side: str, ids: list[Any]) -> Tensor:
             f"[{len(ids)}, D]."
         )
     return rows.float()
+
+
+def _problem(inputs: Any) -> str | None:
+    """Return what is wrong with inputs on which a module failed; None if nothing seems so."""
+    if isinstance(inputs, np.ndarray):
+        return "a NumPy array, which the module cannot take; return torch.from_numpy(…) of it"
+    if isinstance(inputs, Tensor) and inputs.dtype == torch.float64:
+        return "a tensor of float64, which the module cannot take; return .float() of it"
+    parts = inputs.values() if isinstance(inputs, Mapping) else inputs
+    if isinstance(inputs, (Mapping, tuple, list)):
+        return next((problem for part in parts if (problem := _problem(part))), None)
+    return None
 
 
 def _moved(inputs: Any, device: torch.device) -> Any:

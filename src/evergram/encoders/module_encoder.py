@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.encoder_modules import EncoderModules, outputs_of
 from evergram.encoders.features import SIDES, Schema
-from evergram.errors import DataError, ShapeError
+from evergram.errors import DataError, LineageError, ShapeError
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class ModuleEncoder(Encoder):
     def encode(
         self,
         ids: Any,
-        side: str = "query",
+        side: str = "candidate",
         *,
         batch_size: int | None = None,
         convert_to_numpy: bool = True,
@@ -117,17 +117,28 @@ class ModuleEncoder(Encoder):
         """Return the embeddings [N, D] of N ids, without gradient and in evaluation mode.
 
         Args:
-            ids: a list or an array of ids.
+            ids: a list or an array of ids, or a `Corpus`, for all of its side. Ids that the modules
+                do not know have the vector zero.
             batch_size: of a forward pass; `EncoderModules.batch_size` by default.
         Raises: DataError: the side is neither "query" nor "candidate".
         """
         if side not in SIDES:
             raise DataError(f"There is no side {side!r}; give 'query' or 'candidate'.")
+        if isinstance(ids, Corpus):
+            ids = (ids.queries if side == "query" else ids.candidates).vocabulary.keys
         scene = self._scene({side: pa.array(ids)})
         blocks = _OfIds(self, scene).blocks(side, batch_size or self.encoder_modules.batch_size)
         rows = [block.cpu() for block in blocks]
         vectors = torch.cat(rows) if rows else torch.zeros(0, self.dim)
         return vectors.numpy() if convert_to_numpy else vectors
+
+    def save_pretrained(self, folder: object, *, overwrite: bool = False) -> NoReturn:
+        """Raises: LineageError: always, as a folder cannot hold the modules' code."""
+        raise LineageError(
+            "An encoder of your own modules has no save_pretrained, as the folder could not hold "
+            "their code; save their state_dict() beside it, or read them again by "
+            "lineage.encoder(version, module=EncoderModules(…))."
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor of the modules once, under the first of its names.

@@ -11,7 +11,7 @@ from evergram.evaluation.ranking import popularity_metrics, rank_metrics
 from evergram.evaluation.relevance import test_relevance
 from evergram.lineage.lineage import Lineage
 from evergram.training.build import pick_device
-from evergram.training.corpora import final_split, load_corpus, split_for
+from evergram.training.corpora import corpus_for, final_split, split_for
 from evergram.training.recipe import Recipe
 
 
@@ -27,8 +27,9 @@ def evaluate(
     pairs: {"model": {name: value}, "popularity": {name: value}}.
 
     Raises: LineageError: no pair is known to be held out from every version of the lineage.
+        DataError: the newest version's corpus was passed in Python, and none is passed.
     """
-    corpus = load_corpus(recipe) if corpus is None else corpus
+    corpus = corpus_for(recipe, corpus, lineage)
     split = split_for(recipe, corpus, lineage.newest, lineage.pair_history)
     if split.untested is not None:
         raise LineageError(split.untested)

@@ -69,7 +69,8 @@ def publish(
         Others as `Lineage.publish`.
     """
     if max_degradation is not None:
-        refuse_degradation(artefact, lineage.readable, max_degradation)
+        kept = any(lineage.work_dir.glob("*.safetensors"))
+        refuse_degradation(artefact, lineage.readable, max_degradation, kept=kept)
     readings: list[ProbeReading] = []
     if lineage.versions:
         artefact, readings = with_probes(artefact, lineage)
@@ -141,12 +142,15 @@ def degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
     }
 
 
-def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) -> None:
+def refuse_degradation(
+    artefact: Artefact, past: Sequence[int], limit: float, *, kept: bool = False
+) -> None:
     """Raises: DegradationError: the model, or a past version that the new one is read as, loses
     more than `limit` percent of `training.metric`; or the loss of one could not be measured.
 
     Args:
         past: the versions that must have been measured.
+        kept: whether the lineage has the training's checkpoints, so that a command goes on there.
     """
     _refuse_no_number(limit)
     metric = artefact.recipe.get("training", {}).get("metric")
@@ -165,8 +169,12 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
     if unknown:
         raise DegradationError(
             f"{REFUSED}at most {limit:g} % of {metric} may be lost, and that cannot be measured: "
-            f"{'; '.join(unknown)}. Its training is kept: without the limit the same command "
-            "publishes it."
+            f"{'; '.join(unknown)}. "
+            + (
+                "Its training is kept: without the limit the same command publishes it."
+                if kept
+                else "Publish the artefact without the limit."
+            )
         )
     worst = {k: v for k, v in degradation(report, metric).items() if v > limit}
     if not worst:
@@ -176,9 +184,13 @@ def refuse_degradation(artefact: Artefact, past: Sequence[int], limit: float) ->
         for name, value in worst.items()
     )
     raise DegradationError(
-        f"{REFUSED}it loses {losses} of {metric}, and at most {limit:g} % is allowed. Its training "
-        "is kept: the same command with another --max-degradation goes on from there; or change "
-        "the recipe."
+        f"{REFUSED}it loses {losses} of {metric}, and at most {limit:g} % is allowed. "
+        + (
+            "Its training is kept: the same command with another --max-degradation goes on from "
+            "there; or change the recipe."
+            if kept
+            else "Publish the artefact with another max_degradation, or change the recipe."
+        )
     )
 
 

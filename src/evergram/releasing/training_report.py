@@ -67,7 +67,7 @@ def training_report(trained: Trained) -> dict[str, Any]:
     }
 
 
-def board_callbacks(folder: Path | None, version: int, split: Split) -> list[Callback]:
+def board_callbacks(folder: str | Path | None, version: int, split: Split) -> list[Callback]:
     """Return the callbacks that write a version's training, with its Gramians' errors, for
     TensorBoard; none without a folder."""
     if folder is None:
@@ -78,4 +78,4 @@ def board_callbacks(folder: Path | None, version: int, split: Split) -> list[Cal
     corpus = split.training
     tracking = Tracking({}, {s: corpus.counts(s) for s in SIDES}, every=100)
     pairs = (corpus.column("query"), corpus.column("candidate"))
-    return [tracking, TensorBoard(folder / f"version-{version}", pairs, tracking)]
+    return [tracking, TensorBoard(Path(folder) / f"version-{version}", pairs, tracking)]

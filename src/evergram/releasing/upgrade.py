@@ -20,6 +20,7 @@ from evergram.releasing.upgrade_plan import (
     UpgradeOptions,
     own_encoder,
     plan_upgrade,
+    refuse_both,
     trained_encoder,
     with_modules,
 )
@@ -33,7 +34,13 @@ from evergram.training.checkpoint import (
     restore_any,
     trained_pairs,
 )
-from evergram.training.corpora import final_split, load_corpus, salt_of, split_for
+from evergram.training.corpora import (
+    corpus_for,
+    final_split,
+    recorded_recipe,
+    salt_of,
+    split_for,
+)
 from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
 from evergram.training.pilots import run_pilots
 from evergram.training.progress import Progress
@@ -48,9 +55,9 @@ def train(
     trained: EncoderModules | None = None,
     device: str = "auto",
     progress: Progress | bool = True,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
-    board: Path | None = None,
+    board: str | Path | None = None,
 ) -> Artefact:
     """Return version 0, ready for `Lineage.publish`.
 
@@ -64,7 +71,7 @@ def train(
     8
 
     Args:
-        corpus: loaded by `load_corpus(recipe)` if it is not given.
+        corpus: by default `load_corpus(recipe)`; for any other, data.kind = "python" is recorded.
         encoder: modules of your own, trained in place of the recipe's encoder.
         trained: modules that your own loop has trained on `split_for(recipe, corpus, 0).training`;
             they are measured and packaged, not trained.
@@ -76,14 +83,15 @@ def train(
         board: a folder for TensorBoard's files.
     Raises: DataError, RecipeError, TrainingError. ShapeError: a module does not return [B, D].
     """
-    recipe = with_modules(recipe, encoder or trained)
-    corpus = load_corpus(recipe) if corpus is None else corpus
+    refuse_both(encoder, trained)
+    corpus = corpus_for(recipe, corpus)
+    recipe = recorded_recipe(with_modules(recipe, encoder or trained), corpus)
     split = split_for(recipe, corpus, 0)
     final = final_split(split, refits=recipe.refits)
     context = RunContext(
         pick_device(device),
         Progress.of_choice(progress),
-        folder,
+        _path(folder),
         [*callbacks, *board_callbacks(board, 0, split)],
         "version 0",
     )
@@ -99,6 +107,10 @@ def train(
     )
     report = version_report(0, final, fitted, recipe.training)
     return make_artefact(fitted, final, report, provenance)
+
+
+def _path(folder: str | Path | None) -> Path | None:
+    return None if folder is None else Path(folder)
 
 
 def _fit_first(
@@ -147,9 +159,9 @@ def upgrade(
     trained: Encoder | EncoderModules | None = None,
     device: str = "auto",
     progress: Progress | bool = True,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
-    board: Path | None = None,
+    board: str | Path | None = None,
     readings: bool = True,
     allow_small_overlap: bool = False,
 ) -> Artefact:
@@ -183,19 +195,15 @@ def upgrade(
         readings: whether to measure the new version read as each past one.
         allow_small_overlap: allow too few objects in common with the past to measure the error on.
     Raises: UnknownVersionError: the lineage has no version. LineageError: another process is
-        training the next one. DataError: too few objects are in common with the version before, or
-        the data cannot be used. RecipeError, TrainingError. ShapeError: as `train`.
+        training the next one. DataError: too few objects are in common with the version before; it
+        was trained on a corpus that was passed, and none is; or the data cannot be used.
+        RecipeError, TrainingError. ShapeError: as `train`.
     Source: [BC] Eq. (3), (10), Table 1.
     """
-    options = UpgradeOptions(
-        encoder,
-        past_encoders or {},
-        trained,
-        readings=readings,
-        allow_small_overlap=allow_small_overlap,
-    )
-    device_chosen = pick_device(device)
-    context = RunContext(device_chosen, Progress.of_choice(progress), folder, callbacks)
+    past, small = past_encoders or {}, allow_small_overlap
+    options = UpgradeOptions(encoder, past, trained, readings=readings, allow_small_overlap=small)
+    chosen, shown = pick_device(device), Progress.of_choice(progress)
+    context = RunContext(chosen, shown, _path(folder), callbacks)
     return _upgraded(recipe, lineage, corpus, options, context, board)
 
 
@@ -205,10 +213,11 @@ def _upgraded(
     corpus: Corpus | None,
     options: UpgradeOptions,
     context: RunContext,
-    board: Path | None = None,
+    board: str | Path | None = None,
 ) -> Artefact:
     """Plan, fit, measure and package an upgrade."""
-    corpus = load_corpus(recipe) if corpus is None else corpus
+    corpus = corpus_for(recipe, corpus, lineage)
+    recipe = recorded_recipe(recipe, corpus)
     plan = plan_upgrade(recipe, lineage, corpus, options)
     fitted = fit_upgrade(plan, replace(context, title=f"version {plan.version}"), board)
     return package_upgrade(plan, fitted, measure_upgrade(plan, fitted))
@@ -235,6 +244,8 @@ def upgrade_lost(
     """
     lost = lineage.lost()
     recipe = with_modules(recipe, encoder)
+    if corpus is not None:
+        recipe = recorded_recipe(recipe, corpus)
     theirs, mine = (
         flat({k: v for k, v in values.items() if k not in ("upgrade", "compare", "metrics")})
         for values in (lost.manifest.recipe, recipe.model_dump(mode="json"))

@@ -115,6 +115,14 @@ def with_modules(recipe: Recipe, modules: EncoderModules | Encoder | None) -> Re
     return recipe
 
 
+def refuse_both(encoder: object, trained: object) -> None:
+    """Raises: RecipeError: a model to train and a trained one were both given."""
+    if encoder is not None and trained is not None:
+        raise RecipeError(
+            "encoder= is trained, and trained= has been trained already; give one of them."
+        )
+
+
 def trained_encoder(
     trained: Encoder | EncoderModules | None, corpus: Corpus, *, normalize: bool
 ) -> Encoder | None:
@@ -131,8 +139,11 @@ def plan_upgrade(
 
     Raises: UnknownVersionError, DataError, RecipeError: as `upgrade`.
     """
+    refuse_both(options.encoder, options.trained)
     recipe = with_modules(recipe, options.encoder or options.trained)
     past_version, number = lineage.newest, lineage.next_version
+    for past in options.past_encoders:
+        lineage.manifest(past)  # refuses a version that there is not
     version = number if options.trained_as is None else options.trained_as
     keys = {"query": corpus.queries.vocabulary.keys, "candidate": corpus.candidates.vocabulary.keys}
     lineage.check_ids(keys)

@@ -52,7 +52,9 @@ class FittedUpgrade:
         return {"query": self.trained.query, "candidate": self.trained.candidate}
 
 
-def fit_upgrade(plan: UpgradePlan, context: RunContext, board: Path | None = None) -> FittedUpgrade:
+def fit_upgrade(
+    plan: UpgradePlan, context: RunContext, board: str | Path | None = None
+) -> FittedUpgrade:
     """Train the model and fit its transform; then train the same model without alignment, if the
     recipe asks what alignment cost.
 

@@ -20,6 +20,7 @@ from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_i
 from evergram.retrieval.recommend import recommend
 from evergram.retrieval.store_check import check_spaces, check_store
 from evergram.retrieval.version_maps import VersionMaps
+from evergram.stores.rows import check_k
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
 
 Metric = Literal["ip", "l2", "cosine"]
@@ -205,8 +206,7 @@ class Reader:
         """
         if metric not in get_args(Metric):
             raise DataError(f"There is no metric {metric!r}; there is ip, l2 and cosine.")
-        if k < 1:
-            raise DataError(f"k is {k}; it must be at least 1.")
+        check_k(k)
         target = self.lineage.resolve(version)
         store = self._store(side, target)
         checked = self._queries(queries, target)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from evergram.data.pair_hash import PairHash
 from evergram.errors import DataError, LineageError
 from evergram.lineage.pair_history import PairHistory
+from evergram.stores.rows import check_k
 from evergram.stores.store import Floats, Hits
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ def recommend(
 
     It is `Reader.recommend`, whose arguments, result and errors it has.
     """
-    if k < 1:
-        raise DataError(f"k is {k}; it must be at least 1.")
+    check_k(k)
     lineage = reader.lineage
     if not {QUERY, CANDIDATE} <= set(reader.sides):
         raise LineageError(

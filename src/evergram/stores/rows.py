@@ -131,3 +131,9 @@ def merge_hits(parts: Sequence[Hits], k: int) -> Hits:
     first = np.unique(codes, return_index=True)[1]
     best = first[np.argsort(-scores[first], kind="stable")][:k]
     return Hits(ids.take(pa.array(best)), scores[best], versions[best])
+
+
+def check_k(k: object) -> None:
+    """Raises: DataError: `k`, of a search, is no whole number of at least 1."""
+    if not isinstance(k, (int, np.integer)) or k < 1:
+        raise DataError(f"k is {k}; it must be at least 1, and a whole number.")

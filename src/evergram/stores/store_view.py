@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.errors import DataError, IntegrityError, ShapeError
-from evergram.stores.rows import Checks, Floats, Hits, Rows, Space, merge_hits, row_checks
+from evergram.stores.rows import Checks, Floats, Hits, Rows, Space, check_k, merge_hits, row_checks
 
 
 class StoreView(ABC):
@@ -94,8 +94,7 @@ class StoreView(ABC):
             offsets: for a version, c_v [Q]; 0 where it is left out.
             ids: search among these alone.
         """
-        if k < 1:
-            raise DataError(f"k is {k}; it must be at least 1.")
+        check_k(k)
         spaces = self.spaces()
         sizes = {len(q) for q in queries.values()}
         for version, block in queries.items():

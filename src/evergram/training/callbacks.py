@@ -88,15 +88,16 @@ class FiniteLoss(Callback):
     """Raises TrainingError after an epoch whose objective is not finite.
 
     Args:
-        table_rate: the learning rate to name in the error.
+        rates: the learning rates to name in the error, by key of [training].
     """
 
-    def __init__(self, table_rate: float) -> None:
-        self.table_rate = table_rate
+    def __init__(self, rates: Mapping[str, float]) -> None:
+        self.rates = rates
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
         if not math.isfinite(objective):
+            rates = ", ".join(f"training.{name} ({rate})" for name, rate in self.rates.items())
             raise TrainingError(
-                f"The loss is {objective} in epoch {run.epoch}; lower training.table_rate "
-                f"({self.table_rate}) or task.penalty ({list(run.step.objective.penalty)})."
+                f"The loss is {objective} in epoch {run.epoch}; lower {rates} or task.penalty "
+                f"({list(run.step.objective.penalty)})."
             )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from typing import Literal
+
 import torch
 
 from evergram.data.corpus import Corpus
 from evergram.data.data_sets import existing
-from evergram.data.loaders import load
+from evergram.data.loaders import READ_FROM_A_PATH, load
 from evergram.data.pair_hash import TrainedPairs
 from evergram.data.rolling_window import RollingWindow
 from evergram.data.split import (
@@ -20,13 +24,25 @@ from evergram.data.split import (
 from evergram.data.tables import read_interactions
 from evergram.errors import DataError, RecipeError
 from evergram.lineage.pair_history import PairHistory
+from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.data import SplitRecipe
+from evergram.training.recipe.data import DataRecipe, SplitRecipe
+
+# The kind of data that a recipe cannot name: a corpus that was passed in Python.
+PYTHON: Literal["python"] = "python"
 
 
 def load_corpus(recipe: Recipe) -> Corpus:
-    """Return all interactions that the recipe names. Raises: DataError: a file cannot be used."""
+    """Return all interactions that the recipe names.
+
+    Raises: DataError: a file cannot be used; or data.kind is 'python', which names none.
+    """
     data = recipe.data
+    if data.kind == PYTHON:
+        raise DataError(
+            "data.kind = 'python' stands for a corpus that is passed in Python, which a recipe "
+            "cannot hold; pass it, as in train(recipe, corpus), or name files in [data]."
+        )
     corpus = load(data.kind, data, recipe.seed)
     if data.minimum_value is not None:
         if not corpus.has_values:
@@ -35,7 +51,51 @@ def load_corpus(recipe: Recipe) -> Corpus:
         if not len(kept):
             raise DataError(f"No interaction has a value of at least {data.minimum_value}.")
         corpus = corpus.restrict(kept)
-    return corpus
+    return replace(corpus, origin=_origin(recipe))
+
+
+def corpus_for(
+    recipe: Recipe, corpus: Corpus | None, lineage: ReadOnlyLineage | None = None
+) -> Corpus:
+    """Return the corpus that was passed; without one, the one that the recipe names.
+
+    Args:
+        lineage: whose next version is trained, or whose newest is measured.
+    Raises: DataError: as `load_corpus`; something other than a corpus was passed; or none was, and
+        the newest version was trained on one that was, so that the recipe's is other data.
+    """
+    if isinstance(corpus, Corpus):
+        return corpus
+    if corpus is not None:
+        raise DataError(
+            f"A {type(corpus).__name__} is no corpus; give evergram.Corpus.of(…), which reads "
+            "tables, matrices and lists."
+        )
+    if lineage is None:
+        return load_corpus(recipe)
+    newest = lineage.newest
+    if lineage.manifest(newest).recipe.get("data", {}).get("kind") == PYTHON:
+        raise DataError(
+            f"Version {newest} was trained on a corpus that was passed in Python, which the "
+            "lineage does not hold; pass it again from Python, as corpus=…."
+        )
+    return load_corpus(recipe)
+
+
+def recorded_recipe(recipe: Recipe, corpus: Corpus) -> Recipe:
+    """Return the recipe that a version trained on this corpus records: with data.kind = 'python'
+    unless `load_corpus` gives the same corpus by the recipe."""
+    if corpus.origin == _origin(recipe):
+        return recipe
+    data = DataRecipe(kind=PYTHON, test=recipe.data.test, columns=recipe.data.columns)
+    return recipe.model_copy(update={"data": data})
+
+
+def _origin(recipe: Recipe) -> str:
+    """Return all that a recipe says of its corpus, as JSON."""
+    data = recipe.data.model_dump(mode="json", exclude={"test"})
+    seed = None if recipe.data.kind in READ_FROM_A_PATH else recipe.seed
+    return json.dumps({**data, "seed": seed}, sort_keys=True)
 
 
 def split_for(

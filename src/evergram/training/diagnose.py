@@ -17,7 +17,7 @@ from evergram.evaluation.gramian_error import Histograms, score_histograms
 from evergram.lineage.lineage import Lineage
 from evergram.training.build import Companions, build_measures, pick_device, prepare
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.corpora import corpus_for, split_for
 from evergram.training.loop import Trainer
 from evergram.training.monitors.gramian_tracking import Tracking
 from evergram.training.progress import Progress, ProgressReport
@@ -107,11 +107,12 @@ def diagnose(
         steps: of training on which estimators are compared.
         every: steps between two measures.
         batch_sizes: entities that each learns from, a step; 128 and 1024 by default.
-    Raises: DataError, RecipeError: the data is not what it was, or no penalty is trained with.
-        LineageError, ShapeError: the modules are missing, or are others.
+    Raises: DataError, RecipeError: the data is not what it was, or was passed in Python and is
+        not now, or no penalty is trained with. LineageError, ShapeError: the modules are missing,
+        or are others.
     """
     version = lineage.newest
-    corpus = load_corpus(recipe) if corpus is None else corpus
+    corpus = corpus_for(recipe, corpus, lineage)
     training = split_for(recipe, corpus, version, lineage.pair_history).training
     model = load_encoder(lineage, version, encoder)
     vectors = model.embed_all(training)

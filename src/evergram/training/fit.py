@@ -205,7 +205,7 @@ class _Job:
         run, settings, context = self.trainer(), self.settings.training, self.context
         steps = settings.epochs * len(run.sampler)
         run.callbacks += [
-            FiniteLoss(self.settings.table_rate),
+            FiniteLoss(self.settings.rates),
             *([] if settings.budget is None else [Budget(settings.budget)]),
             stopping,
             self.resumption(stopping),
@@ -230,7 +230,7 @@ class _Job:
         """Train for so many steps, without selection. Returns: the trainer, done."""
         run = self.trainer()
         run.callbacks = [
-            FiniteLoss(self.settings.table_rate),
+            FiniteLoss(self.settings.rates),
             self.resumption(None, f"refit, {steps} steps"),
             ProgressReport(self.context.progress, self.context.title, steps),
         ]

@@ -162,7 +162,9 @@ def test_times_may_be_dates() -> None:
         ([(1, 2), ("b", 3)], "column 'query' mixes types: row 2 is 'b'"),
         ([(2**70, 2)], "at most 64 bits"),
         ([(1,)], "tuples of 1; they must be"),
-        ([], "is no table of interactions; give a DataFrame"),
+        ([], "The list has no rows; at least one interaction is needed"),
+        (pd.Series([1, 2]), "A Series is no table of interactions; give a DataFrame"),
+        (pl.Series([1, 2]), "A Series is no table of interactions; give a DataFrame"),
         ({}, "no column 'query'; its columns are: none"),
         (pa.table({"query": [], "candidate": []}), "has no rows"),
         ("rows.csv", "A str is no table of interactions"),
@@ -181,6 +183,8 @@ def test_errors_name_the_row_and_the_remedy(data: Any, message: str) -> None:
 def test_ids_of_a_matrix_are_one_for_each_row_and_column() -> None:
     with pytest.raises(DataError, match="query_ids has 1 ids and the matrix 2 rows"):
         Corpus.of(sp.csr_array(np.eye(2)), query_ids=["a"])
+    with pytest.raises(DataError, match="candidate_ids names 7 twice; give each row and column"):
+        Corpus.of(sp.csr_array(np.eye(2)), candidate_ids=[7, 7])
     with pytest.raises(DataError, match=r"of a DataFrame, give the columns of ids with query=…"):
         Corpus.of(pd.DataFrame({"query": [1], "candidate": [2]}), query_ids=["a"])
 

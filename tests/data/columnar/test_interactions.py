@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -55,6 +56,8 @@ def test_bad_ids_and_tables_are_refused() -> None:
         corpus([], [])
     with pytest.raises(DataError, match="no column 'candidate'"):
         Corpus.from_tables(pa.table({"query": [1]}))
+    with pytest.raises(DataError, match=r"row 2: candidate is 9223372036854775808; .* below 2⁶³"):
+        Corpus.of({"query": [1, 2], "candidate": np.array([2**63 - 1, 2**63], np.uint64)})
 
 
 def test_other_columns_and_the_order_of_rows_stay() -> None:

@@ -100,6 +100,10 @@ def test_a_corpus_is_embedded_in_its_row_order(encoder: PretrainedEncoder) -> No
     np.testing.assert_array_equal(
         encoder.encode(corpus, "query"), encoder.encode(["eve", "ann"], "query")
     )
+    unknown = Corpus.of([("eve", 105), ("eve", 999), ("ann", 998)])
+    with pytest.raises(DataError, match=r"no vector for 2 of 3 objects.*number 1 \(id 999\)"):
+        encoder.encode(unknown)
+    assert len(encoder.encode(unknown, "query")) == 2
 
 
 def test_batches_and_the_bar_change_nothing(
@@ -122,6 +126,8 @@ def test_batches_and_the_bar_change_nothing(
         ([999, 103, 998], "candidate", r"no vector for 2 of 3 objects.*number 0 \(id 999\)"),
         ([{"id": 103, "gender": "x"}], "candidate", "no feature 'gender'.*it has id, genre"),
         ([1.5], "candidate", "'id' holds double; keys are integers or texts"),
+        ([103, 2**63], "candidate", "'id' cannot be read"),
+        (np.array([2**63], np.uint64), "candidate", "'id' holds 9223372036854775808; .* below 2⁶³"),
         ([103, "a"], "candidate", "'id' cannot be read"),
         ("ann", "query", "One str was given; give a list"),
         ({"id": 103}, "candidate", "One dict was given; give a list"),

@@ -34,3 +34,13 @@ def test_each_version_has_a_seed_of_its_own_and_the_first_has_the_recipes() -> N
     seeds = [FitSettings.of(Recipe.of(VALUES), CORPUS, v).version_seed for v in range(50)]
     assert seeds[0] == 7
     assert len(set(seeds)) == 50
+
+
+def test_an_encoder_has_the_rates_of_its_parameters_and_no_others() -> None:
+    def rates(kind: str) -> dict[str, float]:
+        overrides = [f"model.kind={kind}"]
+        return FitSettings.of(Recipe.of(VALUES, overrides), CORPUS, 0).rates
+
+    assert rates("factorization") == {"table_rate": TABLE_RATE}
+    assert rates("lightgcn") == {"layer_rate": 2e-4}
+    assert rates("module") == {"table_rate": TABLE_RATE, "layer_rate": 2e-4}

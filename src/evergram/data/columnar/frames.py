@@ -7,6 +7,7 @@ to be installed, for the sake of another.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,6 +81,10 @@ def table_of(data: Any, source: str) -> pa.Table:
         source: its name, for errors.
     Raises: DataError: `data` is of another kind, a column mixes types, or two have one name.
     """
+    if isinstance(data, (list, tuple)) and not data:
+        raise DataError(f"{source} has no rows; at least one interaction is needed.")
+    if _library(data) in ("pandas", "polars") and not hasattr(type(data), "columns"):
+        raise DataError(f"A {_kind(data)} is no table of interactions; give {KINDS}.")
     if _library(data) == "pandas":
         _refuse_repeats([str(name) for name in data.columns], source)
     try:
@@ -165,7 +170,13 @@ def _from_sparse(matrix: Any, matrix_ids: Mapping[str, Sequence[int | str] | Non
                 f"{side}_ids has {len(ids)} ids and the matrix {size} "
                 f"{'rows' if side == 'query' else 'columns'}; give one id each."
             )
-        columns[side] = _column(ids, f"{side}_ids").take(number)
+        named = _column(ids, f"{side}_ids")
+        repeated = next((i for i, n in Counter(named.to_pylist()).items() if n > 1), None)
+        if repeated is not None:
+            raise DataError(
+                f"{side}_ids names {repeated!r} twice; give each row and column an id of its own."
+            )
+        columns[side] = named.take(number)
     weight = entries.data[stored]
     if not (weight == 1).all():
         columns["weight"] = pa.array(weight.astype(np.float64))

@@ -55,7 +55,8 @@ def checked_interactions(table: pa.Table, source: str) -> pa.Table:
 def check_ids(column: pa.ChunkedArray, name: str, source: str) -> None:
     """Refuse a column that cannot be ids.
 
-    Raises: DataError: it holds neither integers nor strings, or a cell is empty.
+    Raises: DataError: it holds neither integers nor strings, a cell is empty, or an integer is 2⁶³
+        or more.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -69,6 +70,8 @@ def check_ids(column: pa.ChunkedArray, name: str, source: str) -> None:
             f"{source} column {name!r} is {kind}{example}; ids must be integers or strings."
         )
     refuse_missing(column, name, source)
+    if pa.types.is_uint64(kind):
+        _refuse_large(column, name, source)
 
 
 def refuse_missing(
@@ -85,6 +88,14 @@ def refuse_missing(
     if row >= 0:
         where, cell = f"{source} row {row + 1}", column[row].as_py()
         raise DataError(missing_sentence(where, name, cell, text_file=text_file))
+
+
+def _refuse_large(column: pa.ChunkedArray, name: str, source: str) -> None:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    large = pc.greater_equal(column, pa.scalar(2**63, pa.uint64()))
+    wanted = "below 2⁶³ to be an integer id, or be given as text"
+    _refuse_first_bad(large, column, name, source, wanted)
 
 
 def _refuse_first_bad(bad: pa.Array, column: pa.Array, name: str, source: str, wanted: str) -> None:

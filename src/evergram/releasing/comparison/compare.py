@@ -25,7 +25,7 @@ from evergram.releasing.comparison.scope import unmeasurable
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import pick_device
 from evergram.training.checkpoint import load_encoder
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.corpora import corpus_for, split_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 
@@ -57,7 +57,7 @@ def compare(
         raise RecipeError(
             "A comparison is along time; set split.kind = 'time' and two or more split.versions."
         )
-    corpus = load_corpus(recipe) if corpus is None else corpus
+    corpus = corpus_for(recipe, corpus)
     claim_folder(out, recipe.model_dump(mode="json"), corpus, fresh=fresh)
     comparison = Comparison(recipe, out, corpus, device, Progress.of_choice(progress))
     results = comparison.results()

@@ -41,16 +41,26 @@ def inputs_of(objects: Any, side: str, schema: Schema) -> EntityInputs:
         raise DataError("No ids and no features were given; give one of them for each object.")
     size = len(next(iter(columns.values())))
     inputs = inputs_of_columns(columns, size, side, schema)
-    unseen = torch.nonzero(~inputs.is_known).flatten()
+    refuse_unknown(inputs.is_known, columns)
+    return inputs
+
+
+def refuse_unknown(known: Tensor, columns: Mapping[str, pa.Array]) -> None:
+    """Raises: DataError: the encoder knows nothing of an object; the error names the first.
+
+    Args:
+        known: bool [B].
+        columns: keys of the B objects, by name.
+    """
+    unseen = torch.nonzero(~known).flatten()
     if len(unseen):
         first = int(unseen[0])
         keys = ", ".join(f"{name} {column[first]}" for name, column in columns.items())
         raise DataError(
-            f"The encoder has no vector for {len(unseen)} of {size} objects: it was trained with "
-            f"none of their keys. The first is number {first} ({keys}). Leave these objects out, "
-            "or give features that it knows."
+            f"The encoder has no vector for {len(unseen)} of {len(known)} objects: it was trained "
+            f"with none of their keys. The first is number {first} ({keys}). Leave these objects "
+            "out, or give features that it knows."
         )
-    return inputs
 
 
 def names_of(side: str, schema: Schema) -> Mapping[str, str]:
@@ -132,7 +142,7 @@ def _array(values: Any, name: str) -> pa.Array:
         if isinstance(values, np.ndarray):
             return pa.array(values)
         return pa.array(values if isinstance(values, Sequence) else list(values))
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, OverflowError) as error:
         raise DataError(
             f"{name!r} cannot be read: {' '.join(str(error).split()).rstrip('.')}. Keys are "
             "integers or texts, of one kind in a column."
@@ -145,8 +155,14 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _keys(keys: pa.Array, name: str) -> pa.Array:
-    """Return keys as int64 or string. Raises: DataError: they are of another type."""
+    """Return keys as int64 or string.
+
+    Raises: DataError: they are of another type, or an integer is 2⁶³ or more.
+    """
     if pa.types.is_integer(keys.type):
+        largest = pc.max(keys).as_py() if pa.types.is_uint64(keys.type) else None
+        if largest is not None and largest >= 2**63:
+            raise DataError(f"{name!r} holds {largest}; integer keys are below 2⁶³.")
         return keys.cast(pa.int64())
     if any(is_kind(keys.type) for is_kind in _AS_TEXT):
         return keys.cast(pa.string())

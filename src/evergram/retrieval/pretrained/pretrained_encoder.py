@@ -28,7 +28,7 @@ from evergram.retrieval.pretrained.encoder_folder import (
     read_encoder_folder,
     write_encoder_folder,
 )
-from evergram.retrieval.pretrained.encoder_inputs import inputs_of
+from evergram.retrieval.pretrained.encoder_inputs import ID, inputs_of, refuse_unknown
 from evergram.retrieval.pretrained.model_card import model_card
 
 SIDE = "candidate"
@@ -179,7 +179,10 @@ class PretrainedEncoder:
         sides = self.module.schema.inputs
         if side not in sides:
             raise DataError(f"There is no side {side!r}; there is {' and '.join(sides)}.")
-        return self.module.embed_all(corpus)[side].float()
+        scene = self.module.read(corpus).to(self.module.device)
+        entities = corpus.queries if side == "query" else corpus.candidates
+        refuse_unknown(self.module.known(side, scene).cpu(), {ID: entities.vocabulary.keys})
+        return self.module.embed_all(scene)[side].float().cpu()
 
     def _blocks(
         self, objects: Any, side: str, batch_size: int, show_progress_bar: bool

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from evergram.encoders.encoder import Encoder
+from evergram.errors import RecipeError
 from evergram.training.optimizers.row_adagrad import RowAdagrad
 from evergram.training.recipe.training import TrainingRecipe
 from evergram.training.step import Joint
@@ -23,7 +24,13 @@ def build_optimizers(
         rates: has the learning rates of features and of layers, and says which optimiser.
         table_rate: of tables of ids.
         joint: trained together with the encoder, at its own rate if it has one.
+    Raises: RecipeError: no parameter of the encoder is to be trained.
     """
+    if not any(p.requires_grad for p in encoder.parameters()):
+        raise RecipeError(
+            "The encoder has no parameter to train (requires_grad is False of all); let one have "
+            "it, or give the modules as trained=…, which measures and packages them as they are."
+        )
     features = encoder.feature_tables()
     shared = {id(p) for p in features}
     tables: list[nn.Parameter] = []

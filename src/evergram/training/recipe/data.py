@@ -14,10 +14,11 @@ class DataRecipe(RecipeTable):
     """The kind of data, its files and its columns.
 
     Paths are relative to the recipe's folder, or begin with `$EVERGRAM_DATA/`, the folder of data
-    sets. The kinds are those of `evergram.data.loaders`, which a recipe is checked without.
+    sets. The kinds are those of `evergram.data.loaders`, which a recipe is checked without; and
+    "python", for a corpus that is passed in Python.
     """
 
-    kind: Literal["movielens", "amazon", "mediawiki", "wikispeedia", "table", "synthetic"]
+    kind: Literal["movielens", "amazon", "mediawiki", "wikispeedia", "table", "synthetic", "python"]
     path: str | None = None
     # amazon: where the metadata is, if not beside the reviews.
     metadata: str | None = None
@@ -39,7 +40,7 @@ class DataRecipe(RecipeTable):
 
     @model_validator(mode="after")
     def _needs_a_path(self) -> DataRecipe:
-        if self.kind != "synthetic" and self.path is None:
+        if self.kind not in ("synthetic", "python") and self.path is None:
             raise ValueError(f"data.kind = {self.kind!r} needs data.path")
         return self
 

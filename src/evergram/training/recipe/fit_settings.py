@@ -55,6 +55,17 @@ class FitSettings:
         )
 
     @property
+    def rates(self) -> dict[str, float]:
+        """The learning rates that parameters of the encoder have, by key of [training]."""
+        training = self.training
+        rates = {
+            "table_rate": self.table_rate,
+            "feature_rate": training.feature_rate,
+            "layer_rate": training.layer_rate,
+        }
+        return {name: rate for name, rate in rates.items() if name in self.model.chosen.rates}
+
+    @property
     def version_seed(self) -> int:
         """The seed of the version's start and of its order of batches.
 
