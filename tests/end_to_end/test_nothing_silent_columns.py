@@ -55,6 +55,10 @@ def test_10_a_file_without_a_header_is_refused_with_the_line_to_add(
 def test_10_names_that_nobody_knows_are_asked_for(evergram: Command, shop: Path) -> None:
     sentence = evergram.refused(*train_on_csv(shop, "a,b\nx,y\n"))
     assert 'in place of …: columns = {query = "…", candidate = "…"}' in sentence
+    # Ids of text without a header look the same, so this is said, too.
+    words = evergram.refused(*train_on_csv(shop, "Bede\tColumba\nBede\tIona\n"))
+    assert "If that is a row, write a line above it" in words
+    assert "query,candidate." in words
 
 
 def test_10_a_rating_that_is_not_read_is_warned_of(evergram: Command, shop: Path) -> None:

@@ -38,6 +38,8 @@ _MOVIELENS = "https://files.grouplens.org/datasets/movielens"
 _AMAZON = "https://snap.stanford.edu/data/amazon/productGraph/categoryFiles"
 _LIGHTGCN = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/master/data"
 _WIKISPEEDIA = "https://snap.stanford.edu/data/wikispeedia"
+_CITEULIKE = "https://raw.githubusercontent.com/js05212/citeulike-t/master"
+_LIBREC = "https://raw.githubusercontent.com/guoguibing/librec/3.0.0/data/poi/FourSquare/checkin"
 _BEIR = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
 
 # By folder.
@@ -45,53 +47,69 @@ DATA_SETS = {
     "movielens-25m-head": DataSet(
         "the ratings of users 1 to 2687 of MovieLens 25M",
         "GroupLens' terms (research, no commercial use, redistribution under the same terms)",
-        f"curl -O {_MOVIELENS}/ml-25m.zip && mkdir -p movielens-25m-head && "
+        f"curl -fL -O {_MOVIELENS}/ml-25m.zip && mkdir -p movielens-25m-head && "
         "unzip -p ml-25m.zip ml-25m/ratings.csv | head -n 391224 > movielens-25m-head/ratings.csv "
         "&& unzip -p ml-25m.zip ml-25m/movies.csv > movielens-25m-head/movies.csv",
     ),
     "movielens-latest-small": DataSet(
         "MovieLens latest small, of 9/2018",
         "GroupLens' terms (research, no commercial use, redistribution under the same terms)",
-        "mkdir -p movielens-latest-small && curl -o movielens-latest-small/ml-latest-small.zip "
+        "mkdir -p movielens-latest-small && curl -fL -o movielens-latest-small/ml-latest-small.zip "
         f"{_MOVIELENS}/ml-latest-small.zip",
     ),
     "amazon-beauty": DataSet(
         "Amazon reviews of beauty products, 2014, 5-core",
         "no licence stated; cite He and McAuley, WWW 2016",
-        f"mkdir -p amazon-beauty && cd amazon-beauty && curl -O {_AMAZON}/reviews_Beauty_5.json.gz "
-        f"-O {_AMAZON}/meta_Beauty.json.gz",
+        f"mkdir -p amazon-beauty && cd amazon-beauty && curl -fL -O "
+        f"{_AMAZON}/reviews_Beauty_5.json.gz -O {_AMAZON}/meta_Beauty.json.gz",
     ),
     "amazon-musical-instruments": DataSet(
         "Amazon reviews of musical instruments, 2014, 5-core",
         "no licence stated; cite He and McAuley, WWW 2016",
-        "mkdir -p amazon-musical-instruments && cd amazon-musical-instruments && curl -O "
+        "mkdir -p amazon-musical-instruments && cd amazon-musical-instruments && curl -fL -O "
         f"{_AMAZON}/reviews_Musical_Instruments_5.json.gz",
     ),
     "gowalla": DataSet(
         "check-ins of Gowalla, in the public split of LightGCN and NGCF",
         "public check-ins (SNAP); cite Cho, Myers and Leskovec, KDD 2011",
-        f"mkdir -p gowalla && cd gowalla && curl -O {_LIGHTGCN}/gowalla/train.txt "
+        f"mkdir -p gowalla && cd gowalla && curl -fL -O {_LIGHTGCN}/gowalla/train.txt "
         f"-O {_LIGHTGCN}/gowalla/test.txt && gzip train.txt test.txt",
         tables="python -m benchmarks.gowalla",
     ),
     "yelp2018": DataSet(
         "reviews of Yelp, 2018, in the public split of LightGCN and NGCF",
         "Yelp open data set (for research)",
-        f"mkdir -p yelp2018 && cd yelp2018 && curl -O {_LIGHTGCN}/yelp2018/train.txt "
+        f"mkdir -p yelp2018 && cd yelp2018 && curl -fL -O {_LIGHTGCN}/yelp2018/train.txt "
         f"-O {_LIGHTGCN}/yelp2018/test.txt && gzip train.txt test.txt",
     ),
     "wikispeedia": DataSet(
         "the links, categories and texts of Wikipedia for Schools, 2007",
         "GFDL texts; cite West, Pineau and Precup, IJCAI 2009",
-        f"mkdir -p wikispeedia && curl -O {_WIKISPEEDIA}/wikispeedia_paths-and-graph.tar.gz "
+        f"mkdir -p wikispeedia && curl -fL -O {_WIKISPEEDIA}/wikispeedia_paths-and-graph.tar.gz "
         f"-O {_WIKISPEEDIA}/wikispeedia_articles_plaintext.tar.gz && tar -xzf "
         "wikispeedia_paths-and-graph.tar.gz --strip-components=1 -C wikispeedia && gunzip -c "
         "wikispeedia_articles_plaintext.tar.gz | xz > wikispeedia/plaintext_articles.tar.xz",
     ),
+    "lastfm": DataSet(
+        "artists that users of Last.fm listened to, 2011",
+        "no commercial use; cite Cantador, Brusilovsky and Kuflik, HetRec 2011",
+        f"mkdir -p lastfm && cd lastfm && curl -fL -O {_LIGHTGCN}/lastfm/all_data.csv",
+    ),
+    "citeulike-t": DataSet(
+        "papers that users of CiteULike collected",
+        "no licence stated; cite Wang, Chen and Li, IJCAI 2013",
+        f"mkdir -p citeulike-t && cd citeulike-t && curl -fL -O {_CITEULIKE}/users.dat",
+    ),
+    "foursquare": DataSet(
+        "check-ins of Foursquare, as LibRec has them",
+        "no licence of the data stated; cite LibRec (Guo and others, UMAP 2015)",
+        f"mkdir -p foursquare && cd foursquare && curl -fL -O {_LIBREC}/trainData.txt "
+        f"-O {_LIBREC}/testData.txt",
+    ),
     "scifact": DataSet(
         "scientific claims and abstracts, in BEIR's layout",
         "claims CC BY 4.0, abstracts ODC-By",
-        f"curl -O {_BEIR}/scifact.zip && unzip scifact.zip && gzip scifact/*.jsonl",
+        f"curl -fL -O {_BEIR}/scifact.zip && unzip scifact.zip && gzip scifact/*.jsonl",
     ),
 }
 

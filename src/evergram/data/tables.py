@@ -90,7 +90,10 @@ def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> p
         )
     absent = {"query", "candidate"} - set(chosen)
     if absent:
-        raise DataError(lacking(str(path), absent, table.column_names, columns or {}))
+        has_line = TEXT.search(path.name) is not None
+        raise DataError(
+            lacking(str(path), absent, table.column_names, columns or {}, header_line=has_line)
+        )
     _warn_of_others(path, table.column_names, names)
     for name in ("query", "candidate"):
         check_ids(chosen[name], name, str(path))

@@ -57,3 +57,18 @@ def test_the_error_about_a_missing_header_gives_the_line_to_write() -> None:
     sentence = lacking("x.csv", {"query", "candidate"}, ["1", "31", "2.5"], {})
     assert "its first line (1, 31, 2.5) seems to be a row" in sentence
     assert "query,candidate,value." in sentence
+
+
+def test_a_first_line_of_words_may_be_a_row() -> None:
+    both = {"query", "candidate"}
+    sentence = lacking("x.tsv", both, ["Aruba", "Ant%C3%A9"], {})
+    assert "columns are: Aruba, Ant%C3%A9. If that is a row, write a line above it" in sentence
+    assert "such as query,candidate. Say" in sentence
+    assert "columns = {" in sentence
+    for chosen, names, header_line in (
+        ({"query": "Aruba"}, ["Aruba", "Ant"], True),  # a person named one of them
+        ({}, ["user", "thing"], True),  # one is a usual name
+        ({}, ["Aruba", "Ant"], False),  # Parquet always has names
+        ({}, ["0", "1"], False),
+    ):
+        assert "row" not in lacking("x", both, names, chosen, header_line=header_line)

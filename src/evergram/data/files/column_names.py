@@ -37,7 +37,12 @@ def has_no_header(names: Sequence[str]) -> bool:
 
 
 def lacking(
-    source: str, wanted: Collection[str], names: Sequence[str], chosen: Mapping[str, str]
+    source: str,
+    wanted: Collection[str],
+    names: Sequence[str],
+    chosen: Mapping[str, str],
+    *,
+    header_line: bool = True,
 ) -> str:
     """Return the error about missing columns: those that the table has, and a line to write.
 
@@ -46,23 +51,28 @@ def lacking(
         wanted: the missing columns, by role.
         names: all columns of the table.
         chosen: `data.columns` of the recipe.
+        header_line: True if the names are the first line of a text, which may be a row.
     """
     first = min(wanted, key=list(VARIANTS).index)
     has = ", ".join(names) or "none"
-    if has_no_header(names):
-        line = ",".join(("query", "candidate", "value", "time")[: max(2, len(names))])
+    line = ",".join(("query", "candidate", "value", "time")[: max(2, len(names))])
+    if header_line and has_no_header(names):
         return (
             f"{source} has no column {first!r}, and its first line ({has}) seems to be a row: "
             f"write a line above it that names its columns, such as {line}."
         )
+    # Text ids without a header look like unusual names, and only the person knows which they are.
+    row = f"If that is a row, write a line above it that names its columns, such as {line}. "
+    if not header_line or chosen or guess(names):
+        row = ""
     seems = {r: n for r, n in guess(names).items() if n not in chosen.values()} | dict(chosen)
     what = {role: seems.get(role, "…") for role in ("query", "candidate")}
     what |= {role: seems[role] for role in ("value", "time") if role in seems}
-    line = ", ".join(f"{role} = {json.dumps(n, ensure_ascii=False)}" for role, n in what.items())
+    roles = ", ".join(f"{role} = {json.dumps(n, ensure_ascii=False)}" for role, n in what.items())
     doubt = "with the right names in place of …" if "…" in what.values() else "if that is right"
     return (
-        f"{source} has no column {first!r}; its columns are: {has}. Say in the recipe, under "
-        f"[data], which is which, {doubt}: columns = {{{line}}}"
+        f"{source} has no column {first!r}; its columns are: {has}. {row}Say in the recipe, under "
+        f"[data], which is which, {doubt}: columns = {{{roles}}}"
     )
 
 

@@ -1,0 +1,158 @@
+"""The download commands of docs/data-sets.md, run on small files of the same names and layout.
+
+There is no network in tests: a `curl` that reads the owners' files from a folder is first in PATH.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from tests.support.loader_examples import EXAMPLES
+
+from benchmarks import gowalla, unseen
+from evergram.data.amazon import load_amazon
+from evergram.data.data_sets import DATA_SETS
+from evergram.data.movielens import load_movielens
+from evergram.data.wikispeedia import load_wikispeedia
+
+# Does what the commands ask of curl: -f, -L, and a file for each -O URL or -o NAME URL.
+CURL = """#!{python}
+import pathlib, shutil, sys
+words, name, names = sys.argv[1:], None, []
+assert words.pop(0) == "-fL", "a missing file must fail, and redirects be followed"
+while words:
+    word = words.pop(0)
+    if word == "-o":
+        name = words.pop(0)
+    elif word != "-O":
+        assert word.startswith("https://")
+        source = pathlib.Path({served!r}) / word.removeprefix("https://")
+        if not source.is_file():
+            sys.exit(22)
+        shutil.copy(source, name or source.name)
+        name = None
+"""
+
+
+def zipped(folder: Path, at: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for path in folder.rglob("*"):
+            archive.write(path, f"{at}/{path.relative_to(folder)}")
+    return content.getvalue()
+
+
+def tarred(folder: Path, at: str) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        archive.add(folder, at)
+    return content.getvalue()
+
+
+def files(name: str, folder: Path) -> dict[str, bytes]:
+    """Return the owners' files of a data set by name, made small."""
+    if name.startswith("movielens"):
+        EXAMPLES["movielens"](folder)
+        at = "ml-25m" if "25m" in name else "ml-latest-small"
+        return {f"{at}.zip": zipped(folder, at)}
+    if name.startswith("amazon"):
+        EXAMPLES["amazon"](folder)
+        reviews = gzip.compress((folder / "reviews.json").read_bytes())
+        product = gzip.compress(b"{'asin': 'a1', 'title': 'A', 'brand': 'B'}\n")
+        stem = "Beauty" if "beauty" in name else "Musical_Instruments"
+        return {f"reviews_{stem}_5.json.gz": reviews, f"meta_{stem}.json.gz": product}
+    if name == "wikispeedia":
+        EXAMPLES["wikispeedia"](folder)
+        texts = folder.parent / "texts"
+        texts.mkdir()
+        (texts / "April.txt").write_text("April is a month.\n")
+        return {
+            "wikispeedia_paths-and-graph.tar.gz": tarred(folder, "wikispeedia_paths-and-graph"),
+            "wikispeedia_articles_plaintext.tar.gz": tarred(texts, "plaintext_articles"),
+        }
+    if name == "scifact":
+        (folder / "qrels").mkdir()
+        (folder / "corpus.jsonl").write_text('{"_id": "1", "title": "T", "text": "x"}\n')
+        (folder / "queries.jsonl").write_text('{"_id": "1", "text": "x"}\n')
+        (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\t1\t1\n")
+        return {"scifact.zip": zipped(folder, "scifact")}
+    return {
+        "train.txt": b"0 1 2\n1 2\n",
+        "test.txt": b"0 3\n1 1\n",
+        "all_data.csv": b",0,1,2\n0,7,1,993.0\n1,8,1,5.0\n2,8,2,6.0\n",
+        "users.dat": b"2 1 2\n1 2\n",
+        "trainData.txt": b"USER_1 LOC_1 1.0\nUSER_2 LOC_1 1.0\n",
+        "testData.txt": b"USER_1 LOC_2 1.0\n",
+    }
+
+
+def pairs(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many pairs the folder of a data set has, as its reader sees it."""
+    folder = data / name
+    if name.startswith("movielens"):
+        zips = [*folder.glob("*.zip")]  # recipes read the small one as it is
+        return len(load_movielens(zips[0] if zips else folder).interactions)
+    if name.startswith("amazon"):
+        return len(load_amazon(folder).interactions)
+    if name == "wikispeedia":
+        with tarfile.open(folder / "plaintext_articles.tar.xz") as texts:
+            assert "plaintext_articles/April.txt" in texts.getnames()
+        return len(load_wikispeedia(folder).interactions)
+    if name == "scifact":
+        assert gzip.decompress((folder / "corpus.jsonl.gz").read_bytes()).startswith(b'{"_id"')
+        return len((folder / "qrels" / "test.tsv").read_text().splitlines()) - 1
+    module = unseen if name in unseen.READERS else gowalla
+    monkeypatch.setattr(module, "DATA", data)
+    monkeypatch.setattr(module, "ROOT", data)
+    if module is unseen:
+        tables = [unseen.convert(name)]
+    else:
+        tables = [gowalla.convert(name=name) / f"{part}.parquet" for part in ("train", "test")]
+    return sum(int(pq.read_metadata(table).num_rows) for table in tables)
+
+
+EXPECTED = {"amazon": 3, "movielens": 3, "wikispeedia": 2, "scifact": 1, "gowalla": 5} | {
+    "yelp2018": 5, "lastfm": 3, "citeulike-t": 3, "foursquare": 3
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_the_command_makes_the_folder_that_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, served, data, programs = (tmp_path / f for f in ("made", "served", "data", "programs"))
+    for folder in (made, served, data, programs):
+        folder.mkdir()
+    (programs / "curl").write_text(CURL.format(python=sys.executable, served=str(served)))
+    (programs / "curl").chmod(0o755)
+    command = DATA_SETS[name].command
+    sources = files(name, made)
+    addresses = re.findall(r"https://(\S+)", command)
+    assert addresses
+    for address in addresses:
+        path = served / address
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(sources[path.name])
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", command], cwd=data, env=environment, check=True)
+    kind = next(k for k in EXPECTED if name.startswith(k))
+    assert pairs(name, data, monkeypatch) == EXPECTED[kind]
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_a_file_that_is_gone_ends_the_command(name: str, tmp_path: Path) -> None:
+    (tmp_path / "curl").write_text(CURL.format(python=sys.executable, served=str(tmp_path)))
+    (tmp_path / "curl").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", "-c", DATA_SETS[name].command]
+    assert subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode == 22
