@@ -4,8 +4,8 @@ The order is old, new, new, old, …, so that a slow hour is both sides'. Each f
 its lowest and highest value on either side; a figure whose ranges do not overlap has changed by
 more than noise.
 
-    git worktree add ../before COMMIT     # with an environment in ../before/.venv
-    python -m benchmarks.pairs ../before steps alignment serving-fetch --repeats 3
+    git worktree add BEFORE COMMIT     # and an environment in BEFORE/.venv
+    python -m benchmarks.pairs BEFORE steps alignment serving-fetch --repeats 3
 """
 
 from __future__ import annotations
