@@ -244,7 +244,7 @@ def _train(recipe: Recipe, split: Split, refit: Refit | None) -> dict[str, Any]:
         "seed": recipe.seed,
         "epoch": fitted.best_epoch,
         "epochs": len(fitted.history),
-        "best_is_last": bool(fitted.warnings),
+        "best_is_last": any("is the last" in warning for warning in fitted.warnings),
         "interactions": len((split if refit is None else refit.split).training),
         "seconds": round(fitted.seconds, 1),
     }
