@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evergram.tasks.kinds import TASKS, TaskSettings
     from evergram.tasks.objective import Loss, Objective
     from evergram.tasks.pointwise import Pointwise
-    from evergram.tasks.pointwise_losses import LOSSES, PairLoss, PointwiseLoss
+    from evergram.tasks.pointwise_losses import LOSSES, PointwiseLoss
     from evergram.tasks.second_order import SecondOrderSoftmax
     from evergram.tasks.softmax import Softmax, StreamedFrequency
     from evergram.tasks.spherical import Spherical
@@ -35,7 +35,6 @@ __all__ = [
     "Encoded",
     "Loss",
     "Objective",
-    "PairLoss",
     "Pointwise",
     "PointwiseLoss",
     "SecondOrderSoftmax",
@@ -55,7 +54,7 @@ export_lazily(
         "kinds": "TASKS TaskSettings",
         "objective": "Loss Objective",
         "pointwise": "Pointwise",
-        "pointwise_losses": "LOSSES PairLoss PointwiseLoss",
+        "pointwise_losses": "LOSSES PointwiseLoss",
         "second_order": "SecondOrderSoftmax",
         "softmax": "Softmax StreamedFrequency",
         "spherical": "Spherical",
