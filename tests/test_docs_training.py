@@ -45,7 +45,9 @@ def test_the_recipe_of_the_page_is_sogram_as_printed() -> None:
     assert isinstance(tower, TwoTower)
     assert not tower.residual
     assert tower.concatenate
-    widths = [m.out_features for m in tower.hidden["query"] if isinstance(m, torch.nn.Linear)]
+    widths = [
+        m.out_features for m in tower.hidden["query"].children() if isinstance(m, torch.nn.Linear)
+    ]
     assert widths == [256, 64, 64]
     assert isinstance(estimator, SOGram)
     assert not estimator.correct_start
