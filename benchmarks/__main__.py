@@ -25,6 +25,7 @@ from benchmarks import (
     gowalla,
     graphs,
     growth,
+    losses,
     measure,
     pinned,
     plots,
@@ -128,6 +129,7 @@ SECTIONS = {
     "defaults-large": Section(
         defaults.measure_large, defaults.tiny, defaults.table, needs_data=True
     ),
+    "losses": Section(losses.measure, losses.tiny, losses.table, needs_data=True),
     "quality-movielens": _quality("movielens", "random"),
     "quality-gowalla": _quality("gowalla", "given"),
     "towers": Section(towers.section, towers.tiny, needs_data=True),

@@ -273,9 +273,9 @@ def table(comparisons: Sequence[Comparison]) -> str:
             f"{one.interactions:,}",
             ", ".join(f"{value:.3g}" for value in one.strengths),
             words,
-            _interval(one.default, 4),
-            _interval(one.tuned, 4),
-            _interval(ratios, 3),
+            interval(one.default, 4),
+            interval(one.tuned, 4),
+            interval(ratios, 3),
             f"{one.popularity:.4f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -291,7 +291,8 @@ def table(comparisons: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
-def _interval(values: Sequence[float], digits: int) -> str:
+def interval(values: Sequence[float], digits: int) -> str:
+    """Return a mean with half of its 95 % interval, in words."""
     if len(values) < 2:
         return f"{values[0]:.{digits}f}"
     half = STUDENT.get(len(values), 2.0) * stdev(values) / math.sqrt(len(values))

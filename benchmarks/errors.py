@@ -123,5 +123,6 @@ def _errors(encoder: str, batch: int, tracking: Tracking) -> Errors:
         return {n.removeprefix(start): e for n, e in errors.items() if n.startswith(start)}
 
     gramian, gradient = own(tracking.gramian_errors), own(tracking.gradient_errors)
-    means = tracking.mean(gramian), tracking.mean(gradient)
-    return Errors(encoder, batch, tracking.steps, gramian, gradient, *means)
+    means = tracking.mean(own(tracking.gramian)), tracking.mean(own(tracking.gradient))
+    values = ({name: each.value for name, each in mean.items()} for mean in means)
+    return Errors(encoder, batch, tracking.steps, gramian, gradient, *values)

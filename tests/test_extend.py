@@ -23,6 +23,7 @@ from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.kinds import ESTIMATORS
 from evergram.kinds import KindSettings
 from evergram.tasks.kinds import TASKS
+from evergram.tasks.pointwise_losses import LOSSES
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
@@ -121,6 +122,30 @@ def test_without_a_transforms_kind_its_lineage_is_not_damaged_but_says_so(kinds:
     opened.check()
     with pytest.raises(LineageError, match=r"of kind 'diagonal'.*put its settings into .*TRANSFO"):
         opened.view(0).embeddings("candidate")
+
+
+def test_the_loss_of_the_page_trains_and_its_lineage_is_read_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, line = blocks("loss")
+    (tmp_path / "quartic.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {k: v for k, v in OURS.items() if k not in ("model", "gramian")}
+    own |= {"task": {"loss": "quartic", "penalty": 3.0}, "upgrade": {"alone": False}}
+    own |= {"training": {"epochs": 8, "batch_size": 128}}
+    with monkeypatch.context() as patched:
+        patched.setitem(LOSSES, "quartic", torch.sub)  # taken out again in the end
+        exec(compile(line, "loss.md", "exec"), {})
+        recipe = Recipe.of(own)
+        lineage = evergram.Lineage.create(tmp_path / "lineage")
+        lineage.publish(evergram.train(recipe))
+        assert lineage.metrics(0)["metrics"]["model"]["recall@20"] > 0.35, lineage.metrics(0)
+        lineage.publish(evergram.upgrade(recipe, lineage, readings=False))
+    opened = evergram.Lineage.open(tmp_path / "lineage")
+    assert opened.recipe(1)["task"]["loss"] == "quartic"
+    assert len(opened.view(0).embeddings("candidate")[0]) > 60
+    with pytest.raises(RecipeError, match=r"task\.loss is 'quartic'; it must be one of 'squared'"):
+        Recipe.stored(opened.recipe(1))
 
 
 @pytest.mark.usefixtures("kinds")

@@ -75,6 +75,9 @@ def test_diagnose_prints_spectra_scores_and_errors_and_draws_them(
     assert (facts["lineage"], facts["version"]) == (str(trained_lineage), 2)
     assert len(facts["steps"]) == 2
     assert "sogram auto, |B| = 8" in facts["gramian_errors"]
+    assert facts["sampled"] == {"query": 0, "candidate": 0}
+    (low, high) = facts["mean_gramian_interval"]["this run"]
+    assert low == high == facts["mean_gramian_error"]["this run"]
 
 
 def test_diagnose_refuses_what_would_draw_or_measure_nothing(

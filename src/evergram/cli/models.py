@@ -151,6 +151,9 @@ def diagnose(
         list[int] | None,
         typer.Option(min=1, help="Entities an estimator sees in a step (default: 128, 1024)."),
     ] = None,
+    sample: Annotated[int, typer.Option(min=64, help="Measure against at most so many rows.")] = (
+        100_000
+    ),
     as_json: Json = False,
     seed: Seed = None,
     device: Device = "auto",
@@ -179,6 +182,7 @@ def diagnose(
         steps=steps,
         every=every,
         batch_sizes=batch,
+        sample=sample,
         device=device,
         progress=new_progress(),
     )
@@ -206,12 +210,11 @@ def _print_diagnosis(diagnosis: Diagnosis, steps: int) -> None:
         f"Mean score of observed pairs {scores.means[0]:.4f}, of random pairs "
         f"{scores.means[1]:.4f}; an observed one is higher {scores.separation:.1%} of the time.\n"
     )
-    gramian = tracking.mean(tracking.gramian_errors)
-    gradient = tracking.mean(tracking.gradient_errors)
+    gramian, gradient = tracking.mean(tracking.gramian), tracking.mean(tracking.gradient)
     table(
-        f"Errors over the second half of {steps} steps",
+        f"Errors over the second half of {steps} steps{tracking.sampling}",
         ["estimator", "Gramian", "gradient"],
-        [[name, f"{gramian[name]:.4f}", f"{gradient[name]:.4f}"] for name in gramian],
+        [[name, str(gramian[name]), str(gradient[name])] for name in gramian],
     )
 
 

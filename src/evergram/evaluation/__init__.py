@@ -4,6 +4,7 @@ Read in this order:
 
 1. `ranking`: Recall@K, NDCG@K and MAP@K over the whole catalogue. `auc`.
 2. `gramian_error`: an estimated Gramian beside the exact one ([G2] Fig. 2 to 4).
+   `sampled_gramian_error`: beside a sample, with an interval.
 3. `version_distance`: the distance of a version read as a past one from that past version.
    `map_quality`: the same of any map, and of one that mixes the objects up.
 4. `degradation`, `consumer_tasks`, `consumer_classifiers`: the protocol of [BC] Section 4 and 5.
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
     from evergram.evaluation.probes.probe_models import ProbeModel, load_probe_model
     from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
     from evergram.evaluation.relevance import relevance_of, test_relevance
+    from evergram.evaluation.sampled_gramian_error import (
+        Interval,
+        SampledTruth,
+        gradient_error_interval,
+        gramian_error_interval,
+    )
     from evergram.evaluation.version_distance import as_dim, drift, overlap
 
 __all__ = [
@@ -46,15 +53,19 @@ __all__ = [
     "ConsumerTask",
     "Degradation",
     "Histograms",
+    "Interval",
     "ProbeModel",
     "Relevance",
+    "SampledTruth",
     "as_dim",
     "consumer_tasks",
     "degradation",
     "drift",
     "fit_consumers",
     "gradient_error",
+    "gradient_error_interval",
     "gramian_error",
+    "gramian_error_interval",
     "load_probe_model",
     "mapping_readings",
     "overlap",
@@ -78,6 +89,8 @@ export_lazily(
         "probes.probe_models": "ProbeModel load_probe_model",
         "ranking": "Relevance popularity_metrics rank_metrics",
         "relevance": "relevance_of test_relevance",
+        "sampled_gramian_error": "Interval SampledTruth gradient_error_interval "
+        "gramian_error_interval",
         "version_distance": "as_dim drift overlap",
     },
 )

@@ -10,6 +10,8 @@ WINDOW = 32
 SLOWEST, FASTEST = 0.002, 0.5
 # Weight of the newest window in the running ratio of drift to noise.
 SMOOTHING = 0.3
+# A drift below this share of the noise of the windows' difference cannot be told from none.
+UNSEEN = 0.25
 
 
 class AveragingRate(nn.Module):
@@ -17,16 +19,23 @@ class AveragingRate(nn.Module):
 
     `"auto"` minimises the bound of [G2] Prop. 5, variance σ²α/(2 − α) plus squared bias
     (δ(1/α − 1))², with σ² from how the rows of a batch differ and δ from the difference of the
-    means of consecutive windows of batches, noise taken off. With `recursive` it minimises that of
-    the recursive momentum, whose drift is taken off by pairs: (α²σ² + (1 − α)²τ²)/(1 − (1 − α)²),
-    τ² the variance of the pairs' differences. The rate is a function of δ²/σ² or τ²/σ² alone, so
-    that embeddings which grow do not disturb it.
+    means of consecutive windows of batches, noise taken off. That noise is measured too, from the
+    second difference of three windows, which a steady drift leaves out: batches that pass over an
+    epoch without replacement have means that hardly differ, and with the noise of independent
+    batches taken off a slow drift would vanish, and the slowest rate lag behind it for ever. A
+    drift too small to be seen is taken to be as large as one that could be missed.
+
+    With `recursive` it minimises the bound of the recursive momentum, whose drift is taken off by
+    pairs: (α²σ² + (1 − α)²τ²)/(1 − (1 − α)²), τ² the variance of the pairs' differences. The rate
+    is a function of δ²/σ² or τ²/σ² alone, so that embeddings which grow do not disturb it.
 
     Args:
         shape: of the moment that is averaged.
         rate: α in (0, 1], or "auto".
         decay: κ in [0, 1): step t has α t^−κ.
         start: the rate before "auto" has seen two windows.
+
+    Source: docs/method.md, "The averaging rate".
     """
 
     def __init__(
@@ -52,11 +61,14 @@ class AveragingRate(nn.Module):
         self.register_buffer("value", torch.tensor(chosen, dtype=torch.float64))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         if self.auto:
-            for name in ("window", "window_before"):
+            # This window's sum, the last one's mean, and how that differs from the one before it.
+            for name in ("window", "window_before", "last_move"):
                 self.register_buffer(name, torch.zeros(shape))
-            # Sums of σ² and τ² over this window; the running δ²/σ², and the number of its windows.
+            # Sums of σ² and τ² over this window.
             self.register_buffer("sums", torch.zeros(2, dtype=torch.float64))
-            self.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
+            # Running ‖mean − mean before‖² / σ², and a window mean's variance over σ²/WINDOW.
+            self.register_buffer("moved", torch.zeros((), dtype=torch.float64))
+            self.register_buffer("noise", torch.ones((), dtype=torch.float64))
 
     def forward(self) -> Tensor:
         """Return α of this step, a float64 scalar."""
@@ -80,20 +92,26 @@ class AveragingRate(nn.Module):
             self._measure_drift()
 
     def _measure_drift(self) -> None:
-        sums, seen = self.get_buffer("sums"), self.get_buffer("seen")
-        window, before = self.get_buffer("window"), self.get_buffer("window_before")
+        sums, window = self.get_buffer("sums"), self.get_buffer("window")
+        before, last_move = self.get_buffer("window_before"), self.get_buffer("last_move")
         mean = window / WINDOW
-        variance = sums[0] / WINDOW
+        variance = (sums[0] / WINDOW).clamp(min=1e-300)
+        windows = int(self.steps) // WINDOW
         if self.recursive:
-            self._choose(float(variance), float(sums[1] / WINDOW))
-        elif int(self.steps) > WINDOW:
-            # E‖mean − mean before‖² = (window · δ)² + 2σ²/window.
-            moved = (mean - before).square().sum().double() - 2 * variance / WINDOW
-            # Beyond 1 every rate is too slow.
-            ratio = (moved / WINDOW**2 / variance.clamp(min=1e-300)).clamp(-1, 1)
-            seen[0].lerp_(ratio, max(SMOOTHING, 1 / (float(seen[1]) + 1)))
-            seen[1] += 1
-            self._choose(1.0, float(seen[0]))
+            self._choose(float(sums[0] / WINDOW), float(sums[1] / WINDOW))
+        elif windows > 1:
+            move = mean - before
+            moved, noise = self.get_buffer("moved"), self.get_buffer("noise")
+            if windows > 2:
+                # E‖move − last move‖² is six times the variance of a window's mean.
+                unsteady = (move - last_move).square().sum().double() / 6
+                _follow(noise, unsteady * WINDOW / variance, windows - 2)
+            # Beyond (WINDOW · σ)² every rate is too slow.
+            _follow(moved, (move.square().sum() / variance).clamp(max=WINDOW**2), windows - 1)
+            # E‖move‖² = (WINDOW · δ)² + 2 var(mean); independent batches have the largest.
+            apart = 2 * float(noise.clamp(max=1)) / WINDOW
+            self._choose(1.0, max(float(moved) - apart, UNSEEN * apart) / WINDOW**2)
+            last_move.copy_(move)
         before.copy_(mean)
         window.zero_()
         sums.zero_()
@@ -104,6 +122,11 @@ class AveragingRate(nn.Module):
     def skip(self) -> None:
         """Count a step of a fixed or decaying rate, which learns nothing from batches."""
         self.steps = self.steps + 1
+
+
+def _follow(average: Tensor, value: Tensor, number: int) -> None:
+    """Move a running average in place towards its `number`-th value; the first replaces it."""
+    average.lerp_(value.to(average), max(SMOOTHING, 1 / number))
 
 
 def best_rate(variance: float, other: float, recursive: bool = False) -> Tensor:

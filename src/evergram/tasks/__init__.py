@@ -3,8 +3,8 @@
 Read in this order:
 
 1. `task`: `Task`, the interface, and `Encoded`, a batch as a loss sees it.
-2. The tasks: `pointwise` (squared, logistic), `bpr`, `softmax` (within the batch) and
-   `second_order` (over all candidates).
+2. The tasks: `pointwise` (its losses by name in `pointwise_losses`), `bpr`, `softmax` (within the
+   batch), and `second_order` and `spherical` (over all candidates).
 3. `objective`: a task plus λ times the penalty on all pairs (`evergram.gramian`), norms, spread.
 
 Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
@@ -22,19 +22,24 @@ if TYPE_CHECKING:
     from evergram.tasks.kinds import TASKS, TaskSettings
     from evergram.tasks.objective import Loss, Objective
     from evergram.tasks.pointwise import Pointwise
+    from evergram.tasks.pointwise_losses import LOSSES, PointwiseLoss
     from evergram.tasks.second_order import SecondOrderSoftmax
     from evergram.tasks.softmax import Softmax, StreamedFrequency
+    from evergram.tasks.spherical import Spherical
     from evergram.tasks.task import Encoded, Spread, Task, score
 
 __all__ = [
     "BPR",
+    "LOSSES",
     "TASKS",
     "Encoded",
     "Loss",
     "Objective",
     "Pointwise",
+    "PointwiseLoss",
     "SecondOrderSoftmax",
     "Softmax",
+    "Spherical",
     "Spread",
     "StreamedFrequency",
     "Task",
@@ -49,8 +54,10 @@ export_lazily(
         "kinds": "TASKS TaskSettings",
         "objective": "Loss Objective",
         "pointwise": "Pointwise",
+        "pointwise_losses": "LOSSES PointwiseLoss",
         "second_order": "SecondOrderSoftmax",
         "softmax": "Softmax StreamedFrequency",
+        "spherical": "Spherical",
         "task": "Encoded Spread Task score",
     },
 )

@@ -6,10 +6,13 @@ Importing this does not import torch.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator
 
 from evergram.errors import DataError
 from evergram.kinds import KindSettings, Rate, table_of
+from evergram.tasks.pointwise_losses import loss_named
 
 if TYPE_CHECKING:
     from evergram.data.corpus import Corpus
@@ -37,12 +40,18 @@ class TaskSettings(KindSettings):
         """Return the task for this corpus. Raises: DataError: the corpus lacks what it needs."""
 
 
+def _is_loss(name: str) -> str:
+    """Raises: ValueError: no loss has this name."""
+    loss_named(name)
+    return name
+
+
 class PointwiseSettings(TaskSettings):
-    """Each observed pair reaches a score."""
+    """Each observed pair reaches a score; `loss` is a name in `pointwise_losses.LOSSES`."""
 
     kind = "pointwise"
     needs_penalty = True
-    loss: Literal["squared", "logistic"] = "squared"
+    loss: Annotated[str, AfterValidator(_is_loss)] = "squared"
     target: Literal["one", "value"] = "one"
 
     @property
@@ -52,13 +61,14 @@ class PointwiseSettings(TaskSettings):
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.pointwise import Pointwise
 
-        if self.loss == "logistic" and self.target == "value" and corpus.has_values:
+        loss = loss_named(self.loss)
+        if self.target == "value" and corpus.has_values:
             value = corpus.column("value")
-            if not bool(((value >= 0) & (value <= 1)).all()):
+            if not bool(((value >= loss.least) & (value <= loss.most)).all()):
                 raise DataError(
-                    f"The logistic loss needs values between 0 and 1, and these range from "
-                    f"{float(value.min())} to {float(value.max())}; set task.target = 'one' or "
-                    "task.loss = 'squared'."
+                    f"The {self.loss} loss needs values between {loss.least:g} and {loss.most:g}, "
+                    f"and these range from {float(value.min())} to {float(value.max())}; set "
+                    "task.target = 'one' or task.loss = 'squared'."
                 )
         return Pointwise(self.loss)
 
@@ -102,6 +112,20 @@ class SecondOrderSettings(TaskSettings):
         return SecondOrderSoftmax(self.temperature, self.centred)
 
 
+class SphericalSettings(TaskSettings):
+    """The observed candidate against all, by a quadratic in place of the exponential."""
+
+    kind = "spherical"
+    wants_means = True
+    temperature: Rate = 1.0
+    form: Literal["taylor", "square"] = "taylor"
+
+    def build(self, corpus: Corpus) -> Task:
+        from evergram.tasks.spherical import Spherical
+
+        return Spherical(self.temperature, self.form)
+
+
 TASKS: dict[str, type[TaskSettings]] = table_of(
-    PointwiseSettings, BPRSettings, SoftmaxSettings, SecondOrderSettings
+    PointwiseSettings, BPRSettings, SoftmaxSettings, SecondOrderSettings, SphericalSettings
 )

@@ -24,6 +24,9 @@ from evergram.training.progress import Progress, ProgressReport
 from evergram.training.recipe import GramianRecipe, Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 
+# Entities of a side that a measure embeds at most: seconds with a tower.
+SAMPLE = 100_000
+
 
 @dataclass
 class Diagnosis:
@@ -42,6 +45,7 @@ class Diagnosis:
 
     def as_json(self) -> dict[str, Any]:
         histograms, tracking = self.histograms, self.tracking
+        gramian, gradient = tracking.mean(tracking.gramian), tracking.mean(tracking.gradient)
         return {
             "version": self.version,
             "sides": self.sides,
@@ -56,8 +60,11 @@ class Diagnosis:
             "steps": tracking.steps,
             "gramian_errors": tracking.gramian_errors,
             "gradient_errors": tracking.gradient_errors,
-            "mean_gramian_error": tracking.mean(tracking.gramian_errors),
-            "mean_gradient_error": tracking.mean(tracking.gradient_errors),
+            "mean_gramian_error": {n: i.value for n, i in gramian.items()},
+            "mean_gradient_error": {n: i.value for n, i in gradient.items()},
+            "sampled": tracking.drawn,
+            "mean_gramian_interval": {n: [i.low, i.high] for n, i in gramian.items()},
+            "mean_gradient_interval": {n: [i.low, i.high] for n, i in gradient.items()},
         }
 
 
@@ -95,6 +102,7 @@ def diagnose(
     steps: int = 200,
     every: int = 10,
     batch_sizes: list[int] | None = None,
+    sample: int | None = SAMPLE,
     device: str = "auto",
     progress: Progress | bool = True,
 ) -> Diagnosis:
@@ -107,6 +115,9 @@ def diagnose(
         steps: of training on which estimators are compared.
         every: steps between two measures.
         batch_sizes: entities that each learns from, a step; 128 and 1024 by default.
+        sample: entities of a side, at most, from which the Gramian that estimates are measured
+            against is computed; of a larger side so many are drawn, and errors have intervals.
+            None: all.
     Raises: DataError, RecipeError: the data is not what it was, or was passed in Python and is
         not now, or no penalty is trained with. LineageError, ShapeError: the modules are missing,
         or are others.
@@ -139,6 +150,7 @@ def diagnose(
         rivals(batch_sizes or [128, 1024]),
         {side: training.counts(side) for side in SIDES},
         every=every,
+        sample=sample,
         seed=recipe.seed,
     )
     callbacks = [tracking, ProgressReport(Progress.of_choice(progress), "diagnose", steps)]

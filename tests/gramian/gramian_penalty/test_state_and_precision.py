@@ -55,11 +55,25 @@ def test_a_state_of_another_measure_is_refused(side: str) -> None:
     of_measure(0).load_state_dict(penalties[0].state_dict())
 
 
-def test_a_state_of_before_measures_were_stored_is_loaded() -> None:
+def test_a_state_of_another_prior_is_refused() -> None:
+    draw = torch.Generator().manual_seed(0)
+    tables = torch.rand(QUERIES, 2, generator=draw), torch.rand(CANDIDATES, 2, generator=draw)
+    priors: list[Any] = [0.0, 0.1, 0.2, tables, (tables[0], 2 * tables[1])]
+    penalties = [GramianPenalty(DIM, prior=prior) for prior in priors]
+    for penalty, prior in zip(penalties, priors, strict=True):
+        run(penalty, 3)
+        for other in penalties:
+            if other is not penalty:
+                with pytest.raises(TrainingError, match="of another prior than this penalty's"):
+                    other.load_state_dict(penalty.state_dict())
+        GramianPenalty(DIM, prior=prior).load_state_dict(penalty.state_dict())
+
+
+def test_a_state_of_before_measures_and_priors_were_stored_is_loaded() -> None:
     first, second = GramianPenalty(DIM), GramianPenalty(DIM)
     run(first, 30)
-    state = {k: v for k, v in first.state_dict().items() if not k.endswith(".identity")}
-    assert len(state) == len(first.state_dict()) - 2
+    state = {k: v for k, v in first.state_dict().items() if not k.endswith("identity")}
+    assert len(state) == len(first.state_dict()) - 4
     second.load_state_dict(state)
     assert run(second, 5, seed=1) == run(first, 5, seed=1)
 

@@ -7,6 +7,7 @@ import torch
 
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
+from evergram.evaluation.gramian_error import OTHER
 from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.diagnose import rivals
@@ -17,9 +18,11 @@ from evergram.training.recipe import GramianRecipe, Recipe
 CPU = torch.device("cpu")
 
 
-def tracking(recipe: Recipe, chosen: dict[str, GramianRecipe], every: int = 1) -> Tracking:
+def tracking(
+    recipe: Recipe, chosen: dict[str, GramianRecipe], every: int = 1, sample: int | None = None
+) -> Tracking:
     training = split_for(recipe, load_corpus(recipe), 0).training
-    return Tracking(chosen, {s: training.counts(s) for s in SIDES}, every=every)
+    return Tracking(chosen, {s: training.counts(s) for s in SIDES}, every=every, sample=sample)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +38,55 @@ def test_looking_on_changes_nothing(small: Recipe, kind: str) -> None:
     assert look.steps
     assert set(look.gramian_errors) == {*rivals([64]), OWN}
     assert all(len(errors) == len(look.steps) for errors in look.gradient_errors.values())
+
+
+@pytest.mark.parametrize("kind", ["factorization", "two_tower"])
+def test_sampled_errors_are_close_to_the_exact_ones_and_state_how_close(
+    small: Recipe, kind: str
+) -> None:
+    recipe = Recipe.of(small.model_dump(), [f"model.kind={kind}", "training.epochs=1"])
+    split = split_for(recipe, load_corpus(recipe), 0)
+    chosen = {"sampled": GramianRecipe.of({"kind": "sampled", "batch_size": 16})}
+    exact, sampled = tracking(recipe, chosen), tracking(recipe, chosen, sample=64)
+    fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[exact, sampled]))
+    assert exact.drawn == {"query": 0, "candidate": 0}
+    assert exact.sampling == ""
+    sizes = {side: len(exact.counts[side]) for side in SIDES}
+    assert all(size > 64 for size in sizes.values())
+    assert sampled.drawn == {"query": 64, "candidate": 64}
+    assert "samples of 64 query rows and 64 candidate rows" in sampled.sampling
+    assert len(exact.steps) > 9
+    for name in ("sampled", OWN):
+        for truths, intervals in (
+            (exact.gramian[name], sampled.gramian[name]),
+            (exact.gradient[name], sampled.gradient[name]),
+        ):
+            assert all(truth.low == truth.value == truth.high for truth in truths)
+            inside = sum(i.low <= t.value <= i.high for t, i in zip(truths, intervals, strict=True))
+            assert inside >= 0.8 * len(truths)
+        mean = sampled.mean(sampled.gramian)[name]
+        assert mean.low <= exact.mean(exact.gramian)[name].value <= mean.high
+
+
+def test_a_side_is_sampled_only_where_that_is_cheaper(small: Recipe) -> None:
+    recipe = Recipe.of(small.model_dump(), ["training.epochs=1"])
+    split = split_for(recipe, load_corpus(recipe), 0)
+    sizes = {side: len(split.training.counts(side)) for side in SIDES}
+    smaller = min(sizes, key=lambda side: sizes[side])
+    look = tracking(recipe, {}, sample=sizes[smaller])
+    fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[look]))
+    assert look.drawn[smaller] == 0
+    assert look.drawn[OTHER[smaller]] > 0
+    with pytest.raises(ValueError, match="sample is 10; it must be at least 64"):
+        tracking(recipe, {}, sample=10)
+
+
+def test_a_pass_over_a_graph_is_exact_whatever_the_sample(small: Recipe) -> None:
+    recipe = Recipe.of(small.model_dump(), ["model.kind=lightgcn", "training.epochs=1"])
+    split = split_for(recipe, load_corpus(recipe), 0)
+    look = tracking(recipe, {}, sample=64)
+    fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[look]))
+    assert look.drawn == {"query": 0, "candidate": 0}
 
 
 def test_an_exact_estimator_has_no_error_and_a_frozen_one_has(small: Recipe) -> None:

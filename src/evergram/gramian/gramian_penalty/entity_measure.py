@@ -71,7 +71,8 @@ class EntityMeasure(nn.Module):
                 "both need one entry an entity."
             )
         self.register_buffer("shares", shares, persistent=False)
-        self.register_buffer("identity", _identity(self.power, shares))
+        content = repr(self.power).encode() if shares is None else shares.cpu().numpy().tobytes()
+        self.register_buffer("identity", identity_of(content))
         self.register_buffer("counts", table.double())
         # n and Σ w.
         self.register_buffer("total", self.counts.sum())
@@ -186,9 +187,8 @@ class EntityMeasure(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-def _identity(power: float, shares: Tensor | None) -> Tensor:
-    """Return a number that two measures share only if they are the same, int64."""
-    content = repr(power).encode() if shares is None else shares.cpu().numpy().tobytes()
+def identity_of(content: bytes) -> Tensor:
+    """Return a number that two contents share only if they are the same, int64."""
     digest = hashlib.sha256(content).digest()
     return torch.tensor(int.from_bytes(digest[:8], "little", signed=True))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from evergram.errors import DataError, ShapeError, TrainingError
 from evergram.gramian.adaptive_sogram import AdaptiveSOGram
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment
-from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
+from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure, identity_of
 from evergram.gramian.gramian_penalty.growing_sagram import GrowingSAGram
 from evergram.gramian.sampled import SampledGramian
 from evergram.gramian.sogram import SOGram
@@ -55,12 +55,15 @@ class PenaltySide(nn.Module):
         self.factors: Tensor
         self.prior_square: Tensor
         self.prior_weight: Tensor
+        self.prior_identity: Tensor
         self.id_use: Tensor
         self.register_buffer("factors", factors, persistent=False)
         width = factors.shape[1]
         # Σ μ f⊗f and Σ μ of all rows seen: the constant of the penalty's value needs their mean.
         self.register_buffer("prior_square", torch.zeros(width, width, dtype=torch.float64))
         self.register_buffer("prior_weight", torch.zeros((), dtype=torch.float64))
+        prior = str(list(factors.shape)).encode() + factors.cpu().numpy().tobytes()
+        self.register_buffer("prior_identity", identity_of(prior))
         self.register_buffer("id_use", torch.tensor(UNKNOWN))
         self.estimator = _estimator(estimator, name, dim, measure, factors, rate)
 
@@ -221,6 +224,19 @@ class PenaltySide(nn.Module):
             )
         room = shares.new_zeros(max(0, size - len(shares)))
         return torch.cat([shares[:size], room])
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *rest: object
+    ) -> None:
+        name = prefix + "prior_identity"
+        if name not in state_dict and prefix + "id_use" in state_dict:
+            state_dict = {**state_dict, name: self.prior_identity}  # it was not always stored
+        elif name in state_dict and not bool(state_dict[name] == self.prior_identity):
+            raise TrainingError(
+                f"The state is of another prior than this penalty's, by its {self.name} factors; "
+                "make the penalty with the prior that it had when the state was saved."
+            )
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def _estimator(

@@ -1,0 +1,36 @@
+"""Sentences of the documents that compare and state no measurement: definitions and mechanisms."""
+
+from __future__ import annotations
+
+# By page, a part of each sentence.
+NOT_MEASURED: dict[str, list[str]] = {
+    "README.md": [
+        "(1) is what the newest model loses at its own task",
+        "show how much slower a past version is than the newest",
+    ],
+    "docs/training.md": [
+        "beside the best of 24 settings",
+        "If the last evaluation is the best of all",
+    ],
+    "docs/two-tower.md": ["the epoch is the best by selection"],
+    # A test checks the figures of the example that follows: tests/gramian/test_penalty_page.py.
+    "docs/penalty.md": [
+        "the value is g as far as the estimate is good",
+        "What makes it worse",
+        "lower it towards the end",
+    ],
+    # What a report says of rows that were mixed up: tests/compatibility/aligner.
+    "docs/aligner.md": ["the map is no better than chance"],
+    "docs/compare.md": [
+        "each kept at its best validation AUC",
+        "A mean equal to it does not count as above",
+        "The paper chooses the best epoch",
+        "the transform with the lowest error after epoch 50",
+        "the value that equals `upgrade.weight`",
+    ],
+    "docs/upgrading.md": ["publishes a version only if it loses no more than that"],
+    "docs/recipes.md": [
+        "From the best of these it tries twice and half of each",
+        "Several measures add up to weights of higher rank",
+    ],
+}
