@@ -1,0 +1,257 @@
+"""Gramian error and gradient error by estimator and batch size. [G1] Fig. 2; [G2] Fig. 2a, 6."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from reproduction.claims import Claim
+from reproduction.experiment import Experiment, Line, Panel, Preset, Runs, Table, Training
+from reproduction.gramian import methods
+from reproduction.intervals import shown
+from reproduction.readings.gramian_errors import GramianErrors
+from reproduction.results import Result
+
+TRAJECTORY = "common trajectory"
+RATE = 0.1
+BASELINES = tuple(f"sampling, {sampler}" for sampler in methods.SAMPLERS)
+SAGRAMS = ("SAGram, β = 1", "SAGram, β = 1/n")
+SOGRAM = f"SOGram, α = {RATE}"
+NAMES = (*BASELINES, SOGRAM, *SAGRAMS)
+# SOGram's α on the same trajectory, with the larger batch: `averaging_error`.
+RATES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
+KINDS = {"gramian": "‖Ĝ − G‖ / ‖G‖", "gradient": "‖∇ĝ − ∇g‖ / ‖∇g‖"}
+
+
+def estimators(sizes: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Return the table [gramian] of each estimator and batch size, by "name | size"."""
+    tables = {f"sampling, {s}": methods.sampling(s) for s in methods.SAMPLERS} | {
+        SOGRAM: methods.sogram(RATE),
+        SAGRAMS[0]: methods.sagram("1"),
+        SAGRAMS[1]: methods.sagram("1/n"),
+    }
+    both = {
+        f"{name} | {size}": methods.looking_on(table, size)
+        for size in sizes
+        for name, table in tables.items()
+    }
+    size = sizes[-1]
+    rates = {sogram_name(r): methods.sogram(r) for r in RATES}
+    return both | {f"{n} | {size}": methods.looking_on(t, size) for n, t in rates.items()}
+
+
+def sogram_name(rate: float) -> str:
+    return f"SOGram, α = {rate}"
+
+
+def preset(recipe: Path, sizes: Sequence[int], every: int, note: str, **more: Any) -> Preset:
+    settings = {**methods.in_recipe(methods.sogram(RATE)), **more.get("settings", {})}
+    reading = GramianErrors(estimators(sizes), every)
+    training = Training(TRAJECTORY, recipe, settings, (reading,))
+    return Preset((training,), note, more.get("minutes"))
+
+
+PRESETS = {
+    "tiny": preset(methods.TINY, (16, 64), 5, methods.TINY_NOTE),
+    "small": preset(
+        methods.SMALL,
+        (128, 1024),
+        20,
+        methods.SMALL_NOTE
+        + " One trajectory of four epochs, trained with SOGram; the estimators look on.",
+        settings={"training.epochs": 4},
+        minutes=3,
+    ),
+    "paper": preset(methods.PAPER["simple"], (128, 1024), 1000, methods.PAPER_NOTE),
+}
+
+
+def sizes_of(result: Result) -> tuple[int, ...]:
+    """Return the batch sizes that were measured, the smaller first."""
+    names = (name.partition(" | ")[2] for name in result.series["errors"]["gramian"])
+    return tuple(sorted({int(size) for size in names if size}))
+
+
+def error(result: Result, kind: str, name: str, size: int) -> float:
+    """Return an estimator's error, mean over the second half of the trajectory."""
+    values = result.series["errors"][kind][f"{name} | {size}"]
+    return fmean(values[len(values) // 2 :])
+
+
+def tables(runs: Runs, kind: str) -> list[Table]:
+    results = runs.of(TRAJECTORY)
+    if not results:
+        return []
+    sizes = sizes_of(results[0])
+    rows = [
+        [name, *(shown([error(r, kind, name, size) for r in results]) for size in sizes)]
+        for name in NAMES
+    ]
+    title = f"{KINDS[kind]}, mean over the second half of the trajectory"
+    return [Table(title, ["estimator", *(f"|B| = {size:,}" for size in sizes)], rows)]
+
+
+def panels(runs: Runs, kind: str) -> list[Panel]:
+    results = runs.of(TRAJECTORY)
+    if not results:
+        return []
+    steps = results[0].series["errors"]["step"]
+    return [
+        Panel(
+            f"|B| = {size:,}",
+            "step",
+            KINDS[kind],
+            [
+                Line(
+                    name,
+                    steps,
+                    [r.series["errors"][kind][f"{name} | {size}"] for r in results],
+                    dashed=name in BASELINES,
+                )
+                for name in NAMES
+            ],
+            log_y=True,
+        )
+        for size in sizes_of(results[0])
+    ]
+
+
+def _each(runs: Runs, margin: Any) -> list[float]:
+    """Return margin(error of a name at a size, sizes) of every seed, for the Gramian's error."""
+    return [
+        margin(partial(error, result, "gramian"), sizes_of(result))
+        for result in runs.of(TRAJECTORY)
+    ]
+
+
+def _percent_better(worse: float, better: float) -> float:
+    return 100 * (worse - better) / worse
+
+
+def sagram_is_best(runs: Runs) -> list[float]:
+    return _each(
+        runs,
+        lambda e, sizes: min(
+            _percent_better(
+                min(e(n, s) for n in (*BASELINES, SOGRAM)), max(e(n, s) for n in SAGRAMS)
+            )
+            for s in sizes
+        ),
+    )
+
+
+def sogram_beats_sampling(runs: Runs) -> list[float]:
+    return _each(
+        runs,
+        lambda e, sizes: min(
+            _percent_better(min(e(n, s) for n in BASELINES), e(SOGRAM, s)) for s in sizes
+        ),
+    )
+
+
+def importance_beats_uniform(runs: Runs) -> list[float]:
+    return _each(
+        runs,
+        lambda e, sizes: min(
+            _percent_better(e(BASELINES[0], s), max(e(n, s) for n in BASELINES[1:])) for s in sizes
+        ),
+    )
+
+
+def larger_is_better(runs: Runs) -> list[float]:
+    return _each(
+        runs,
+        lambda e, sizes: min(_percent_better(e(n, sizes[0]), e(n, sizes[-1])) for n in NAMES),
+    )
+
+
+def small_batch_suffices(runs: Runs) -> list[float]:
+    """SOGram with the small batch is at most a quarter worse than the best sampling with the
+    large one."""
+    return _each(
+        runs,
+        lambda e, sizes: _percent_better(
+            1.25 * min(e(n, sizes[-1]) for n in BASELINES), e(SOGRAM, sizes[0])
+        ),
+    )
+
+
+def gradients_alike(runs: Runs) -> list[float]:
+    """Spearman's correlation of both errors over all estimators and sizes, less 0.8."""
+    margins = []
+    for result in runs.of(TRAJECTORY):
+        ranks = []
+        for kind in KINDS:
+            values = [error(result, kind, n, s) for n in NAMES for s in sizes_of(result)]
+            order = sorted(range(len(values)), key=values.__getitem__)
+            ranks.append({place: rank for rank, place in enumerate(order)})
+        count = len(ranks[0])
+        squares = sum((ranks[0][i] - ranks[1][i]) ** 2 for i in range(count))
+        margins.append(1 - 6 * squares / (count * (count**2 - 1)) - 0.8)
+    return margins
+
+
+CLAIMS = (
+    Claim(
+        "Both variants of SAGram yield the best estimates.",
+        "[G1] §4.2, [G2] §4.2",
+        "how much lower the worse SAGram's error is than the best other's, %, at the worse size",
+        sagram_is_best,
+    ),
+    Claim(
+        "SOGram yields better estimates than the baselines.",
+        "[G1] §4.2, [G2] §4.2",
+        "how much lower SOGram's error is than the best sampling's, %, at the worse batch size",
+        sogram_beats_sampling,
+    ),
+    Claim(
+        "Importance sampling (both linear and sqrt) performs better than uniform.",
+        "[G2] §4.2",
+        "how much lower the worse one's error is than uniform's, %, at the worse batch size",
+        importance_beats_uniform,
+    ),
+    Claim(
+        "A larger batch, 1,024 in place of 128, improves the quality of all estimates.",
+        "[G1] §4.2, [G2] §4.2",
+        "how much lower an estimator's error is with the larger batch, %, for the least improved",
+        larger_is_better,
+    ),
+    Claim(
+        "SOGram with |B| = 128 has comparable quality to the baselines with |B| = 1,024.",
+        "[G1] §4.2, [G2] §4.2",
+        "how much lower SOGram's error is than 1.25 times that of the best sampling with the large "
+        "batch, %",
+        small_batch_suffices,
+    ),
+)
+GRAMIAN_ERROR = Experiment(
+    "gramian/gramian-error",
+    {"G1": "Figure 2", "G2": "Figure 2a"},
+    "Gramian error by estimator and batch size",
+    "Estimates of the Gramian on a common trajectory of a training, against the exact one.",
+    PRESETS,
+    partial(tables, kind="gramian"),
+    partial(panels, kind="gramian"),
+    CLAIMS,
+)
+GRADIENT_ERROR = Experiment(
+    "gramian/gradient-error",
+    {"G2": "Figure 6"},
+    "Gradient error by estimator and batch size",
+    "The penalty's gradient with respect to the embeddings, on the same trajectory.",
+    PRESETS,
+    partial(tables, kind="gradient"),
+    partial(panels, kind="gradient"),
+    (
+        Claim(
+            "The gradient errors are similar to the Gramian errors.",
+            "[G2] App. E.1",
+            "Spearman's correlation of both errors over estimators and batch sizes, less 0.8",
+            gradients_alike,
+        ),
+    ),
+    runs_of="gramian/gramian-error",
+)
