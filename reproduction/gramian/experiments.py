@@ -5,9 +5,13 @@ from __future__ import annotations
 from reproduction.gramian import (
     averaging_error,
     averaging_rate,
+    batch_and_rate,
     folding,
     gramian_error,
+    growth,
+    movielens,
     penalty,
+    rate_error,
     table2,
 )
 
@@ -19,4 +23,8 @@ EXPERIMENTS = (
     averaging_rate.EXPERIMENT,
     folding.EXPERIMENT,
     penalty.EXPERIMENT,
+    batch_and_rate.EXPERIMENT,
+    rate_error.EXPERIMENT,
+    movielens.EXPERIMENT,
+    growth.EXPERIMENT,
 )

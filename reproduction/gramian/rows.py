@@ -5,12 +5,16 @@ from __future__ import annotations
 from reproduction.gramian import (
     averaging_error,
     averaging_rate,
+    batch_and_rate,
     folding,
     gramian_error,
+    growth,
+    movielens,
     penalty,
+    rate_error,
     table2,
 )
-from reproduction.row import DRAWING, NO_DATA, Row
+from reproduction.row import DRAWING, GPU_HOURS, NO_DATA, Row
 
 # Wikipedia's dumps or MovieLens 10M, and hours of training each.
 LARGE = f"{NO_DATA}, and hours of training"
@@ -30,8 +34,8 @@ ROWS = (
     Row.of(penalty.EXPERIMENT, LARGE),
     Row.of(gramian_error.GRADIENT_ERROR, LARGE),
     Row.of(averaging_rate.EXPERIMENT, LARGE),
-    Row("gramian/rate-error", "Gramian error by α and η", {"G1": "Figure 7", "G2": "Figure 8"}),
-    Row("gramian/tables3-4", "MAP@10 by batch size, η and α", {"G2": "Tables 3, 4"}),
-    Row("gramian/movielens", "Ratings of MovieLens", {"G1": "Figure 8", "G2": "Figure 9"}),
-    Row("gramian/growth", "The gain as the catalogue grows", {"G1": "§4.3", "G2": "§4.3"}),
+    Row.of(rate_error.EXPERIMENT, LARGE),
+    Row.of(batch_and_rate.EXPERIMENT, LARGE),
+    Row.of(movielens.EXPERIMENT, LARGE),
+    Row.of(growth.EXPERIMENT, GPU_HOURS),
 )
