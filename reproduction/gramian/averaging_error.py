@@ -7,7 +7,7 @@ from statistics import fmean
 
 from reproduction.claims import Claim
 from reproduction.experiment import Experiment, Line, Panel, Runs, Table
-from reproduction.gramian.gramian_error import KINDS, PRESETS, RATES, TRAJECTORY, sizes_of
+from reproduction.gramian.gramian_error import KINDS, PRESETS, RATES, judged, sizes_of
 from reproduction.gramian.gramian_error import sogram_name as name_of
 from reproduction.intervals import shown
 from reproduction.results import Result
@@ -36,39 +36,40 @@ def late(result: Result, rate: float) -> float:
 
 
 def tables(runs: Runs) -> list[Table]:
-    results = runs.of(TRAJECTORY)
-    rows = [
-        [str(rate), *(shown([read(r, rate) for r in results]) for read in (early, late))]
-        for rate in RATES
-    ]
-    return [Table(KINDS["gramian"], ["α", "first two measures", "last quarter"], rows)]
+    made = []
+    for label in runs.labels:
+        results = runs.of(label)
+        rows = [
+            [str(rate), *(shown([read(r, rate) for r in results]) for read in (early, late))]
+            for rate in RATES
+        ]
+        title = f"{KINDS['gramian']}, {label}"
+        made.append(Table(title, ["α", "first two measures", "last quarter"], rows))
+    return made
 
 
 def panels(runs: Runs) -> list[Panel]:
-    results = runs.of(TRAJECTORY)
-    if not results:
-        return []
-    steps: Sequence[float] = results[0].series["errors"]["step"]
-    lines = [Line(name_of(rate), steps, [curve(r, rate) for r in results]) for rate in RATES]
-    title = f"|B| = {sizes_of(results[0])[-1]:,}"
-    return [Panel(title, "step", KINDS["gramian"], lines, log_y=True)]
+    made = []
+    for label in runs.labels:
+        if results := runs.of(label):
+            steps: Sequence[float] = results[0].series["errors"]["step"]
+            lines = [Line(name_of(a), steps, [curve(r, a) for r in results]) for a in RATES]
+            title = f"{label}, |B| = {sizes_of(results[0])[-1]:,}"
+            made.append(Panel(title, "step", KINDS["gramian"], lines, log_y=True))
+    return made
 
 
 def slow_is_biased_early(runs: Runs) -> list[float]:
-    return [early(r, RATES[0]) - early(r, RATES[-1]) for r in runs.of(TRAJECTORY)]
+    return [early(r, RATES[0]) - early(r, RATES[-1]) for r in judged(runs)]
 
 
 def fast_varies_late(runs: Runs) -> list[float]:
     """The largest α against the best of the smaller ones."""
-    return [
-        late(r, RATES[-1]) - min(late(r, rate) for rate in RATES[:-1]) for r in runs.of(TRAJECTORY)
-    ]
+    return [late(r, RATES[-1]) - min(late(r, rate) for rate in RATES[:-1]) for r in judged(runs)]
 
 
 def slowest_is_best_late(runs: Runs) -> list[float]:
-    return [
-        min(late(r, rate) for rate in RATES[1:]) - late(r, RATES[0]) for r in runs.of(TRAJECTORY)
-    ]
+    return [min(late(r, rate) for rate in RATES[1:]) - late(r, RATES[0]) for r in judged(runs)]
 
 
 CLAIMS = (
@@ -97,7 +98,7 @@ EXPERIMENT = Experiment(
     "gramian/averaging-error",
     {"G1": "Figure 3", "G2": "Figure 2b"},
     "Gramian error of SOGram by α",
-    "SOGram as printed, from zero and not corrected, on the trajectory of `gramian/gramian-error`.",
+    "SOGram as printed, from zero and not corrected, on the trajectories of gramian/gramian-error.",
     PRESETS,
     tables,
     panels,

@@ -40,7 +40,7 @@ def late(result: Result, rate: float) -> float:
 
 def tables(runs: Runs) -> list[Table]:
     rows = [
-        [str(rate), *(shown(runs.values(x, lambda r, a=rate: late(r, a))) for x in runs.labels)]  # type: ignore[misc]
+        [str(rate), *(shown([late(r, rate) for r in runs.of(name)]) for name in runs.labels)]
         for rate in RATES
     ]
     return [Table(f"{KINDS['gramian']}, last quarter", ["α", *runs.labels], rows)]
