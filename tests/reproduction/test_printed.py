@@ -33,8 +33,19 @@ def test_a_printed_gain_is_that_of_the_printed_values(row: tuple[str, float, flo
     assert gain(value, baseline) == pytest.approx(printed_gain, abs=rounding + 0.1)
 
 
-def test_every_entry_names_its_source() -> None:
-    for name, entry in FIGURES.items():
+@pytest.mark.parametrize("corpus", printed("bc")["Table 3"]["rows"])
+def test_the_sum_of_both_degradations_is_the_printed_one(corpus: str) -> None:
+    rows = printed("bc")["Table 3"]["rows"][corpus]
+    assert len(rows) == 9
+    for method, row in rows.items():
+        both = row["intended"] + row["unintended"]
+        assert both == pytest.approx(row["sum"], abs=0.011), method
+    assert {c: len(r) for c, r in printed("bc")["Table 2"]["rows"].items()}[corpus] == 5
+
+
+@pytest.mark.parametrize("paper", ["gramian", "bc"])
+def test_every_entry_names_its_source(paper: str) -> None:
+    for name, entry in printed(paper).items():
         assert name == "sources" or entry["source"]
 
 

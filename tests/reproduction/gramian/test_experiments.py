@@ -100,8 +100,8 @@ def test_the_papers_preset_is_the_papers_setting(name: str) -> None:
         recipe = job.recipe()
         if recipe.data.kind == "mediawiki":
             assert recipe.training.optimizer == "sgd"
-            assert recipe.model.residual is False
-            assert recipe.model.concatenate is True
+            tower = recipe.model.model_dump()
+            assert (tower["residual"], tower["concatenate"]) == (False, True)
             beside = "uniform measure" in job.training.label
             assert recipe.task.query_measure == [0.0 if beside else 1.0]
             assert recipe.training.precondition == 0

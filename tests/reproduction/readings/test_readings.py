@@ -46,7 +46,7 @@ def naive_map(
 ) -> float:
     scores = trained.query.double() @ trained.candidate.double().T
     values = []
-    for query in pairs[0].unique().tolist():
+    for query in sorted(set(pairs[0].tolist())):
         relevant = set(pairs[1][pairs[0] == query].tolist())
         seen = set(known[1][known[0] == query].tolist())
         values.append(average_precision(scores[query], relevant, seen))

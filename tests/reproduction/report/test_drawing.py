@@ -67,6 +67,6 @@ def test_any_number_of_panels_fits(count: int) -> None:
 def test_colours_differ_in_lightness_for_readers_without_hues() -> None:
     def lightness(colour: str) -> float:
         red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-        return 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+        return float(0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2)
 
     assert len({round(lightness(colour), 2) for colour in COLOURS}) >= len(COLOURS) - 1
