@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evergram import Recipe
+from evergram.training import Progress
 from reproduction.claims import Claim
 from reproduction.readings.reading import Reading
 from reproduction.results import Result
 
 ROOT = Path(__file__).parents[1]
+Program = Callable[[Recipe, Progress, str], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,9 @@ class Training:
         settings: values set in it, by "table.key".
         readings: what is read from it.
         planted: the size of a made-up corpus, see `reproduction.planted`; None reads the recipe's.
+        program: takes the recipe, a progress and the device's name, and returns series as JSON, for
+            experiments that are no single training, such as those of several versions; None trains
+            version 0 with the readings. Its name is part of a result's key.
     """
 
     label: str
@@ -31,6 +37,7 @@ class Training:
     settings: Mapping[str, Any] = field(default_factory=dict)
     readings: tuple[Reading, ...] = ()
     planted: Mapping[str, int] | None = None
+    program: Program | None = None
 
 
 @dataclass(frozen=True)

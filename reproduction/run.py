@@ -54,11 +54,13 @@ class Job:
     def settings(self) -> dict[str, Any]:
         """All that the result depends on beside the seed, as JSON."""
         recipe = {name: value for name, value in self.values.items() if name != "seed"}
-        return {
+        settings = {
             "recipe": recipe,
             "readings": [reading.settings() for reading in self.training.readings],
             "planted": self.training.planted and dict(self.training.planted),
         }
+        program = self.training.program
+        return settings if program is None else {**settings, "program": program.__name__}
 
     @property
     def key(self) -> str:
@@ -133,17 +135,13 @@ def train(
         loaded: the last split, by its recipe's data and seed; jobs in a row share it.
     """
     recipe = job.recipe()
-    split = _split(job, recipe, loaded)
-    watches = {r.name: r.watch(recipe, split) for r in job.training.readings}
     started, cpu = time.perf_counter(), time.process_time()
-    context = RunContext(
-        device,
-        progress=progress,
-        callbacks=list(watches.values()),
-        title=f"{job.training.label}, seed {job.seed}",
-        warns=False,
-    )
-    trained = fit_encoder(recipe, split, 0, context)
+    if job.training.program is not None:
+        series = dict(job.training.program(recipe, progress, device.type))
+    else:
+        split = _split(job, recipe, loaded)
+        started, cpu = time.perf_counter(), time.process_time()
+        series = _fit(job, recipe, split, progress, device) | facts(split)
     return Result(
         experiment=job.experiment,
         preset=job.preset,
@@ -156,8 +154,24 @@ def train(
         date=time.strftime("%Y-%m-%d"),
         seconds=time.perf_counter() - started,
         cpu_seconds=time.process_time() - cpu,
-        series={name: watch.read(trained) for name, watch in watches.items()} | facts(split),
+        series=series,
     )
+
+
+def _fit(
+    job: Job, recipe: Recipe, split: Split, progress: Progress, device: torch.device
+) -> dict[str, Any]:
+    """Train version 0 and return what the readings read."""
+    watches = {r.name: r.watch(recipe, split) for r in job.training.readings}
+    context = RunContext(
+        device,
+        progress=progress,
+        callbacks=list(watches.values()),
+        title=f"{job.training.label}, seed {job.seed}",
+        warns=False,
+    )
+    trained = fit_encoder(recipe, split, 0, context)
+    return {name: watch.read(trained) for name, watch in watches.items()}
 
 
 def facts(split: Split) -> dict[str, Any]:

@@ -84,7 +84,9 @@ def facts(experiment: Experiment, runs: Runs) -> dict[str, str]:
 
 
 def _sizes(result: Result) -> str:
-    sizes = result.series["data"]
+    sizes = result.series.get("data")
+    if sizes is None:  # a program's own series says what it was trained on
+        return "see the setting"
     return (
         f"{sizes['queries']:,} queries, {sizes['candidates']:,} candidates, {sizes['training']:,} "
         f"training, {sizes['validation']:,} validation and {sizes['test']:,} test pairs"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from reproduction.run import Job, jobs_of, kept_result, run_all
 
+from evergram import Recipe
+from evergram import train as train_version
 from evergram.errors import DataError
 from evergram.training import Progress
 from reproduction import results, run
@@ -103,3 +106,19 @@ def test_seeds_come_one_after_the_other() -> None:
     jobs = jobs_of(EXPERIMENT, "tiny", [0, 1])
     assert [job.seed for job in jobs] == [0, 0, 1, 1]
     assert len({job.key for job in jobs}) == 4
+
+
+def two_models(recipe: Recipe, progress: Progress, device: str) -> dict[str, Any]:
+    """A program that trains more than once."""
+    recipes = (recipe, recipe.model_copy(update={"seed": recipe.seed + 1}))
+    trained = [train_version(r, device=device, progress=progress) for r in recipes]
+    return {"map": [a.metrics["metrics"]["model"]["map@10"] for a in trained]}
+
+
+def test_what_a_program_returns_is_kept_like_a_training(tmp_path: Path) -> None:
+    training = replace(PRESET.trainings[0], label="two", readings=(), program=two_models)
+    job = Job("a/b", "tiny", training, 0)
+    (made,) = run_all([job], tmp_path, QUIET)
+    assert made.series["map"][0] != made.series["map"][1]
+    assert kept_result(job, tmp_path) is not None
+    assert kept_result(replace(job, training=replace(training, program=None)), tmp_path) is None
