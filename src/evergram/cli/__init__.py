@@ -5,7 +5,8 @@ Read in this order:
 1. `options`: the app, and what several commands share. `printing`: results, as a table or as JSON.
    `failures`: the sentence and the exit code of each error.
 2. One file a group of commands: `models` (train, upgrade, evaluate, diagnose, compare, demo),
-   `vectors` (align, transform), `lineages`, `releases`, `consumers`, `stores`, `serve`.
+   `vectors` (align, transform), `lineages`, `releases`, `consumers`, `stores`, `serve`,
+   `reproduce`, which runs `reproduction/` of a checkout (`checkout`).
 
 Each command imports what it calls when it is called, so that `evergram --help` does not wait for
 torch.
@@ -15,14 +16,14 @@ from __future__ import annotations
 
 import sys
 
-from evergram.cli import consumers, lineages, models, releases, serve, stores, vectors
+from evergram.cli import consumers, lineages, models, releases, reproduce, serve, stores, vectors
 from evergram.cli.failures import INTERRUPTED, sentence_and_code, warnings_on_stderr
 from evergram.cli.options import app
 
 __all__ = ["app", "main"]
 
 # The files whose import adds their commands to the app.
-_COMMANDS = (consumers, lineages, models, releases, serve, stores, vectors)
+_COMMANDS = (consumers, lineages, models, releases, reproduce, serve, stores, vectors)
 
 
 def main() -> None:

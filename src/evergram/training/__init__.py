@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.training.build import Companions
+    from evergram.training.build import Companions, pick_device
     from evergram.training.callbacks import Budget, Callback, Point
     from evergram.training.checkpoint import load_encoder
     from evergram.training.corpora import load_corpus, split_for
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from evergram.training.fit import RunContext, Trained, fit_encoder
     from evergram.training.loop import Trainer
     from evergram.training.monitors.early_stopping import EarlyStopping
+    from evergram.training.monitors.gramian_tracking import Tracking
     from evergram.training.progress import Progress
     from evergram.training.recipe import Recipe
 
@@ -44,19 +45,21 @@ __all__ = [
     "Progress",
     "Recipe",
     "RunContext",
+    "Tracking",
     "Trained",
     "Trainer",
     "diagnose",
     "fit_encoder",
     "load_corpus",
     "load_encoder",
+    "pick_device",
     "split_for",
 ]
 
 export_lazily(
     __name__,
     {
-        "build": "Companions",
+        "build": "Companions pick_device",
         "callbacks": "Budget Callback Point",
         "checkpoint": "load_encoder",
         "corpora": "load_corpus split_for",
@@ -64,6 +67,7 @@ export_lazily(
         "fit": "RunContext Trained fit_encoder",
         "loop": "Trainer",
         "monitors.early_stopping": "EarlyStopping",
+        "monitors.gramian_tracking": "Tracking",
         "progress": "Progress",
         "recipe": "Recipe",
     },

@@ -1,0 +1,86 @@
+"""Every table and figure of the three papers, by name, with its state."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evergram.errors import DataError
+from reproduction import results
+from reproduction.bc import rows as bc
+from reproduction.experiment import Experiment, Runs
+from reproduction.gramian import experiments
+from reproduction.gramian import rows as gramian
+from reproduction.row import Row
+
+EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in experiments.EXPERIMENTS}
+ROWS: dict[str, Row] = {row.name: row for row in (*gramian.ROWS, *bc.ROWS)}
+REPRODUCED, READY = "reproduced here: small", "ready, not run yet"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One line of the list.
+
+    Args:
+        state: of the small preset, or why there is none.
+        seeds: that every training of the small preset has.
+        paper_state: of the papers' own setting.
+    """
+
+    name: str
+    shown: Mapping[str, str]
+    title: str
+    state: str
+    seeds: list[int]
+    paper_state: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "shown": dict(self.shown)}
+
+
+def find(name: str) -> Experiment:
+    """Return an experiment by its name.
+
+    Raises: DataError: there is none of that name, or it is not built yet; the nearest is named.
+    """
+    if name in EXPERIMENTS:
+        return EXPERIMENTS[name]
+    if name in ROWS:
+        row = ROWS[name]
+        raise DataError(f"{name} ({row.title}) cannot be run: {row.state}.")
+    names = [*EXPERIMENTS, *ROWS]
+    near = difflib.get_close_matches(name, names, 1, 0.4)
+    hint = f"did you mean {near[0]}?" if near else "`evergram reproduce` lists all."
+    raise DataError(f"There is no experiment {name!r}; {hint}")
+
+
+def runs_of(experiment: Experiment, preset: str, folder: Path) -> Runs:
+    """Return the results of a preset that are in a folder and were made with its settings."""
+    from reproduction.run import jobs_of, kept_result
+
+    stored = results.read_all(folder, experiment.source, preset)
+    jobs = jobs_of(experiment, preset, sorted({result.seed for result in stored}))
+    kept = [result for job in jobs if (result := kept_result(job, folder)) is not None]
+    return Runs(experiment.presets[preset].trainings, kept)
+
+
+def listing(folder: Path) -> list[Listed]:
+    """Return a line for each table and figure, in the papers' order.
+
+    Args:
+        folder: of results.
+    """
+    lines = []
+    for row in ROWS.values():
+        if row.name not in EXPERIMENTS:
+            lines.append(Listed(row.name, row.shown, row.title, row.state, [], row.paper_state))
+            continue
+        experiment = EXPERIMENTS[row.name]
+        seeds = runs_of(experiment, "small", folder).seeds
+        state = REPRODUCED if seeds else READY
+        lines.append(Listed(row.name, row.shown, row.title, state, seeds, row.paper_state))
+    return lines

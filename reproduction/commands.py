@@ -1,0 +1,124 @@
+"""What the command `evergram reproduce` calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evergram.training import Progress
+from reproduction import results
+from reproduction.catalogue import Listed, find, listing, runs_of
+from reproduction.claims import Judgement, judge
+from reproduction.experiment import ROOT, Table
+from reproduction.report.write import write_report
+from reproduction.run import jobs_of, run_all
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of the command.
+
+    Args:
+        name, preset: of an experiment.
+        seeds: how many, from 0.
+        data: the folder of data sets; None is $EVERGRAM_DATA.
+        out: the folder of results; None is `reproduction/results`.
+        device: auto, cpu or cuda.
+    """
+
+    name: str
+    preset: str = "small"
+    seeds: int = 1
+    data: Path | None = None
+    out: Path | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave.
+
+    Args:
+        folder: the results of the preset.
+    """
+
+    name: str
+    preset: str
+    seeds: list[int]
+    tables: Sequence[Table]
+    judgements: Sequence[Judgement]
+    folder: Path
+
+    @property
+    def sentences(self) -> list[str]:
+        """A line for each claim."""
+        return [f"{j.verdict}: {j.claim.sentence} {j.claim.source}" for j in self.judgements]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "preset": self.preset,
+            "seeds": self.seeds,
+            "tables": [
+                {"title": t.title, "header": list(t.header), "rows": [list(r) for r in t.rows]}
+                for t in self.tables
+            ],
+            "claims": [judgement.as_json() for judgement in self.judgements],
+            "results": str(self.folder),
+        }
+
+
+def reproduce(run: Run, progress: Progress) -> Outcome:
+    """Run what has no result yet, and return the tables and verdicts of all seeds that there are.
+
+    Raises: DataError, RecipeError, TrainingError.
+    """
+    experiment = find(run.name)
+    folder = results.FOLDER if run.out is None else run.out
+    jobs = jobs_of(experiment, run.preset, range(run.seeds), run.data)
+    for _ in run_all(jobs, folder, progress, run.device):
+        pass
+    runs = runs_of(experiment, run.preset, folder)
+    return Outcome(
+        experiment.name,
+        run.preset,
+        runs.seeds,
+        experiment.tables(runs),
+        [judge(claim, runs) for claim in experiment.claims],
+        folder / experiment.source / run.preset,
+    )
+
+
+def list_all(out: Path | None = None) -> list[Listed]:
+    """Return every table and figure with its state.
+
+    Args:
+        out: the folder of results; None is `reproduction/results`.
+    """
+    return listing(results.FOLDER if out is None else out)
+
+
+def list_lines(lines: Sequence[Listed]) -> list[str]:
+    """Return the list as lines of text, one a table or figure."""
+    width = max(len(line.name) for line in lines)
+    texts = []
+    for line in lines:
+        shown = "; ".join(f"[{paper}] {where}" for paper, where in line.shown.items())
+        seeds = f" ({len(line.seeds)} seed{'s' * (len(line.seeds) > 1)})" if line.seeds else ""
+        own = "" if line.paper_state == line.state else f"; the papers' setting {line.paper_state}"
+        texts.append(f"{line.name:{width}}  {line.title} ({shown}): {line.state}{seeds}{own}")
+    return texts
+
+
+def make_report(out: Path | None = None) -> list[Path]:
+    """Write the report and return its files, the page first.
+
+    Args:
+        out: the folder of results, into which the report is written too; None is
+            `reproduction/results`, of which the report is in `docs`.
+    """
+    if out is None:
+        return write_report(results.FOLDER, ROOT / "docs")
+    return write_report(out, out)

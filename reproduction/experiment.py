@@ -1,0 +1,168 @@
+"""The description of an experiment: trainings by preset, and what is read, drawn and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evergram import Recipe
+from evergram.training import Progress
+from reproduction.claims import Claim
+from reproduction.readings.reading import Reading
+from reproduction.results import Result
+
+ROOT = Path(__file__).parents[1]
+Program = Callable[[Recipe, Progress, str], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training of an experiment; every seed of it is one result.
+
+    Args:
+        label: names it in tables and legends; one for each training of a preset.
+        recipe: a TOML file, in a folder `recipes/` of the paper.
+        settings: values set in it, by "table.key".
+        readings: what is read from it.
+        planted: the size of a made-up corpus, see `reproduction.planted`; None reads the recipe's.
+        program: takes the recipe, a progress and the device's name, and returns series as JSON, for
+            experiments that are no single training, such as those of several versions; None trains
+            version 0 with the readings. Its name is part of a result's key.
+    """
+
+    label: str
+    recipe: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    readings: tuple[Reading, ...] = ()
+    planted: Mapping[str, int] | None = None
+    program: Program | None = None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The trainings of an experiment at one size.
+
+    Args:
+        note: the corpus, and where the setting differs from the paper's.
+        minutes: CPU minutes a seed on one core, about; None where that was never measured.
+    """
+
+    trainings: tuple[Training, ...]
+    note: str
+    minutes: float | None = None
+
+
+class Runs:
+    """The results of one experiment's preset.
+
+    Args:
+        trainings: of the preset, in its order.
+        results: all that there are; those of other trainings are left out.
+    """
+
+    def __init__(self, trainings: Sequence[Training], results: Sequence[Result]) -> None:
+        self.labels = [training.label for training in trainings]
+        self._by_label: dict[str, list[Result]] = {label: [] for label in self.labels}
+        for result in sorted(results, key=lambda r: r.seed):
+            if result.label in self._by_label:
+                self._by_label[result.label].append(result)
+
+    def of(self, label: str) -> list[Result]:
+        """Return the results of a training, one a seed, in order of seeds."""
+        return self._by_label[label]
+
+    def only(self, labels: Sequence[str]) -> Runs:
+        """Return the runs of some of the trainings, in their own order."""
+        kept = Runs([], [])
+        kept.labels = list(labels)
+        kept._by_label = {label: self._by_label[label] for label in labels}
+        return kept
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that every training has."""
+        each = [{r.seed for r in self._by_label[label]} for label in self.labels]
+        return sorted(set.intersection(*each)) if each else []
+
+    @property
+    def all(self) -> list[Result]:
+        return [result for label in self.labels for result in self._by_label[label]]
+
+    def values(self, label: str, read: Callable[[Result], float]) -> list[float]:
+        """Return a number of a training for each of `seeds`."""
+        return [read(r) for r in self.of(label) if r.seed in self.seeds]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve: for each seed its values over x.
+
+    Args:
+        values: [seeds][points].
+        dashed: the paper's own figures, or a baseline.
+        steps: drawn as a histogram of which x are the edges, one more than points.
+    """
+
+    label: str
+    x: Sequence[float]
+    values: Sequence[Sequence[float]]
+    dashed: bool = False
+    steps: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One diagram of a figure.
+
+    Args:
+        horizontal, vertical: the axes' labels, with units.
+        log_x, log_y: whether an axis is logarithmic.
+    """
+
+    title: str
+    horizontal: str
+    vertical: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the report; cells are text."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment: the settings of its trainings, what is shown of them, and what they prove.
+
+    Args:
+        name: "paper/name", as the command takes it.
+        shown: the tables and figures that it reproduces, by paper: {"G2": "Figure 2a"}.
+        title, caption: of the report.
+        presets: "tiny" (made-up data, seconds), "small" (two cores), "paper" (its own setting).
+        tables, panels: of the results of a preset.
+        claims: sentences of the papers that the results of a preset judge.
+        runs_of: the experiment whose results it shows; its own where it is empty.
+    """
+
+    name: str
+    shown: Mapping[str, str]
+    title: str
+    caption: str
+    presets: Mapping[str, Preset]
+    tables: Callable[[Runs], Sequence[Table]]
+    panels: Callable[[Runs], Sequence[Panel]]
+    claims: tuple[Claim, ...] = ()
+    runs_of: str = ""
+
+    @property
+    def source(self) -> str:
+        """The name of the experiment that its results are kept under."""
+        return self.runs_of or self.name

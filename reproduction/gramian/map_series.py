@@ -1,0 +1,116 @@
+"""MAP@10 over time of several trainings: its numbers, table and panels, for every experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from reproduction.experiment import Line, Panel, Runs, Table
+from reproduction.intervals import gain, shown
+from reproduction.results import Result
+
+PARTS = {"training": "MAP@10, training", "validation": "MAP@10, validation"}
+
+
+def final(result: Result, part: str = "validation") -> float:
+    """Return MAP@10 at the end of training, as the papers' tables do."""
+    return float(result.series["map"][part][-1])
+
+
+def best(result: Result) -> float:
+    """Return the highest MAP@10 on validation."""
+    return float(max(result.series["map"]["validation"]))
+
+
+def first(result: Result) -> float:
+    """Return MAP@10 on validation at the first evaluation."""
+    return float(result.series["map"]["validation"][0])
+
+
+def share_to_reach(result: Result, value: float) -> float | None:
+    """Return the share of the CPU seconds of training after which MAP@10 on validation was above a
+    value; None if it never was."""
+    series = result.series["map"]
+    whole = series["cpu_seconds"][-1]
+    pairs = zip(series["cpu_seconds"], series["validation"], strict=True)
+    return next((seconds / whole for seconds, reached in pairs if reached > value), None)
+
+
+def panels(runs: Runs, dashed: Sequence[str] = (), *, by: str = "cpu_seconds") -> list[Panel]:
+    """Return two panels, training and validation, with a line for each label of the runs.
+
+    Args:
+        dashed: labels of baselines.
+        by: "cpu_seconds", or "step" for curves that share a horizontal axis exactly.
+    """
+    horizontal = {"cpu_seconds": "CPU seconds of training", "step": "step"}[by]
+    made = []
+    for part, title in PARTS.items():
+        lines = []
+        for label in runs.labels:
+            results = runs.of(label)
+            if results:
+                # One seed's seconds stand for all: the steps are the same.
+                x = [
+                    fmean(each)
+                    for each in zip(*(r.series["map"][by] for r in results), strict=True)
+                ]
+                values = [r.series["map"][part] for r in results]
+                lines.append(Line(label, x, values, dashed=label in dashed))
+        made.append(Panel(part, horizontal, title, lines))
+    return made
+
+
+def table(
+    runs: Runs,
+    baselines: Mapping[str, str] | None = None,
+    theirs: Mapping[str, tuple[float, float | None]] | None = None,
+    title: str = "MAP@10",
+) -> Table:
+    """Return a row for each training: MAP@10 at the end, its best, on training, on test pairs.
+
+    Args:
+        baselines: the label that each label's gain is over; a label without one has no gain.
+        theirs: by label, the papers' final MAP@10 and their gain in %.
+    """
+    over = baselines or {}
+    header = ["", "validation, end", "best", "training, end", "test, best epoch"]
+    header += ["gain at the end"] if over else []
+    header += ["theirs", "their gain"] if theirs else []
+    rows = []
+    for label in runs.labels:
+        row = [
+            label,
+            shown(runs.values(label, final)),
+            shown(runs.values(label, best)),
+            shown(runs.values(label, lambda r: final(r, "training"))),
+            shown(runs.values(label, lambda r: float(r.series["map"]["test"]["model"] or 0))),
+        ]
+        if over:
+            row.append(percent(gains(runs, label, over[label])) if label in over else "")
+        if theirs:
+            value, more = theirs.get(label, (None, None))
+            row += [
+                "" if value is None else f"{value:.4f}",
+                "" if more is None else f"{more:+.1f} %",
+            ]
+        rows.append(row)
+    return Table(title, header, rows)
+
+
+def gains(runs: Runs, label: str, baseline: str, part: str = "validation") -> list[float]:
+    """Return how much higher the MAP@10 at the end is than a baseline's, in %, for each seed."""
+    pairs = zip(
+        runs.values(label, lambda r: final(r, part)),
+        runs.values(baseline, lambda r: final(r, part)),
+        strict=True,
+    )
+    return [gain(value, over) for value, over in pairs]
+
+
+def percent(values: Sequence[float]) -> str:
+    """Return a mean in percent as text, with its sign and its interval."""
+    if not values:
+        return "–"
+    text = shown(values, 1)
+    return f"{text} %" if text.startswith("-") else f"+{text} %"

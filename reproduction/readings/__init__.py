@@ -1,0 +1,1 @@
+"""What is read from a training while it runs: one file a reading."""

@@ -1,0 +1,56 @@
+"""Errors of Gramian estimators along one trajectory. [G1] Fig. 2, 3, 7; [G2] Fig. 2, 6, 8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from evergram import Recipe
+from evergram.data import Split
+from evergram.training import Point, Tracking, Trained
+from reproduction.readings.reading import Reading, Watch
+
+
+@dataclass(frozen=True)
+class GramianErrors(Reading):
+    """‖Ĝ − G‖ / ‖G‖ and ‖∇ĝ − ∇g‖ / ‖∇g‖ of each estimator, mean of both sides.
+
+    The estimators look on: each draws entities of its own and sees the same parameters.
+
+    Args:
+        estimators: by name, the table [gramian] of each; `sampler` and `batch_size` say what it
+            learns from in a step.
+        every: steps between two measures, each of which embeds every entity.
+    """
+
+    name: ClassVar[str] = "errors"
+    estimators: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    every: int = 20
+
+    def watch(self, recipe: Recipe, split: Split) -> Watch:
+        return _ErrorsWatch(self, recipe, split)
+
+
+class _ErrorsWatch(Watch):
+    def __init__(self, reading: GramianErrors, recipe: Recipe, split: Split) -> None:
+        values = recipe.model_dump()
+        rivals = {
+            name: Recipe.stored({**values, "gramian": {**table, "batch": "independent"}}).gramian
+            for name, table in reading.estimators.items()
+        }
+        corpus = split.training
+        counts = {side: corpus.counts(side) for side in ("query", "candidate")}
+        self.tracking = Tracking(rivals, counts, every=reading.every, seed=recipe.seed)
+
+    def on_step(self, at: Point, batch: Any, objective: Tensor) -> None:
+        self.tracking.on_step(at, batch, objective)
+
+    def read(self, trained: Trained) -> dict[str, Any]:
+        return {
+            "step": self.tracking.steps,
+            "gramian": self.tracking.gramian_errors,
+            "gradient": self.tracking.gradient_errors,
+        }

@@ -1,0 +1,107 @@
+"""MAP@10 on training and validation pairs as training goes on. [G2] §4.3, Fig. 3; [G1] Fig. 4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from evergram import Recipe
+from evergram.data import Split
+from evergram.evaluation import Relevance, rank_metrics
+from evergram.training import Point, Trained
+from reproduction.readings.reading import CpuClock, Reading, Watch
+
+METRIC = "map@10"
+Pairs = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class MapOverTime(Reading):
+    """MAP@10 at each evaluation of the recipe (`training.evaluate_every`).
+
+    Queries of each part are judged against fixed candidates: a random sample of the catalogue, all
+    of it where it is no larger, and the judged pairs' own. Of validation queries the training pairs
+    are masked, of training queries nothing is.
+
+    Args:
+        queries: judged of each part, at most.
+        candidates: in the sample.
+    """
+
+    name: ClassVar[str] = "map"
+    queries: int = 2000
+    candidates: int = 50_000
+
+    def watch(self, recipe: Recipe, split: Split) -> Watch:
+        return _MapWatch(self, split, recipe.seed)
+
+
+class _MapWatch(Watch):
+    def __init__(self, reading: MapOverTime, split: Split, seed: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        corpus = split.training
+        known = corpus.column("query"), corpus.column("candidate")
+        held = split.selection.query, split.selection.candidate
+        parts = {"training": known, "validation": held}
+        judged = {name: _sample(pairs, reading.queries, draw) for name, pairs in parts.items()}
+        total = len(corpus.candidates)
+        fixed = torch.randperm(total, generator=draw)[: reading.candidates]
+        targets = torch.cat([candidate for _, candidate in judged.values()])
+        self.candidates = torch.unique(torch.cat([fixed, targets[targets >= 0]]))
+        self.queries = torch.unique(torch.cat([query for query, _ in judged.values()]))
+        place = torch.full((total + 1,), -1)  # the last stands for a candidate that is unknown
+        place[self.candidates] = torch.arange(len(self.candidates))
+        self.relevance: dict[str, Relevance] = {}
+        for name, (query, candidate) in judged.items():
+            seen = torch.zeros(len(corpus), dtype=torch.bool)
+            if name == "validation":
+                seen = torch.isin(known[0], query) & (place[known[1]] >= 0)
+            self.relevance[name] = Relevance.of(
+                torch.searchsorted(self.queries, query),
+                place[candidate],
+                torch.searchsorted(self.queries, known[0][seen]),
+                place[known[1][seen]],
+            )
+        self.clock = CpuClock()
+        self.series: dict[str, list[float]] = {
+            name: [] for name in ("step", "epoch", "seconds", "cpu_seconds", *parts)
+        }
+
+    def on_step(self, at: Point, batch: Any, objective: Tensor) -> None:
+        self.clock.tick()
+
+    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+        with at.training.look() as now:
+            query = now.rows("query", self.queries.to(at.device)).cpu()
+            candidate = now.rows("candidate", self.candidates.to(at.device)).cpu()
+        point = {
+            "step": at.step,
+            "epoch": at.epoch,
+            "seconds": at.seconds,
+            "cpu_seconds": self.clock.seconds,
+            **{
+                name: rank_metrics(query, candidate, relevance, [METRIC])[METRIC]
+                for name, relevance in self.relevance.items()
+            },
+        }
+        for name, value in point.items():
+            self.series[name].append(value)
+        self.clock.resume()
+
+    def read(self, trained: Trained) -> dict[str, Any]:
+        """Return the series, and MAP@10 of the best epoch and of popularity on the test pairs."""
+        metrics = trained.metrics
+        test = {name: metrics[name].get(METRIC) for name in ("model", "popularity")}
+        return {**self.series, "test": test, "best_epoch": trained.best_epoch}
+
+
+def _sample(pairs: Pairs, queries: int, draw: torch.Generator) -> Pairs:
+    """Return all pairs of at most so many queries, drawn."""
+    distinct = torch.unique(pairs[0])
+    kept = distinct[torch.randperm(len(distinct), generator=draw)[:queries]]
+    chosen = torch.isin(pairs[0], kept)
+    return pairs[0][chosen], pairs[1][chosen]

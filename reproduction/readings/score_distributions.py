@@ -1,0 +1,63 @@
+"""Scores of observed and of random pairs as training goes on. [G1] Fig. 5; [G2] Fig. 4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from evergram import Recipe
+from evergram.data import Split
+from evergram.evaluation import score_histograms
+from evergram.training import Point, Trained
+from reproduction.readings.reading import Reading, Watch
+
+
+@dataclass(frozen=True)
+class ScoreDistributions(Reading):
+    """Densities of scores at each evaluation of the recipe (`training.evaluate_every`).
+
+    Args:
+        samples: pairs drawn of each kind.
+        bins: of a density.
+    """
+
+    name: ClassVar[str] = "scores"
+    samples: int = 50_000
+    bins: int = 40
+
+    def watch(self, recipe: Recipe, split: Split) -> Watch:
+        return _ScoresWatch(self, split, recipe.seed)
+
+
+class _ScoresWatch(Watch):
+    def __init__(self, reading: ScoreDistributions, split: Split, seed: int) -> None:
+        self.reading = reading
+        self.pairs = split.training.column("query"), split.training.column("candidate")
+        self.seed = seed
+        self.moments: list[dict[str, Any]] = []
+
+    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+        now = at.training.encoder.embed_all(at.training.scene)
+        histograms = score_histograms(
+            now["query"],
+            now["candidate"],
+            self.pairs,
+            samples=self.reading.samples,
+            bins=self.reading.bins,
+            seed=self.seed,
+        )
+        self.moments.append(
+            {
+                "step": at.step,
+                "epoch": at.epoch,
+                "edges": histograms.edges.tolist(),
+                "observed": histograms.observed.tolist(),
+                "random": histograms.random.tolist(),
+                "means": list(histograms.means),
+                "separation": histograms.separation,
+            }
+        )
+
+    def read(self, trained: Trained) -> dict[str, Any]:
+        return {"moments": self.moments}

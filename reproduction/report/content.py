@@ -1,0 +1,103 @@
+"""The content of the report, by experiment, before it is Markdown or HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reproduction.catalogue import EXPERIMENTS, Listed, listing, runs_of
+from reproduction.claims import Judgement, judge
+from reproduction.experiment import Experiment, Panel, Runs, Table
+from reproduction.report.drawing import draw, fingerprint
+from reproduction.results import Result
+
+PRESET = "small"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment of the report.
+
+    Args:
+        facts: settings, seeds, hardware and time, by their names.
+        svg: the figure; "" without results.
+        fingerprint: of what is drawn.
+    """
+
+    experiment: Experiment
+    facts: dict[str, str]
+    tables: Sequence[Table]
+    panels: Sequence[Panel]
+    judgements: Sequence[Judgement]
+    svg: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Content:
+    rows: Sequence[Listed]
+    sections: Sequence[Section]
+
+    @property
+    def judgements(self) -> list[Judgement]:
+        return [judgement for section in self.sections for judgement in section.judgements]
+
+
+def content(folder: Path) -> Content:
+    """Return the content of the report of a folder of results."""
+    return Content(listing(folder), [section_of(e, folder) for e in EXPERIMENTS.values()])
+
+
+def section_of(experiment: Experiment, folder: Path) -> Section:
+    """Return the section of an experiment; without results it has claims that nothing measured."""
+    runs = runs_of(experiment, PRESET, folder)
+    complete = bool(runs.seeds)
+    panels = experiment.panels(runs) if complete else []
+    return Section(
+        experiment,
+        facts(experiment, runs),
+        experiment.tables(runs) if complete else [],
+        panels,
+        [judge(claim, runs if complete else None) for claim in experiment.claims],
+        draw(panels),
+        fingerprint(panels),
+    )
+
+
+def facts(experiment: Experiment, runs: Runs) -> dict[str, str]:
+    """Return what a reader must know of a section's results."""
+    results = [result for result in runs.all if result.seed in runs.seeds]
+    rows = {"setting": experiment.presets[PRESET].note}
+    if not results:
+        return rows | {"seeds": "not run yet"}
+    count = len(runs.seeds)
+    seconds = sum(result.cpu_seconds for result in results)
+    return rows | {
+        "data": _sizes(results[0]),
+        "seeds": f"{count} ({', '.join(map(str, runs.seeds))})"
+        + ("" if count > 2 else "; too few for intervals"),
+        "hardware": "; ".join(sorted({_machine(result) for result in results})),
+        "software": "; ".join(sorted({_software(result) for result in results})),
+        "time": f"{seconds / 60 / count:.1f} CPU minutes a seed",
+    }
+
+
+def _sizes(result: Result) -> str:
+    sizes = result.series.get("data")
+    if sizes is None:  # a program's own series says what it was trained on
+        return "see the setting"
+    return (
+        f"{sizes['queries']:,} queries, {sizes['candidates']:,} candidates, {sizes['training']:,} "
+        f"training, {sizes['validation']:,} validation and {sizes['test']:,} test pairs"
+    )
+
+
+def _machine(result: Result) -> str:
+    machine = result.machine
+    cores, threads = machine["cores"], machine["threads"]
+    return f"{machine['processor']}, {cores} cores, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _software(result: Result) -> str:
+    return ", ".join(f"{name} {number}" for name, number in result.versions.items())

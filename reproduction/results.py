@@ -1,0 +1,138 @@
+"""Results on disk: one JSON a training and seed, written beside its place and renamed into it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from evergram.errors import DataError
+
+FORMAT = 1
+FOLDER = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one training with one seed gave.
+
+    Args:
+        experiment, preset, label, seed: what it is of.
+        key: hash of all that it depends on, see `key_of`.
+        settings: the recipe's values, the readings' settings, and the planted corpus.
+        machine, versions: where and by what it was made; `date` when, "YYYY-MM-DD".
+        seconds, cpu_seconds: of the whole training with its readings.
+        series: by reading, what it read; plain JSON.
+    """
+
+    experiment: str
+    preset: str
+    label: str
+    seed: int
+    key: str
+    settings: Mapping[str, Any]
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    date: str
+    seconds: float
+    cpu_seconds: float
+    series: Mapping[str, Any] = field(default_factory=dict)
+
+
+def key_of(settings: Mapping[str, Any], seed: int) -> str:
+    """Return the key of a training: twelve hexadecimal digits of its settings and its seed."""
+    text = json.dumps({"settings": settings, "seed": seed}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def path_of(folder: Path, experiment: str, preset: str, label: str, seed: int) -> Path:
+    """Return the place of a result below a folder of results."""
+    name = re.sub(r"[^a-z0-9.]+", "-", label.lower().replace("λ", "l").replace("α", "a"))
+    return folder / experiment / preset / f"{name.strip('-')}.seed{seed}.json"
+
+
+def write(folder: Path, result: Result) -> Path:
+    """Write a result, whole or not at all, and return its path."""
+    path = path_of(folder, result.experiment, result.preset, result.label, result.seed)
+    write_text(path, json.dumps({"format": FORMAT, **_plain(asdict(result))}, ensure_ascii=False))
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file beside its place, sync it, and rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def read(path: Path) -> Result:
+    """Return a result. Raises: DataError: the file is none, or of a later format."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values.pop("format") != FORMAT:
+            raise DataError(f"{path} has a format that is not {FORMAT}; remove it to run it again.")
+        return Result(**values)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is no result ({error}); remove it to run it again.") from error
+
+
+def read_all(folder: Path, experiment: str, preset: str) -> list[Result]:
+    """Return all results of a preset below a folder, in order of their names."""
+    return [read(path) for path in sorted((folder / experiment / preset).glob("[!.]*.json"))]
+
+
+@cache
+def machine() -> dict[str, Any]:
+    """Return the processor's name, its cores, and the threads that torch uses."""
+    import torch
+
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+@cache
+def versions() -> dict[str, str]:
+    return {
+        "evergram": version("evergram"),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with six digits of each number, and None for those that JSON lacks."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,38 @@
+"""A row of the list of tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from reproduction.experiment import Experiment
+
+NOT_BUILT = "not built yet"
+NO_DATA = "needs data that is not here"
+GPU_HOURS = "needs hours of GPU"
+DRAWING = "a drawing, with nothing to measure"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A table or figure, whether or not its experiment is built.
+
+    Args:
+        name: "paper/name".
+        shown: the tables and figures, by paper.
+        state: of a row without an experiment.
+        paper_state: of the papers' own setting.
+    """
+
+    name: str
+    title: str
+    shown: Mapping[str, str] = field(default_factory=dict)
+    state: str = NOT_BUILT
+    paper_state: str = NOT_BUILT
+
+    @classmethod
+    def of(cls, experiment: Experiment, paper_state: str) -> Self:
+        """Return the row of an experiment that is built."""
+        shown = experiment.shown
+        return cls(experiment.name, experiment.title, shown, "", paper_state)

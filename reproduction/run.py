@@ -1,0 +1,204 @@
+"""Run the trainings of an experiment that have no result yet."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evergram import Corpus, Recipe, load_corpus, split_for
+from evergram.data import Split
+from evergram.errors import DataError
+from evergram.training import Progress, RunContext, fit_encoder, pick_device
+from reproduction import results
+from reproduction.experiment import Experiment, Training
+from reproduction.planted import planted_corpus
+from reproduction.results import Result
+
+PREFIX = "$EVERGRAM_DATA/"
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training with one seed.
+
+    Args:
+        experiment, preset: names.
+        data: the folder of data sets; None leaves it to $EVERGRAM_DATA.
+    """
+
+    experiment: str
+    preset: str
+    training: Training
+    seed: int
+    data: Path | None = None
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The recipe as nested dicts, with the settings of the training and its seed; read once, so
+        that a result's key is of what was trained."""
+        values = tomllib.loads(self.training.recipe.read_text())
+        for key, value in self.training.settings.items():
+            table, _, name = key.rpartition(".")
+            (values.setdefault(table, {}) if table else values)[name] = value
+        return {**values, "seed": self.seed}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that the result depends on beside the seed, as JSON."""
+        recipe = {name: value for name, value in self.values.items() if name != "seed"}
+        settings = {
+            "recipe": recipe,
+            "readings": [reading.settings() for reading in self.training.readings],
+            "planted": self.training.planted and dict(self.training.planted),
+        }
+        program = self.training.program
+        return settings if program is None else {**settings, "program": program.__name__}
+
+    @property
+    def key(self) -> str:
+        return results.key_of(self.settings, self.seed)
+
+    def recipe(self) -> Recipe:
+        """Return the recipe, with the data where it is. Raises: RecipeError."""
+        values = dict(self.values)
+        path = values["data"].get("path", "")
+        if self.data is not None and path.startswith(PREFIX):
+            rest = path.removeprefix(PREFIX)
+            values["data"] = {**values["data"], "path": str(self.data.resolve() / rest)}
+        source = f"{self.experiment}, {self.training.label}"
+        return Recipe.of(values, folder=self.training.recipe.parent, source=source)
+
+
+def jobs_of(
+    experiment: Experiment, preset: str, seeds: Sequence[int], data: Path | None = None
+) -> list[Job]:
+    """Return all trainings of a preset, seed by seed, so that an interrupted run has whole seeds.
+
+    Raises: DataError: the experiment lacks the preset.
+    """
+    if preset not in experiment.presets:
+        raise DataError(
+            f"{experiment.name} has no preset {preset!r}; it has {', '.join(experiment.presets)}."
+        )
+    trainings = experiment.presets[preset].trainings
+    return [Job(experiment.source, preset, t, seed, data) for seed in seeds for t in trainings]
+
+
+def run_all(
+    jobs: Sequence[Job], folder: Path, progress: Progress, device: str = "cpu"
+) -> Generator[Result, None, None]:
+    """Yield the result of each job; what is in `folder` already is read and not trained again.
+
+    Args:
+        folder: of results; one JSON is written for each training as soon as it is done.
+    Raises: DataError, RecipeError, TrainingError.
+    """
+    chosen = pick_device(device)
+    loaded: dict[str, Split] = {}
+    for number, job in enumerate(jobs, 1):
+        title = f"{job.experiment} {job.preset} {number}/{len(jobs)}"
+        name = f"{job.training.label}, seed {job.seed}"
+        kept = kept_result(job, folder)
+        if kept is not None:
+            progress.say(f"{title}: {name}: kept")
+            yield kept
+            continue
+        result = train(job, loaded, progress.of(title), chosen)
+        results.write(folder, result)
+        yield result
+
+
+def kept_result(job: Job, folder: Path) -> Result | None:
+    """Return a job's result if it is in the folder and was made with the same settings."""
+    label = job.training.label
+    path = results.path_of(folder, job.experiment, job.preset, label, job.seed)
+    if not path.is_file():
+        return None
+    result = results.read(path)
+    return result if result.key == job.key else None
+
+
+def train(
+    job: Job, loaded: dict[str, Split], progress: Progress, device: torch.device = CPU
+) -> Result:
+    """Train a job and return its result.
+
+    Args:
+        loaded: the last split, by its recipe's data and seed; jobs in a row share it.
+    """
+    recipe = job.recipe()
+    started, cpu = time.perf_counter(), time.process_time()
+    if job.training.program is not None:
+        series = dict(job.training.program(recipe, progress, device.type))
+    else:
+        split = _split(job, recipe, loaded)
+        started, cpu = time.perf_counter(), time.process_time()
+        series = _fit(job, recipe, split, progress, device) | facts(split)
+    return Result(
+        experiment=job.experiment,
+        preset=job.preset,
+        label=job.training.label,
+        seed=job.seed,
+        key=job.key,
+        settings=job.settings,
+        machine=results.machine(),
+        versions=results.versions(),
+        date=time.strftime("%Y-%m-%d"),
+        seconds=time.perf_counter() - started,
+        cpu_seconds=time.process_time() - cpu,
+        series=series,
+    )
+
+
+def _fit(
+    job: Job, recipe: Recipe, split: Split, progress: Progress, device: torch.device
+) -> dict[str, Any]:
+    """Train version 0 and return what the readings read."""
+    watches = {r.name: r.watch(recipe, split) for r in job.training.readings}
+    context = RunContext(
+        device,
+        progress=progress,
+        callbacks=list(watches.values()),
+        title=f"{job.training.label}, seed {job.seed}",
+        warns=False,
+    )
+    trained = fit_encoder(recipe, split, 0, context)
+    return {name: watch.read(trained) for name, watch in watches.items()}
+
+
+def facts(split: Split) -> dict[str, Any]:
+    """Return the sizes of a split's corpus."""
+    corpus = split.training
+    return {
+        "data": {
+            "queries": len(corpus.queries),
+            "candidates": len(corpus.candidates),
+            "training": len(corpus),
+            "validation": len(split.selection),
+            "test": len(split.test),
+        }
+    }
+
+
+def _split(job: Job, recipe: Recipe, loaded: dict[str, Split]) -> Split:
+    values = job.values
+    parts = {"data": values["data"], "split": values.get("split"), "planted": job.training.planted}
+    name = results.key_of(parts, job.seed)
+    if name not in loaded:
+        loaded.clear()
+        loaded[name] = split_for(recipe, _corpus(job, recipe), 0)
+    return loaded[name]
+
+
+def _corpus(job: Job, recipe: Recipe) -> Corpus:
+    if job.training.planted is None:
+        return load_corpus(recipe)
+    return planted_corpus(**job.training.planted, seed=job.seed)

@@ -1,0 +1,74 @@
+"""evergram reproduce."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.command import Command
+
+import evergram as package
+
+
+def test_without_a_name_it_lists_every_table_and_figure(evergram: Command, tmp_path: Path) -> None:
+    rows = {row["name"]: row for row in evergram("reproduce", "--json").json["experiments"]}
+    assert {"gramian/table2", "bc/table2", "bc/table3", "bc/figure5"} <= set(rows)
+    assert rows["bc/table3"]["state"] == "not built yet"
+    empty = evergram("reproduce", "--out", tmp_path, "--json").json["experiments"]
+    states = {row["name"]: row["state"] for row in empty}
+    assert states["gramian/table2"] == "ready, not run yet"
+    listed = evergram("reproduce", "--out", tmp_path).out.splitlines()
+    assert len(listed) == len(rows)
+    assert listed[0].startswith("gramian/figure1")
+
+
+@pytest.mark.long
+def test_a_run_prints_its_tables_and_verdicts_and_goes_on(
+    evergram: Command, tmp_path: Path
+) -> None:
+    options = ("reproduce", "gramian/gramian-error", "--preset", "tiny", "--out", tmp_path)
+    first = evergram(*options, "--json")
+    assert first.json["seeds"] == [0]
+    assert {claim["verdict"] for claim in first.json["claims"]} == {"not separable"}
+    assert first.json["tables"][0]["rows"]
+    again = evergram(*options, "--seeds", "2")
+    assert again.code == 0
+    assert "kept" in again.err.splitlines()[0]
+    assert "not separable: Both variants of SAGram" in again.out
+    report = evergram("reproduce", "report", "--out", tmp_path, "--json").json["report"]
+    assert [Path(path).is_file() for path in report] == [True] * len(report)
+    # Tiny figures are no results of the small preset.
+    assert "not run yet" in (tmp_path / "reproduction.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["gramian/tabl2"], "did you mean gramian/table2?"),
+        (["zzz"], "`evergram reproduce` lists all"),
+        (["bc/table3"], "not built yet"),
+        (["gramian/figure1"], "a drawing"),
+        (["gramian/table2", "--preset", "huge"], "it has tiny, small, paper"),
+        (["gramian/table2", "--device", "tpu"], "auto, cpu or cuda"),
+    ],
+)
+def test_a_wrong_name_is_refused_in_a_sentence(
+    evergram: Command, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    assert words in evergram("reproduce", *arguments, "--out", tmp_path).refusal()
+
+
+def test_data_that_is_not_there_is_refused_before_anything_is_trained(
+    evergram: Command, tmp_path: Path
+) -> None:
+    answer = evergram("reproduce", "gramian/table2", "--data", tmp_path / "none", "--out", tmp_path)
+    assert "wikispeedia" in answer.refusal()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_outside_a_checkout_it_says_where_reproduction_is_had(
+    evergram: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package, "__file__", str(tmp_path / "site" / "evergram" / "__init__.py"))
+    monkeypatch.chdir(tmp_path)
+    assert "in a checkout of Evergram's repository" in evergram("reproduce").refusal()
