@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import sqrt
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
@@ -111,13 +112,13 @@ class BackwardTransformFit:
         self.held_out, self.aside = _set_aside(corpus, self.known, settings.held_out)
         self.used = {side: self.known[side] & ~self.aside[side] for side in SIDES}
         self.loss = AlignmentLoss(chain, settings.steps, settings.unit)
+        generator = torch.Generator().manual_seed(seed)
         self.transform: Transform = build_transform(
-            settings.transform,
-            before.dim,
-            new_dim,
-            settings.chosen.options(),
-            torch.Generator().manual_seed(seed),
+            settings.transform, before.dim, new_dim, settings.chosen.options(), generator
         )
+        if settings.transform_start == "uniform":
+            for weight in self.transform.parameters():
+                nn.init.uniform_(weight, -1 / sqrt(new_dim), 1 / sqrt(new_dim), generator=generator)
 
     def joint(self) -> JointAlignment | None:
         """Return the alignment to train together with the model; None if the settings fit it

@@ -36,6 +36,8 @@ class UpgradeRecipe(KindTable):
     weight: Weight = 16.0
     unit: LambdaUnit = "paper"
     transform_rate: Rate = 3e-3
+    # linear: W starts orthonormal, or as PyTorch's layers do, uniform in ±1/√D_k.
+    transform_start: Literal["orthonormal", "uniform"] = "orthonormal"
     # joint: the loss is over all objects, as [BC] has it; over a batch's, with negatives, as its
     # authors' code; or over a batch's pairs.
     objects: AlignedObjects = "all"

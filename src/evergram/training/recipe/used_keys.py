@@ -192,14 +192,15 @@ RULES = (
         needs="upgrade.objects = 'batch' (or 'all', with an encoder that needs no graph)",
     ),
     Only(
-        "upgrade.steps upgrade.unit upgrade.solver upgrade.transform_rate",
+        "upgrade.steps upgrade.unit upgrade.solver upgrade.transform_rate upgrade.transform_start",
         "upgrade.fit",
         ("joint", "posthoc"),
     ),
+    Only("upgrade.transform_start", "upgrade.transform", ("linear",)),
     Only("upgrade.fit_epochs", "upgrade.fit", ("posthoc",)),
     Only("upgrade.fit_epochs", "upgrade.solver", ("gradient",)),
     Only(
-        "upgrade.transform_rate",
+        "upgrade.transform_rate upgrade.transform_start",
         "upgrade.solver",
         test=lambda r: r.upgrade.fit == "joint" or r.upgrade.solver == "gradient",
         needs="upgrade.solver = 'gradient' (or upgrade.fit = 'joint')",
