@@ -16,12 +16,15 @@ from safetensors.torch import save_file
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DegradationError, LineageError
 from evergram.lineage.artefact import Artefact
+from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
 from evergram.lineage.consumers.record import Probe
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import LEAST_QUERIES
 from evergram.releasing.probes import with_probes
 from evergram.releasing.publish import publish, refuse_degradation
+from evergram.releasing.upgrade import train, upgrade
+from evergram.training.recipe import Recipe
 
 IDS = pa.array([f"id{i}" for i in range(60)])
 VECTORS = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
@@ -173,3 +176,35 @@ def test_an_artefact_without_metrics_is_refused_by_a_limit() -> None:
     stated = replace(artefact(), recipe={"training": {"metric": "ndcg@10"}}, metrics={})
     with pytest.raises(DegradationError, match=r"ndcg@10 was not measured"):
         refuse_degradation(stated, [0], 2.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("limit", [None, 50.0])
+def test_an_upgrade_of_another_version_or_lineage_is_refused(
+    small: Recipe, tmp_path: Path, limit: float | None
+) -> None:
+    recipe = Recipe.of(
+        small.model_dump(), ["model.dim=8", "upgrade.alone=false", "upgrade.held_out=0.3"]
+    )
+    mine, other = (Lineage.create(tmp_path / name) for name in ("mine", "other"))
+    mine.publish(train(recipe))
+    other.publish(train(recipe.model_copy(update={"seed": 9})))
+    next_version = upgrade(recipe, mine)
+    stranger = r"does not lead to version 0 of .*other, .* was made for another lineage"
+    with pytest.raises(LineageError, match=stranger):
+        publish(other, next_version, max_degradation=limit)
+    assert other.next_version == 1
+    publish(mine, next_version)
+    for publish_again in (mine.publish, lambda a: publish(mine, a, max_degradation=limit)):
+        with pytest.raises(
+            LineageError, match=r"does not lead to version 1 .* made after version 0"
+        ):
+            publish_again(next_version)
+    assert mine.next_version == 2
+    # Made by hand it is believed; its certificate is then measured, and does not hold.
+    assert past_limits(diagnose_lineage(mine), CompatibilityLimits()) == []
+    other.publish(replace(next_version, follows=None))
+    sentences = past_limits(diagnose_lineage(other), CompatibilityLimits())
+    assert len(sentences) == 1
+    assert "Version 0: its certificate bounds the error by" in sentences[0]
+    assert "upgrade again" in sentences[0]

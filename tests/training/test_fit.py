@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 import torch
@@ -133,6 +134,17 @@ def test_epochs_are_a_maximum(small: Recipe, caplog: pytest.LogCaptureFixture) -
     )
     assert (last, ended) == (best + 6, "patience")
     assert caplog.text == ""
+
+
+def test_an_objective_that_rises_is_a_warning(
+    small: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not any("rose" in sentence for sentence in outcome(small)[3])
+    # This training's objective falls to nine tenths; count as a rise what ends above half.
+    monkeypatch.setattr("evergram.training.fit.RISEN", 0.5)
+    sentence = next(s for s in outcome(small)[3] if "rose" in s)
+    assert re.match(r"version 0: the objective rose from 0\.\d+ to 0\.\d+, so steps", sentence)
+    assert "set training.precondition = 0." in sentence
 
 
 def test_a_best_epoch_that_is_the_last_is_a_warning(

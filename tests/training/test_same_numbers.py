@@ -32,14 +32,17 @@ BASE: dict[str, Any] = {
     "model": {"dim": [8, 12, 10]},
     "training": {"epochs": 4, "batch_size": 256},
 }
+# The default when these were recorded.
+GRADIENT = "upgrade.solver=gradient"
 CASES = {
-    "joint": ["upgrade.alone=true", "upgrade.objects=batch"],
-    "patience": ["training.epochs=40", "training.patience=2", "upgrade.alone=false"],
-    "refit": ["training.refit=true", "gramian.kind=storm", "upgrade.alone=true"],
+    "joint": ["upgrade.alone=true", "upgrade.objects=batch", GRADIENT],
+    "patience": ["training.epochs=40", "training.patience=2", "upgrade.alone=false", GRADIENT],
+    "refit": ["training.refit=true", "gramian.kind=storm", "upgrade.alone=true", GRADIENT],
     "posthoc": ["upgrade.method=post-lin-sloss", "gramian.batch=independent"],
     "previous": ["upgrade.start=previous", "upgrade.fit=none", "upgrade.transform=truncate"],
-    "tower": ["model.kind=two_tower", "upgrade.select_after=2"],
+    "tower": ["model.kind=two_tower", "upgrade.select_after=2", GRADIENT],
     "bpr": [
+        GRADIENT,
         "task.kind=bpr",
         "upgrade.objects=paper-code",
         "training.evaluate_every=3",

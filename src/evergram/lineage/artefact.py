@@ -51,6 +51,8 @@ class Artefact:
         error: the error of B_k, for the certificate.
         trained: the salt of the hashes of the model's training pairs, and these; None if no model
             was trained.
+        follows: fingerprint of the version that `transform` leads to; None if the artefact was made
+            by hand, and is believed.
     """
 
     dim: int
@@ -62,6 +64,7 @@ class Artefact:
     canaries: Mapping[str, Block] = field(default_factory=dict)
     error: StepError | None = None
     trained: tuple[str, TrainedPairs] | None = None
+    follows: str | None = None
 
     def __repr__(self) -> str:
         model = "no encoder" if self.encoder is None else self.encoder.kind

@@ -20,6 +20,10 @@ from evergram.lineage.artefact import Block
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.lineage.unseen_objects import id_hash, unseen_share
 
+# A certificate is belied by an error of so many times its bound, and by more than rounding.
+BELIED = 2.0
+ROUNDING = 1e-5
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -209,8 +213,8 @@ def _common(canaries: Mapping[int, Mapping[str, Block]], versions: list[int]) ->
 
 
 def past_limits(readings: list[Reading], limits: CompatibilityLimits) -> list[str]:
-    """Return a sentence for each reading that is past a limit or is not known; and one if there are
-    limits and no reading.
+    """Return a sentence for each reading that is past a limit or is not known, or whose certificate
+    the canaries belie; and one if there are limits and no reading.
 
     Raises: DataError: a limit is no number.
     """
@@ -226,6 +230,14 @@ def past_limits(readings: list[Reading], limits: CompatibilityLimits) -> list[st
     sentences = []
     for reading in readings:
         known = reading.certificate
+        if known is not None and _is_belied(known.relative_bound, reading.unseen):
+            assert reading.unseen is not None
+            sentences.append(
+                f"Version {reading.version}: its certificate bounds the error by "
+                f"{known.relative_bound:.4g}, and on {reading.unseen.objects} objects that "
+                f"alignment never saw it is {reading.unseen.relative:.4g}; the transforms do not "
+                "lead to these versions' vectors: upgrade again, and withdraw the newest version."
+            )
         values = {
             "error": _error(reading),
             "bound": None if known is None else known.relative_bound,
@@ -245,6 +257,11 @@ def past_limits(readings: list[Reading], limits: CompatibilityLimits) -> list[st
                     f"{limit:g}."
                 )
     return sentences
+
+
+def _is_belied(bound: float, unseen: Measured | None) -> bool:
+    """Whether the error is far above the bound; errors of other objects differ by some tenths."""
+    return unseen is not None and unseen.relative > BELIED * bound + ROUNDING
 
 
 def _error(reading: Reading) -> float | None:

@@ -15,7 +15,7 @@ from evergram.lineage.catalog.catalog_changes import CatalogChanges
 from evergram.lineage.catalog.record_changes import NEWEST, STABLE
 from evergram.lineage.locks.training_claim import training_claim
 from evergram.lineage.publishing.lost_race import read_lost
-from evergram.lineage.publishing.publication import check_id_types, publish_version
+from evergram.lineage.publishing.publication import check_artefact, check_id_types, publish_version
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.lineage.remote.training_note import training_note
 from evergram.lineage.version_reader import VersionReader
@@ -109,6 +109,14 @@ class Lineage(ReadOnlyLineage):
             then as it was.
         """
         return publish_version(self._catalog, artefact, promote=promote)
+
+    def check_artefact(self, artefact: Artefact) -> None:
+        """Refuse an artefact that cannot be the next version; `publish` does so, too.
+
+        Raises: LineageError: it was made after another version, or a side has no proper name.
+            DataError: its metrics are of another form. ShapeError: its transform does not fit.
+        """
+        check_artefact(self._catalog, artefact)
 
     def check_ids(self, ids: Mapping[str, pa.Array]) -> None:
         """Refuse ids, by side, that are text where those of the newest version are integers.

@@ -68,6 +68,7 @@ def publish(
     Raises: DegradationError: a limit is passed or could not be measured; nothing is published.
         Others as `Lineage.publish`.
     """
+    lineage.check_artefact(artefact)
     if max_degradation is not None:
         kept = any(lineage.work_dir.glob("*.safetensors"))
         refuse_degradation(artefact, lineage.readable, max_degradation, kept=kept)

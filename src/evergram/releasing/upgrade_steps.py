@@ -186,5 +186,6 @@ def package_upgrade(
             plan.backward.transform,
             fitted.error,
             plan.lineage.canaries(plan.past_version),
+            plan.lineage.manifest(plan.past_version).fingerprint,
         ),
     )

@@ -113,11 +113,13 @@ class BackwardStep:
         transform: B_k.
         error: of the transform, for the certificate.
         canaries: of the version before; of these, the objects of this version stay canaries.
+        follows: the fingerprint of the version before.
     """
 
     transform: Transform | None = None
     error: StepError | None = None
     canaries: Mapping[str, Block] = field(default_factory=dict)
+    follows: str | None = None
 
 
 def make_artefact(
@@ -160,6 +162,7 @@ def make_artefact(
         canaries=canaries,
         error=backward.error,
         trained=provenance.trained_on,
+        follows=backward.follows,
     )
 
 

@@ -33,6 +33,8 @@ from evergram.training.resume import ResumeFile, Resumption, run_key
 
 QUIET = Progress(quiet=True)
 log = logging.getLogger(__name__)
+# An objective that ends so many times above its first epoch's is no noise: it grows.
+RISEN = 1.1
 
 
 @dataclass(frozen=True)
@@ -259,17 +261,25 @@ def _warnings(
     settings: TrainingRecipe, stopping: EarlyStopping, ended: str, context: RunContext
 ) -> list[str]:
     """Return sentences for a person to read, and log them."""
-    if not stopping.best_is_last:
-        return []
-    more = "budget" if ended == "budget" else "epochs"
-    sentence = (
-        f"{context.title}: the best of {len(stopping.history)} evaluations is the last (epoch "
-        f"{stopping.best_epoch}, {settings.metric} {stopping.best:.4f}), so more training may be "
-        f"better; raise training.{more} ({getattr(settings, more):g})."
-    )
+    sentences = []
+    if stopping.best_is_last:
+        more = "budget" if ended == "budget" else "epochs"
+        sentences.append(
+            f"{context.title}: the best of {len(stopping.history)} evaluations is the last (epoch "
+            f"{stopping.best_epoch}, {settings.metric} {stopping.best:.4f}), so more training may "
+            f"be better; raise training.{more} ({getattr(settings, more):g})."
+        )
+    objectives = [record["objective"] for record in stopping.history]
+    if objectives and objectives[-1] > RISEN * objectives[0] > 0:
+        sentences.append(
+            f"{context.title}: the objective rose from {objectives[0]:.4g} to "
+            f"{objectives[-1]:.4g}, so steps are too long; lower "
+            "training.layer_rate or training.table_rate, or set training.precondition = 0."
+        )
     if context.warns:
-        log.warning(sentence)
-    return [sentence]
+        for sentence in sentences:
+            log.warning(sentence)
+    return sentences
 
 
 def judge(encoder: Encoder, split: Split, metrics: Sequence[str]) -> Trained:

@@ -211,3 +211,13 @@ assert len(evergram.Corpus.of([("a", 1), ("b", 1)])) == 2
 
 def test_neither_pandas_nor_polars_need_be_installed() -> None:
     subprocess.run([sys.executable, "-c", REFUSING], check=True)
+
+
+def test_named_tuples_say_which_column_is_which() -> None:
+    frame = pd.DataFrame({"candidate": [5, 6], "query": ["a", "b"], "value": [1.0, 2.0]})
+    corpus = Corpus.of(list(frame.itertuples()))
+    assert corpus.queries.vocabulary.keys.to_pylist() == ["a", "b"]
+    assert corpus.candidates.vocabulary.keys.to_pylist() == [5, 6]
+    assert corpus.column("value").tolist() == [1.0, 2.0]
+    with pytest.raises(DataError, match="no column 'query'; its columns are: Index, user, item"):
+        Corpus.of(list(pd.DataFrame({"user": [1], "item": [2]}).itertuples()))

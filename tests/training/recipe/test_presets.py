@@ -10,6 +10,7 @@ import pytest
 
 from evergram.errors import RecipeError
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.methods import METHODS
 from evergram.training.recipe.presets import PAPER, with_preset
 from evergram.training.recipe.values import flat
 
@@ -23,7 +24,9 @@ def test_every_value_of_the_paper_is_that_of_the_recipe() -> None:
     as_lists = {"task.penalty": [0.0]}
     for key, value in flat(PAPER).items():
         assert values[key] == as_lists.get(key, value), key
-    others = values.keys() - flat(PAPER).keys() - {"preset"}
+    of_method = {f"upgrade.{key}" for key in METHODS["bc-aligner"]}
+    assert all(values[key] == METHODS["bc-aligner"][key.split(".")[1]] for key in of_method)
+    others = values.keys() - flat(PAPER).keys() - of_method - {"preset"}
     assert {key: values[key] for key in others} == {key: DEFAULTS[key] for key in others}
 
 
@@ -33,6 +36,8 @@ def test_what_is_written_or_set_wins() -> None:
     assert (recipe.training.epochs, recipe.training.batch_size) == (60, 2048)
     assert (recipe.metrics, recipe.model.dim, recipe.task.l2) == (["map@10"], [8], 0.1)
     assert Recipe.of(DATA, ["preset=paper"]).training.epochs == 500
+    other = Recipe.of({"preset": "paper", **DATA, "upgrade": {"method": "evergram"}})
+    assert (other.upgrade.solver, other.upgrade.objects) == ("closed", "paper-code")
 
 
 def test_a_stored_recipe_keeps_what_it_was_trained_with() -> None:

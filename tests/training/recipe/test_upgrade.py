@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from evergram.training.recipe import Recipe
 from evergram.training.recipe.methods import METHODS
 from evergram.training.recipe.upgrade import CompareRecipe, UpgradeRecipe
 
@@ -19,10 +20,10 @@ def test_a_method_names_settings_that_a_key_beside_it_overrides(method: str) -> 
     assert UpgradeRecipe(method=method, steps="single").steps == "single"
 
 
-def test_the_defaults_are_bc_aligner_over_all_objects() -> None:
+def test_the_defaults_are_evergram_over_all_objects() -> None:
     settings = UpgradeRecipe()
     assert settings.objects == "all"
-    named = UpgradeRecipe(method="bc-aligner")
+    named = UpgradeRecipe(method="evergram")
     assert settings.model_dump(exclude={"method"}) == named.model_dump(exclude={"method"})
 
 
@@ -54,3 +55,27 @@ def test_what_cannot_be_is_refused_with_what_can(values: dict[str, Any], sentenc
 def test_a_comparison_that_cannot_be_is_refused(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError, match=sentence):
         CompareRecipe.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("written", "solver"),
+    [
+        ({}, "closed"),
+        ({"transform": "low_rank"}, "closed"),
+        ({"transform": "residual_mlp"}, "gradient"),
+        ({"solver": "gradient"}, "gradient"),
+        ({"fit": "posthoc"}, "gradient"),
+        ({"method": "bc-aligner"}, "gradient"),
+        ({"method": "evergram"}, "closed"),
+        ({"method": "joint-notrans"}, "gradient"),
+        ({"method": "post-closed"}, "closed"),
+        ({"method": "evergram", "solver": "gradient"}, "gradient"),
+    ],
+)
+def test_joint_training_solves_for_its_transform_unless_something_else_is_written(
+    written: dict[str, str], solver: str
+) -> None:
+    recipe = Recipe.of({"data": {"kind": "synthetic"}, "upgrade": written})
+    assert recipe.upgrade.solver == solver
+    # Read again as it is stored in a manifest, it stays what it was.
+    assert Recipe.of(recipe.model_dump()).upgrade.solver == solver

@@ -121,6 +121,8 @@ def _arrow_table(data: Any) -> pa.Table | None:
         return pa.table(data)
     if isinstance(data, Mapping):
         return pa.table({str(name): _column(values, str(name)) for name, values in data.items()})
+    if isinstance(data, Sequence) and all(hasattr(row, "_asdict") for row in data):
+        data = [row._asdict() for row in data]  # a named tuple says which column is which
     if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
         names = list(dict.fromkeys(str(name) for row in data for name in row))
         return pa.table({n: _column([row.get(n) for row in data], n) for n in names})
@@ -233,7 +235,7 @@ def _missing_column(
 
 def _is_list_of_tuples(data: Any) -> bool:
     rows = isinstance(data, (list, tuple)) and len(data) > 0
-    return rows and isinstance(data[0], (tuple, list))
+    return rows and isinstance(data[0], (tuple, list)) and not hasattr(data[0], "_asdict")
 
 
 def _library(data: Any) -> str:

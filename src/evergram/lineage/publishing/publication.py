@@ -34,7 +34,7 @@ def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = Tru
     """Add a version to a lineage; see `Lineage.publish`. Returns: its number."""
     number = catalog.next_version
     pairs = pair_history_of(catalog)
-    _check_fits(catalog, artefact)
+    check_artefact(catalog, artefact)
     with writing(catalog.path, catalog.remote):
         record = _unchanged_record(catalog, artefact)
         if number:
@@ -57,12 +57,8 @@ def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = Tru
     return number
 
 
-def _check_fits(catalog: Catalog, artefact: Artefact) -> None:
-    """Refuse an artefact that cannot be the next version.
-
-    Raises: LineageError: a side has no proper name. DataError: the metrics are of another form.
-        ShapeError: the transform does not lead from this version to the newest.
-    """
+def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
+    """Refuse an artefact that cannot be the next version; see `Lineage.check_artefact`."""
     for side in artefact.embeddings:
         check_name(side, "a side")
     if not are_metrics(artefact.metrics):
@@ -75,6 +71,15 @@ def _check_fits(catalog: Catalog, artefact: Artefact) -> None:
         if transform is not None:
             raise ShapeError("Version 0 has no version before it and takes no transform.")
         return
+    newest = catalog.manifest(catalog.newest).fingerprint
+    if artefact.follows not in (None, newest):
+        number = catalog.version_of(artefact.follows)
+        made = "for another lineage" if number is None else f"after version {number}"
+        raise LineageError(
+            f"The transform of this artefact does not lead to version {catalog.newest} of "
+            f"{catalog.address}, the newest: the artefact was made {made}; nothing was published. "
+            "Upgrade the newest version (with trained= and this model, none is trained again)."
+        )
     needed = (catalog.manifest(catalog.newest).dim, artefact.dim)
     shape = None if transform is None else (transform.old_dim, transform.new_dim)
     if shape != needed:

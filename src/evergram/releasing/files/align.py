@@ -210,6 +210,7 @@ def _next_version(
         recipe=recipe,
         canaries={SIDE: canaries},
         error=alignment.error,
+        follows=lineage.manifest(lineage.newest).fingerprint,
     )
 
 

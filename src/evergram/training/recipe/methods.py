@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 ALONE = {"fit": "none", "transform": "truncate", "steps": "single", "start": "fresh"}
-POSTHOC = {"fit": "posthoc", "transform": "linear", "steps": "single", "start": "fresh"}
-JOINT = {"fit": "joint", "transform": "linear", "steps": "multi", "start": "fresh"}
+LINEAR = {"transform": "linear", "start": "fresh", "solver": "gradient"}
+POSTHOC = {**LINEAR, "fit": "posthoc", "steps": "single"}
+JOINT = {**LINEAR, "fit": "joint", "steps": "multi"}
 
 # fit: the transform is trained together with the model, afterwards, or not at all.
 # start: the model is new, goes on from the version before, or is the version before.
@@ -20,7 +21,7 @@ METHODS: dict[str, dict[str, str]] = {
     "joint-lin-sloss": {**JOINT, "steps": "single"},
     "bc-aligner": JOINT,
     # Ours: the post-hoc transform in closed form, and BC-Aligner whose transform is solved for in
-    # the end.
+    # the end, which is the default.
     "post-closed": {**POSTHOC, "solver": "closed"},
     "evergram": {**JOINT, "solver": "closed"},
 }

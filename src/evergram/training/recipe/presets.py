@@ -35,6 +35,7 @@ PAPER: dict[str, Any] = {
         "metric": "recall@50",
     },
     "upgrade": {
+        "method": "bc-aligner",
         "weight": 16.0,
         "unit": "paper",
         "objects": "paper-code",

@@ -43,7 +43,8 @@ class UpgradeRecipe(KindTable):
     objects: AlignedObjects = "all"
     # Of each side, at most so many that "all" draws for a step, or that "batch" takes.
     rows: Positive = 512
-    # The transform is Adam's, or in the end replaced by the closed form on all objects.
+    # The transform is Adam's, or in the end replaced by the closed form on all objects. Joint
+    # training has the closed form where there is one, unless something else is written.
     solver: Literal["gradient", "closed"] = "gradient"
     # posthoc by gradient: passes over the objects; over the pairs, unless `objects` is "all".
     fit_epochs: Positive = 100
@@ -56,13 +57,18 @@ class UpgradeRecipe(KindTable):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_name(cls, values: Any) -> Any:
-        name = values.get("method") if isinstance(values, dict) else None
-        if not isinstance(name, str):  # none, or of the wrong type, which the field says itself
+    def _with_method_and_solver(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
             return values
-        if name not in METHODS:
-            raise ValueError(f"upgrade.method is {name!r}; it must be one of {', '.join(METHODS)}")
-        return {**METHODS[name], **values}
+        name = values.get("method")
+        if isinstance(name, str):  # one of the wrong type is refused by its field
+            if name not in METHODS:
+                allowed = ", ".join(METHODS)
+                raise ValueError(f"upgrade.method is {name!r}; it must be one of {allowed}")
+            values = {**METHODS[name], **values}
+        chosen = {key: cls.model_fields[key].default for key in ("fit", "transform")} | values
+        closed = chosen["transform"] in kinds_where(TRANSFORMS, "has_closed_form")
+        return {"solver": "closed", **values} if closed and chosen["fit"] == "joint" else values
 
     @field_validator("objects", mode="before")
     @classmethod

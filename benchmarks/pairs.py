@@ -1,0 +1,119 @@
+"""Compare the benchmarks of two checkouts, run in turns on one machine.
+
+The order is old, new, new, old, …, so that a slow hour is both sides'. Each figure is shown with
+its lowest and highest value on either side; a figure whose ranges do not overlap has changed by
+more than noise.
+
+    git worktree add BEFORE COMMIT     # and an environment in BEFORE/.venv
+    python -m benchmarks.pairs BEFORE steps alignment serving-fetch --repeats 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks import ROOT
+
+Cell = tuple[str, str]  # row and column of a table
+_NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
+
+
+def figures(table: str) -> dict[Cell, float]:
+    """Return the figures of the Markdown tables in a text: the first number of each cell.
+
+    Rows are named by their first cell, and by how often it came before if it occurs twice.
+    """
+    cells: dict[Cell, float] = {}
+    columns: list[str] = []
+    inside = False
+    for line in table.splitlines():
+        if not line.startswith("|"):
+            inside = False
+            continue
+        first, *rest = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if not inside:
+            columns, inside = rest, True
+            continue
+        if set(first) <= set("-: "):
+            continue
+        row, again = first, 2
+        while any(key[0] == row for key in cells):
+            row, again = f"{first} ({again})", again + 1
+        for column, cell in zip(columns, rest, strict=True):
+            if number := _NUMBER.search(cell):
+                cells[row, column] = float(number[0].replace(",", ""))
+    return cells
+
+
+def run(checkout: Path, section: str, *, tiny: bool = False) -> dict[Cell, float]:
+    """Return the figures of one section, measured by a process of the checkout."""
+    own = checkout / ".venv" / "bin" / "python"
+    python = str(own) if own.is_file() else sys.executable
+    environment = {**os.environ, "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{checkout}"}
+    command = [python, "-m", "benchmarks", section, *(["--tiny"] if tiny else [])]
+    done = subprocess.run(
+        command, cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{section} failed in {checkout}:\n{done.stderr[-2000:]}")
+    return figures(done.stdout)
+
+
+def pairs(
+    old: Path, new: Path, section: str, repeats: int, *, tiny: bool = False
+) -> dict[Cell, tuple[list[float], list[float]]]:
+    """Return the figures of both checkouts that both have, of `repeats` runs each."""
+    runs: dict[Path, list[dict[Cell, float]]] = {old: [], new: []}
+    for repeat in range(repeats):
+        for checkout in (old, new) if repeat % 2 == 0 else (new, old):
+            print(f"{section}: {checkout.name}, run {repeat + 1}", file=sys.stderr, flush=True)
+            runs[checkout].append(run(checkout, section, tiny=tiny))
+    common = [c for c in runs[new][0] if all(c in r for side in runs.values() for r in side)]
+    return {c: ([r[c] for r in runs[old]], [r[c] for r in runs[new]]) for c in common}
+
+
+def table(section: str, compared: dict[Cell, tuple[list[float], list[float]]]) -> str:
+    lines = [
+        f"| {section} | figure | before | now | now / before | |",
+        "|" + "---|" * 6,
+    ]
+    for (row, column), (before, now) in compared.items():
+        apart = min(now) > max(before) or max(now) < min(before)
+        ratio = f"{median(now) / median(before):.2f}" if median(before) else "–"
+        changed = "changed" if apart else ""
+        lines.append(f"| {row} | {column} | {_span(before)} | {_span(now)} | {ratio} | {changed} |")
+    return "\n".join(lines)
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{median(values):g} ({min(values):g}–{max(values):g})"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs", description=__doc__)
+    parser.add_argument("before", type=Path, help="the other checkout")
+    parser.add_argument("sections", nargs="+", metavar="SECTION")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="the sections' tiny presets")
+    chosen = parser.parse_args(arguments)
+    if chosen.repeats < 2:
+        parser.error(f"--repeats is {chosen.repeats}; noise shows from two runs on")
+    if not (chosen.before / "benchmarks").is_dir():
+        parser.error(f"{chosen.before} is no checkout: it has no folder benchmarks")
+    for section in chosen.sections:
+        compared = pairs(chosen.before, ROOT, section, chosen.repeats, tiny=chosen.tiny)
+        if not compared:
+            sys.exit(f"{section} has no figure that both checkouts print.")
+        print(f"\n{table(section, compared)}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
