@@ -17,6 +17,7 @@ from evergram.errors import DataError
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30)
 POWERS = [0.0, 0.5, 1.0]
+SIDES = ("query", "candidate")
 
 
 def corpus(pairs: list[tuple[int, int]]) -> Corpus:
@@ -86,6 +87,25 @@ def test_query_uniform_positives_are_drawn_as_they_say() -> None:
             drawn.index_put_((batch.query, batch.candidate), torch.ones(12), accumulate=True)
     expected = torch.tensor([[0.75, 0.25, 0], [1, 0, 0], [0, 0, 1]]) / 3
     assert float((drawn / drawn.sum() - expected).abs().max()) < 0.01
+
+
+@settings(max_examples=50, deadline=None)
+@given(PAIRS, st.integers(1, 8), st.sampled_from(["examples", "queries"]), st.booleans())
+def test_a_short_batch_holds_what_fills_no_batch(
+    pairs: list[tuple[int, int]], batch_size: int, positives: str, short: bool
+) -> None:
+    draws = PairDraws(positives=positives, short_batch=short)
+    sampler = ExampleSampler(corpus(pairs), draws, batch_size=batch_size, seed=0)
+    batches = list(sampler.epoch(3))
+    assert len(batches) == len(sampler)
+    full, rest = divmod(len(pairs), sampler.batch_size)
+    assert [len(b.query) for b in batches] == [sampler.batch_size] * full + [rest] * (
+        short and rest > 0
+    )
+    if short and positives == "examples":
+        drawn = torch.stack([torch.cat([getattr(b, s) for b in batches]) for s in SIDES])
+        observed = torch.stack([sampler.query, sampler.candidate])
+        assert sorted(map(tuple, drawn.T.tolist())) == sorted(map(tuple, observed.T.tolist()))
 
 
 def test_negatives_are_uniform_over_what_the_query_has_not_met() -> None:

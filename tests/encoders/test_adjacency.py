@@ -24,11 +24,16 @@ from evergram.encoders.adjacency import (
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=30))
-def test_sums_over_distinct_neighbours(pairs: Pairs) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=30),
+    st.booleans(),
+)
+def test_sums_over_neighbours(pairs: Pairs, repeats: bool) -> None:
+    """Over distinct ones, or each as often as it was met."""
     data = graph_corpus(pairs)
-    matrix, expected = adjacency(data), dense_adjacency(data)
-    assert torch.equal(matrix.to_dense().double(), expected)
+    matrix = adjacency(data, repeats=repeats)
+    expected = dense_adjacency(data, repeats=repeats)
+    assert torch.equal(matrix @ torch.eye(len(expected)), expected.float())
     degree = expected.sum(1)
     assert torch.equal(degrees(matrix).double(), degree)
     nodes = torch.randn(len(expected), 2, dtype=torch.float64)
@@ -39,8 +44,9 @@ def test_sums_over_distinct_neighbours(pairs: Pairs) -> None:
     torch.testing.assert_close(neighbour_balanced(matrix, nodes), balanced @ nodes)
 
 
+@pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("combine", [neighbour_sum, neighbour_mean, neighbour_balanced])
-def test_the_gradients_are_those_of_the_sums(combine: Any) -> None:
-    matrix = adjacency(graph_corpus())
+def test_the_gradients_are_those_of_the_sums(combine: Any, repeats: bool) -> None:
+    matrix = adjacency(graph_corpus(), repeats=repeats)
     nodes = torch.randn(len(matrix), 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: combine(matrix, x), nodes)

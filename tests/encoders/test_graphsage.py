@@ -19,12 +19,13 @@ from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.graphsage import GraphSage
 
 
-def slow_sage(encoder: Encoder, data: Corpus, *, training: bool) -> Tensor:
-    """One node after another, its neighbours from a set. [BC] §5."""
+def slow_sage(encoder: Encoder, data: Corpus, *, training: bool, repeats: bool = False) -> Tensor:
+    """One node after another, its neighbours from a set, or a list with repeats. [BC] §5."""
     state = {name: value.detach() for name, value in encoder.state_dict().items()}
     queries = len(data.queries)
     nodes = [state["start.shared.query"]] * queries + feature_means(encoder, data)
-    pairs = set(zip(data.column("query").tolist(), data.column("candidate").tolist(), strict=True))
+    met = zip(data.column("query").tolist(), data.column("candidate").tolist(), strict=True)
+    pairs = list(met) if repeats else set(met)
     near: list[list[int]] = [[] for _ in nodes]
     for q, c in sorted(pairs):
         near[q].append(queries + c)
@@ -54,7 +55,9 @@ def slow_sage(encoder: Encoder, data: Corpus, *, training: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("options", [{}, {"layers": 1}, {"layers": 3, "width": 5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"layers": 1}, {"layers": 3, "width": 5}, {"repeats": True}]
+)
 def test_graphsage_is_its_definition(training: bool, options: dict[str, Any]) -> None:
     data = graph_corpus()
     encoder = random_encoder(GraphSage, data, **options)
@@ -62,7 +65,7 @@ def test_graphsage_is_its_definition(training: bool, options: dict[str, Any]) ->
         if name.endswith(("mean", "var")):
             buffer.uniform_(0.5, 2)
     encoder.train(training)
-    expected = slow_sage(encoder, data, training=training)
+    expected = slow_sage(encoder, data, training=training, repeats=options.get("repeats", False))
     embeddings = encoder(encoder.read(data))
     nodes = torch.cat([torch.cat(list(embeddings.blocks(side))) for side in SIDES])
     torch.testing.assert_close(nodes, expected, rtol=1e-10, atol=1e-10)
@@ -87,3 +90,16 @@ def test_embeddings_start_with_the_deviation_of_scale() -> None:
     torch.testing.assert_close(
         nodes.std(0, unbiased=False), torch.full((8,), 0.2), rtol=0.05, atol=0
     )
+
+
+def test_the_vector_that_queries_share_may_have_a_deviation_of_its_own() -> None:
+    schema = Schema.of(graph_corpus(), features=True)
+    shared, tables = {}, {}
+    for value in (None, 0.1):
+        draw = torch.Generator().manual_seed(0)
+        encoder = GraphSage(schema, 600, generator=draw, scale=1.0, layers=1, shared_scale=value)
+        shared[value] = float(encoder.start.shared["query"].detach().std())
+        tables[value] = float(torch.cat(list(encoder.start.tables.values())).detach().std())
+    assert shared[None] == pytest.approx(1.0, rel=0.05)
+    assert shared[0.1] == pytest.approx(0.1, rel=0.05)
+    assert tables[None] == tables[0.1] == pytest.approx(1.0, rel=0.05)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.largest_tensor import LargestTensor
 
 from evergram.errors import RecipeError, ShapeError
-from evergram.evaluation import ranking
+from evergram.evaluation import score_blocks
 from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
 
 NAMES = ("recall@1", "recall@3", "ndcg@3", "map@3", "ndcg@50", "map@50")
@@ -75,14 +76,33 @@ def test_metrics_are_those_of_sorted_lists(
         assert metrics[name] == pytest.approx(oracle(table.tolist(), pairs, seen, name)), name
 
 
-def test_blocks_give_the_same_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("budget", [4, 360, 4 * 64 * 7, 1 << 20])
+def test_metrics_do_not_depend_on_the_budget(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
+    """One score at a time; three queries; all queries and seven candidates; everything at once."""
     draw = torch.Generator().manual_seed(0)
     query, candidate = torch.randn(40, 4, generator=draw), torch.randn(30, 4, generator=draw)
-    held = [(q, (7 * q) % 30) for q in range(40)]
-    seen = [(q, (7 * q + 3) % 30) for q in range(40)]
-    whole = rank_metrics(query, candidate, relevance(held, seen))
-    monkeypatch.setattr(ranking, "BLOCK", 90)  # three queries at a time
-    assert rank_metrics(query, candidate, relevance(held, seen)) == pytest.approx(whole)
+    held = [(q, (7 * q + i) % 30) for q in range(40) for i in range(q % 4)] + [(5, -1)]
+    seen = [(q, (7 * q + 3 + 11 * i) % 30) for q in range(40) for i in range(q % 5)]
+    whole = rank_metrics(query, candidate, relevance(held, seen), NAMES)
+    assert 0.05 < whole["recall@3"] < 0.5
+    monkeypatch.setattr(score_blocks, "SCORE_BYTES", budget)
+    blocks = rank_metrics(query, candidate, relevance(held, seen), NAMES)
+    assert blocks == pytest.approx(whole, abs=1e-6)
+
+
+def test_no_tensor_is_larger_than_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    query, candidate = torch.randn(900, 2, generator=draw), torch.randn(2000, 2, generator=draw)
+    case = relevance([(q, q) for q in range(900)], [(q, q + 1) for q in range(900)])
+    budget = 40_000
+    with LargestTensor() as whole:
+        before = rank_metrics(query, candidate, case)
+    assert whole.bytes == 4 * len(query) * len(candidate)
+    monkeypatch.setattr(score_blocks, "SCORE_BYTES", budget)
+    with LargestTensor() as largest:
+        after = rank_metrics(query, candidate, case)
+    assert budget / 2 < largest.bytes <= budget
+    assert after == pytest.approx(before, abs=1e-6)
 
 
 def test_a_constant_embedding_scores_nothing() -> None:

@@ -70,6 +70,19 @@ def test_an_overlap_that_nothing_can_be_fitted_to_is_refused_in_any_case() -> No
         Overlap(0, 0, 0, 1.0).refuse_small(1, 0, allow_small=True)
 
 
+def test_w_starts_orthonormal_or_as_a_layer_of_torch(lineage: Lineage, corpus: Corpus) -> None:
+    wide = 400
+    ours = fit_of(lineage, corpus, dim=wide).transform.affine()
+    theirs = fit_of(lineage, corpus, "upgrade.transform_start=uniform", dim=wide).transform.affine()
+    layer = torch.nn.Linear(wide, 4, bias=False).weight
+    assert ours is not None
+    assert theirs is not None
+    torch.testing.assert_close(ours[0] @ ours[0].T, torch.eye(4))
+    for weight in (theirs[0].detach(), layer.detach()):
+        assert 0.97 / 20 < float(weight.abs().max()) <= 1 / 20
+        assert float(weight.std()) == pytest.approx(1 / 20 / 3**0.5, rel=0.05)
+
+
 @pytest.mark.parametrize("transform", ["linear", "affine", "orthogonal"])
 def test_a_closed_form_recovers_an_exact_map_without_the_held_out_objects(
     lineage: Lineage, corpus: Corpus, transform: str

@@ -14,6 +14,18 @@ def run(intended: float, auc: float, error: float) -> dict[str, Any]:
         "auc": {"activity": {1: [auc - 0.1, auc + 0.1]}, "pair-rating": {1: [auc, auc]}},
         "error": {0: 0.0, 1: error},
         "seconds": 2.0,
+        "trained": {},
+    }
+
+
+def length(gain: float | None, passes: int = 30) -> dict[str, Any]:
+    """How long a model was trained, with steps that are four times as large as the reference's."""
+    return {
+        "passes": passes,
+        "share_of_passes": passes / 500,
+        "share_of_steps": passes / 2000,
+        "last_gain": gain,
+        "on_plateau": None if gain is None else gain < 0.01,
     }
 
 
@@ -33,7 +45,9 @@ def results(measured: dict[int, Any]) -> dict[str, Any]:
         "unit": "paper",
         "times": [0.5, 0.6],
         "seeds": list(measured),
+        "reference_budget": {"epochs": 500, "batch_size": 2048},
         "tasks": {"activity": {}, "pair-rating": {}},
         "left_out": ["Something is left out."],
         **summarise(measured, ["keep-all", "new"], {"new": {1.0: "new-1", 16.0: "new"}}),
+        "runs": measured,
     }

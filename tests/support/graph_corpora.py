@@ -46,13 +46,14 @@ def random_encoder(kind: type[GraphEncoder], data: Corpus, dim: int = 3, **optio
     return encoder
 
 
-def dense_adjacency(data: Corpus) -> Tensor:
-    """The adjacency as a matrix of zeros and ones, [N, N]."""
+def dense_adjacency(data: Corpus, *, repeats: bool = False) -> Tensor:
+    """The adjacency as a matrix of zeros and ones, or of how often pairs repeat, [N, N]."""
     queries = len(data.queries)
     size = queries + len(data.candidates)
     edges = torch.zeros(size, size, dtype=torch.float64)
     for q, c in zip(data.column("query").tolist(), data.column("candidate").tolist(), strict=True):
-        edges[q, queries + c] = edges[queries + c, q] = 1
+        times = edges[q, queries + c] + 1 if repeats else 1
+        edges[q, queries + c] = edges[queries + c, q] = times
     return edges
 
 

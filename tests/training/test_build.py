@@ -103,6 +103,19 @@ def test_entities_are_drawn_apart_from_pairs_in_batches_of_their_own_size() -> N
     assert len(next(iter(drawn.epoch(0, 1))).ids) == sampler.batch_size
 
 
+def test_an_epoch_has_a_short_batch_if_the_recipe_wants_it() -> None:
+    sizes = {}
+    for short in (False, True):
+        chosen = settings(training={"batch_size": 3, "short_batch": short})
+        _, sampler, _ = prepare(chosen, CORPUS, CPU)
+        sizes[short] = [len(batch.query) for batch in sampler.epoch(0)]
+    assert len(CORPUS) % 3
+    assert sizes == {
+        False: [3] * (len(CORPUS) // 3),
+        True: [3] * (len(CORPUS) // 3) + [len(CORPUS) % 3],
+    }
+
+
 def test_a_run_has_only_what_its_objective_uses() -> None:
     step, _, draws = prepare(settings(), CORPUS, CPU)
     assert [len(step.estimators[side]) for side in SIDES] == [1, 1]

@@ -86,11 +86,14 @@ class PairDraws:
             uniformly, then one of its pairs (p ∝ 1/deg(query)), with replacement.
         negatives: True draws for each pair another candidate, uniformly among those that the query
             has not met.
+        short_batch: True trains on the pairs of an epoch that do not fill a batch, too, in a last,
+            smaller one.
     """
 
     target: str = "one"
     positives: str = "examples"
     negatives: bool = False
+    short_batch: bool = False
 
 
 class ExampleSampler:
@@ -126,6 +129,9 @@ class ExampleSampler:
         self.batch_size = min(batch_size, len(corpus))
         self.seed = seed
         self.positives = draws.positives
+        self.size = len(corpus)
+        if not draws.short_batch:
+            self.size -= self.size % self.batch_size
         counts = {side: corpus.counts(side) for side in ("query", "candidate")}
         size = len(corpus)
         chance = torch.full((size,), 1 / size, dtype=torch.float64)
@@ -154,15 +160,14 @@ class ExampleSampler:
             self.known = torch.unique(self.query * self.candidates + self.candidate)
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch; a last, smaller one is left out."""
-        return len(self.query) // self.batch_size
+        """Return the number of batches in an epoch."""
+        return -(-self.size // self.batch_size)
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Yield the batches of an epoch."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         order = self._order(generator)
-        for start in range(len(self)):
-            index = order[start * self.batch_size : (start + 1) * self.batch_size]
+        for index in torch.split(order, self.batch_size):
             query, candidate = self.query[index], self.candidate[index]
             yield Batch(
                 query,
@@ -176,12 +181,12 @@ class ExampleSampler:
 
     def _order(self, generator: torch.Generator) -> Tensor:
         if self.positives == "examples":
-            return torch.randperm(len(self.query), generator=generator)
+            return torch.randperm(len(self.query), generator=generator)[: self.size]
         counts = self.offsets.diff()
         met = torch.nonzero(counts).flatten()
-        size = len(self) * self.batch_size
-        query = met[torch.randint(len(met), (size,), generator=generator)]
-        nth = (torch.rand(size, generator=generator, dtype=torch.float64) * counts[query]).long()
+        query = met[torch.randint(len(met), (self.size,), generator=generator)]
+        chance = torch.rand(self.size, generator=generator, dtype=torch.float64)
+        nth = (chance * counts[query]).long()
         return self.order[self.offsets[query] + nth]
 
     def _negative(self, query: Tensor, generator: torch.Generator) -> Tensor:

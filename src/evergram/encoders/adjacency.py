@@ -12,16 +12,19 @@ from torch.autograd.function import once_differentiable
 from evergram.data.corpus import Corpus
 
 
-def adjacency(corpus: Corpus) -> Tensor:
+def adjacency(corpus: Corpus, *, repeats: bool = False) -> Tensor:
     """Return the graph of a corpus: queries, then candidates, are its nodes and pairs its edges.
 
-    Returns: sparse CSR [N, N] of ones, N = queries + candidates, with each distinct pair in both
-        directions. It is its own transpose, so that the backward pass costs no more than the
-        forward one.
+    Args:
+        repeats: True makes an edge of each interaction, False of each distinct pair.
+    Returns: sparse CSR [N, N] of ones, N = queries + candidates, with each edge in both directions.
+        It is its own transpose, so that the backward pass costs no more than the forward one.
     """
     queries = len(corpus.queries)
     size = queries + len(corpus.candidates)
-    pairs = torch.unique(corpus.column("query") * size + queries + corpus.column("candidate"))
+    pairs = corpus.column("query") * size + queries + corpus.column("candidate")
+    if not repeats:
+        pairs = torch.unique(pairs)
     start, end = pairs // size, pairs % size
     keys, _ = torch.sort(torch.cat([pairs, end * size + start]))
     offsets = torch.zeros(size + 1, dtype=torch.int32)
@@ -39,7 +42,7 @@ def adjacency(corpus: Corpus) -> Tensor:
 
 
 def degrees(matrix: Tensor) -> Tensor:
-    """Return the number of neighbours of each node, int32 [N]."""
+    """Return the number of edges of each node, int32 [N]."""
     return matrix.crow_indices().diff()
 
 

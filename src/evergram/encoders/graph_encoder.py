@@ -26,14 +26,25 @@ class GraphEncoder(Encoder):
 
     Args:
         depth: the number of edges that a pass reaches over.
+        repeats: True makes an edge of each interaction, so that a neighbour counts as often as it
+            was met; False one of each pair.
     """
 
     # The nodes' first vectors; subclasses set it.
     start: NodeInputs
 
-    def __init__(self, schema: Schema, dim: int, depth: int, normalize: bool = False) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int,
+        depth: int,
+        normalize: bool = False,
+        *,
+        repeats: bool = False,
+    ) -> None:
         super().__init__(schema, dim, normalize)
         self.depth = depth
+        self.repeats = repeats
 
     @abstractmethod
     def propagate(self, scene: Scene, graph: Tensor) -> Tensor:
@@ -43,7 +54,7 @@ class GraphEncoder(Encoder):
         return {f"start.{name}": vocabulary for name, vocabulary in self.start.keyed().items()}
 
     def read(self, corpus: Corpus) -> Scene:
-        return Scene(super().read(corpus).inputs, adjacency(corpus))
+        return Scene(super().read(corpus).inputs, adjacency(corpus, repeats=self.repeats))
 
     def forward(self, scene: Scene) -> Embeddings:
         nodes = self.normalized(self.propagate(scene, _graph_of(scene)))

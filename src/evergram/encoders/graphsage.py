@@ -33,6 +33,10 @@ class GraphSage(GraphEncoder):
         width: of the first vectors and between layers; `dim` by default.
         scale: standard deviation of the initial tables and embeddings. [BC] has 1, the default of
             the libraries.
+        shared_scale: that of the vector from which all queries start, 0.1 in [BC]'s code; `scale`
+            by default.
+        repeats: True makes an edge of each interaction, as [BC]'s code does; False one of each
+            pair.
         normalize: True scales embeddings to unit norm.
     Raises: TrainingError: PyTorch Geometric is not installed.
     Source: Hamilton et al. 2017; as [BC] §5 and its authors' code have it.
@@ -50,9 +54,11 @@ class GraphSage(GraphEncoder):
         ids: bool = False,
         width: int | None = None,
         scale: float = 0.1,
+        shared_scale: float | None = None,
+        repeats: bool = False,
         normalize: bool = False,
     ) -> None:
-        super().__init__(schema, dim, layers, normalize)
+        super().__init__(schema, dim, layers, normalize, repeats=repeats)
         width = dim if width is None else width
         featured = set(schema.inputs["candidate"]) != {"id"}
         self.start = NodeInputs(
@@ -63,6 +69,9 @@ class GraphSage(GraphEncoder):
             scale=scale,
             generator=generator,
         )
+        if shared_scale is not None:
+            for vector in self.start.shared.values():
+                nn.init.normal_(vector, std=shared_scale, generator=generator)
         sizes = [*[width] * layers, dim]
         self.convolutions = nn.ModuleList(_convolution(a, b, generator) for a, b in pairwise(sizes))
         norms = [nn.BatchNorm1d(size) for size in sizes[1:]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from evergram.kinds import KindSettings, PerVersion, Positive, table_of
+from evergram.kinds import KindSettings, PerVersion, Positive, Rate, table_of
 
 if TYPE_CHECKING:
     from evergram.encoders.encoder import Encoder
@@ -117,7 +117,9 @@ class GraphSageSettings(EncoderSettings):
     """A node combined with the mean of its neighbours, `layers` times.
 
     `input_dim` is the width of the first vectors and between layers, by default `dim`; `ids` adds
-    rows of their ids to candidates that have features.
+    rows of their ids to candidates that have features. `shared_scale` is the deviation at the start
+    of the vector that all queries share, by default `scale`; `repeats` makes an edge of each
+    interaction, not of each pair.
     """
 
     kind = "graphsage"
@@ -127,6 +129,8 @@ class GraphSageSettings(EncoderSettings):
     size_keys = ("input_dim", "layers")
     input_dim: Positive | None = None
     ids: bool = False
+    shared_scale: Rate | None = None
+    repeats: bool = False
     layers: PerVersion = Field(default=[2])
 
     @classmethod
@@ -137,11 +141,15 @@ class GraphSageSettings(EncoderSettings):
 
     def options(self, version: int) -> dict[str, Any]:
         # The names and the order that published versions have.
-        return {
+        options: dict[str, Any] = {
             "layers": at_version(self.layers, version),
             "width": self.input_dim,
             "ids": self.ids,
         }
+        # These came later: versions without them have none in their manifests.
+        if self.shared_scale is not None:
+            options["shared_scale"] = self.shared_scale
+        return options | ({"repeats": True} if self.repeats else {})
 
     def layer_numbers(self, dim: int, version: int) -> int:
         inner, layers = self.input_dim or dim, at_version(self.layers, version)

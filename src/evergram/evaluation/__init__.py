@@ -2,7 +2,8 @@
 
 Read in this order:
 
-1. `ranking`: Recall@K, NDCG@K and MAP@K over the whole catalogue. `auc`.
+1. `score_blocks`: all scores, in blocks of bounded memory. `ranking`: Recall@K, NDCG@K and MAP@K
+   over the whole catalogue. `auc`.
 2. `gramian_error`: an estimated Gramian beside the exact one ([G2] Fig. 2 to 4).
    `sampled_gramian_error`: beside a sample, with an interval.
 3. `version_distance`: the distance of a version read as a past one from that past version.

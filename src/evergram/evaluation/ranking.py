@@ -11,10 +11,9 @@ from torch import Tensor
 
 from evergram.data.corpus import take_ragged
 from evergram.errors import RecipeError, ShapeError
+from evergram.evaluation.score_blocks import ScoreBlocks
 
 METRICS = ("recall@20", "ndcg@20", "map@10")
-# Scores held at once: 64 Mi floats are 256 MiB, whatever the catalogue.
-BLOCK = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -95,12 +94,11 @@ def rank_metrics(
     if not len(relevance):
         return dict.fromkeys(names, float("nan"))
     device = device or query.device
-    candidate = candidate.to(device)
-    rows = max(1, BLOCK // max(1, len(candidate)))
+    scores = ScoreBlocks(candidate.to(device))
     totals = dict.fromkeys(names, 0.0)
-    for start in range(0, len(relevance), rows):
-        block = torch.arange(start, min(start + rows, len(relevance)))
-        ranks, owner, size = _ranks(query, candidate, relevance, block, depth)
+    for start in range(0, len(relevance), scores.rows):
+        block = torch.arange(start, min(start + scores.rows, len(relevance)))
+        ranks, owner, size = _ranks(query, scores, relevance, block, depth)
         for name, (kind, k) in wanted.items():
             totals[name] += float(_score(kind, k, ranks, owner, size).sum())
     return {name: total / len(relevance) for name, total in totals.items()}
@@ -128,7 +126,7 @@ def popularity_metrics(
 
 
 def _ranks(
-    query: Tensor, candidate: Tensor, relevance: Relevance, block: Tensor, depth: int
+    query: Tensor, blocks: ScoreBlocks, relevance: Relevance, block: Tensor, depth: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ranks [t], owners [t] and sizes [b] of the targets of a block of b queries.
 
@@ -136,22 +134,56 @@ def _ranks(
     K even if there are fewer candidates. The owner is the place of the target's query in the block,
     the size its number of targets.
     """
-    scores = query[relevance.queries[block]].to(candidate) @ candidate.T
-    if not bool(torch.isfinite(scores).all()):
-        raise ShapeError("A score is not finite; an embedding holds NaN or infinity.")
-    seen, seen_offsets = take_ragged(relevance.seen, relevance.seen_offsets, block)
-    whose = torch.repeat_interleave(torch.arange(len(block)), seen_offsets.diff())
-    scores[whose.to(scores.device), seen.to(scores.device)] = -torch.inf
-    # One place more than the list, so that a tie across its end is noticed.
-    best = scores.topk(min(depth + 1, scores.shape[1]), dim=1).values
-    targets, offsets = take_ragged(relevance.targets, relevance.target_offsets, block)
-    owner = torch.repeat_interleave(torch.arange(len(block)), offsets.diff())
-    inside = targets >= 0
-    place = owner[inside].to(scores.device)
-    score = scores[place, targets[inside].to(scores.device)]
-    rank = (best[place] >= score[:, None]).sum(1).cpu()
-    rank = torch.where(score.cpu() == -torch.inf, depth + 1, rank)
-    return rank, owner[inside], offsets.diff()
+    hidden = _Cells.of(relevance.seen, relevance.seen_offsets, block)
+    wanted = _Cells.of(relevance.targets, relevance.target_offsets, block)
+    device = blocks.candidate.device
+    score = blocks.candidate.new_full((len(wanted.row),), -torch.inf)
+    best = score.new_empty(len(block), 0)
+    for start, scores in blocks.of(query[relevance.queries[block]]):
+        # NaN is both the least and the largest.
+        if not all(bool(torch.isfinite(end)) for end in torch.aminmax(scores)):
+            raise ShapeError("A score is not finite; an embedding holds NaN or infinity.")
+        row, column, _ = hidden.within(start, scores)
+        scores[row, column] = -torch.inf
+        row, column, place = wanted.within(start, scores)
+        score[place] = scores[row, column]
+        # One place more than the list, so that a tie across its end is noticed.
+        best = torch.cat([best, scores.topk(min(depth + 1, scores.shape[1])).values], dim=1)
+        best = best.topk(min(depth + 1, best.shape[1])).values
+    inside = torch.nonzero(wanted.column >= 0).flatten()
+    rank = torch.cat(
+        [
+            (best[wanted.row[part].to(device)] >= score[part.to(device)][:, None]).sum(1).cpu()
+            for part in torch.split(inside, blocks.rows)
+        ]
+    )
+    rank = torch.where(score.cpu()[inside] == -torch.inf, depth + 1, rank)
+    return rank, wanted.row[inside], torch.bincount(wanted.row, minlength=len(block))
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Cells of a score matrix: rows and columns, int64 [m] each; columns below 0 are outside."""
+
+    row: Tensor
+    column: Tensor
+
+    @classmethod
+    def of(cls, candidates: Tensor, offsets: Tensor, block: Tensor) -> _Cells:
+        """Return those of the queries `block` [b], whose candidates are ragged."""
+        column, offsets = take_ragged(candidates, offsets, block)
+        return cls(torch.repeat_interleave(torch.arange(len(block)), offsets.diff()), column)
+
+    def within(self, start: int, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the rows and columns of those in a block of scores, and which they are, [m'].
+
+        Args:
+            start: the candidate of the block's first column.
+        """
+        inside = (self.column >= start) & (self.column < start + scores.shape[1])
+        which = torch.nonzero(inside).flatten()
+        cells = self.row[which], self.column[which] - start, which
+        return tuple(part.to(scores.device) for part in cells)  # type: ignore[return-value]
 
 
 def _score(kind: str, k: int, rank: Tensor, owner: Tensor, size: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from evergram.errors import ShapeError
+from evergram.evaluation.score_blocks import best_candidates
 
 
 def drift(transformed: Tensor, past: Tensor) -> dict[str, float]:
@@ -26,13 +27,11 @@ def overlap(
     past_query: Tensor,
     past_candidate: Tensor,
     k: int = 10,
-    block: int = 1 << 26,
 ) -> float:
     """Return the mean share of a query's k best candidates that z̃_j and z_j have in common.
 
     Args:
         transformed_query, past_query: [Q, D]; transformed_candidate, past_candidate: [N, D].
-        block: scores held at once.
     Returns: in [0, 1]; NaN if Q or N is 0.
     """
     _check(transformed_query, past_query)
@@ -41,14 +40,10 @@ def overlap(
     if not total or not n:
         return float("nan")
     k = min(k, n)
-    rows, shared = max(1, block // n), 0
-    for start in range(0, total, rows):
-        part = slice(start, start + rows)
-        new = (transformed_query[part] @ transformed_candidate.T).topk(k).indices
-        old = (past_query[part] @ past_candidate.T).topk(k).indices
-        both = torch.cat([new, old], dim=1).sort(dim=1).values
-        shared += int((both[:, 1:] == both[:, :-1]).sum())
-    return shared / (total * k)
+    new = best_candidates(transformed_query, transformed_candidate, k)
+    old = best_candidates(past_query, past_candidate, k)
+    both = torch.cat([new, old], dim=1).sort(dim=1).values
+    return int((both[:, 1:] == both[:, :-1]).sum()) / (total * k)
 
 
 def as_dim(embeddings: Tensor, dim: int) -> Tensor:

@@ -4,8 +4,8 @@ Read in this order:
 
 1. `upgrade`: train a version, and the next one together with its backward transform. The two
    papers, which know nothing of each other, meet here. `upgrade_plan` and `upgrade_steps` are its
-   parts; `backward_transform` fits the transform; `past_version_report` measures the new version
-   read as each past one.
+   parts; `backward_transform` fits the transform (`posthoc_fit`: over pairs);
+   `past_version_report` measures the new version read as each past one.
 2. `publish`: the one gate, by limits and by every consumer's probe (`probes`: a consumer's own
    model on the embeddings that it would read). `release`: train and publish in one call.
    `evaluate`: metrics of a lineage's stored embeddings.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import sqrt
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
@@ -23,6 +24,7 @@ from evergram.errors import DataError
 from evergram.lineage.unseen_objects import id_hash
 from evergram.releasing.past_models import PastModel, known_vectors
 from evergram.releasing.past_version_report import held_out_rows
+from evergram.releasing.posthoc_fit import PairFit, fit_over_pairs
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.recipe.upgrade import UpgradeRecipe
 
@@ -111,22 +113,33 @@ class BackwardTransformFit:
         self.held_out, self.aside = _set_aside(corpus, self.known, settings.held_out)
         self.used = {side: self.known[side] & ~self.aside[side] for side in SIDES}
         self.loss = AlignmentLoss(chain, settings.steps, settings.unit)
+        generator = torch.Generator().manual_seed(seed)
         self.transform: Transform = build_transform(
-            settings.transform,
-            before.dim,
-            new_dim,
-            settings.chosen.options(),
-            torch.Generator().manual_seed(seed),
+            settings.transform, before.dim, new_dim, settings.chosen.options(), generator
         )
+        if settings.transform_start == "uniform":
+            for weight in self.transform.parameters():
+                nn.init.uniform_(weight, -1 / sqrt(new_dim), 1 / sqrt(new_dim), generator=generator)
 
     def joint(self) -> JointAlignment | None:
         """Return the alignment to train together with the model; None if the settings fit it
         otherwise."""
-        if self.settings.fit != "joint":
+        settings = self.settings
+        if settings.fit != "joint":
             return None
+        return self._alignment(
+            alignment_weight(settings.weight, settings.unit, self.transform.old_dim)
+        )
+
+    def _alignment(self, strength: float) -> JointAlignment:
+        """Return the alignment over the objects of the settings.
+
+        Args:
+            strength: of the loss.
+        """
         settings = self.settings
         chosen = JointAlignmentSettings(
-            strength=alignment_weight(settings.weight, settings.unit, self.transform.old_dim),
+            strength=strength,
             rate=settings.transform_rate,
             objects=settings.objects,
             rows=settings.rows,
@@ -135,20 +148,31 @@ class BackwardTransformFit:
         weight = {side: self.used[side].float() for side in SIDES}
         return JointAlignment(self.transform, self.loss, self.past, weight, chosen)
 
-    def finish(self, new: Mapping[str, Tensor]) -> None:
+    @property
+    def fits_over_pairs(self) -> bool:
+        """Whether the transform is fitted after the model, over batches of pairs."""
+        settings = self.settings
+        by_gradient = settings.fit == "posthoc" and settings.solver == "gradient"
+        return by_gradient and settings.objects != "all" and settings.chosen.is_learned
+
+    def finish(self, new: Mapping[str, Tensor], pairs: PairFit | None = None) -> None:
         """Fit the transform to the trained model, unless joint training has, and freeze it.
 
         Args:
             new: of each side, z_k [N, D_k].
+            pairs: how it is fitted over pairs; needed if `fits_over_pairs`.
         """
         settings = self.settings
-        pairs = self._objects(new, self.used), self._objects(self.past, self.used)
+        objects = self._objects(new, self.used), self._objects(self.past, self.used)
         if settings.solver == "closed" and settings.fit != "none":
-            self.transform = self._closed(*pairs)
+            self.transform = self._closed(*objects)
+        elif self.fits_over_pairs:
+            assert pairs is not None
+            fit_over_pairs(self._alignment(1.0), new, pairs)
         elif settings.fit == "posthoc":
             fit_by_gradient(
                 self.transform,
-                *pairs,
+                *objects,
                 loss=self.loss,
                 settings=GradientFit(
                     rate=settings.transform_rate, epochs=settings.fit_epochs, seed=self.seed

@@ -17,6 +17,7 @@ from evergram.encoders.encoder import Encoder
 from evergram.lineage.artefact import Artefact
 from evergram.releasing.past_models import past_model
 from evergram.releasing.past_version_report import PastReading, reading_report
+from evergram.releasing.posthoc_fit import PairFit
 from evergram.releasing.training_report import board_callbacks, training_report, version_report
 from evergram.releasing.upgrade_plan import UpgradePlan
 from evergram.training.build import Companions
@@ -79,7 +80,10 @@ def fit_upgrade(
         trained = judge(model, plan.final, plan.recipe.metrics)
     started = time.perf_counter()
     new = {"query": trained.query, "candidate": trained.candidate}
-    plan.backward.finish(new)
+    pairs = None
+    if plan.backward.fits_over_pairs:
+        pairs = PairFit.of(plan.recipe, plan.final.training, plan.version)
+    plan.backward.finish(new, pairs)
     trained.seconds += time.perf_counter() - started
     error = plan.backward.error(new)
     if not settings.alone:

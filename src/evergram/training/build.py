@@ -74,18 +74,25 @@ def build_measures(task: TaskRecipe, corpus: Corpus, side: str) -> Tensor:
 
 
 def build_sampler(
-    task: TaskRecipe, corpus: Corpus, *, penalty: Sequence[float], batch_size: int, seed: int
+    task: TaskRecipe,
+    corpus: Corpus,
+    *,
+    penalty: Sequence[float],
+    batch_size: int,
+    seed: int,
+    short_batch: bool = False,
 ) -> ExampleSampler:
     """Return the sampler of each epoch's pairs.
 
     Args:
         penalty: λ of each measure.
+        short_batch: whether an epoch has a last, smaller batch.
     Raises: DataError: a column that the task needs is absent.
     """
     measures = {side: build_measures(task, corpus, side) for side in SIDES}
     return ExampleSampler(
         corpus,
-        PairDraws(task.chosen.pair_target, task.drawn, task.chosen.wants_negatives),
+        PairDraws(task.chosen.pair_target, task.drawn, task.chosen.wants_negatives, short_batch),
         batch_size=batch_size,
         seed=seed,
         measures=measures,
@@ -164,6 +171,7 @@ def prepare(
         penalty=settings.strengths.penalty,
         batch_size=settings.batch_size,
         seed=settings.version_seed,
+        short_batch=settings.training.short_batch,
     )
     prior = settings.prior.chosen.build(corpus, companions.past, settings.seed)
     objective = _objective(settings, corpus, prior, sampler.measures).to(device)

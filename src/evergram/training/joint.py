@@ -103,6 +103,22 @@ class JointAlignment(Joint):
         loss: Tensor = self.loss(self.transform, vectors, lifted, weight)
         return self.settings.strength * loss + self.transform.penalty().to(loss)
 
+    @torch.no_grad()
+    def error(self, new: Mapping[str, Tensor]) -> float:
+        """Return the mean over sides of mean ‖L δ‖² over the objects that take part.
+
+        Args:
+            new: of each side, z_k [N, D_k].
+        """
+        errors = []
+        for side in SIDES:
+            known = self.get_buffer(f"known_{side}")
+            lifted = self.get_buffer(f"lifted_{side}")[known]
+            weight = new[side].new_ones(len(known))
+            if len(known):
+                errors.append(float(self.loss(self.transform, new[side][known], lifted, weight)))
+        return sum(errors) / max(1, len(errors))
+
     def _part(self, side: str, ids: Tensor, vectors: Tensor) -> _Part:
         return _Part(side, ids, vectors, self.get_buffer(f"weight_{side}")[ids])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evergram.atomic_files import replace_file
+from evergram.evaluation.reports.budget_report import budget_sentences, budget_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,8 @@ def table_rows(results: Mapping[str, Any]) -> list[list[str]]:
 
 
 def explanation(results: Mapping[str, Any]) -> list[str]:
-    """Return sentences that explain the table and name the tasks that were left out."""
+    """Return sentences that explain the table, say how long models were trained, and name the tasks
+    that were left out."""
     own, seeds = results["keep_all"], len(results["seeds"])
     task = f", ROC-AUC {_number(own['unintended'], 4)}" if own["unintended"] else ""
     return [
@@ -46,16 +48,17 @@ def explanation(results: Mapping[str, Any]) -> list[str]:
         f"(1) intended task, {results['metric']}, and (2) consumers of version 0, both in percent "
         f"of Keep-All; (3) mean distance to version 0's embeddings.",
         f"Keep-All itself: {results['metric']} {_number(own['intended'], 4)}{task}.",
+        *budget_sentences(results),
         f"Consumer tasks: {_listed(results['tasks']) or 'none'}.",
         *results["left_out"],
     ]
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """Return the table and its explanation."""
+    """Return the table, its explanation, and the table of how trainings ended."""
     lines = [f"| {' | '.join(HEADER)} |", "|---" + "|---:" * (len(HEADER) - 1) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in table_rows(results)]
-    return "\n".join([*lines, "", *explanation(results), ""])
+    return "\n".join([*lines, "", *explanation(results), "", *budget_table(results), ""])
 
 
 def write_comparison(folder: Path, results: Mapping[str, Any]) -> None:

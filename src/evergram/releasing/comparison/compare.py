@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from evergram.releasing.comparison.consumer_scores import ConsumerScores
 from evergram.releasing.comparison.results_folder import claim_folder
 from evergram.releasing.comparison.runs import Run, recipe_of, runs_of, seeds_of, sweep_of
 from evergram.releasing.comparison.scope import unmeasurable
+from evergram.releasing.comparison.trained_models import REFERENCE, trained_models
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import pick_device
 from evergram.training.checkpoint import load_encoder
@@ -119,6 +121,7 @@ class Comparison:
             "unit": recipe.upgrade.unit,
             "times": recipe.split.versions,
             "seeds": list(self.seeds),
+            "reference_budget": asdict(REFERENCE),
             "tasks": {task.name: _sizes(task) for task in self.tasks},
             "left_out": self.left_out,
             **summarise(measured, recipe.compare.methods, sweep),
@@ -142,6 +145,7 @@ class Comparison:
                 "lambda": run.weight,
                 "intended": _intended(lineages[run.name], self.recipe.training.metric),
                 "seconds": _seconds(run, lineages),
+                "trained": trained_models(run, lineages[run.name], self.recipe),
                 **scores[run.name],
             }
             for run in self.runs

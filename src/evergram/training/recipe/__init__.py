@@ -3,8 +3,8 @@
 Read `table` (the base of every table of the file, and of those with kinds), then `data`,
 `objective`, `training` and `upgrade` (the tables), and `recipe` (the file). `used_keys` refuses a
 key that nothing uses, `values` sets overrides and whole paths, `methods` has the methods of [BC] as
-settings, and `automatic` turns "auto" into numbers. Checking a recipe does not import torch, but
-for `split.last`.
+settings and `presets` the settings of its experiments, and `automatic` turns "auto" into numbers.
+Checking a recipe does not import torch, but for `split.last`.
 """
 
 from evergram.training.recipe.objective import (

@@ -15,6 +15,7 @@ from evergram.errors import RecipeError
 from evergram.lineage.disk.names import RULE, is_name
 from evergram.training.recipe.data import DataRecipe, SplitRecipe
 from evergram.training.recipe.objective import GramianRecipe, ModelRecipe, PriorRecipe, TaskRecipe
+from evergram.training.recipe.presets import PresetName, with_preset
 from evergram.training.recipe.table import KindTable, Metric, RecipeTable
 from evergram.training.recipe.training import TrainingRecipe
 from evergram.training.recipe.upgrade import CompareRecipe, UpgradeRecipe
@@ -51,6 +52,8 @@ class Recipe(RecipeTable):
 
     name: Annotated[str, AfterValidator(_named)] = "embeddings"
     seed: Seed = 0
+    # Settings for every key that is not written, see `presets`.
+    preset: PresetName | None = None
     metrics: Annotated[list[Metric], Field(min_length=1)] = Field(
         default=["recall@20", "ndcg@20", "map@10"]
     )
@@ -66,6 +69,11 @@ class Recipe(RecipeTable):
 
     def __repr__(self) -> str:
         return f"Recipe({self.name!r}, {self.model.kind}, data {self.data.kind})"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, values: Any) -> Any:
+        return with_preset(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:

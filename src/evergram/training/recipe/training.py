@@ -26,6 +26,8 @@ class TrainingRecipe(RecipeTable):
     refit: bool | Literal["auto"] = "auto"
     # Pairs a step; "auto" makes about 32 steps an epoch of small data.
     batch_size: Positive | Literal["auto"] = "auto"
+    # Also train on the pairs of an epoch that do not fill a batch, in a last, smaller one.
+    short_batch: bool = False
     optimizer: Literal["adaptive", "sgd"] = "adaptive"
     # "auto" is 0.1, or what pilots choose.
     table_rate: Rate | Literal["auto"] = "auto"

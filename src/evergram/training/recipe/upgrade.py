@@ -36,21 +36,23 @@ class UpgradeRecipe(KindTable):
     weight: Weight = 16.0
     unit: LambdaUnit = "paper"
     transform_rate: Rate = 3e-3
-    # joint: the loss is over all objects, as [BC] has it; over a batch's, with negatives, as its
-    # authors' code; or over a batch's pairs.
+    # linear: W starts orthonormal, or as PyTorch's layers do, uniform in ±1/√D_k.
+    transform_start: Literal["orthonormal", "uniform"] = "orthonormal"
+    # The loss is over all objects, as [BC] has it; over a batch's, with negatives, as its authors'
+    # code; or over a batch's pairs.
     objects: AlignedObjects = "all"
     # Of each side, at most so many that "all" draws for a step, or that "batch" takes.
     rows: Positive = 512
     # The transform is Adam's, or in the end replaced by the closed form on all objects. Joint
     # training has the closed form where there is one, unless something else is written.
     solver: Literal["gradient", "closed"] = "gradient"
-    # posthoc by gradient: passes over the objects.
+    # posthoc by gradient: passes over the objects; over the pairs, unless `objects` is "all".
     fit_epochs: Positive = 100
     # Share of known objects that alignment never sees; its error is measured on them.
     held_out: Share = 0.05
     # Also train the same model without alignment, to say what compatibility cost.
     alone: bool = True
-    # joint: the best epoch is looked for after this many.
+    # The best epoch (posthoc: the transform with the smallest error) is looked for after this many.
     select_after: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="before")

@@ -72,8 +72,9 @@ def _drives_apart(recipe: Recipe) -> bool:
 
 def _limits_objects(recipe: Recipe) -> bool:
     """Whether alignment is over some of the objects: a pass over a graph has all at hand."""
-    objects = recipe.upgrade.objects
-    return objects == "batch" or (objects == "all" and not recipe.model.chosen.needs_graph)
+    objects, alone = recipe.upgrade.objects, recipe.upgrade.fit == "posthoc"
+    draws = not alone and not recipe.model.chosen.needs_graph
+    return objects == "batch" or (objects == "all" and draws)
 
 
 def _has_gramians(recipe: Recipe) -> bool:
@@ -180,10 +181,13 @@ RULES = (
         test=lambda r: r.training.watch_minutes is not None,
         needs="training.watch_minutes",
     ),
+    Only("upgrade.weight", "upgrade.fit", ("joint",)),
+    Only("upgrade.objects upgrade.rows upgrade.select_after", "upgrade.fit", ("joint", "posthoc")),
     Only(
-        "upgrade.weight upgrade.objects upgrade.rows upgrade.select_after",
-        "upgrade.fit",
-        ("joint",),
+        "upgrade.select_after",
+        "upgrade.objects",
+        test=lambda r: r.upgrade.fit == "joint" or r.upgrade.objects != "all",
+        needs="upgrade.objects = 'paper-code' or 'batch' (or upgrade.fit = 'joint')",
     ),
     Only(
         "upgrade.rows",
@@ -192,14 +196,16 @@ RULES = (
         needs="upgrade.objects = 'batch' (or 'all', with an encoder that needs no graph)",
     ),
     Only(
-        "upgrade.steps upgrade.unit upgrade.solver upgrade.transform_rate",
+        "upgrade.steps upgrade.unit upgrade.solver upgrade.transform_rate upgrade.transform_start",
         "upgrade.fit",
         ("joint", "posthoc"),
     ),
+    Only("upgrade.transform_start", "upgrade.transform", ("linear",)),
     Only("upgrade.fit_epochs", "upgrade.fit", ("posthoc",)),
     Only("upgrade.fit_epochs", "upgrade.solver", ("gradient",)),
     Only(
-        "upgrade.transform_rate",
+        "upgrade.transform_rate upgrade.transform_start upgrade.objects upgrade.rows "
+        "upgrade.select_after",
         "upgrade.solver",
         test=lambda r: r.upgrade.fit == "joint" or r.upgrade.solver == "gradient",
         needs="upgrade.solver = 'gradient' (or upgrade.fit = 'joint')",

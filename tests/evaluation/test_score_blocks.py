@@ -1,0 +1,55 @@
+"""Blocks of scores against one product, and lists of the best against a sort."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.largest_tensor import LargestTensor
+
+from evergram.evaluation.score_blocks import ScoreBlocks, best_candidates
+
+sizes = st.integers(1, 30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes, sizes, st.integers(1, 3), st.integers(0, 6000))
+def test_blocks_are_the_product_whatever_the_budget(
+    queries: int, candidates: int, dim: int, budget: int
+) -> None:
+    draw = torch.Generator().manual_seed(queries * 100 + candidates)
+    query = torch.randn(queries, dim, generator=draw, dtype=torch.float64)
+    candidate = torch.randn(candidates, dim, generator=draw, dtype=torch.float64)
+    blocks = ScoreBlocks(candidate, budget)
+    assert blocks.rows * blocks.width * 8 <= max(budget, 8)
+    whole = torch.full((queries, candidates), torch.nan, dtype=torch.float64)
+    for first in range(0, queries, blocks.rows):
+        part = slice(first, first + blocks.rows)
+        for start, scores in blocks.of(query[part]):
+            whole[part, start : start + scores.shape[1]] = scores
+    naive = (query[:, None] * candidate).sum(-1)
+    assert torch.allclose(whole, naive, rtol=0, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes, sizes, st.integers(1, 40), st.integers(0, 6000))
+def test_the_best_are_those_of_a_sort(queries: int, candidates: int, k: int, budget: int) -> None:
+    draw = torch.Generator().manual_seed(queries * 100 + candidates)
+    # Distinct scores: a permutation for each query, by one-hot queries.
+    order = torch.stack([torch.randperm(candidates, generator=draw) for _ in range(queries)])
+    best = best_candidates(torch.eye(queries), order.T.float(), k, budget)
+    assert torch.equal(best, order.argsort(dim=1, descending=True)[:, :k])
+
+
+@pytest.mark.parametrize("candidates", [50, 20_000])
+def test_no_tensor_is_larger_than_the_budget(candidates: int) -> None:
+    """A catalogue that is wider than the budget of 64 queries is cut, too."""
+    query, candidate = torch.randn(1500, 1), torch.randn(candidates, 1)
+    with LargestTensor() as largest:
+        best_candidates(query, candidate, 10, budget=1 << 17)
+    assert 1 << 16 < largest.bytes <= 1 << 17
+
+
+def test_no_queries_have_no_lists() -> None:
+    assert best_candidates(torch.ones(0, 2), torch.ones(4, 2), 3).shape == (0, 3)
