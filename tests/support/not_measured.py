@@ -27,6 +27,10 @@ NOT_MEASURED: dict[str, list[str]] = {
         "The paper chooses the best epoch",
         "the transform with the lowest error after epoch 50",
         "the value that equals `upgrade.weight`",
+        "the best selection metric (of the epochs that may be selected) rose",
+        "A second table has this gain for every model",
+        "is no more than that line and the data",
+        "with equal counts of edges, users and items",
     ],
     "docs/upgrading.md": ["publishes a version only if it loses no more than that"],
     "docs/recipes.md": [

@@ -116,6 +116,26 @@ def raw_on_both_sides() -> bool:
     return all(number(r["v1 raw on both sides"]) > 0.9 * number(r["v0 itself"]) for r in rows)
 
 
+def below_theirs_or_equal() -> bool:
+    """Of ours with all four: the errors of both versions at each seed, over theirs."""
+    rows = list(table(COMPARE, "their-code"))
+    theirs, ours = rows[0::3], rows[2::3]
+    ratios = [
+        [number(a[v]) / number(b[v]) for v in ("version 1", "version 2")]
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    return max(ratios[0]) < 0.99 and all(abs(r - 1) < 0.01 for r in ratios[1])
+
+
+def their_start_lowers_most() -> bool:
+    changes = {
+        name: number(row["change"])
+        for name, row in by_first(COMPARE, "their-code", 1).items()
+        if row["change"] and not name.startswith(("their code", "`model.scale`", "ours"))
+    }
+    return min(changes, key=lambda name: changes[name]) == "W starts uniform"
+
+
 CLAIMS: list[Claim] = [
     (README, "It works as well on every later version", the_chain_keeps_consumers),
     (README, "it falls below 0.6, and chance has 0.5", raw_is_chance),
@@ -131,6 +151,8 @@ CLAIMS: list[Claim] = [
     (COMPARE, "**Finetune-M_0 costs nothing**", lambda: table3()["finetune-m0"][0] >= 0),
     (COMPARE, "What the loss is a mean over decides most of", most_of_the_error),
     (COMPARE, "with an alignment (2) is higher than 0", factorization_gains),
+    (COMPARE, "is below theirs at one seed and equal to it", below_theirs_or_equal),
+    (COMPARE, "their start of W lowers the error most", their_start_lowers_most),
     (UPGRADING, "the candidates hardly differ", candidates_hardly_differ),
     (UPGRADING, "Solving for the transform in the end costs nothing", candidates_hardly_differ),
     (UPGRADING, "takes at most a tenth longer than over two", history_costs_nothing),
