@@ -53,7 +53,6 @@ def test_ids_are_embedded_in_any_container(encoder: PretrainedEncoder) -> None:
     containers: list[Any] = [ids, tuple(ids), np.array(ids), pa.array(ids), torch.tensor(ids)]
     containers += [
         pa.chunked_array([ids[:1], ids[1:]]),
-        [str(i) for i in ids],
         np.array(ids, np.int32),
     ]
     for container in containers:
@@ -169,6 +168,10 @@ def test_batches_and_the_bar_change_nothing(
         ([1], "user", "no side 'user'; there is query and candidate"),
         ([999, 103, 998], "candidate", r"no vector for 2 of 3 objects.*number 0 \(id 999\)"),
         ([{"id": 103, "gender": "x"}], "candidate", "no feature 'gender'.*it has id, genre"),
+        (["103"], "candidate", "ids of side 'candidate' are string, such as '103'; .* are int64"),
+        ([7], "query", "ids of side 'query' are int64, such as 7; .* are string"),
+        ([{"id": "103", "genre": "war"}], "candidate", "'candidate' are string"),
+        (Corpus.of([("eve", "103")]), "candidate", "'candidate' are string"),
         ([1.5], "candidate", "'id' holds double; keys are integers or texts"),
         ([103, 2**63], "candidate", "'id' cannot be read"),
         (np.array([2**63], np.uint64), "candidate", "'id' holds 9223372036854775808; .* below 2⁶³"),

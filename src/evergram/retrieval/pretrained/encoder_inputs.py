@@ -43,10 +43,23 @@ def checked_inputs(columns: Mapping[str, pa.Array], side: str, schema: Schema) -
         )
     if not columns:
         raise DataError("No ids and no features were given; give one of them for each object.")
+    if ID in columns:
+        refuse_other_ids(columns[ID], side, schema)
     size = len(next(iter(columns.values())))
     inputs = inputs_of_columns(columns, size, side, schema)
     refuse_unknown(inputs.is_known, columns)
     return inputs
+
+
+def refuse_other_ids(ids: pa.Array, side: str, schema: Schema) -> None:
+    """Raises: DataError: ids are text where the encoder's are integers, or the other way round; or
+    they are neither."""
+    keys, own = _keys(ids, ID), schema.ids(side).keys.type
+    if keys.null_count < len(keys) and keys.type != own:
+        raise DataError(
+            f"The ids of side {side!r} are {keys.type}, such as {keys.drop_null()[0].as_py()!r}; "
+            f"those that the encoder was trained with are {own}. Give ids of that type."
+        )
 
 
 def refuse_unknown(known: Tensor, columns: Mapping[str, pa.Array]) -> None:

@@ -34,6 +34,7 @@ from evergram.retrieval.pretrained.encoder_inputs import (
     checked_inputs,
     columns_of,
     missing_features,
+    refuse_other_ids,
     refuse_unknown,
 )
 from evergram.retrieval.pretrained.model_card import model_card
@@ -194,6 +195,7 @@ class PretrainedEncoder:
             raise DataError(f"There is no side {side!r}; there is {' and '.join(sides)}.")
         scene = self.module.read(corpus).to(self.module.device)
         entities = corpus.queries if side == "query" else corpus.candidates
+        refuse_other_ids(entities.vocabulary.keys, side, self.module.schema)
         refuse_unknown(self.module.known(side, scene).cpu(), {ID: entities.vocabulary.keys})
         is_known_id = self.module.schema.ids(side).rows(entities.vocabulary.keys) >= 0
         self._warn_without_features(side, entities.features, is_known_id)
