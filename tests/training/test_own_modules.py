@@ -251,6 +251,6 @@ def test_a_loss_of_dense_modules_that_is_not_finite_names_their_rate(
     with torch.no_grad():
         list(own.query.parameters())[-1].fill_(float("nan"))
     with pytest.raises(
-        TrainingError, match=r"in epoch 1; lower training\.layer_rate \(0.001\) or task.penalty"
+        TrainingError, match=r"training\.table_rate .*, training\.layer_rate \(0.001\)"
     ):
         train(recipe, corpus, encoder=own, progress=False)
