@@ -188,7 +188,8 @@ def test_a_kind_whose_key_clashes_is_refused_where_it_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(ENCODERS, "wide", WideSettings)
-    assert Recipe.of({**PLAIN, "model": {"kind": "two_tower", "hidden": [8]}}).model.hidden == [8]
+    towers = Recipe.of({**PLAIN, "model": {"kind": "two_tower", "hidden": [8]}})
+    assert towers.model.chosen.model_dump()["hidden"] == [8]
     with pytest.raises(
         RecipeError, match="kind 'wide' cannot be chosen: it has a key 'hidden' of "
     ):
