@@ -9,16 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
+import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
+from tests.support.command import Command
 
 import evergram
 from evergram import kinds as kinds_of_settings
 from evergram.compatibility.kinds import TRANSFORMS
+from evergram.data.loaders import LOADERS
 from evergram.encoders.features import SIDES
-from evergram.encoders.kinds import ENCODERS
-from evergram.errors import LineageError, RecipeError
+from evergram.encoders.kinds import ENCODERS, EncoderSettings
+from evergram.errors import DataError, LineageError, RecipeError
 from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.kinds import ESTIMATORS
 from evergram.kinds import KindSettings
@@ -146,6 +149,79 @@ def test_the_loss_of_the_page_trains_and_its_lineage_is_read_without_it(
     assert len(opened.view(0).embeddings("candidate")[0]) > 60
     with pytest.raises(RecipeError, match=r"task\.loss is 'quartic'; it must be one of 'squared'"):
         Recipe.stored(opened.recipe(1))
+
+
+PLAIN = {
+    "data": {"kind": "synthetic", "queries": 60, "candidates": 40, "interactions": 900},
+    "training": {"epochs": 2, "batch_size": 64},
+    "task": {"penalty": 0.1, "l2": 0.1},
+}
+
+
+def test_kinds_from_outside_leave_other_versions_as_they_are(
+    tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = Recipe.of(PLAIN).model_dump(mode="json")
+    request.getfixturevalue("kinds")
+    recipe = Recipe.of(PLAIN)
+    assert recipe.model_dump(mode="json") == before
+    lineage = evergram.Lineage.create(tmp_path / "lineage")
+    lineage.publish(evergram.train(recipe, progress=False))
+    assert lineage.manifest(0).recipe == before
+    for table, kind in zip(TABLES, ("window", "hinge", "bottleneck", "diagonal"), strict=True):
+        del table[kind]
+    # The command, which knows the kinds of the package alone.
+    assert Command(capsys).json("evaluate", tmp_path / "lineage")["version"] == 0
+
+
+def test_a_loader_from_outside_is_named_by_recipes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, line, _ = blocks("loader")
+    (tmp_path / code.splitlines()[0].removeprefix("# ")).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    draw = np.random.default_rng(0)
+    baskets = [json.dumps(draw.choice(30, 8, replace=False).tolist()) for _ in range(60)]
+    (tmp_path / "baskets.jsonl").write_text("\n".join(baskets) + "\n")
+    values = {**PLAIN, "data": {"kind": "baskets", "path": str(tmp_path / "baskets.jsonl")}}
+    with pytest.raises(RecipeError, match=r"data\.kind is 'baskets'; it must be one of"):
+        Recipe.of(values)
+    with monkeypatch.context() as patched:
+        patched.setitem(LOADERS, "baskets", LOADERS["table"])  # taken out again afterwards
+        exec(compile(line, "loader.md", "exec"), {})
+        with pytest.raises(RecipeError, match=r"data\.shared_ids is used with data\.kind"):
+            Recipe.of(values, ["data.shared_ids=true"])
+        recipe = Recipe.of(values)
+        lineage = evergram.Lineage.create(tmp_path / "lineage")
+        lineage.publish(evergram.train(recipe, progress=False))
+        stored = Recipe.stored(lineage.recipe(0))
+        assert (stored.data.kind, len(load_corpus(stored))) == ("baskets", 480)
+        lineage.publish(evergram.upgrade(stored, lineage, readings=False, progress=False))
+        with pytest.raises(DataError, match=r"data\.path, which is not set"):
+            load_corpus(Recipe.of({**PLAIN, "data": {"kind": "baskets"}}))
+    del sys.modules["baskets"]
+
+
+class WideSettings(EncoderSettings):
+    """An encoder whose `hidden` is not the list that two towers have."""
+
+    kind = "wide"
+    hidden: int = 3
+
+
+def test_a_kind_whose_key_clashes_is_refused_where_it_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(ENCODERS, "wide", WideSettings)
+    towers = Recipe.of({**PLAIN, "model": {"kind": "two_tower", "hidden": [8]}})
+    assert towers.model.chosen.model_dump()["hidden"] == [8]
+    with pytest.raises(
+        RecipeError, match="kind 'wide' cannot be chosen: it has a key 'hidden' of "
+    ):
+        Recipe.of({**PLAIN, "model": {"kind": "wide"}})
+    message = "than the kind 'two_tower' has; give the key of WideSettings another name"
+    with pytest.raises(RecipeError, match=message):
+        Recipe.of({**PLAIN, "model": {"kind": "wide", "hidden": 4}})
 
 
 @pytest.mark.usefixtures("kinds")

@@ -34,7 +34,8 @@ PerVersion = Annotated[list[Positive], Field(min_length=1), BeforeValidator(as_l
 class KindSettings(BaseModel):
     """The settings of one kind: its keys in a recipe's table, with their types and defaults.
 
-    A key that two kinds of one table share must have the same type and default in both.
+    A key that two kinds of one table share must have the same type and default in both; otherwise
+    a recipe that chooses the later of the two is refused.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -98,16 +98,18 @@ def test_a_version_as_json_names_its_lineage(capsys: Output) -> None:
 def test_a_trained_version_says_what_it_was_trained_on_and_what_ended_it(capsys: Output) -> None:
     print_version("l", {**METRICS, "training": TRAINING}, as_json=False)
     sentence = (
-        "Trained on the training pairs alone: epoch 4 of 6 was best by the selection pairs (ended "
-        "by training.patience); λ = 2, 0.1235, l2 = 0.1."
+        "Trained on the training pairs alone: ended by training.patience after 6 epochs; epoch 4 "
+        "was best on the selection pairs; λ = 2, 0.1235, l2 = 0.1."
     )
     assert words(capsys).endswith(sentence)
     refit = {"interactions": 12_345, "steps": 1_000}
     print_version("l", {**METRICS, "training": TRAINING | {"refit": refit}}, as_json=False)
     assert (
-        "Trained on all 12,345 interactions that are not test, for 1,000 steps: epoch 4 of 6"
-        in words(capsys)
+        "Trained on all 12,345 interactions that are not test, for 1,000 steps: ended by "
+        "training.patience" in words(capsys)
     )
+    print_version("l", {**METRICS, "training": TRAINING | {"ended": "epochs"}}, as_json=False)
+    assert "alone: all 6 epochs ran; epoch 4 was best on the selection pairs; λ" in words(capsys)
 
 
 def test_an_upgrade_says_how_well_it_is_read_as_each_past_version(capsys: Output) -> None:

@@ -77,6 +77,38 @@ def test_a_file_is_read_as_the_old_one_was(
     assert evergram("check", tmp_path / "l", "--max-error", 1e-4).code == 0
 
 
+def test_files_of_another_lineage_stay_the_versions_that_they_became(
+    tmp_path: Path, evergram: Command
+) -> None:
+    new = new_vectors()
+    made = {"a": planted(2, OLD_DIM, new), "b": new, "c": planted(3, OLD_DIM, new)}
+    exported = {}
+    for name, vectors in made.items():
+        other = tmp_path / f"made-{name}"
+        file = put(tmp_path / f"{name}.npy", vectors)
+        assert evergram("import", file, "--lineage", other).code == 0
+        exported[name] = tmp_path / f"{name}.parquet"
+        done = evergram("export", other, exported[name], "--side", "object")
+        assert done.code == 0, done.err
+    lineage = tmp_path / "line"
+    assert evergram("import", exported["a"], "--lineage", lineage).code == 0
+    for one, two in (("a", "b"), ("b", "c")):
+        done = evergram("align", exported[one], exported[two], "--lineage", lineage)
+        assert done.code == 0, done.err
+    out = tmp_path / "back.npy"
+    done = evergram("transform", exported["c"], "--lineage", lineage, "--as", 0, "--out", out)
+    assert done.code == 0, done.err
+    # The file of another version is refused, and so is one that is of none.
+    refused = evergram.refused(
+        "transform", exported["b"], "--lineage", lineage, "--as", 0, "--out", tmp_path / "x.npy"
+    )
+    assert "not of version 2" in refused
+    assert "but of its version 1" in refused
+    begun = tmp_path / "begun"
+    assert evergram("align", exported["a"], exported["b"], "--lineage", begun).code == 0
+    assert evergram("align", exported["b"], exported["c"], "--lineage", begun).code == 0
+
+
 @pytest.mark.parametrize("kind", ["linear", "affine", "orthogonal", "low_rank"])
 def test_the_report_measures_the_published_transform(tmp_path: Path, kind: str) -> None:
     """On the held-out objects, which the canaries are, by hand."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
-from evergram.errors import ShapeError, UnknownVersionError
+from evergram.errors import DataError, ShapeError, UnknownVersionError
 
 
 def matrices(dims: list[int], seed: int = 0) -> list[torch.Tensor]:
@@ -71,6 +72,15 @@ def test_versions_that_are_not_there_are_refused() -> None:
         chain.matrix(2, 0)
     with pytest.raises(UnknownVersionError, match="lead back only"):
         chain.matrix(0, 1)
+
+
+def test_an_array_that_is_no_tensor_is_refused() -> None:
+    chain = Chain([LinearTransform.from_matrix(torch.eye(2, 3))], 2)
+    for version in (0, 1):
+        with pytest.raises(DataError, match=r"are a ndarray, .* give torch\.as_tensor"):
+            chain.apply(np.zeros((4, 3)), 1, version)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="are a list"):
+        chain.apply([[0.0] * 3], 1, 0)  # type: ignore[arg-type]
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -6,12 +6,16 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evergram.cli import main
+from evergram.data.corpus import Corpus
 from evergram.data.data_sets import DATA_SETS, data_folder, existing, whole_path
 from evergram.errors import DataError
+from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "data-sets.md").read_text()
@@ -84,3 +88,48 @@ def test_no_recipe_leads_out_of_the_repository(path: Path) -> None:
         if text is None or text.startswith("$EVERGRAM_DATA/"):
             continue
         assert (path.parent / text).resolve().is_relative_to(ROOT)
+
+
+# The beginnings of files that no kind of data reads as they are; the pairs that they hold.
+FILES = {
+    "lastfm": (
+        {"all_data.csv": ",0,1,2\n0,5,40,13\n1,5,41,2\n2,6,40,9\n"},
+        [(5, 40), (5, 41), (6, 40)],
+    ),
+    "citeulike-t": ({"users.dat": "2 495 1631\n0\n1 495\n"}, [(0, 495), (0, 1631), (2, 495)]),
+    "foursquare": (
+        {"trainData.txt": "0 12 3.0\n0 13 1.0\n", "testData.txt": "4\t12\t1.0\n"},
+        [(0, 12), (0, 13), (4, 12)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_python_of_the_page_reads_a_set_that_no_kind_reads(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, pairs = FILES[name]
+    (tmp_path / name).mkdir()
+    for file, text in files.items():
+        (tmp_path / name / file).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    section = PAGE.split(f"\n## `{name}`")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, "data-sets.md", "exec"), names)
+    assert pairs_of(names["corpus"]) == pairs
+
+
+def test_the_columns_of_lastfm_are_named_in_a_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "all_data.csv"
+    path.write_text(FILES["lastfm"][0]["all_data.csv"])
+    (line,) = re.findall(r"columns = \{.*?\}", PAGE.split("\n## `lastfm`")[1])[:1]
+    data = {"kind": "table", "path": str(path), **tomllib.loads(line)}
+    assert pairs_of(load_corpus(Recipe.of({"data": data}))) == FILES["lastfm"][1]
+
+
+def pairs_of(corpus: Corpus) -> list[tuple[Any, Any]]:
+    """The pairs of a corpus by their ids, ascending."""
+    ids = corpus.queries.vocabulary.keys, corpus.candidates.vocabulary.keys
+    rows = zip(corpus.column("query").tolist(), corpus.column("candidate").tolist(), strict=True)
+    return sorted((ids[0][q].as_py(), ids[1][c].as_py()) for q, c in rows)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from tests.support.loader_examples import EXAMPLES, LoaderSettings
 
-from evergram.data import loaders
 from evergram.data.corpus import Corpus
 from evergram.data.loaders import LOADERS, READ_FROM_A_PATH, Loader
 from evergram.errors import DataError
@@ -20,19 +21,25 @@ from evergram.errors import DataError
 PAGE = (Path(__file__).parents[2] / "docs" / "extend" / "loader.md").read_text()
 
 
-def of_the_page() -> dict[str, Any]:
-    """The page's loader, the entry that it adds to the table, and its example."""
-    space = {**vars(loaders), "LOADERS": {}, "LoaderSettings": LoaderSettings, "Path": Path}
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(compile(block, "loader.md", "exec"), space)
-    return space
+def of_the_page() -> tuple[Loader, Callable[[Path], LoaderSettings]]:
+    """The entry that the page adds to the table, and the example of its loader."""
+    code, line, example = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    module = ModuleType("baskets")
+    exec(compile(code, "loader.md", "exec"), vars(module))
+    space: dict[str, Any] = {"LoaderSettings": LoaderSettings, "Path": Path}
+    exec(compile(example, "loader.md", "exec"), space)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "baskets", module)
+        patch.setitem(LOADERS, "baskets", LOADERS["table"])  # taken out again afterwards
+        exec(compile(line, "loader.md", "exec"), {})
+        return LOADERS["baskets"], space["baskets"]
 
 
-DOCUMENTED = of_the_page()
-ALL: dict[str, Loader] = {**LOADERS, **DOCUMENTED["LOADERS"]}
+DOCUMENTED, SOURCE = of_the_page()
+ALL: dict[str, Loader] = {**LOADERS, "baskets": DOCUMENTED}
 SOURCES: dict[str, Callable[[Path], LoaderSettings]] = {
     **EXAMPLES,
-    "baskets": DOCUMENTED["baskets"],
+    "baskets": SOURCE,
 }
 FROM_A_PATH = [*READ_FROM_A_PATH, "baskets"]
 
@@ -94,4 +101,4 @@ def test_a_damaged_source_is_refused_in_one_sentence(
 def test_a_row_of_the_pages_loader_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('["tea"]\nmilk\n')
     with pytest.raises(DataError, match="row 2 is no JSON list"):
-        DOCUMENTED["load_baskets"](tmp_path / "b.jsonl")
+        DOCUMENTED(LoaderSettings(str(tmp_path / "b.jsonl")), 0)

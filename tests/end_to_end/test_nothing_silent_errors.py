@@ -153,7 +153,10 @@ def test_9_no_empty_folder_of_a_run_stays(evergram: Command, shop: Path) -> None
         ("model.dim=0", "model.dim is 0; it must be greater than 0."),
         ("model.dmi=3", "did you mean model.dim?"),
         ("gramian.rate=fast", "gramian.rate is 'fast'; it must be a number, or 'auto'."),
-        ("task.penalty={}", "task.penalty is {}; it must be a list of which each is a number"),
+        (
+            "task.penalty={}",
+            "task.penalty is {}; it must be a number ≥ 0, a list of them, or 'auto'.",
+        ),
         ("training.metric=hits", "training.metric is 'hits'; it must be recall@K, ndcg@K or map@K"),
         ("data.shared_ids=1", "data.shared_ids is 1; it must be true or false."),
         ("split=random", "split is 'random'; it must be a table of names and values."),

@@ -32,6 +32,36 @@ def filled(lineage: Lineage) -> Reader:
     return Reader(lineage, {"object": store})
 
 
+class ClosingStore(DictionaryStore):
+    """A store that somebody wrote, and that counts how often it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_reader_is_opened_on_a_store_of_ones_own(lineage: Lineage) -> None:
+    store = ClosingStore()
+    with pytest.raises(LineageError, match="no side 'candidate'"):
+        Reader.open(lineage.path, {"candidate": store})
+    fill(lineage, store, "object")
+    with closing(Reader.open(lineage.path, {"object": store})) as reader:
+        assert reader.store("object") is store
+        vectors = reader.embed([7, 299], 0).vectors
+        assert_allclose(vectors, read_as(2, 0)[[7, 299]].numpy(), rtol=1e-5, atol=1e-6)
+    assert store.closed == 1
+
+
+def test_a_store_of_ones_own_that_is_refused_is_left_open(lineage: Lineage, tmp_path: Path) -> None:
+    store = ClosingStore()
+    fill(lineage, store, "object")
+    other = lineage_of(tmp_path / "another", 1)
+    with pytest.raises(IntegrityError):
+        Reader.open(other, {"object": store})
+    assert store.closed == 0
+
+
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_embed_gives_what_each_version_would_read(lineage: Lineage, version: int) -> None:
     reader = filled(lineage)

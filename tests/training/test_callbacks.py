@@ -105,6 +105,15 @@ def test_a_run_ends_its_callbacks_by_an_error_too(small: Recipe) -> None:
         FiniteLoss({"table_rate": 0.3}).on_epoch(run, float("nan"), last=False)
 
 
+def test_a_rate_of_tables_is_named_only_where_there_are_tables(
+    small: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, layers = trainer(small), torch.nn.Linear(2, 2)
+    monkeypatch.setattr(run.encoder, "modules", layers.modules)
+    with pytest.raises(TrainingError, match=r"lower training\.layer_rate \(0\.1\) or task"):
+        FiniteLoss({"table_rate": 0.3, "layer_rate": 0.1}).on_epoch(run, float("nan"), last=False)
+
+
 def test_callbacks_that_draw_or_not_leave_the_run_as_it_is(small: Recipe) -> None:
     plain, watched = trainer(small), trainer(small, Recorder())
     state = torch.get_rng_state()

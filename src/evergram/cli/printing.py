@@ -100,8 +100,8 @@ def print_warnings(warnings: dict[int, list[str]]) -> None:
 def _training_sentence(training: dict[str, Any]) -> str:
     """Return a sentence on the data that a model was trained on, and on what ended its training."""
     chosen = (
-        f"epoch {training['best_epoch']} of {training['epochs']} was best by the selection pairs "
-        f"({_ENDED[training['ended']]})"
+        f"{_ENDED[training['ended']].format(training['epochs'])}; epoch {training['best_epoch']} "
+        "was best on the selection pairs"
     )
     strengths = ", ".join(f"{value:.4g}" for value in training["penalty"])
     weights = f"λ = {strengths}, l2 = {training['l2']:.4g}"
@@ -115,9 +115,9 @@ def _training_sentence(training: dict[str, Any]) -> str:
 
 
 _ENDED = {
-    "patience": "ended by training.patience",
-    "epochs": "all of training.epochs",
-    "budget": "ended by training.budget",
+    "patience": "ended by training.patience after {} epochs",
+    "epochs": "all {} epochs ran",
+    "budget": "ended by training.budget after {} epochs",
 }
 _OBJECTS = {"held_out": "objects that alignment never saw", "known": "objects that it knew"}
 _READINGS = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evergram.compatibility.transforms import Transform
-from evergram.errors import ShapeError, UnknownVersionError
+from evergram.errors import DataError, ShapeError, UnknownVersionError
 
 
 class Chain:
@@ -106,9 +106,15 @@ class Chain:
         """Return embeddings [..., D_k] of version k as those of version j, [..., D_j].
 
         If j = k they are returned unchanged.
-        Raises: ShapeError: the embeddings have another dim. UnknownVersionError.
+        Raises: ShapeError: the embeddings have another dim. UnknownVersionError. DataError: they
+            are no torch tensor.
         """
         self._check_versions(source, target)
+        if not isinstance(embeddings, Tensor):
+            raise DataError(
+                f"Embeddings are a {type(embeddings).__name__}, and a chain is applied to a torch "
+                "tensor; give torch.as_tensor(embeddings)."
+            )
         if embeddings.shape[-1] != self._dims[source]:
             raise ShapeError(
                 f"Embeddings have dim {embeddings.shape[-1]}; version {source} has "

@@ -1,20 +1,21 @@
-"""The table of loaders: the function that makes the corpus of each `data.kind` of a recipe."""
+"""The table of loaders: the function that makes the corpus of each `data.kind` of a recipe.
+
+Importing this does not import torch: each entry imports its loader when it is called, so that a
+recipe is checked at once.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from evergram.data.amazon import load_amazon
-from evergram.data.corpus import Corpus
 from evergram.data.data_sets import existing
-from evergram.data.movielens import load_movielens
-from evergram.data.synthetic import generate
-from evergram.data.tables import load_table
-from evergram.data.wikipedia.links import load_mediawiki
-from evergram.data.wikispeedia import load_wikispeedia
+from evergram.errors import DataError
+
+if TYPE_CHECKING:
+    from evergram.data.corpus import Corpus
 
 
 class DataSettings(Protocol):
@@ -45,31 +46,41 @@ class DataSettings(Protocol):
 
 
 # Makes a corpus from the settings and the recipe's seed.
-Loader = Callable[[DataSettings, int], Corpus]
+Loader = Callable[[DataSettings, int], "Corpus"]
 
 
 def _movielens(data: DataSettings, seed: int) -> Corpus:
-    return load_movielens(_path(data))
+    from evergram.data.movielens import load_movielens
+
+    return load_movielens(path_of(data))
 
 
 def _amazon(data: DataSettings, seed: int) -> Corpus:
-    return load_amazon(_path(data), _optional(data.metadata))
+    from evergram.data.amazon import load_amazon
+
+    return load_amazon(path_of(data), _optional(data.metadata))
 
 
 def _mediawiki(data: DataSettings, seed: int) -> Corpus:
-    corpus, report = load_mediawiki(_path(data), data.prefix)
+    from evergram.data.wikipedia.links import load_mediawiki
+
+    corpus, report = load_mediawiki(path_of(data), data.prefix)
     for sentence in report.warnings():
         logging.getLogger(__name__).warning(sentence)
     return corpus
 
 
 def _wikispeedia(data: DataSettings, seed: int) -> Corpus:
-    return load_wikispeedia(_path(data))
+    from evergram.data.wikispeedia import load_wikispeedia
+
+    return load_wikispeedia(path_of(data))
 
 
 def _table(data: DataSettings, seed: int) -> Corpus:
+    from evergram.data.tables import load_table
+
     return load_table(
-        _path(data),
+        path_of(data),
         query_features=_optional(data.query_features),
         candidate_features=_optional(data.candidate_features),
         shared_ids=data.shared_ids,
@@ -78,6 +89,8 @@ def _table(data: DataSettings, seed: int) -> Corpus:
 
 
 def _synthetic(data: DataSettings, seed: int) -> Corpus:
+    from evergram.data.synthetic import generate
+
     return generate(
         queries=data.queries,
         candidates=data.candidates,
@@ -97,14 +110,8 @@ LOADERS: dict[str, Loader] = {
     "synthetic": _synthetic,
 }
 
-# The kinds that need `data.path`.
+# The package's kinds that need `data.path`, and whose corpus does not depend on the seed.
 READ_FROM_A_PATH = tuple(kind for kind in LOADERS if kind != "synthetic")
-
-# The values of `data.kind`.
-if TYPE_CHECKING:
-    LoaderKind = str
-else:
-    LoaderKind = Literal[tuple(LOADERS)]
 
 
 def load(kind: str, data: DataSettings, seed: int) -> Corpus:
@@ -115,8 +122,11 @@ def load(kind: str, data: DataSettings, seed: int) -> Corpus:
     return LOADERS[kind](data, seed)
 
 
-def _path(data: DataSettings) -> Path:
-    return existing(str(data.path))
+def path_of(data: DataSettings) -> Path:
+    """Return `data.path`. Raises: DataError: it is not set, or there is no such file or folder."""
+    if data.path is None:
+        raise DataError("The data is read from data.path, which is not set; set it in [data].")
+    return existing(data.path)
 
 
 def _optional(text: str | None) -> Path | None:

@@ -154,8 +154,8 @@ def plan_upgrade(
     settings = recipe.upgrade
     if options.trained is not None and (settings.fit == "joint" or settings.start != "fresh"):
         raise RecipeError(
-            "A model that has been trained alone was given, and the recipe asks for another: "
-            "it serves upgrade.fit = 'posthoc' or 'none' with upgrade.start = 'fresh'."
+            "trained= needs upgrade.fit = 'posthoc' or 'none', and upgrade.start = 'fresh'; they "
+            f"are {settings.fit!r} and {settings.start!r}."
         )
     before = _before(lineage, past_version, settings.start, options)
     if settings.start == "previous":

@@ -199,26 +199,29 @@ def _snapshots(
     return stores
 
 
-def open_stores(lineage: Lineage, addresses: Mapping[str, str]) -> dict[str, Store]:
-    """Return the stores at these addresses, by side.
+def open_stores(lineage: Lineage, stores: Mapping[str, str | Store]) -> dict[str, Store]:
+    """Return stores, by side: each is opened at its address, or is one already.
 
     Raises: LineageError: no such side. DataError: one store is given for two sides.
     """
     from evergram.stores.open_store import open_store
 
     sides = lineage.manifest(lineage.production).embeddings
-    unknown = [side for side in addresses if side not in sides]
+    unknown = [side for side in stores if side not in sides]
     if unknown:
         raise LineageError(
             f"There is no side {unknown[0]!r} in {lineage.path}; it has {' and '.join(sides)}."
         )
     with ExitStack() as opened:
-        stores = {
-            side: opened.enter_context(open_store(address)) for side, address in addresses.items()
+        by_side = {
+            side: store
+            if isinstance(store, Store)
+            else opened.enter_context(open_store(str(store)))
+            for side, store in stores.items()
         }
-        _refuse_shared(stores)
+        _refuse_shared(by_side)
         opened.pop_all()  # From here on they are the caller's.
-    return stores
+    return by_side
 
 
 def id_type(lineage: Lineage, side: str, version: int) -> str:

@@ -74,14 +74,15 @@ class Reader:
     def open(
         cls,
         lineage: Lineage | str | Path,
-        stores: Mapping[str, str] | None = None,
+        stores: Mapping[str, str | Store] | None = None,
         progress: SideProgress | None = None,
     ) -> Reader:
         """Open a reader on stores, or on the lineage's own snapshots, which are then filled first.
 
         Args:
             lineage: opened, or its folder or address.
-            stores: side to address, see `stores.open_store`; by default the snapshots.
+            stores: side to a store or its address, see `stores.open_store`; by default the
+                snapshots. `close` closes them all.
             progress: called with the side, the version, rows written and rows in all, while a
                 snapshot is filled.
         Raises: LineageError, IntegrityError, StoreError.
@@ -92,8 +93,9 @@ class Reader:
         else:
             opened = open_stores(opened_lineage, stores)
         with ExitStack() as failed:
-            for store in opened.values():
-                failed.callback(store.close)
+            for side, store in opened.items():
+                if stores is None or store is not stores[side]:
+                    failed.callback(store.close)
             reader = cls(opened_lineage, opened, canary_stores(opened_lineage, progress))
             failed.pop_all()
         return reader

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evergram.data.sampling import Batch
 from evergram.errors import TrainingError
+from evergram.training.optimizers.build_optimizers import id_tables
 from evergram.training.step import Step
 
 if TYPE_CHECKING:
@@ -96,7 +97,12 @@ class FiniteLoss(Callback):
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
         if not math.isfinite(objective):
-            rates = ", ".join(f"training.{name} ({rate})" for name, rate in self.rates.items())
+            # Modules of one's own may have no table.
+            rates = ", ".join(
+                f"training.{name} ({rate})"
+                for name, rate in self.rates.items()
+                if name != "table_rate" or id_tables(run.encoder)
+            )
             raise TrainingError(
                 f"The loss is {objective} in epoch {run.epoch}; lower {rates} or task.penalty "
                 f"({list(run.step.objective.penalty)})."

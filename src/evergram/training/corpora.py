@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
@@ -26,10 +25,7 @@ from evergram.errors import DataError, RecipeError
 from evergram.lineage.pair_history import PairHistory
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.data import DataRecipe, SplitRecipe
-
-# The kind of data that a recipe cannot name: a corpus that was passed in Python.
-PYTHON: Literal["python"] = "python"
+from evergram.training.recipe.data import PYTHON, DataRecipe, SplitRecipe
 
 
 def load_corpus(recipe: Recipe) -> Corpus:

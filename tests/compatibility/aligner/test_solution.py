@@ -57,3 +57,12 @@ def test_too_few_rows_are_refused_when_the_map_is_wanted() -> None:
         aligner.transform(new)
     assert Aligner(ridge=0.1).fit(new[few], old[few]).transform(new).shape == (40, 3)
     assert Aligner("orthogonal").fit(new[few], old[few]).transform(new).shape == (40, 3)
+
+
+def test_too_few_rows_are_told_to_hold_fewer_out_only_where_some_are() -> None:
+    new, old, _ = planted_map(1, 3, 5)
+    with pytest.raises(DataError, match=r"Of 1 rows 0 are held .* 1 to fit to; give more rows\.$"):
+        Aligner(held_out=0).fit(new, old).report()
+    new, old, _ = planted_map(6, 3, 5)
+    with pytest.raises(DataError, match=r"to fit to; give more rows, or a lower held_out\.$"):
+        Aligner(held_out=0.9).fit(new, old).report()

@@ -91,3 +91,10 @@ def test_features_of_the_other_side_are_refused() -> None:
     table = pa.table({"query": [1], "candidate": ["a"]})
     with pytest.raises(DataError, match=r"query features have none of the ids .*other side\?"):
         Corpus.from_tables(table, pa.table({"id": ["a"], "tag": ["x"]}))
+
+
+def test_a_text_is_no_integer_id() -> None:
+    features = pa.table({"id": ["1574"], "genre": ["war"]})
+    message = r"theirs are text, such as '1574', and those are integers, such as 1574"
+    with pytest.raises(DataError, match=message):
+        Corpus.of([(1, 1574)], candidate_features=features)

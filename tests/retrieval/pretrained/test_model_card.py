@@ -9,9 +9,9 @@ from evergram.retrieval.pretrained.encoder_folder import EncoderFacts
 from evergram.retrieval.pretrained.model_card import model_card
 
 
-def card(metrics: dict[str, Any]) -> str:
+def card(metrics: dict[str, Any], kind: str = "two_tower") -> str:
     record = EncoderRecord(
-        kind="two_tower",
+        kind=kind,
         options={},
         inputs={"query": {"id": "q"}, "candidate": {"id": "c", "genre": "g"}},
         vocabularies={},
@@ -29,6 +29,15 @@ def test_a_card_says_what_the_encoder_is_and_reads() -> None:
     assert "with 64 dimensions, published on\n2024-05-01. Its vectors are in the" in text
     assert "| query | `id` |\n| candidate | `id`, `genre` |" in text
     assert "Nothing was measured when it was published." in text
+
+
+def test_a_card_calls_the_encoder_with_all_that_it_reads() -> None:
+    text = card({})
+    assert 'encoder.encode([ID, ...], side="query")\n' in text
+    assert 'encoder.encode([{"id": ID, "genre": [KEYS]}, ...], side="candidate")\n' in text
+    graph = card({}, "graphsage")
+    assert 'encoder.encode(corpus, side="candidate")  # an evergram.Corpus\n' in graph
+    assert "ID" not in graph
 
 
 def test_metrics_are_rounded_and_what_is_not_known_is_not_measured() -> None:

@@ -10,7 +10,14 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.support.artefacts import artefact
-from tests.support.encoders import CANDIDATES, DIM, lineage_with_encoder, two_tower
+from tests.support.encoders import (
+    CANDIDATES,
+    DIM,
+    GENRES,
+    QUERIES,
+    lineage_with_encoder,
+    two_tower,
+)
 from tests.support.lineages import lineage_of
 
 import evergram
@@ -46,7 +53,6 @@ def test_ids_are_embedded_in_any_container(encoder: PretrainedEncoder) -> None:
     containers: list[Any] = [ids, tuple(ids), np.array(ids), pa.array(ids), torch.tensor(ids)]
     containers += [
         pa.chunked_array([ids[:1], ids[1:]]),
-        [str(i) for i in ids],
         np.array(ids, np.int32),
     ]
     for container in containers:
@@ -74,6 +80,43 @@ def test_features_are_embedded_with_and_without_an_id(encoder: PretrainedEncoder
     np.testing.assert_allclose(encoder.encode(table), truth, atol=1e-6)
     batch = table.combine_chunks().to_batches()[0]
     np.testing.assert_allclose(encoder.encode(batch), truth, atol=1e-6)
+
+
+def test_known_ids_without_their_features_are_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    genres = {100 + i: GENRES[i % 3] for i in range(12)}
+    pairs = [(q, 100 + (3 * i + j) % 12) for i, q in enumerate(QUERIES * 4) for j in range(5)]
+    features = pa.table({"id": list(genres), "genre": list(genres.values())})
+    corpus = Corpus.of(pairs, candidate_features=features)
+    values = {
+        "data": {"kind": "python"},
+        "split": {"kind": "random", "share": 0.2},
+        "model": {"kind": "two_tower", "dim": [4], "hidden": [4]},
+        "training": {"epochs": 2, "batch_size": 16, "feature_rate": 0.5},
+    }
+    artefact = evergram.train(evergram.Recipe.of(values), corpus, progress=False)
+    lineage = Lineage.create(tmp_path / "l")
+    lineage.publish(artefact)
+    ids, published = lineage.embeddings("candidate")
+    encoder = lineage.encoder()
+    caplog.clear()
+    objects = [{"id": key, "genre": genres[key]} for key in ids.to_pylist()]
+    np.testing.assert_allclose(encoder.encode(objects), published.numpy(), atol=1e-5)
+    encoder.encode(QUERIES, "query")
+    encoder.encode([{"id": 999, "genre": "war"}, {"genre": "noir"}])
+    encoder.encode(corpus)
+    assert caplog.text == ""
+    assert np.abs(encoder.encode(ids) - published.numpy()).max() > 0.01
+    assert (
+        "12 of 12 objects of side 'candidate' are known by id, and are embedded without genre"
+        in (caplog.text)
+    )
+    assert 'pass the features too, as encode([{"id": …, "genre": …}, …])' in caplog.text
+    encoder.encode(ids)
+    assert len(caplog.records) == 1
+    lineage.encoder().encode(Corpus.of(pairs))
+    assert len(caplog.records) == 2
 
 
 def test_frames_are_embedded(encoder: PretrainedEncoder) -> None:
@@ -125,6 +168,10 @@ def test_batches_and_the_bar_change_nothing(
         ([1], "user", "no side 'user'; there is query and candidate"),
         ([999, 103, 998], "candidate", r"no vector for 2 of 3 objects.*number 0 \(id 999\)"),
         ([{"id": 103, "gender": "x"}], "candidate", "no feature 'gender'.*it has id, genre"),
+        (["103"], "candidate", "ids of side 'candidate' are string, such as '103'; .* are int64"),
+        ([7], "query", "ids of side 'query' are int64, such as 7; .* are string"),
+        ([{"id": "103", "genre": "war"}], "candidate", "'candidate' are string"),
+        (Corpus.of([("eve", "103")]), "candidate", "'candidate' are string"),
         ([1.5], "candidate", "'id' holds double; keys are integers or texts"),
         ([103, 2**63], "candidate", "'id' cannot be read"),
         (np.array([2**63], np.uint64), "candidate", "'id' holds 9223372036854775808; .* below 2⁶³"),

@@ -154,7 +154,7 @@ def test_a_model_that_was_trained_alone_is_not_trained_again(
     monkeypatch.setattr("evergram.releasing.upgrade_steps.fit_encoder", never)
     packaged = upgrade(by(small, "post-lin-sloss"), lineage, corpus, trained=encoder)
     assert torch.equal(packaged.block("query")[1], alone.block("query")[1])
-    with pytest.raises(RecipeError, match="trained alone was given"):
+    with pytest.raises(RecipeError, match=r"trained= needs .*; they are 'joint' and"):
         upgrade(by(small, "bc-aligner"), lineage, corpus, trained=encoder)
 
 

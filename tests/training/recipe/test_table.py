@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar
 
 import pytest
@@ -68,7 +69,24 @@ def test_a_kind_whose_key_means_another_thing_elsewhere_is_refused() -> None:
         kind = "third"
         colour: str = "red"
 
-    with pytest.raises(TypeError, match="'third' has a key 'radius' of another type or default"):
-        table_with(Clashing).with_kinds()
-    with pytest.raises(TypeError, match="'third' has a key 'colour', and so has its table"):
-        table_with(Coloured).with_kinds()
+    for clashing, message in (
+        (
+            Clashing,
+            "'third' cannot be chosen: it has a key 'radius' of another type or default "
+            "than the kind 'round' has; give the key of Clashing another name",
+        ),
+        (Coloured, "'third' cannot be chosen: it has a key 'colour' which is a key of the table"),
+    ):
+        table = table_with(clashing)
+        # The others can be chosen as before.
+        assert table.of({"radius": 3}).chosen == RoundSettings(radius=3)
+        assert table.of({"colour": "blue"}).model_dump()["colour"] == "blue"
+        with pytest.raises(ValidationError, match=message):
+            table.of({"kind": "third"})
+
+
+def test_keys_of_kinds_from_outside_are_dumped_where_their_kind_is_chosen() -> None:
+    assert ShapeTable.of({}).model_dump() == {"kind": "round", "colour": "red", "radius": 1}
+    dumped = ShapeTable.of({"kind": "square"}).model_dump_json()
+    assert json.loads(dumped) == {"kind": "square", "colour": "red", "side": 2}
+    assert ShapeTable.of(json.loads(dumped)).chosen == SquareSettings()

@@ -35,9 +35,10 @@ def solve(moments: GroupedMoments, settings: AlignerSettings) -> Solution:
             f"The {side} vectors cannot be aligned: {problem}; look at how they were made."
         )
     if seen + chosen < 2:
+        lower = ", or a lower held_out" if moments.held.count else ""
         raise DataError(
             f"Of {rows} rows {moments.held.count} are held out to measure on, which leaves "
-            f"{seen + chosen} to fit to; give more rows, or a lower held_out."
+            f"{seen + chosen} to fit to; give more rows{lower}."
         )
     choosing = settings.has_ridge and settings.ridge == "auto"
     if choosing and not (seen and chosen):

@@ -116,6 +116,12 @@ def _ragged_columns(
         counts = pc.value_counts(ids).flatten()
         repeated = counts[0][pc.index(pc.greater(counts[1], 1), True).as_py()]
         raise DataError(f"{source} name the id {repeated} twice; each id may have one row.")
+    if pa.types.is_string(ids.type) and pa.types.is_integer(vocabulary.keys.type) and len(ids):
+        raise DataError(
+            f"{source} have none of the ids of the interactions: theirs are text, such as "
+            f"{ids[0].as_py()!r}, and those are integers, such as {vocabulary.keys[0]}; are they "
+            "of the other side? If not, write both in one type."
+        )
     row = Vocabulary(ids).rows(vocabulary.keys)
     if len(ids) and not bool((row >= 0).any()):
         raise DataError(

@@ -163,14 +163,18 @@ class Catalog:
         """Refuse vectors of another version than they are said to be of.
 
         Args:
-            fingerprint: which the vectors carry; None if they carry none, and are believed.
+            fingerprint: which the vectors carry, the version's own or that of the file it was made
+                from; None if they carry none, and are believed.
             version: which they are said to be of.
             what: to call them in the error, such as the path of their file.
         Raises: LineageError: the fingerprint is another version's.
         """
-        if fingerprint is None or fingerprint == self.manifest(version).fingerprint:
+        manifest = self.manifest(version)
+        if fingerprint in (None, manifest.fingerprint, manifest.source_fingerprint):
             return
+        sources = {m.source_fingerprint: n for n, m in self.manifests.items()}
         number = self.version_of(fingerprint)
+        number = sources.get(fingerprint) if number is None else number
         whose = "of no version of it" if number is None else f"of its version {number}"
         raise LineageError(
             f"{what} is not of version {version} of {self.address}, but {whose}: its fingerprint "

@@ -80,6 +80,13 @@ class Manifest(ChecksummedRecord):
         """The identity of the version's space, see `fingerprint_of`."""
         return fingerprint_of(self)
 
+    @property
+    def source_fingerprint(self) -> str | None:
+        """The fingerprint that the file of a version from files carried; None if it had none."""
+        settings = self.recipe.get("import") or self.recipe.get("align")
+        carried = settings.get("fingerprint") if isinstance(settings, dict) else None
+        return carried if isinstance(carried, str) else None
+
     @field_validator("transform", mode="before")
     @classmethod
     def _of_format_1(cls, value: Any) -> Any:

@@ -165,13 +165,18 @@ def align(
         recorded["rank"] = settings.rank_of(before.dim, new.dim)
     recorded |= {"old": str(before.path), "new": str(new.path)}
     if not lineage.versions:
-        recipe = {"align": {**recorded, "has_ids": before.has_ids}}
+        recipe = {"align": {**recorded, **facts_of(before)}}
         lineage.publish(first_version(before, (ids, canaries.old), recipe))
-    artefact = _next_version(
-        alignment, lineage, {"align": {**recorded, "has_ids": new.has_ids}}, (ids, canaries.new)
-    )
+    recipe = {"align": {**recorded, **facts_of(new)}}
+    artefact = _next_version(alignment, lineage, recipe, (ids, canaries.new))
     published = publish(lineage, artefact, strict_probes=strict_probes, promote=promote, warn=warn)
     return dict(published.metrics)
+
+
+def facts_of(file: EmbeddingFile) -> dict[str, Any]:
+    """Return what a version records of the file that it is made from, as JSON: whether it has ids,
+    and the fingerprint that it carries if it was exported from a lineage."""
+    return {"has_ids": file.has_ids, "fingerprint": file.fingerprint}
 
 
 def first_version(file: EmbeddingFile, canaries: Block, recipe: Mapping[str, Any]) -> Artefact:

@@ -9,7 +9,7 @@ import torch
 
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import first_version
+from evergram.releasing.files.align import facts_of, first_version
 from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.pair_split import canary_rows, id_hashes, pair_groups
 from evergram.training.progress import Progress
@@ -51,7 +51,7 @@ def import_embeddings(
         raise DataError(f"{file.path} changed while it was read; import it again.")
     canaries = ids.take(pa.array(kept.numpy())).cast(pa.string()), vectors
     number = lineage.publish(
-        first_version(file, canaries, {"import": {"file": str(file.path), "has_ids": file.has_ids}})
+        first_version(file, canaries, {"import": {"file": str(file.path), **facts_of(file)}})
     )
     return {
         "version": number,

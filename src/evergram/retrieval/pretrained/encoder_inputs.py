@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,12 @@ def inputs_of(objects: Any, side: str, schema: Schema) -> EntityInputs:
     Raises: DataError: there is no such side or feature; a key is neither an integer nor a text; or
         the encoder knows nothing of an object.
     """
+    return checked_inputs(columns_of(objects), side, schema)
+
+
+def checked_inputs(columns: Mapping[str, pa.Array], side: str, schema: Schema) -> EntityInputs:
+    """Return the objects of `columns_of` as `inputs_of` does. Raises: DataError: as there."""
     has = list(names_of(side, schema))
-    columns = columns_of(objects)
     unknown = [name for name in columns if name not in has]
     if unknown:
         raise DataError(
@@ -39,10 +43,23 @@ def inputs_of(objects: Any, side: str, schema: Schema) -> EntityInputs:
         )
     if not columns:
         raise DataError("No ids and no features were given; give one of them for each object.")
+    if ID in columns:
+        refuse_other_ids(columns[ID], side, schema)
     size = len(next(iter(columns.values())))
     inputs = inputs_of_columns(columns, size, side, schema)
     refuse_unknown(inputs.is_known, columns)
     return inputs
+
+
+def refuse_other_ids(ids: pa.Array, side: str, schema: Schema) -> None:
+    """Raises: DataError: ids are text where the encoder's are integers, or the other way round; or
+    they are neither."""
+    keys, own = _keys(ids, ID), schema.ids(side).keys.type
+    if keys.null_count < len(keys) and keys.type != own:
+        raise DataError(
+            f"The ids of side {side!r} are {keys.type}, such as {keys.drop_null()[0].as_py()!r}; "
+            f"those that the encoder was trained with are {own}. Give ids of that type."
+        )
 
 
 def refuse_unknown(known: Tensor, columns: Mapping[str, pa.Array]) -> None:
@@ -61,6 +78,14 @@ def refuse_unknown(known: Tensor, columns: Mapping[str, pa.Array]) -> None:
             f"with none of their keys. The first is number {first} ({keys}). Leave these objects "
             "out, or give features that it knows."
         )
+
+
+def missing_features(columns: Collection[str], side: str, schema: Schema) -> list[str]:
+    """Return the features of a side that are not among the names of `columns`.
+
+    Raises: DataError: the encoder has no such side.
+    """
+    return [name for name in names_of(side, schema) if name != ID and name not in columns]
 
 
 def names_of(side: str, schema: Schema) -> Mapping[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from evergram.encoders.kinds import ENCODERS
+from evergram.kinds import kinds_where
 from evergram.lineage.disk.manifest import EncoderRecord
 from evergram.retrieval.pretrained.encoder_folder import EncoderFacts
 
@@ -32,7 +34,7 @@ An embedding model of kind `{record.kind}` with {facts.dim} dimensions, publishe
 from evergram import PretrainedEncoder
 
 encoder = PretrainedEncoder.from_pretrained("PATH OF THIS FOLDER")
-vectors = encoder.encode(ids, side="candidate")
+{_calls(record)}
 ```
 
 | side | what it reads of an object |
@@ -43,6 +45,22 @@ vectors = encoder.encode(ids, side="candidate")
 
 {measured}
 """
+
+
+def _calls(record: EncoderRecord) -> str:
+    """Return a call of `encode` for each side, with all that the encoder reads of an object."""
+    if record.kind in kinds_where(ENCODERS, "needs_graph"):
+        return "\n".join(
+            f'vectors = encoder.encode(corpus, side="{side}")  # an evergram.Corpus'
+            for side in record.inputs
+        )
+    calls = []
+    for side, inputs in record.inputs.items():
+        features = [name for name in inputs if name != "id"]
+        objects = ", ".join(f'"{name}": [KEYS]' for name in features)
+        objects = f'[{{"id": ID, {objects}}}, ...]' if features else "[ID, ...]"
+        calls.append(f'vectors = encoder.encode({objects}, side="{side}")')
+    return "\n".join(calls)
 
 
 def _measured(metrics: Mapping[str, Any]) -> Iterator[str]:

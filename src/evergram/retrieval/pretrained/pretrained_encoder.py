@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
@@ -28,10 +29,18 @@ from evergram.retrieval.pretrained.encoder_folder import (
     read_encoder_folder,
     write_encoder_folder,
 )
-from evergram.retrieval.pretrained.encoder_inputs import ID, inputs_of, refuse_unknown
+from evergram.retrieval.pretrained.encoder_inputs import (
+    ID,
+    checked_inputs,
+    columns_of,
+    missing_features,
+    refuse_other_ids,
+    refuse_unknown,
+)
 from evergram.retrieval.pretrained.model_card import model_card
 
 SIDE = "candidate"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,6 +62,8 @@ class PretrainedEncoder:
     record: EncoderRecord
     facts: EncoderFacts
     metrics: Mapping[str, Any]
+    # The sides for which it has warned that features are missing.
+    _warned: set[str] = field(default_factory=set, init=False, compare=False)
 
     @classmethod
     def of_version(cls, lineage: ReadOnlyLineage, version: int | str | None = None) -> Self:
@@ -154,6 +165,9 @@ class PretrainedEncoder:
     ) -> npt.NDArray[np.float32] | Tensor:
         """Return the embeddings of objects, [B, D] float32 in their order.
 
+        An object that is given by its id alone is embedded without its features, which is not the
+        published vector: a warning names the features, once for each side.
+
         Args:
             objects: ids, in a list, an array or a column; a mapping for each object; or a table
                 (pandas, Polars or Arrow). Mappings and tables have the id as "id", and features by
@@ -181,7 +195,10 @@ class PretrainedEncoder:
             raise DataError(f"There is no side {side!r}; there is {' and '.join(sides)}.")
         scene = self.module.read(corpus).to(self.module.device)
         entities = corpus.queries if side == "query" else corpus.candidates
+        refuse_other_ids(entities.vocabulary.keys, side, self.module.schema)
         refuse_unknown(self.module.known(side, scene).cpu(), {ID: entities.vocabulary.keys})
+        is_known_id = self.module.schema.ids(side).rows(entities.vocabulary.keys) >= 0
+        self._warn_without_features(side, entities.features, is_known_id)
         return self.module.embed_all(scene)[side].float().cpu()
 
     def _blocks(
@@ -193,13 +210,35 @@ class PretrainedEncoder:
                 f"{self.record.kind} embeds an object by whom it has met, so it needs the whole "
                 "graph: give encode() a Corpus, or read stored embeddings by evergram.Reader."
             )
-        inputs = inputs_of(objects, side, module.schema)
+        columns = columns_of(objects)
+        inputs = checked_inputs(columns, side, module.schema)
+        self._warn_without_features(side, columns, inputs.ids >= 0)
         blocks: Iterable[Tensor] = module.blocks(side, inputs, batch_size)
         if show_progress_bar:
             batches = -(-len(inputs) // batch_size)
             blocks = track(blocks, "Encoding", total=batches, console=Console(stderr=True))
         for block in blocks:
             yield block.float().cpu()
+
+    def _warn_without_features(
+        self, side: str, features: Collection[str], is_known_id: Tensor
+    ) -> None:
+        """Warn once for each side of known ids, bool [B], with none of the values of a feature."""
+        missing = missing_features(features, side, self.module.schema)
+        if not missing or side in self._warned or not bool(is_known_id.any()):
+            return
+        self._warned.add(side)
+        example = ", ".join(f'"{name}": …' for name in (ID, *missing))
+        log.warning(
+            "%d of %d objects of side %r are known by id, and are embedded without %s, which "
+            "their published vectors include: pass the features too, as encode([{%s}, …]) or as "
+            "columns of a table, or read the published vectors by evergram.Reader.",
+            int(is_known_id.sum()),
+            len(is_known_id),
+            side,
+            ", ".join(missing),
+            example,
+        )
 
 
 def _restored(

@@ -14,6 +14,17 @@ from evergram.training.recipe.training import TrainingRecipe
 from evergram.training.step import Joint
 
 
+def id_tables(encoder: Encoder) -> list[nn.Parameter]:
+    """Return the tables of ids, which learn at `training.table_rate`."""
+    shared = {id(p) for p in encoder.feature_tables()}
+    tables: list[nn.Parameter] = []
+    for module in encoder.modules():
+        # A user's dense tables, such as a text tower's tokens, are layers.
+        if isinstance(module, nn.Embedding) and (module.sparse or encoder.kind != "module"):
+            tables += [p for p in module.parameters() if id(p) not in shared]
+    return tables
+
+
 def build_optimizers(
     encoder: Encoder, rates: TrainingRecipe, table_rate: float, joint: Joint | None = None
 ) -> list[torch.optim.Optimizer]:
@@ -33,11 +44,7 @@ def build_optimizers(
         )
     features = encoder.feature_tables()
     shared = {id(p) for p in features}
-    tables: list[nn.Parameter] = []
-    for module in encoder.modules():
-        # A user's dense tables, such as a text tower's tokens, are layers.
-        if isinstance(module, nn.Embedding) and (module.sparse or encoder.kind != "module"):
-            tables += [p for p in module.parameters() if id(p) not in shared]
+    tables = id_tables(encoder)
     ids = shared | {id(p) for p in tables}
     layers = [p for p in encoder.parameters() if id(p) not in ids and p.requires_grad]
     is_plain = rates.optimizer == "sgd"

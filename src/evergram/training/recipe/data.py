@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from evergram.data.loaders import LOADERS, READ_FROM_A_PATH
 from evergram.kinds import Positive, Share, Weight
 from evergram.training.recipe.table import RecipeTable
+
+# The kind of data that a recipe cannot name: a corpus that was passed in Python.
+PYTHON = "python"
+
+
+def _is_kind(value: str) -> str:
+    kinds = [*LOADERS, PYTHON]
+    if value not in kinds:
+        listed = ", ".join(map(repr, kinds[:-1]))
+        raise ValueError(f"it must be one of {listed} or {kinds[-1]!r}")
+    return value
 
 
 class DataRecipe(RecipeTable):
     """The kind of data, its files and its columns.
 
     Paths are relative to the recipe's folder, or begin with `$EVERGRAM_DATA/`, the folder of data
-    sets. The kinds are those of `evergram.data.loaders`, which a recipe is checked without; and
-    "python", for a corpus that is passed in Python.
+    sets. The kinds are those of `evergram.data.loaders`; and "python", for a corpus that is passed
+    in Python.
     """
 
-    kind: Literal["movielens", "amazon", "mediawiki", "wikispeedia", "table", "synthetic", "python"]
+    kind: Annotated[str, AfterValidator(_is_kind)]
     path: str | None = None
     # amazon: where the metadata is, if not beside the reviews.
     metadata: str | None = None
@@ -40,7 +52,7 @@ class DataRecipe(RecipeTable):
 
     @model_validator(mode="after")
     def _needs_a_path(self) -> DataRecipe:
-        if self.kind not in ("synthetic", "python") and self.path is None:
+        if self.kind in READ_FROM_A_PATH and self.path is None:
             raise ValueError(f"data.kind = {self.kind!r} needs data.path")
         return self
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from evergram.encoders.kinds import ENCODERS, EncoderSettings, at_version
 from evergram.gramian.kinds import ESTIMATORS, EstimatorSettings
@@ -45,6 +52,14 @@ class ModelRecipe(KindTable):
 Measures = Annotated[list[float | str], Field(min_length=1), BeforeValidator(as_list)]
 
 
+def _penalty(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Say in one clause what may stand here, in place of what each form of it lacks."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError("it must be a number ≥ 0, a list of them, or 'auto'") from None
+
+
 class TaskRecipe(KindTable):
     """The objective: a loss on observed pairs, and λ times the penalty on all pairs."""
 
@@ -53,9 +68,10 @@ class TaskRecipe(KindTable):
     # How pairs are drawn: each once an epoch, or a query first; absent, as the task wants them.
     positives: Literal["examples", "queries"] | None = None
     # λ, one a measure; "auto" scales with the data, see `evergram.training.recipe.automatic`.
-    penalty: (
-        Annotated[list[Weight], Field(min_length=1), BeforeValidator(as_list)] | Literal["auto"]
-    ) = "auto"
+    penalty: Annotated[
+        Annotated[list[Weight], Field(min_length=1), BeforeValidator(as_list)] | Literal["auto"],
+        WrapValidator(_penalty),
+    ] = "auto"
     # Squared norms: of every example's, or under the penalty's (first) measure.
     l2: Weight | Literal["auto"] = "auto"
     # "penalty" for an automatic l2, "examples" for a given one, where it is absent.

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    create_model,
+    model_serializer,
+    model_validator,
+)
 
 from evergram.kinds import KindSettings
 
@@ -36,12 +44,15 @@ class KindTable(RecipeTable):
     chooser: ClassVar[str] = "kind"
     # The table's own keys, once the kinds' are beside them.
     own_keys: ClassVar[frozenset[str]] = frozenset()
+    # By kind, why it cannot be chosen: one of its keys is another thing elsewhere in the table.
+    clashes: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def with_kinds(cls) -> type[Self]:
         """Return the model with the keys of every kind that its table of kinds has now.
 
-        Raises: TypeError: two kinds, or a kind and the table, disagree about a key.
+        A kind with a key that the table has, or an earlier kind with another type or default, adds
+        no keys, and a recipe that chooses it is refused.
         """
         written = cls.__base__ if cls.own_keys else cls
         return cast(type[Self], _with_keys(written, tuple(cls.kinds.items())))
@@ -63,6 +74,25 @@ class KindTable(RecipeTable):
         settings = self.kinds[getattr(self, self.chooser)]
         return settings(**{name: getattr(self, name) for name in settings.model_fields})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _the_kind_does_not_clash(cls, values: Any) -> Any:
+        kind = values.get(cls.chooser) if isinstance(values, dict) else None
+        if isinstance(kind, str) and kind in cls.clashes:
+            raise ValueError(cls.clashes[kind])
+        return values
+
+    @model_serializer(mode="wrap")
+    def _without_keys_from_outside(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the keys that only kinds from outside the package have, none of them chosen:
+        what a program has put into the table must not change the recipes that do not use it."""
+        chosen = getattr(self, self.chooser)
+        kept = set(self.own_keys or type(self).model_fields)
+        for kind, settings in self.kinds.items():
+            if kind == chosen or settings.__module__.startswith("evergram."):
+                kept |= settings.model_fields.keys()
+        return {key: value for key, value in dump(self).items() if key in kept}
+
     @model_validator(mode="after")
     def _the_kind_agrees(self) -> Self:
         _ = self.chosen  # runs the kind's own checks
@@ -75,16 +105,16 @@ def _with_keys(
 ) -> type[KindTable]:
     """`KindTable.with_kinds`; one class for the same kinds."""
     fields: dict[str, Any] = {}
+    owners: dict[str, str] = {}
+    clashes: dict[str, str] = {}
     for kind, settings in kinds:
+        clash = _clash(settings, table, fields, owners)
+        if clash is not None:
+            clashes[kind] = f"the kind {kind!r} cannot be chosen: {clash}"
+            continue
         for name, field in settings.model_fields.items():
-            if name in table.model_fields:
-                raise TypeError(f"The kind {kind!r} has a key {name!r}, and so has its table.")
-            if name in fields and repr(fields[name][1]) != repr(field):
-                raise TypeError(
-                    f"The kind {kind!r} has a key {name!r} of another type or default than "
-                    "another kind; give it another name."
-                )
             fields[name] = (field.annotation, field)
+            owners.setdefault(name, kind)
     choices = Literal[tuple(kind for kind, _ in kinds)]  # type: ignore[valid-type]
     chooser: Any = (choices, table.model_fields[table.chooser].default)
     model = create_model(
@@ -96,7 +126,31 @@ def _with_keys(
         **fields,
     )
     model.own_keys = frozenset(table.model_fields)
+    model.clashes = clashes
     return model
+
+
+def _clash(
+    settings: type[KindSettings],
+    table: type[KindTable],
+    fields: Mapping[str, Any],
+    owners: Mapping[str, str],
+) -> str | None:
+    """Return why a kind's keys cannot stand beside the table's own and those of earlier kinds.
+
+    Args:
+        fields: the keys of earlier kinds, with their types and fields.
+        owners: the kind that each of them is of.
+    """
+    for name, field in settings.model_fields.items():
+        if name in table.model_fields:
+            other = "which is a key of the table itself"
+        elif name in fields and repr(fields[name][1]) != repr(field):
+            other = f"of another type or default than the kind {owners[name]!r} has"
+        else:
+            continue
+        return f"it has a key {name!r} {other}; give the key of {settings.__name__} another name"
+    return None
 
 
 def _is_metric(value: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from evergram.data.loaders import LOADERS
 from evergram.encoders.kinds import ENCODERS
 from evergram.gramian.kinds import ESTIMATORS
 from evergram.kinds import kinds_where
@@ -101,8 +102,9 @@ def _rules_of_kinds() -> Iterator[Only]:
             for key in settings.model_fields:
                 users.setdefault(key, []).append(kind)
         for key, kinds in users.items():
-            if len(kinds) < len(table.kinds):
+            if len(kinds) < len(table.kinds) and key not in table.model_fields:
                 yield Only(f"{name}.{key}", f"{name}.{table.chooser}", tuple(kinds))
+    yield Only("data.path", "data.kind", tuple(kind for kind in LOADERS if kind != "synthetic"))
     yield Only(
         "gramian.batch gramian.sampler gramian.batch_size",
         "gramian.kind",
@@ -155,7 +157,6 @@ KIND_TABLES: dict[str, type[KindTable]] = {
 }
 # Keys that are used with some settings of the tables themselves.
 RULES = (
-    Only("data.path", "data.kind", ("movielens", "amazon", "mediawiki", "wikispeedia", "table")),
     Only("data.metadata", "data.kind", ("amazon",)),
     Only("data.prefix", "data.kind", ("mediawiki",)),
     Only("data.query_features data.candidate_features", "data.kind", ("table",)),
