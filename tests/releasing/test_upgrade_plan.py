@@ -53,7 +53,7 @@ def test_a_trained_model_serves_only_a_transform_that_is_fitted_after_it(
     lineage: Lineage, corpus: Corpus, override: str
 ) -> None:
     options = UpgradeOptions(trained=load_encoder(lineage, 0))
-    with pytest.raises(RecipeError, match=r"serves upgrade\.fit = 'posthoc' or 'none'"):
+    with pytest.raises(RecipeError, match=r"needs upgrade\.fit = 'posthoc' or 'none'"):
         plan_upgrade(tiny_recipe(override), lineage, corpus, options)
     plan = plan_upgrade(tiny_recipe("upgrade.fit=posthoc"), lineage, corpus, options)
     assert plan.trained is options.trained

@@ -173,7 +173,7 @@ def test_modules_that_another_loop_has_trained(
     later = upgrade(posthoc, lineage, corpus, trained=modules(corpus, 12), progress=False)
     assert later.dim == 12
     lineage.publish(later)
-    with pytest.raises(RecipeError, match="trained alone"):
+    with pytest.raises(RecipeError, match="trained= needs"):
         upgrade(recipe, lineage, corpus, trained=own, progress=False)
 
 
