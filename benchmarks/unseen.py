@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks import DATA, ROOT
+from evergram.data.data_sets import existing
 
 Pair = tuple[str, str]
 
@@ -52,8 +53,9 @@ def convert(name: str) -> Path:
     """Write build/<name>/pairs.parquet (columns `query`, `candidate`), each pair once.
 
     Returns: the file.
+    Raises: DataError: it is not there; the error says how to download it.
     """
-    pairs = list(dict.fromkeys(READERS[name](DATA / name)))
+    pairs = list(dict.fromkeys(READERS[name](existing(DATA / name))))
     target = ROOT / "build" / name / "pairs.parquet"
     target.parent.mkdir(parents=True, exist_ok=True)
     query, candidate = zip(*pairs, strict=True)
