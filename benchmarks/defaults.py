@@ -42,7 +42,7 @@ REVISED_ON = ("movielens-latest-small", "wikispeedia", "amazon-musical-instrumen
 # Too large for pilots: the formula decides.
 LARGE = ("yelp2018", *CHOSEN_ON)
 # More seeds where there are few test queries.
-SEEDS = {"lastfm": 6, "amazon-musical-instruments": 10}
+SEEDS = {"lastfm": 6, "citeulike-t": 2, "amazon-musical-instruments": 10}
 LEAST_SEEDS = 3
 # Settings that are searched, beside the defaults; fewer where a training takes minutes.
 TRIALS = {"gowalla": 12, "yelp2018": 12}
