@@ -41,7 +41,7 @@ CONFIRMED_ON = tuple(unseen.READERS)
 REVISED_ON = ("movielens-latest-small", "wikispeedia", "amazon-musical-instruments")
 # Too large for pilots: the formula decides.
 LARGE = ("yelp2018", *CHOSEN_ON)
-# More seeds where there are few test queries.
+# More splits where there are few test queries, fewer where a search takes an hour.
 SEEDS = {"lastfm": 6, "citeulike-t": 2, "amazon-musical-instruments": 10}
 LEAST_SEEDS = 3
 # Settings that are searched, beside the defaults; fewer where a training takes minutes.
