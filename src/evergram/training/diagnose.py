@@ -20,7 +20,8 @@ from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import corpus_for, split_for
 from evergram.training.loop import Trainer
 from evergram.training.monitors.gramian_tracking import Tracking
-from evergram.training.progress import Progress, ProgressReport
+from evergram.training.monitors.progress_report import ProgressReport
+from evergram.training.progress import Progress
 from evergram.training.recipe import GramianRecipe, Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 

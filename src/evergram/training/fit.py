@@ -25,7 +25,8 @@ from evergram.training.monitors.early_stopping import (
     time_to_reach,
 )
 from evergram.training.monitors.map_watch import MapWatch
-from evergram.training.progress import Progress, ProgressReport
+from evergram.training.monitors.progress_report import ProgressReport
+from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.recipe.training import TrainingRecipe
