@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -135,8 +136,10 @@ def _lineage(path: Path, matrix: Tensor) -> Lineage:
     """Make two versions; only the backward transform matters here, not what is stored."""
     lineage = Lineage.create(path)
     one = pa.array([0]), torch.zeros(1, len(matrix))
-    for transform in (None, LinearTransform.from_matrix(matrix)):
-        lineage.publish(Artefact(len(matrix), {"object": one}, transform, {"metrics": {}}, {}))
+    facts: dict[str, Any] = {"metrics": {}}
+    lineage.publish(Artefact(len(matrix), {"object": one}, None, facts, {}))
+    back, follows = LinearTransform.from_matrix(matrix), lineage.manifest(0).fingerprint
+    lineage.publish(Artefact(len(matrix), {"object": one}, back, facts, {}, follows=follows))
     return lineage
 
 

@@ -53,7 +53,9 @@ def lineage_of(folder: Path, rows: int, dim: int = DIM) -> Lineage:
     facts = {"metrics": {"model": {}}, "version": 0}
     old = new[: min(rows, 20_000)] @ weight.T
     lineage.publish(Artefact(dim, {"object": (ids[: len(old)], old)}, None, facts, {}))
-    lineage.publish(Artefact(dim, {"object": (ids, new)}, back, {**facts, "version": 1}, {}))
+    follows = lineage.manifest(0).fingerprint
+    second = {**facts, "version": 1}
+    lineage.publish(Artefact(dim, {"object": (ids, new)}, back, second, {}, follows=follows))
     return lineage
 
 

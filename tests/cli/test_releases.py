@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from tests.support.command import Command
+from tests.support.publishing import publish_next
 
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
@@ -182,7 +183,7 @@ def test_versions_of_a_lineage_whose_publisher_stated_no_metrics(
 ) -> None:
     ids, vectors = pa.array(["a", "b"]), torch.eye(2)
     lineage = Lineage.create(tmp_path / "own")
-    lineage.publish(Artefact(2, {"object": (ids, vectors)}, None, {}, {}))
+    publish_next(lineage, Artefact(2, {"object": (ids, vectors)}, None, {}, {}))
     code, out, err = evergram("versions", lineage.path)
     assert (code, err) == (0, "")
     assert "version" in out

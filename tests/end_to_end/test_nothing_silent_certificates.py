@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.support.command import Command
+from tests.support.publishing import publish_next
 from tests.support.running_service import running
 
 import evergram as library
@@ -129,7 +130,8 @@ def test_4_a_certificate_measured_on_nothing_is_none(evergram: Command) -> None:
     ids = pa.array(["a", "b"])
     for n in range(2):
         step = StepError(torch.zeros(3, 3, dtype=torch.float64), 0, 0.0)
-        lineage.publish(
+        publish_next(
+            lineage,
             Artefact(
                 dim=3,
                 embeddings={"object": (ids, torch.rand(2, 3))},
@@ -137,7 +139,7 @@ def test_4_a_certificate_measured_on_nothing_is_none(evergram: Command) -> None:
                 metrics={"metrics": {"model": {}}},
                 recipe={},
                 error=step if n else None,
-            )
+            ),
         )
     check = evergram("check", "l")
     assert check.code == 0

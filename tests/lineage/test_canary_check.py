@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.support.exact_versions import exact_lineage, exact_version
+from tests.support.publishing import publish_next
 
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
@@ -38,7 +39,8 @@ def lineage(tmp_path: Path, vectors: list[torch.Tensor]) -> Lineage:
             with torch.no_grad():
                 error = StepError.of(transform(z), vectors[n - 1])
         kept = 20 if n < 2 else 15
-        line.publish(
+        publish_next(
+            line,
             Artefact(
                 dim=DIMS[n],
                 embeddings={"object": (ids, z)},
@@ -47,7 +49,7 @@ def lineage(tmp_path: Path, vectors: list[torch.Tensor]) -> Lineage:
                 recipe={},
                 canaries={"object": (ids[:kept], z[:kept])},
                 error=error,
-            )
+            ),
         )
     return Lineage.open(line.path)
 
@@ -105,14 +107,15 @@ def test_a_value_that_is_not_known_is_past_any_limit(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "lineage")
     ids = pa.array(["a", "b"])
     for n in (0, 1):
-        lineage.publish(
+        publish_next(
+            lineage,
             Artefact(
                 dim=2,
                 embeddings={"object": (ids, torch.eye(2))},
                 transform=LinearTransform(2, 2) if n else None,
                 metrics={"metrics": {}},
                 recipe={},
-            )
+            ),
         )
     readings = diagnose_lineage(lineage)
     assert (readings[0].measured, readings[0].certificate) == (None, None)
@@ -130,10 +133,10 @@ def test_files_are_checked_first(lineage: Lineage) -> None:
 
 def test_the_diagnosis_goes_over_gaps(tmp_path: Path) -> None:
     lineage = exact_lineage(tmp_path / "exact")
-    lineage.publish(exact_version(2, 1), promote=False)
+    publish_next(lineage, exact_version(2, 1), promote=False)
     lineage.withdraw(2, "a fault")
-    lineage.publish(exact_version(3, 1))
-    lineage.publish(exact_version(4, 3))
+    publish_next(lineage, exact_version(3, 1))
+    publish_next(lineage, exact_version(4, 3))
     readings = {r.version: r for r in diagnose_lineage(lineage)}
     assert list(readings) == [0, 1, 3]
     for reading in readings.values():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import IntegrityError, LineageError
@@ -88,7 +89,8 @@ def test_an_old_lineage_goes_on_in_the_present_format(path: Path, tmp_path: Path
     number, dim = lineage.next_version, lineage.manifest(lineage.newest).dim
     sides = lineage.manifest(lineage.newest).embeddings
     before = {side: lineage.embeddings(side) for side in sides}
-    lineage.publish(
+    publish_next(
+        lineage,
         Artefact(
             dim=dim,
             embeddings=before,

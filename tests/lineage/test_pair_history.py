@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from tests.support.artefacts import artefact
+from tests.support.publishing import publish_next
 
 from evergram.data.pair_hash import TrainedPairs
 from evergram.lineage.lineage import Lineage
@@ -19,7 +20,7 @@ def pairs(*marks: int) -> TrainedPairs:
 
 def add(lineage: Lineage, number: int, trained: tuple[str, TrainedPairs] | None) -> None:
     version = artefact(number + 2, number + 1 if number else None)
-    lineage.publish(dataclasses.replace(version, trained=trained), promote=False)
+    publish_next(lineage, dataclasses.replace(version, trained=trained), promote=False)
 
 
 def test_all_versions_but_the_withdrawn_count(tmp_path: Path) -> None:

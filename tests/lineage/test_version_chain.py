@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.exact_versions import DIMS, exact_lineage, exact_version, vectors_of
+from tests.support.publishing import publish_next
 
 from evergram.errors import LineageError, UnknownVersionError
 from evergram.lineage.catalog.catalog import Catalog
@@ -19,9 +20,9 @@ from evergram.lineage.version_chain import VersionChain
 def gap(tmp_path: Path) -> VersionChain:
     """Versions 0, 1 and 3; version 2 was withdrawn."""
     lineage = exact_lineage(tmp_path / "shop")
-    lineage.publish(exact_version(2, 1), promote=False)
+    publish_next(lineage, exact_version(2, 1), promote=False)
     lineage.withdraw(2, "a fault")
-    lineage.publish(exact_version(3, 1))
+    publish_next(lineage, exact_version(3, 1))
     return VersionChain(Catalog.open(lineage.path))
 
 
@@ -72,5 +73,5 @@ def test_the_chain_is_read_again_when_a_version_is_added(tmp_path: Path) -> None
     lineage = Lineage.open(exact_lineage(tmp_path / "shop").path)
     first = lineage.chain
     assert lineage.chain is first
-    lineage.publish(exact_version(2, 1))
+    publish_next(lineage, exact_version(2, 1))
     assert lineage.chain.newest == 2

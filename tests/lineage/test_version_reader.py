@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.artefacts import shop_of_three
 from tests.support.forging import forge
 from tests.support.lineages import vectors_of
+from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.pair_hash import TrainedPairs
@@ -119,7 +120,7 @@ def test_contents_that_do_not_fit_are_an_error(
             canaries={"object": (ids[:20], vectors[:20])},
             trained=("line", TrainedPairs(np.array([7 + version], np.uint32))),
         )
-        lineage.publish(artefact)
+        publish_next(lineage, artefact)
     read(Lineage.open(lineage.path))
     path = rewritten(lineage, name, content)
     with pytest.raises(EvergramError, match=name):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.halving_versions import IDS, VECTORS, add_halving_version
+from tests.support.publishing import publish_next
 
 from evergram.compatibility.certificate import LEAST_OBJECTS
 from evergram.compatibility.transforms import LinearTransform
@@ -65,7 +66,7 @@ def test_a_version_is_warned_of_once_for_each_thing(lineage: Lineage) -> None:
         },
         {},
     )
-    lineage.publish(published)
+    publish_next(lineage, published)
     assert version_warnings(lineage)[1] == [
         "No test figure: nothing was held out.",
         "Its transform is no better than chance: it errs as much with the objects mixed up.",

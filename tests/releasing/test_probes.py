@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from skl2onnx import to_onnx
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import roc_auc_score
+from tests.support.publishing import publish_next
 from torch import Tensor
 
 from evergram.compatibility.transforms import LinearTransform
@@ -79,7 +80,7 @@ def artefact(vectors: Tensor, back: Tensor | None, side: str = "candidate") -> A
 @pytest.fixture
 def lineage(tmp_path: Path) -> Lineage:
     new = Lineage.create(tmp_path / "lineage")
-    new.publish(artefact(OLD, None))
+    publish_next(new, artefact(OLD, None))
     return new
 
 
@@ -172,7 +173,7 @@ def test_a_probe_is_run_before_a_version_is_published(tmp_path: Path, lineage: L
     assert not reading.broken
     refuse_broken(readings)
     assert lineage.newest == 0
-    lineage.publish(new)
+    publish_next(lineage, new)
     assert lineage.metrics(1)["probes"] == [reading.as_json()]
     # What is published says the same as what was about to be.
     again = run_probes(lineage)[0]

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.support.publishing import following, publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DegradationError, LineageError
@@ -50,7 +51,7 @@ def probe(folder: Path, column: int) -> Probe:
 @pytest.fixture
 def lineage(tmp_path: Path) -> Lineage:
     new = Lineage.create(tmp_path / "l")
-    new.publish(artefact(first=True))
+    publish_next(new, artefact(first=True))
     new.label("prod", 0)
     ConsumerRegistry.open(new.path).add("ads", "prod", new.resolve, probe=probe(tmp_path, 0))
     return new
@@ -59,16 +60,16 @@ def lineage(tmp_path: Path) -> Lineage:
 def test_a_version_that_no_probe_was_run_on_is_refused(lineage: Lineage) -> None:
     before = (lineage.path / "lineage.json").read_bytes()
     with pytest.raises(LineageError, match=r"evergram\.publish"):
-        lineage.publish(artefact())
+        publish_next(lineage, artefact())
     said = {"metrics": {"model": {}}, "probes": [{"consumer": "ads"}]}
     forged = replace(artefact(), metrics=said)
     with pytest.raises(LineageError, match="the probe of ads has not been run"):
-        lineage.publish(forged)
+        publish_next(lineage, forged)
     assert (lineage.path / "lineage.json").read_bytes() == before
-    assert publish(lineage, artefact()).version == 1
+    assert publish(lineage, following(lineage, artefact())).version == 1
     # What was run on one version was not run on the next.
     with pytest.raises(LineageError, match="has not been run"):
-        lineage.publish(replace(artefact(), metrics=lineage.metrics(1)))
+        publish_next(lineage, replace(artefact(), metrics=lineage.metrics(1)))
 
 
 @pytest.mark.long
@@ -77,32 +78,35 @@ def test_a_probe_that_came_since_is_run_too(lineage: Lineage, tmp_path: Path) ->
     consumers = ConsumerRegistry.open(lineage.path)
     consumers.repin("ads", "prod", lineage.resolve, probe=probe(tmp_path, 1))
     with pytest.raises(LineageError, match="the probe of ads"):
-        lineage.publish(tried)
+        publish_next(lineage, tried)
     tried, _ = with_probes(artefact(), lineage)
     consumers.add("web", "v0", lineage.resolve, probe=probe(tmp_path, 2))
     with pytest.raises(LineageError, match="the probe of web"):
-        lineage.publish(tried)
+        publish_next(lineage, tried)
     consumers.add("none", "v0", lineage.resolve)
-    assert [r.consumer for r in publish(lineage, artefact()).probes] == ["ads", "web"]
+    assert [r.consumer for r in publish(lineage, following(lineage, artefact())).probes] == [
+        "ads",
+        "web",
+    ]
 
 
 @pytest.mark.long
 def test_a_label_that_moved_since_is_another_version(lineage: Lineage) -> None:
-    publish(lineage, artefact())
+    publish(lineage, following(lineage, artefact()))
     tried, _ = with_probes(artefact(), lineage)
     lineage.label("prod", 1)
     with pytest.raises(LineageError, match="the probe of ads"):
-        lineage.publish(tried)
-    assert publish(lineage, artefact()).version == 2
+        publish_next(lineage, tried)
+    assert publish(lineage, following(lineage, artefact())).version == 2
 
 
 def test_python_is_warned_in_its_log(lineage: Lineage, caplog: pytest.LogCaptureFixture) -> None:
     turned = replace(artefact(), transform=LinearTransform.from_matrix(-torch.eye(3)))
-    done = publish(lineage, turned)
+    done = publish(lineage, following(lineage, turned))
     assert [record.message for record in caplog.records] == list(done.warnings)
     assert done.warnings[0].startswith("The probe of ads (prod) has auc 0.0000")
     with pytest.raises(DegradationError, match="The probe of ads"):
-        publish(lineage, artefact(), strict_probes=True)
+        publish(lineage, following(lineage, artefact()), strict_probes=True)
 
 
 def report(**changes: Any) -> Artefact:
@@ -201,9 +205,9 @@ def test_an_upgrade_of_another_version_or_lineage_is_refused(
         ):
             publish_again(next_version)
     assert mine.next_version == 2
-    # Made by hand it is believed; its certificate is then measured, and does not hold.
+    # Who says that it follows is believed; its certificate is then measured, and does not hold.
     assert past_limits(diagnose_lineage(mine), CompatibilityLimits()) == []
-    other.publish(replace(next_version, follows=None))
+    publish_next(other, next_version)
     sentences = past_limits(diagnose_lineage(other), CompatibilityLimits())
     assert len(sentences) == 1
     assert "Version 0: its certificate bounds the error by" in sentences[0]

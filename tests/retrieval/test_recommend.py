@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.support.encoders import CANDIDATES, SEEN, lineage_with_encoder, without_recorded_pairs
 from tests.support.lineages import lineage_of
+from tests.support.publishing import publish_next
 
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
@@ -59,7 +60,7 @@ def test_a_query_that_is_not_stored_is_named(reader: Reader) -> None:
 
 
 def test_without_recorded_training_pairs_nothing_is_recommended(lineage: Lineage) -> None:
-    lineage.publish(without_recorded_pairs(lineage))
+    publish_next(lineage, without_recorded_pairs(lineage))
     with closing(Reader.open(lineage)) as reader:
         with pytest.raises(LineageError, match=r"not recorded.*exclude_seen=False"):
             reader.recommend(["ann"])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from tests.support.lineages import lineage_of
+from tests.support.publishing import publish_next
 from tests.support.running_service import Running, running
 
 from evergram.compatibility.transforms import LinearTransform
@@ -68,9 +69,9 @@ BACK = torch.arange(12.0).reshape(3, 4)
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Running]:
     lineage = Lineage.create(tmp_path / "shop", "shop")
-    lineage.publish(artefact(two_tower(3), {"dim": 3, "hidden": [4]}))
+    publish_next(lineage, artefact(two_tower(3), {"dim": 3, "hidden": [4]}))
     back = LinearTransform.from_matrix(BACK)
-    lineage.publish(artefact(two_tower(4), {"dim": 4, "hidden": [4]}, back))
+    publish_next(lineage, artefact(two_tower(4), {"dim": 4, "hidden": [4]}, back))
     with running(tmp_path / "shop") as shop:
         yield shop
 
@@ -175,7 +176,7 @@ def test_an_encoder_that_needs_the_graph_says_so(tmp_path: Path) -> None:
     parts = EncoderParts(
         "graphsage", options, encoder.state_dict(), schema.inputs, schema.vocabularies
     )
-    lineage.publish(Artefact(4, made.embeddings, None, made.metrics, made.recipe, parts))
+    publish_next(lineage, Artefact(4, made.embeddings, None, made.metrics, made.recipe, parts))
     with running(tmp_path / "graph") as served:
         answer = served.post("/v1/embeddings", {"input": {"features": {"genre": "war"}}})
         assert answer.status_code == 400

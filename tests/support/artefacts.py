@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import torch
+from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
@@ -49,9 +50,9 @@ def shop_of_three(folder: Path) -> Lineage:
 def _published() -> Path:
     folder = Path(_folder().name) / "shop"
     lineage = Lineage.create(folder, "shop")
-    lineage.publish(artefact(2))
-    lineage.publish(artefact(3, 2, seed=1))
-    lineage.publish(artefact(4, 3, seed=2))
+    publish_next(lineage, artefact(2))
+    publish_next(lineage, artefact(3, 2, seed=1))
+    publish_next(lineage, artefact(4, 3, seed=2))
     return folder
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
+from tests.support.publishing import publish_next
 
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform
@@ -43,7 +44,8 @@ def publish(
         with torch.no_grad():
             transform.weight.copy_(torch.linalg.lstsq(vectors, past).solution.T)
             error = StepError.of(transform(vectors), past) if known else None
-    lineage.publish(
+    publish_next(
+        lineage,
         Artefact(
             dim=dim,
             embeddings={"object": (ids, vectors)},

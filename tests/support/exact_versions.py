@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import torch
+from tests.support.publishing import publish_next
 from torch import Tensor
 
 from evergram.compatibility.certificate import StepError
@@ -65,8 +66,8 @@ def exact_lineage(folder: Path) -> Lineage:
 def _published() -> Path:
     folder = Path(_folder().name) / "shop"
     lineage = Lineage.create(folder, "shop")
-    lineage.publish(exact_version(0, None))
-    lineage.publish(exact_version(1, 0))
+    publish_next(lineage, exact_version(0, None))
+    publish_next(lineage, exact_version(1, 0))
     return folder
 
 

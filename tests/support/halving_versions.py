@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import torch
+from tests.support.publishing import publish_next
 
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import LinearTransform, Transform
@@ -29,7 +30,8 @@ def add_halving_version(
     number = lineage.next_version
     back = LinearTransform.from_matrix(0.5 * torch.eye(3)) if transform is None else transform
     error = StepError(torch.eye(3, dtype=torch.float64) / 4, objects, 3.0)
-    lineage.publish(
+    publish_next(
+        lineage,
         Artefact(
             dim=3,
             embeddings={"object": (IDS, VECTORS)},

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import torch
+from tests.support.publishing import publish_next
 from torch import Tensor
 
 from evergram.compatibility.transforms import AffineTransform
@@ -48,7 +49,7 @@ def publish(
         {"metrics": {"model": {}}, "version": version},
         {},
     )
-    lineage.publish(artefact, promote=promote)
+    publish_next(lineage, artefact, promote=promote)
     return lineage
 
 

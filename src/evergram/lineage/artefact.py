@@ -51,8 +51,7 @@ class Artefact:
         error: the error of B_k, for the certificate.
         trained: the salt of the hashes of the model's training pairs, and these; None if no model
             was trained.
-        follows: fingerprint of the version that `transform` leads to; None if the artefact was made
-            by hand, and is believed.
+        follows: fingerprint of the version that `transform` leads to; None for version 0 alone.
     """
 
     dim: int

@@ -21,6 +21,7 @@ from tests.support.planted_maps import (
     turn,
     weight_of,
 )
+from tests.support.publishing import publish_next
 
 from evergram.compatibility import Aligner, Chain, certify
 from evergram.compatibility.closed_form_fit import KINDS
@@ -170,8 +171,8 @@ def test_an_aligner_becomes_a_link_of_a_chain_and_of_a_lineage(tmp_path: Path) -
             back, error = links[0].as_transform(), links[0].step_error()
         block = ids, torch.from_numpy(vectors).float()
         metrics: dict[str, Any] = {"metrics": {"model": {}}}
-        lineage.publish(
-            Artefact(vectors.shape[1], {"object": block}, back, metrics, {}, error=error)
+        publish_next(
+            lineage, Artefact(vectors.shape[1], {"object": block}, back, metrics, {}, error=error)
         )
     served = lineage.view(0).embeddings("object")[1]
     np.testing.assert_allclose(served, links[0].transform(middle), rtol=1e-4, atol=1e-4)

@@ -12,6 +12,7 @@ import torch
 from filelock import FileLock
 from tests.support.dying import is_alone
 from tests.support.exact_versions import DIMS, SIDE, exact_lineage, exact_version, vectors_of
+from tests.support.publishing import publish_next
 from torch import Tensor
 
 from evergram.errors import (
@@ -46,7 +47,7 @@ def reads(lineage: Lineage, version: int | str, source: int | None = None) -> Te
 
 def test_a_version_that_is_not_promoted_is_beside_the_one_in_production(lineage: Lineage) -> None:
     assert (lineage.labels, lineage.production) == ({}, 1)
-    lineage.publish(exact_version(2, 1), promote=False)
+    publish_next(lineage, exact_version(2, 1), promote=False)
     again = Lineage.open(lineage.path)
     for line in (lineage, again):
         assert (line.newest, line.production) == (2, 1)
@@ -66,17 +67,17 @@ def test_a_version_that_is_not_promoted_is_beside_the_one_in_production(lineage:
 
 
 def test_promotion_and_roll_back(lineage: Lineage) -> None:
-    lineage.publish(exact_version(2, 1), promote=False)
+    publish_next(lineage, exact_version(2, 1), promote=False)
     lineage.label("stable", "newest")
     assert (lineage.production, lineage.versions_with_embeddings) == (2, [1, 2])
     lineage.label("stable", 1)  # back
     assert (Lineage.open(lineage.path).production, lineage.versions_with_embeddings) == (1, [1, 2])
-    lineage.publish(exact_version(3, 2), promote=False)
+    publish_next(lineage, exact_version(3, 2), promote=False)
     assert (lineage.production, lineage.newest, stored(lineage)) == (1, 3, [1, 3])
     lineage.label("stable", 3)
     assert stored(lineage) == [1, 3]
     # Where there is a stable one, a promoted version takes its place.
-    lineage.publish(exact_version(4, 3))
+    publish_next(lineage, exact_version(4, 3))
     assert (lineage.production, lineage.labels, stored(lineage)) == (4, {"stable": 4}, [4])
     with pytest.raises(LineageError, match=r"Version 3 .* cannot be stable"):
         lineage.label("stable", 3)
@@ -84,17 +85,17 @@ def test_promotion_and_roll_back(lineage: Lineage) -> None:
 
 def test_a_label_keeps_embeddings_over_publications(lineage: Lineage) -> None:
     lineage.label("team-a", 1)
-    lineage.publish(exact_version(2, 1))
-    lineage.publish(exact_version(3, 2))
+    publish_next(lineage, exact_version(2, 1))
+    publish_next(lineage, exact_version(3, 2))
     assert lineage.versions_with_embeddings == stored(lineage) == [1, 3]
     lineage.unlabel("team-a")
     assert lineage.versions_with_embeddings == [1, 3]  # until the next is published
-    lineage.publish(exact_version(4, 3))
+    publish_next(lineage, exact_version(4, 3))
     assert lineage.versions_with_embeddings == stored(lineage) == [4]
 
 
 def test_a_withdrawn_version_leaves_its_number_and_an_identity(lineage: Lineage) -> None:
-    lineage.publish(exact_version(2, 1), promote=False)
+    publish_next(lineage, exact_version(2, 1), promote=False)
     fingerprint = lineage.manifest(2).fingerprint
     lineage.withdraw(2, "  trained on last year's data ")
     again = Lineage.open(lineage.path)
@@ -112,7 +113,7 @@ def test_a_withdrawn_version_leaves_its_number_and_an_identity(lineage: Lineage)
             line.manifest(2)
     assert stored(lineage) == [1]
     # The next one has the next number, and leads over the gap.
-    assert again.publish(exact_version(3, 1)) == 3
+    assert publish_next(again, exact_version(3, 1)) == 3
     torch.testing.assert_close(reads(again, 1), vectors_of(1), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(reads(again, 0), vectors_of(0), rtol=1e-4, atol=1e-4)
     assert again.active_chain.newest == 2  # steps: 0 to 1, 1 to 3
@@ -123,7 +124,7 @@ def test_a_withdrawn_version_leaves_its_number_and_an_identity(lineage: Lineage)
     moved = vectors_of(0).double() @ weight.T + offset
     torch.testing.assert_close(moved, vectors_of(3).double(), rtol=1e-2, atol=1e-2)
     with pytest.raises(LineageError, match="open it again"):
-        lineage.publish(exact_version(2, 1))
+        publish_next(lineage, exact_version(2, 1))
 
 
 def test_withdrawal_needs_embeddings_of_the_version_before(lineage: Lineage) -> None:
@@ -140,7 +141,7 @@ def test_withdrawal_needs_embeddings_of_the_version_before(lineage: Lineage) -> 
 
 def test_the_chain_leads_through_a_retired_version_that_is_not_read(lineage: Lineage) -> None:
     lineage.label("old", 1)
-    lineage.publish(exact_version(2, 1))
+    publish_next(lineage, exact_version(2, 1))
     with pytest.raises(LineageError, match="labelled old"):
         lineage.retire(1)
     lineage.unlabel("old")
@@ -153,12 +154,12 @@ def test_the_chain_leads_through_a_retired_version_that_is_not_read(lineage: Lin
             refused()
     torch.testing.assert_close(reads(again, 0), vectors_of(0), rtol=1e-4, atol=1e-4)
     again.check()
-    again.publish(exact_version(3, 2))
+    publish_next(again, exact_version(3, 2))
     assert stored(again) == [3]
 
 
 def test_a_version_that_consumers_are_pinned_to_stays(lineage: Lineage) -> None:
-    lineage.publish(exact_version(2, 1), promote=False)
+    publish_next(lineage, exact_version(2, 1), promote=False)
     pin(lineage, ads="v0", search="newest", shop="stable")
     with pytest.raises(LineageError, match="pinned to it is search"):
         lineage.withdraw(2, "a fault")
@@ -191,7 +192,7 @@ def test_a_change_against_an_older_state_is_refused(lineage: Lineage) -> None:
     with FileLock(lineage.path / ".lock"), pytest.raises(LineageError, match="Another process"):
         lineage.label("team-a", 1)
     # A long training is not lost because a label was moved meanwhile; the label is kept.
-    assert stale.publish(exact_version(2, 1), promote=False) == 2
+    assert publish_next(stale, exact_version(2, 1), promote=False) == 2
     assert stale.labels == Lineage.open(lineage.path).labels == {"team-a": 0, "stable": 1}
     assert stale.versions_with_embeddings == [1, 2]
 
@@ -218,7 +219,7 @@ def _die_at(call: int, path: Path) -> None:
 def test_promotion_moves_production_there_and_back(lineage: Lineage) -> None:
     lineage.label("kept", "newest")
     newest = lineage.newest
-    assert lineage.publish(exact_version(newest + 1, newest), promote=False) == newest + 1
+    assert publish_next(lineage, exact_version(newest + 1, newest), promote=False) == newest + 1
     assert lineage.production == newest
     assert lineage.promote() == lineage.production == newest + 1
     assert lineage.promote("kept") == lineage.production == newest
@@ -236,8 +237,8 @@ def test_death_at_any_moment_of_a_withdrawal_is_before_or_after_it(
     ends = set()
     for call in range(40):
         lineage = Lineage.create(tmp_path / str(call))
-        lineage.publish(exact_version(0, None))
-        lineage.publish(exact_version(1, 0), promote=False)
+        publish_next(lineage, exact_version(0, None))
+        publish_next(lineage, exact_version(1, 0), promote=False)
         process = context.Process(target=_die_at, args=(call, lineage.path))
         process.start()
         process.join()
@@ -245,7 +246,7 @@ def test_death_at_any_moment_of_a_withdrawal_is_before_or_after_it(
         reopened.check()
         ends.add((process.exitcode, reopened.newest))
         if reopened.newest == 0:
-            assert reopened.publish(exact_version(1, 0)) == 2
+            assert publish_next(reopened, exact_version(1, 0)) == 2
             folders = sorted(p.name for p in (reopened.path / "versions").iterdir())
             assert folders == ["0", "2"]
         if process.exitcode == 0:

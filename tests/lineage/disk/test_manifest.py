@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.forging import forge
+from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Vocabulary
@@ -159,16 +160,16 @@ def test_the_same_training_has_the_same_fingerprint_twice(tmp_path: Path) -> Non
 
 def test_a_lineage_knows_its_versions_by_fingerprint(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path)
-    lineage.publish(model())
+    publish_next(lineage, model())
     back = LinearTransform.from_matrix(torch.eye(2))
-    lineage.publish(Artefact(**{**vars(model(2.0)), "transform": back}))
+    publish_next(lineage, Artefact(**{**vars(model(2.0)), "transform": back}))
     for manifest in lineage.versions:
         assert lineage.version_of(manifest.fingerprint) == manifest.version
 
 
 def test_a_manifest_that_was_changed_contradicts_its_fingerprint(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path)
-    lineage.publish(model())
+    publish_next(lineage, model())
     path = tmp_path / "versions" / "0" / "manifest.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "recipe": {"seed": 5}}))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from tests.support.artefacts import artefact, shop_of_three
+from tests.support.publishing import publish_next
 
 from evergram.errors import (
     LineageError,
@@ -27,7 +28,7 @@ def test_two_publications_at_once_do_not_mix(lineage: Lineage) -> None:
         FileLock(lineage.path / ".lock"),
         pytest.raises(LineageError, match="Another process"),
     ):
-        Lineage.open(lineage.path).publish(artefact(5, 4))
+        publish_next(Lineage.open(lineage.path), artefact(5, 4))
 
 
 def test_only_one_process_at_a_time_writes(tmp_path: Path) -> None:

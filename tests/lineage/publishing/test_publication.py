@@ -16,6 +16,7 @@ from tests.support.artefacts import artefact, shop_of_three
 from tests.support.dying import is_alone
 from tests.support.exact_versions import SIDE, exact_lineage, exact_version
 from tests.support.lineages import lineage_of
+from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import (
@@ -37,15 +38,15 @@ def test_a_vector_that_is_not_finite_is_not_published(lineage: Lineage) -> None:
     broken = exact_version(2, 1)
     broken.block(SIDE)[1][3, 0] = float("nan")
     with pytest.raises(DataError, match=r"object embedding of id 'id3' has a NaN"):
-        lineage.publish(broken)
+        publish_next(lineage, broken)
     wide = exact_version(2, 1)
     ids, vectors = wide.block(SIDE)
     # A number, but none that can be written as float32.
     wide = replace(wide, embeddings={SIDE: (ids, vectors.double() * 1e300)})
     with pytest.raises(DataError, match=r"object embedding of id 'id0' has a NaN or an inf"):
-        lineage.publish(wide)
+        publish_next(lineage, wide)
     assert Lineage.open(lineage.path).newest == 1
-    assert lineage.publish(exact_version(2, 1)) == 2
+    assert publish_next(lineage, exact_version(2, 1)) == 2
 
 
 def test_without_the_file_before_only_the_forward_map_is_missing(lineage: Lineage) -> None:
@@ -53,7 +54,7 @@ def test_without_the_file_before_only_the_forward_map_is_missing(lineage: Lineag
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    lineage.publish(exact_version(2, 1))
+    publish_next(lineage, exact_version(2, 1))
     assert lineage.forward(1, 2) is None
     assert lineage.forward(0, 1) is not None
 
@@ -63,7 +64,7 @@ def test_a_side_without_a_proper_name_is_not_published(lineage: Lineage) -> None
     back = lineage.chain.transforms[0]
     wide = Artefact(10, {"../x": vectors}, back, {"metrics": {"model": {}}}, {})
     with pytest.raises(LineageError, match="cannot be the name of a side"):
-        lineage.publish(wide)
+        publish_next(lineage, wide)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +90,16 @@ def test_ids_of_another_type_are_refused_before_training(tmp_path: Path) -> None
         lineage.check_ids({"object": pa.array(["x"])})
 
 
+def test_an_artefact_that_names_no_predecessor_is_refused(lineage: Lineage) -> None:
+    with pytest.raises(LineageError, match=r"does not say which version .* follows=lineage"):
+        lineage.publish(exact_version(2, 1))
+    assert Lineage.open(lineage.path).newest == 1
+
+
 def test_a_version_takes_a_transform_from_its_own_dim_to_the_one_before(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "new")
     with pytest.raises(ShapeError, match="Version 0 has no version before it and takes no"):
-        lineage.publish(artefact(3, 2))
+        publish_next(lineage, artefact(3, 2))
     assert not lineage.path.exists()
 
 
@@ -120,7 +127,7 @@ def _die_at(call: int, path: Path) -> None:
 
     for name in ("rename", "replace", "fsync"):
         setattr(os, name, counted(getattr(os, name)))
-    Lineage.open(path).publish(artefact(5, 4, seed=3))
+    publish_next(Lineage.open(path), artefact(5, 4, seed=3))
     os._exit(0)
 
 
@@ -128,9 +135,9 @@ def test_a_transform_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     lineage = shop_of_three(tmp_path / "shop")
     before = contents(lineage.path)
     with pytest.raises(ShapeError, match=r"\(4, 5\)"):
-        lineage.publish(artefact(5, 3))
+        publish_next(lineage, artefact(5, 3))
     with pytest.raises(ShapeError, match="Version 3 needs"):
-        lineage.publish(artefact(5))
+        publish_next(lineage, artefact(5))
     assert contents(lineage.path) == before
 
 
@@ -160,7 +167,7 @@ def test_death_at_any_moment_of_a_publication_leaves_the_lineage_whole(
             left = contents(copy)
             assert {k: left[k] for k in before} == before
             # The next publication clears away what was left and succeeds.
-            assert reopened.publish(artefact(5, 4, seed=3)) == 3
+            assert publish_next(reopened, artefact(5, 4, seed=3)) == 3
         assert Lineage.open(copy).view(0).embeddings("query")[1].shape == (3, 2)
         assert not list(copy.rglob(".*.part"))
     assert died > 10
@@ -169,10 +176,10 @@ def test_death_at_any_moment_of_a_publication_leaves_the_lineage_whole(
 def test_a_publication_against_an_older_state_is_refused(tmp_path: Path) -> None:
     lineage = shop_of_three(tmp_path / "shop")
     stale = Lineage.open(lineage.path)
-    lineage.publish(artefact(5, 4))
+    publish_next(lineage, artefact(5, 4))
     before = contents(lineage.path)
     with pytest.raises(LineageError, match="newest version is 3"):
-        stale.publish(artefact(6, 4))
+        publish_next(stale, artefact(6, 4))
     with pytest.raises(LineageError, match="open it again"):
         stale.embeddings("query")
     after = contents(lineage.path)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.support.artefacts import artefact
 from tests.support.dying import is_alone, run_until
+from tests.support.publishing import publish_next
 
 from evergram.errors import EvergramError
 from evergram.lineage.lineage import Lineage
@@ -20,15 +21,15 @@ from evergram.lineage.lineage import Lineage
 START, NEWEST = 2, 1
 
 
-def publish_next(lineage: Lineage) -> None:
+def publish_random(lineage: Lineage) -> None:
     number = len(lineage.versions)
     before = START + number - 1 if number else None
-    lineage.publish(artefact(START + number, before, seed=number))
+    publish_next(lineage, artefact(START + number, before, seed=number))
 
 
 def publish_one(path: Path, pipe: int) -> None:
     """Publish, and say that it was done."""
-    publish_next(Lineage.open(path))
+    publish_random(Lineage.open(path))
     os.write(pipe, b"done")
 
 
@@ -61,10 +62,10 @@ def test_a_publisher_killed_after_each_of_its_operations_leaves_whole_versions(
     whole, path = tmp_path / "whole", tmp_path / "lineage"
     lineage = Lineage.create(whole)
     for _ in range(NEWEST + 1):
-        publish_next(lineage)
+        publish_random(lineage)
     # A version whose embeddings go with the next publication, and one whose stay.
     lineage.label("kept", NEWEST)
-    publish_next(lineage)
+    publish_random(lineage)
     draw = random.Random(0)
     before = after = left_over = operation = 0
     killed = True
@@ -85,7 +86,7 @@ def test_a_publisher_killed_after_each_of_its_operations_leaves_whole_versions(
         assert check_whole(path) in (newest, newest + 1)
         # The next one succeeds and clears away what was left.
         lineage = Lineage.open(path)
-        publish_next(lineage)
+        publish_random(lineage)
         assert not list(path.rglob(".*.part"))
         assert {p.name for p in (path / "versions").iterdir()} == set(
             map(str, range(lineage.newest + 1))
@@ -101,7 +102,7 @@ def test_a_flipped_bit_is_noticed_before_a_vector_is_given_out(tmp_path: Path) -
     path = tmp_path / "lineage"
     lineage = Lineage.create(path)
     for _ in range(3):
-        publish_next(lineage)
+        publish_random(lineage)
     truth = read(path)
     draw = random.Random(0)
     noticed = 0

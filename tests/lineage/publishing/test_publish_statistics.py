@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 from tests.support.exact_versions import SIDE, exact_version
+from tests.support.publishing import publish_next
 
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import LineageError
@@ -29,13 +30,13 @@ def test_the_forward_map_is_that_of_least_squares(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "lineage")
     ids = pa.array(range(400))
     one = exact_version(0, None)
-    lineage.publish(
-        Artefact(3, {SIDE: (ids.slice(0, 300), old[:300])}, None, one.metrics, one.recipe)
+    publish_next(
+        lineage, Artefact(3, {SIDE: (ids.slice(0, 300), old[:300])}, None, one.metrics, one.recipe)
     )
     assert lineage.forward(0, 0) is not None
     back = LinearTransform.from_matrix(torch.randn(3, 4, generator=draw))
     shuffled = (ids.take(pa.array(order.numpy())).cast(pa.string()), new[order])
-    lineage.publish(Artefact(4, {SIDE: shuffled}, back, one.metrics, one.recipe))
+    publish_next(lineage, Artefact(4, {SIDE: shuffled}, back, one.metrics, one.recipe))
     forward = lineage.forward(0, 1)
     assert forward is not None
     weight, offset = forward
@@ -57,9 +58,9 @@ def test_too_few_pairs_give_no_forward_map(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "lineage")
     one = exact_version(0, None)
     few = (pa.array(range(8)), torch.randn(8, 3))
-    lineage.publish(Artefact(3, {SIDE: few}, None, one.metrics, one.recipe))
+    publish_next(lineage, Artefact(3, {SIDE: few}, None, one.metrics, one.recipe))
     back = LinearTransform.from_matrix(torch.eye(3))
-    lineage.publish(Artefact(3, {SIDE: few}, back, one.metrics, one.recipe))
+    publish_next(lineage, Artefact(3, {SIDE: few}, back, one.metrics, one.recipe))
     assert lineage.forward(0, 1) is None
     assert lineage.moments(1)[SIDE][0] == 8
 
@@ -71,11 +72,11 @@ def test_of_many_rows_a_sample_is_enough(tmp_path: Path, monkeypatch: pytest.Mon
     draw = torch.Generator().manual_seed(0)
     old = torch.randn(40_000, 2, generator=draw)  # more than a block
     ids = pa.array(range(40_000))
-    lineage.publish(Artefact(2, {SIDE: (ids, old)}, None, one.metrics, one.recipe))
+    publish_next(lineage, Artefact(2, {SIDE: (ids, old)}, None, one.metrics, one.recipe))
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
     back = LinearTransform.from_matrix(turn.T)
     new = (ids.slice(0, 39_999), (old @ turn.T)[:39_999])
-    lineage.publish(Artefact(2, {SIDE: new}, back, one.metrics, one.recipe))
+    publish_next(lineage, Artefact(2, {SIDE: new}, back, one.metrics, one.recipe))
     assert lineage.moments(1)[SIDE][0] == 79
     forward = lineage.forward(0, 1)
     assert forward is not None

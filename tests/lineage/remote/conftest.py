@@ -10,6 +10,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.support.artefacts import artefact
 from tests.support.buckets import PLACE, Bucket
+from tests.support.publishing import publish_next
 
 from evergram.lineage.lineage import Lineage
 
@@ -30,6 +31,6 @@ def _empty_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def lineage() -> Lineage:
     """Versions 0 and 1, of dims 2 and 3."""
     shop = Lineage.create(PLACE, "shop")
-    shop.publish(artefact(2))
-    shop.publish(artefact(3, 2, seed=1))
+    publish_next(shop, artefact(2))
+    publish_next(shop, artefact(3, 2, seed=1))
     return shop

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.artefacts import artefact
 from tests.support.buckets import PLACE
+from tests.support.publishing import publish_next
 
 from evergram.errors import LineageError
 from evergram.lineage.lineage import Lineage
@@ -16,7 +17,7 @@ from evergram.lineage.remote.addresses import cache_folder, filesystem, local_fo
 
 def test_a_file_address_is_a_folder(tmp_path: Path) -> None:
     lineage = Lineage.create(f"file://{tmp_path}/a%20b")
-    lineage.publish(artefact(2))
+    publish_next(lineage, artefact(2))
     assert lineage.path == tmp_path / "a b"
     assert Lineage.open(tmp_path / "a b").newest == Lineage.open(f"file://{tmp_path}/a b").newest
     assert not cache_folder().exists()

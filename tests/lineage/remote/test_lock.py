@@ -11,6 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.support.artefacts import artefact
 from tests.support.buckets import PLACE, bucket_files
+from tests.support.publishing import publish_next
 
 from evergram.errors import LineageError
 from evergram.lineage.consumers.registry import ConsumerRegistry
@@ -37,13 +38,13 @@ def test_the_lock_of_another_is_never_taken(
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "pipe_file", between)
         with pytest.raises(LineageError, match=message):
-            lineage.publish(artefact(4, 3))
+            publish_next(lineage, artefact(4, 3))
     assert bucket_files()["publishing.lock"] == other
     with pytest.raises(LineageError, match=message):
         ConsumerRegistry.open(PLACE).add("a", "v0", lineage.resolve)
     assert bucket_files()["publishing.lock"] == other
     fsspec.filesystem("memory").rm(place)
-    assert lineage.publish(artefact(4, 3)) == 2
+    assert publish_next(lineage, artefact(4, 3)) == 2
 
 
 def test_a_lock_that_cannot_be_removed_is_a_warning(
@@ -58,7 +59,7 @@ def test_a_lock_that_cannot_be_removed_is_a_warning(
 
     monkeypatch.setattr(MemoryFileSystem, "rm_file", refuse)
     with pytest.warns(RuntimeWarning, match="publishing.lock could not be removed"):
-        assert lineage.publish(artefact(4, 3)) == 2
+        assert publish_next(lineage, artefact(4, 3)) == 2
     assert Lineage.open(PLACE).newest == 2
 
 

@@ -18,6 +18,7 @@ from tests.support.artefacts import artefact
 from tests.support.buckets import PLACE, Bucket, Refusing, bucket_files, forget_mirror
 from tests.support.dying import is_alone
 from tests.support.forging import resealed
+from tests.support.publishing import publish_next
 
 from evergram.errors import IntegrityError, LineageError, UnknownVersionError
 from evergram.lineage.consumers.record import Probe
@@ -47,21 +48,21 @@ def test_a_published_version_is_read_on_another_machine(lineage: Lineage) -> Non
 
 def test_embeddings_that_no_label_keeps_are_removed_from_the_storage(lineage: Lineage) -> None:
     assert {k.split("/")[1] for k in bucket_files() if k.startswith("embeddings/")} == {"1"}
-    lineage.publish(artefact(4, 3, seed=2), promote=False)
+    publish_next(lineage, artefact(4, 3, seed=2), promote=False)
     forget_mirror()
     opened = Lineage.open(PLACE)
     assert (opened.versions_with_embeddings, opened.production) == ([1, 2], 1)
     assert {k.split("/")[1] for k in bucket_files() if k.startswith("embeddings/")} == {"1", "2"}
     assert opened.embeddings("query", 1)[1].shape[1] == 3
     opened.label("stable", 2)
-    opened.publish(artefact(2, 4, seed=3))
+    publish_next(opened, artefact(2, 4, seed=3))
     assert {k.split("/")[1] for k in bucket_files() if k.startswith("embeddings/")} == {"3"}
     assert Lineage.open(PLACE).labels == {"stable": 3}
     assert not any("publishing.lock" in k for k in bucket_files())
 
 
 def test_a_withdrawn_version_is_removed_from_the_storage(lineage: Lineage) -> None:
-    lineage.publish(artefact(4, 3, seed=2), promote=False)
+    publish_next(lineage, artefact(4, 3, seed=2), promote=False)
     lineage.withdraw(2, "a bad one")
     forget_mirror()
     assert Lineage.open(PLACE).newest == 1
@@ -130,7 +131,7 @@ def test_a_publication_that_breaks_off_leaves_it_as_it_was(
             Refusing(patch, n, ConnectionError("the line is dead"))
             message = ""
             try:
-                lineage.publish(artefact(4, 3, seed=2))
+                publish_next(lineage, artefact(4, 3, seed=2))
             except LineageError as error:
                 message = str(error)
         if not message:
@@ -157,7 +158,7 @@ def test_a_killed_publisher(tmp_path: Path, request: pytest.FixtureRequest) -> N
     if not is_alone(request):
         return
     place = "bucket://shop"
-    Lineage.create(place).publish(artefact(2))
+    publish_next(Lineage.create(place), artefact(2))
     lock = tmp_path / "bucket" / "shop" / "publishing.lock"
     context = multiprocessing.get_context("fork")
     killed = 0
@@ -171,7 +172,7 @@ def test_a_killed_publisher(tmp_path: Path, request: pytest.FixtureRequest) -> N
         assert worker.exitcode == -signal.SIGKILL
         assert shop.newest == 0
         with pytest.raises(LineageError, match=r"is publishing to bucket://shop: .* on .*delete"):
-            shop.publish(artefact(3, 2))
+            publish_next(shop, artefact(3, 2))
         lock.unlink()
         killed += 1
     # The files of two folders, and lineage.json.
@@ -196,7 +197,7 @@ def _publish_and_die(place: str, uploads: int) -> None:
             return real(files, path, *args, **options)
 
         setattr(Bucket, name, put)
-    Lineage.open(place).publish(artefact(3, 2))
+    publish_next(Lineage.open(place), artefact(3, 2))
 
 
 def test_the_first_of_two_publishers_wins(
@@ -208,9 +209,9 @@ def test_the_first_of_two_publishers_wins(
     (reader.path / "embeddings" / "1").mkdir()
     with monkeypatch.context() as patch:
         patch.setenv("EVERGRAM_CACHE", str(tmp_path / "other"))
-        Lineage.open(PLACE).publish(artefact(4, 3, seed=2))
+        publish_next(Lineage.open(PLACE), artefact(4, 3, seed=2))
     with pytest.raises(LineageError, match=f"{PLACE} has changed since it was opened"):
-        lineage.publish(artefact(4, 3, seed=3))
+        publish_next(lineage, artefact(4, 3, seed=3))
     # And who still reads what is gone by now is told so.
     with pytest.raises(LineageError, match=f"{PLACE} has changed since it was opened"):
         reader.embeddings("query")
@@ -223,8 +224,8 @@ def test_a_lineage_made_anew_is_not_mixed_with_the_mirror_of_the_old(lineage: Li
     """The mirror has files of the same names."""
     MemoryFileSystem.store.clear()
     again = Lineage.create(PLACE, "shop")
-    again.publish(artefact(2, seed=7))
-    again.publish(artefact(3, 2, seed=8))
+    publish_next(again, artefact(2, seed=7))
+    publish_next(again, artefact(3, 2, seed=8))
     expected = again.view(0).embeddings("query")[1]
     mirror = lineage.path
     shutil.rmtree(mirror)
@@ -232,8 +233,8 @@ def test_a_lineage_made_anew_is_not_mixed_with_the_mirror_of_the_old(lineage: Li
     content = bucket_files()
     MemoryFileSystem.store.clear()
     first = Lineage.create(PLACE, "shop")
-    first.publish(artefact(2))
-    first.publish(artefact(3, 2, seed=1))
+    publish_next(first, artefact(2))
+    publish_next(first, artefact(3, 2, seed=1))
     files = fsspec.filesystem("memory")
     for name, value in content.items():
         files.pipe_file(f"/bucket/shop/{name}", value)

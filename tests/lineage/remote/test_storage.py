@@ -9,6 +9,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.support.artefacts import artefact
 from tests.support.buckets import PLACE, bucket_files
+from tests.support.publishing import publish_next
 
 from evergram.errors import LineageError
 from evergram.lineage.lineage import Lineage
@@ -26,7 +27,7 @@ def test_a_record_that_arrived_counts_though_the_answer_was_lost(
             raise TimeoutError("no answer")
 
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", lose)
-    assert lineage.publish(artefact(4, 3, seed=2)) == 2
+    assert publish_next(lineage, artefact(4, 3, seed=2)) == 2
     assert Lineage.open(PLACE).newest == 2
 
 
@@ -40,7 +41,7 @@ def test_a_storage_that_cannot_be_reached_is_an_error(
     with pytest.raises(LineageError, match=f"{PLACE} cannot be read: no route; the lineage is as"):
         Lineage.open(PLACE)
     with pytest.raises(LineageError, match="cannot be written: no route"):
-        lineage.publish(artefact(4, 3))
+        publish_next(lineage, artefact(4, 3))
     for address, message in (("nothing://x", "Protocol not known"), ("s3://x/y", "s3fs")):
         with pytest.raises(LineageError, match=message):
             Lineage.open(address)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.publishing import publish_next
 
 from evergram.encoders.features import SIDES
 from evergram.errors import DegradationError, RecipeError, ShapeError
@@ -96,7 +96,7 @@ def test_every_method_can_be_published_and_read(
     for name, artefact in done.items():
         copy = Lineage.create(lineage.path.parent / name)
         copy.publish(train_again(lineage))
-        copy.publish(replace(artefact, follows=None))  # another fingerprint than the copy
+        publish_next(copy, artefact)  # the copy's version 0 has another fingerprint
         ids, vectors = Lineage.open(copy.path).view(0).embeddings("query")
         assert vectors.shape == (len(ids), 8), name
         assert load_encoder(copy, 1).dim == artefact.dim
@@ -145,7 +145,7 @@ def test_a_model_that_was_trained_alone_is_not_trained_again(
     alone = upgrade(by(small, "keep-all"), lineage, corpus)
     copy = Lineage.create(lineage.path.parent / "keep-all")
     copy.publish(train_again(lineage))
-    copy.publish(replace(alone, follows=None))  # the copy's version 0 has another fingerprint
+    publish_next(copy, alone)  # the copy's version 0 has another fingerprint
     encoder = load_encoder(copy, 1)
 
     def never(*_: Any, **__: Any) -> None:

@@ -164,7 +164,7 @@ class Catalog:
 
         Args:
             fingerprint: which the vectors carry, the version's own or that of the file it was made
-                from; None if they carry none, and are believed.
+                from; None if they carry none: vectors of other tools do not, and are taken as said.
             version: which they are said to be of.
             what: to call them in the error, such as the path of their file.
         Raises: LineageError: the fingerprint is another version's.

@@ -71,8 +71,13 @@ def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
         if transform is not None:
             raise ShapeError("Version 0 has no version before it and takes no transform.")
         return
-    newest = catalog.manifest(catalog.newest).fingerprint
-    if artefact.follows not in (None, newest):
+    if artefact.follows is None:
+        raise LineageError(
+            "This artefact does not say which version its transform leads to; nothing was "
+            "published. Where it leads to the newest, give "
+            "follows=lineage.manifest(lineage.newest).fingerprint."
+        )
+    if artefact.follows != catalog.manifest(catalog.newest).fingerprint:
         number = catalog.version_of(artefact.follows)
         made = "for another lineage" if number is None else f"after version {number}"
         raise LineageError(
