@@ -144,9 +144,9 @@ EXPERIMENT = Experiment(
     {
         "tiny": Preset(trainings(methods.TINY, (0.1, 0.02, 1e-3), (32, 64)), methods.TINY_NOTE),
         "small": Preset(
-            trainings(methods.SMALL, (0.05, 0.02, 3e-4), SIZES, 2),
-            methods.SMALL_NOTE + " Two passes over the data; rates are multiples of the usual.",
-            4,
+            trainings(methods.SMALL, methods.SMALL_RATES, SIZES, 3),
+            methods.SMALL_NOTE + " Three passes over the data; rates are multiples of these.",
+            5,
         ),
         "paper": Preset(
             trainings(methods.PAPER["en"], (0.01, 0.01, 0.01), SIZES), methods.PAPER_NOTE

@@ -72,9 +72,9 @@ def trajectories(
 PRESETS = {
     "tiny": Preset(trajectories(methods.TINY, (16, 64), 5), methods.TINY_NOTE),
     "small": Preset(
-        trajectories(methods.SMALL, (128, 1024), 20, **{"training.epochs": 4})[1:],
-        methods.SMALL_NOTE + " One trajectory of four epochs by adaptive rates.",
-        3,
+        trajectories(methods.SMALL, (128, 1024), 50, **{"training.epochs": 3})[1:],
+        methods.SMALL_NOTE + " One trajectory of three epochs by adaptive rates.",
+        4,
     ),
     "sgd": Preset(
         trajectories(methods.SMALL, (128, 1024), 20, **{"training.epochs": 4})[:1],

@@ -82,7 +82,7 @@ EXPERIMENT = Experiment(
     {
         "tiny": Preset(trainings(methods.TINY, (0.1, 0.02, 1e-3), 32, 5), methods.TINY_NOTE),
         "small": Preset(
-            trainings(methods.SMALL, (0.05, 0.02, 3e-4), SIZE, 20, **{"training.epochs": 3}),
+            trainings(methods.SMALL, methods.SMALL_RATES, SIZE, 50, **{"training.epochs": 3}),
             methods.SMALL_NOTE + " The exact Gramian, where the papers took a large sample.",
             2,
         ),

@@ -156,7 +156,7 @@ EXPERIMENT = Experiment(
     "SOGram; the papers' measure (frequency of examples), and the uniform one beside it.",
     {
         "tiny": Preset(trainings(methods.TINY, RATE), methods.TINY_NOTE),
-        "small": Preset(trainings(methods.SMALL, RATE), methods.SMALL_NOTE, 5),
+        "small": Preset(trainings(methods.SMALL, RATE), methods.SMALL_NOTE, 9),
         "paper": Preset(
             trainings(methods.PAPER["en"], 0.001),
             methods.PAPER_NOTE + " α = 0.001, the best of [G1] Table 2 on `en`.",
