@@ -191,6 +191,7 @@ def test_old_vectors_must_be_those_of_the_newest_version(tmp_path: Path, evergra
         ((other, second), "the vector of id 'id123' is another"),
         ((0, second), "vectors of version 0 are not stored"),
         ((7, second), "vectors of version 7 are not stored"),
+        (("oldest", second), "has no label 'oldest'"),
     ):
         result = evergram("align", *arguments, "--lineage", lineage)
         assert (result.code, result.out) == (2, "")
@@ -241,7 +242,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Command) -> None:
         ((good, good, "--id-column", "key"), "no column 'key'; its columns are: id, vector"),
         ((good, good, "--transform", "mlp"), "'mlp' cannot be fitted to files; linear, affine"),
         ((good, good, "--held-out", 0), "(--held-out) is 0.0; it is a share between 0 and 1"),
-        ((good, good, "--new-ids", bad), "has ids of its own"),
+        ((good, good, "--new-ids", bad), "has its ids in its column"),
     ]
     for arguments, message in wrong:
         result = evergram("align", *arguments, "--lineage", lineage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any, Literal
 
 import pytest
@@ -217,3 +218,39 @@ def test_arrays_are_refused_in_a_sentence_that_asks_for_tensors(name: str) -> No
     values[name] = values[name].tolist()
     with pytest.raises(ShapeError, match=f"^{name} is of type list"):
         BackwardAlignment(3, 2)(**values)
+
+
+def test_rows_that_the_mask_leaves_out_may_hold_anything() -> None:
+    torch.manual_seed(0)
+    backward = BackwardAlignment(4, 3)
+    new, old = torch.randn(6, 4, requires_grad=True), torch.randn(6, 3)
+    mask = torch.tensor([1, 1, 0, 1, 0, 1])
+    expected = backward(new[mask > 0], old[mask > 0])
+    old[mask == 0] = math.nan
+    value = backward(new, old, mask)
+    torch.testing.assert_close(value, expected)
+    (slope,) = torch.autograd.grad(value, new)
+    assert bool(slope.isfinite().all())
+    assert not slope[mask == 0].any()
+
+
+@pytest.mark.parametrize("mask", [[-1.0, 1.0], [0.5, 1.0], [math.nan, 1.0]])
+def test_a_mask_of_other_values_is_refused(mask: list[float]) -> None:
+    with pytest.raises(ShapeError, match="other than 0 and 1"):
+        BackwardAlignment(4, 3)(torch.ones(2, 4), torch.ones(2, 3), torch.tensor(mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_inputs_are_computed_in_the_dtype_of_the_transform(dtype: torch.dtype) -> None:
+    backward = BackwardAlignment(4, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = backward(torch.ones(2, 4, dtype=dtype), torch.ones(2, 3, dtype=dtype))
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, backward(torch.ones(2, 4), torch.ones(2, 3)))
+
+
+def test_integers_and_empty_dims_are_refused() -> None:
+    with pytest.raises(ShapeError, match=r"new is of torch\.int64"):
+        BackwardAlignment(4, 3)(torch.ones(2, 4, dtype=torch.long), torch.ones(2, 3))
+    with pytest.raises(ShapeError, match="new_dim is 0"):
+        BackwardAlignment(0, 3)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evergram.compatibility import Aligner
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, ShapeError, UnknownVersionError
@@ -97,3 +98,13 @@ def test_a_transform_starts_orthonormal(old: int, new: int, generator: torch.Gen
     weight = LinearTransform(old, new, generator).weight.detach()
     small = weight @ weight.T if old <= new else weight.T @ weight
     torch.testing.assert_close(small, torch.eye(min(old, new)))
+
+
+def test_integers_are_not_cut_short() -> None:
+    with pytest.raises(DataError, match=r"of torch\.int64; they must be floats"):
+        Chain(linear(matrices([2, 3])), 2).apply(torch.ones(1, 3, dtype=torch.long), 1, 0)
+
+
+def test_what_is_no_transform_is_refused() -> None:
+    with pytest.raises(ShapeError, match=r"version 1 is of type Aligner; .* as_transform"):
+        Chain([Aligner()], 2)  # type: ignore[list-item]

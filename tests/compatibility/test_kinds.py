@@ -8,10 +8,12 @@ import torch
 from evergram.compatibility.kinds import (
     TRANSFORMS,
     LambdaOrthogonalSettings,
+    LinearSettings,
     LowRankSettings,
     ResidualMLPSettings,
     build_transform,
 )
+from evergram.compatibility.transforms import LinearTransform, Transform
 from evergram.errors import ShapeError
 
 
@@ -37,3 +39,26 @@ def test_without_a_generator_a_transform_starts_with_the_first_coordinates() -> 
     for kind in set(TRANSFORMS) - {"low_rank"}:
         with torch.no_grad():
             torch.testing.assert_close(build_transform(kind, 3, 4)(z), z[:, :3])
+
+
+def test_a_class_that_took_its_parents_kind_along_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A version with it would be read again by its parent."""
+
+    class Flip(LinearTransform):
+        pass
+
+    class FlipSettings(LinearSettings):
+        @classmethod
+        def transform_class(cls) -> type[Transform]:
+            return Flip
+
+    monkeypatch.setitem(TRANSFORMS, "flip", FlipSettings)
+    with pytest.raises(ShapeError, match=r"FlipSettings\.kind is 'linear', .* as 'flip'"):
+        build_transform("flip", 3, 4)
+    monkeypatch.setattr(FlipSettings, "kind", "flip")
+    with pytest.raises(ShapeError, match=r"Flip\.kind is 'linear', .* Set kind = 'flip'"):
+        build_transform("flip", 3, 4)
+    monkeypatch.setattr(Flip, "kind", "flip")
+    assert build_transform("flip", 3, 4).kind == "flip"

@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from evergram.data.corpus import Corpus
+from evergram.data.loaders import LOADERS, load
 from evergram.data.movielens import load_movielens
 from evergram.data.tables import load_table
 from evergram.errors import DataError
+from evergram.training.recipe import Recipe
 
 RATINGS = "userId,movieId,rating,timestamp\n1,10,4.5,100\n2,20,3.0,50\n1,20,5,200\n"
 MOVIES = (
@@ -158,3 +160,9 @@ def test_the_real_movielens(real_data: Path) -> None:
     assert {"Comedy", "IMAX"} <= set(genres.vocabulary.keys.to_pylist())
     small = load_movielens(real_data / "movielens-latest-small" / "ml-latest-small.zip")
     assert size(small) == (100_836, 610, 9_724)
+
+
+def test_a_loader_that_returns_no_corpus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOADERS, "mine", lambda data, seed: [])
+    with pytest.raises(DataError, match="loader of 'mine' returned list; it must return a Corpus"):
+        load("mine", Recipe.of({"data": {"kind": "synthetic"}}).data, 0)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from evergram.encoders.encoder_modules import EncoderModules, outputs_of
 from evergram.errors import ShapeError
 
+TABLE = nn.Embedding(4, 2)
+
 
 class Pair(nn.Module):
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
@@ -71,3 +73,16 @@ def test_copies_share_what_the_modules_share_and_nothing_else() -> None:
     assert copy.query is not table
     assert (copy.new_ids, copy.batch_size) == (True, 7)
     assert repr(copy) == "EncoderModules(query=Embedding, candidate=Embedding)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((1, TABLE, torch.tensor, torch.tensor), "query is of type int; it must be an nn.Module"),
+        ((TABLE, TABLE, torch.tensor, 3), "candidate_inputs is of type int; it must be a function"),
+        ((TABLE, TABLE, torch.tensor, torch.tensor, False, 0), "batch_size is 0"),
+    ],
+)
+def test_what_are_no_modules_is_refused_at_once(arguments: Any, sentence: str) -> None:
+    with pytest.raises(ShapeError, match=sentence):
+        EncoderModules(*arguments)

@@ -6,8 +6,11 @@ import pytest
 import torch
 from tests.support.encoder_corpora import default_encoder, tagged_corpus
 
+from evergram.encoders.encoder import Encoder
+from evergram.encoders.factorization import Factorization
 from evergram.encoders.factory import build_encoder, restore_encoder
 from evergram.encoders.features import Schema
+from evergram.encoders.kinds import ENCODERS, FactorizationSettings
 from evergram.encoders.two_tower import TwoTower
 from evergram.errors import IntegrityError, LineageError, RecipeError
 
@@ -30,3 +33,23 @@ def test_an_encoder_is_restored_from_its_parts() -> None:
         assert torch.equal(restored.embed_all(data)[side], vectors)
     with pytest.raises(IntegrityError, match="encoder of version 3 does not fit its manifest"):
         restore_encoder("two_tower", {"dim": 5}, *parts)
+
+
+def test_a_class_that_took_its_parents_kind_along_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A version with it would be read again by its parent."""
+
+    class Mine(Factorization):
+        pass
+
+    class MineSettings(FactorizationSettings):
+        kind = "mine"
+
+        @classmethod
+        def encoder_class(cls) -> type[Encoder]:
+            return Mine
+
+    monkeypatch.setitem(ENCODERS, "mine", MineSettings)
+    with pytest.raises(RecipeError, match=r"Mine\.kind is 'factorization', .* as 'mine'"):
+        build_encoder("mine", {"dim": 2}, Schema({}, {}), torch.Generator())

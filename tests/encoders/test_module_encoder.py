@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -167,3 +168,53 @@ def test_it_embeds_candidates_by_default_and_says_that_it_cannot_be_saved() -> N
     assert torch.equal(by_default, candidates)
     with pytest.raises(LineageError, match="has no save_pretrained, as the folder could not hold"):
         encoder.save_pretrained("folder")
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        ([7, None], "Id number 1 is missing"),
+        ([float("nan")], "keys are integers or texts"),
+        ([True], "ids of side 'candidate' are string"),
+        ([7.0], "keys are integers or texts"),
+        (["7"], "ids of side 'candidate' are string, such as '7'"),
+        ([{"id": 7, "tag": ["t"]}], "reads ids alone, and 'tag' was given"),
+        ([{}], "reads ids alone, and no id was given"),
+        (7, "One int was given; give a list of ids"),
+        (None, "Nothing was given; give a list of ids"),
+    ],
+)
+def test_what_is_no_list_of_its_ids_is_refused(ids: Any, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        ModuleEncoder.of(modules(), CORPUS).encode(ids)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        torch.tensor([9, 7]),
+        np.array([9, 7], dtype=np.int32),
+        pa.chunked_array([[9], [7]]),
+        pa.table({"id": [9, 7]}),
+        [{"id": 9}, {"id": 7}],
+    ],
+)
+def test_ids_may_be_of_any_library(ids: Any) -> None:
+    encoder = ModuleEncoder.of(modules(), CORPUS)
+    assert np.array_equal(encoder.encode(ids), encoder.encode([9, 7]))
+
+
+def test_a_batch_has_an_entity_at_least() -> None:
+    with pytest.raises(DataError, match="batch_size is 0; it must be at least 1"):
+        ModuleEncoder.of(modules(), CORPUS).encode([7], batch_size=0)
+
+
+class Whole(nn.Module):
+    def forward(self, ids: Tensor) -> Tensor:
+        return ids[:, None].expand(-1, 4)
+
+
+def test_modules_that_return_integers_are_refused() -> None:
+    own = EncoderModules(Whole(), Whole(), letters, torch.tensor)
+    with pytest.raises(ShapeError, match=r"returned torch\.int64 \[1, 4\] for 1 ids"):
+        ModuleEncoder.of(own, CORPUS)

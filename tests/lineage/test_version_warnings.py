@@ -9,7 +9,7 @@ import torch
 from tests.support.halving_versions import IDS, VECTORS, add_halving_version
 from tests.support.publishing import publish_next
 
-from evergram.compatibility.certificate import LEAST_OBJECTS
+from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.transforms import LinearTransform
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
@@ -72,3 +72,11 @@ def test_a_version_is_warned_of_once_for_each_thing(lineage: Lineage) -> None:
         "Its transform is no better than chance: it errs as much with the objects mixed up.",
         "Its transform was published without a measured error, and has no certificate.",
     ]
+
+
+def test_an_error_longer_than_the_vectors_is_warned_of(lineage: Lineage) -> None:
+    add_halving_version(
+        lineage, {}, error=StepError(2 * torch.eye(3, dtype=torch.float64), 100, 3.0)
+    )
+    (sentence,) = version_warnings(lineage)[1]
+    assert sentence.startswith("Its transform errs by 141 % of the length of the past vectors")

@@ -151,7 +151,9 @@ def test_vectors_are_transformed_back_and_never_silently_forward(lineage: Lineag
 
 
 def test_an_empty_store_finds_nothing(lineage: Lineage) -> None:
-    reader = Reader(lineage, {"object": DictionaryStore()})
+    store = DictionaryStore()
+    store.add_space(space_of(lineage, 2))
+    reader = Reader(lineage, {"object": store})
     assert len(reader.search(np.ones((2, 6)), version=0)) == 2
     assert not len(reader.search(np.ones(6), version=0)[0])
     assert reader.embed([1], 0).sources.tolist() == [-1]
@@ -218,3 +220,19 @@ def test_a_canary_that_was_withdrawn_is_read_no_more(tmp_path: Path) -> None:
             assert between.embed([1]).sources.tolist() == [1]
             with pytest.raises(UnknownVersionError, match="withdrawn"):
                 between.embed([1], 2)
+
+
+def test_a_store_that_was_never_filled_is_named(lineage: Lineage) -> None:
+    with (
+        closing(Reader.open(lineage.path, {"object": DictionaryStore()})) as reader,
+        pytest.raises(LineageError, match=r"was never filled; .* fills it"),
+    ):
+        reader.search(np.ones(10, dtype=np.float32), 3, 2)
+
+
+@pytest.mark.parametrize("ids", [[5.0], [True]])
+def test_numbers_that_are_no_ids_are_refused(lineage: Lineage, ids: list[float]) -> None:
+    with pytest.raises(DataError, match="they are integers or texts"):
+        filled(lineage).embed(ids)
+    with pytest.raises(UnknownVersionError, match="True is no version"):
+        filled(lineage).embed([5], True)

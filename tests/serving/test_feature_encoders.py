@@ -19,7 +19,7 @@ from evergram.compatibility.transforms import LinearTransform
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import Schema
-from evergram.encoders.graphsage import GraphSage
+from evergram.encoders.graph.graphsage import GraphSage
 from evergram.encoders.two_tower import TwoTower
 from evergram.errors import DataError, LineageError
 from evergram.lineage.artefact import Artefact, EncoderParts

@@ -28,7 +28,7 @@ def test_a_store_that_another_process_takes_meanwhile_is_not_taken(
         store._side = store._side or "query"
 
     monkeypatch.setattr(store, "_set_side", set_side)
-    message = "dictionary: is the store of side 'query' and cannot hold side 'candidate'"
+    message = "dictionary:one is the store of side 'query' and cannot hold side 'candidate'"
     with pytest.raises(IntegrityError, match=message):
         store.take_side("candidate")
     store.take_side("query")
@@ -36,7 +36,7 @@ def test_a_store_that_another_process_takes_meanwhile_is_not_taken(
 
 def test_rows_are_written_only_to_a_space_that_is_there() -> None:
     store = DictionaryStore()
-    with pytest.raises(DataError, match="dictionary: has no space for version 0; it has none"):
+    with pytest.raises(DataError, match="dictionary:one has no space for version 0; it has none"):
         store.upsert(rows(1))
     store.add_space(Space(4, 2, "sha256:4"))
     with pytest.raises(DataError, match="no space for version 0; it has 4"):

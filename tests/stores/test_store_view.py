@@ -44,11 +44,11 @@ def test_no_ids_are_ids_of_any_type() -> None:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (["1"], "Ids are string; those of dictionary: are int64"),
-        ([1, "a"], "Ids must all be int64, as those of dictionary: are"),
+        (["1"], "Ids are string; those of dictionary:one are int64"),
+        ([1, "a"], "Ids must all be int64, as those of dictionary:one are"),
         ([2**64], "Ids must all be int64"),
         ([1, None], "An id is null; every row needs one"),
-        (pa.array([1.5]), "Ids must all be int64"),
+        (pa.array([1.5]), "Ids are double; they are integers or texts"),
     ],
 )
 def test_other_ids_are_refused(store: DictionaryStore, ids: Any, message: str) -> None:
@@ -77,7 +77,7 @@ def test_a_row_with_another_checksum_is_named(
     checks = row_checks(one)
     checks[1] ^= 1
     monkeypatch.setattr(store, "_read", lambda ids: [(one, checks)])
-    with pytest.raises(IntegrityError, match="row of id 2 in dictionary: is not what was written"):
+    with pytest.raises(IntegrityError, match="row of id 2 in dictionary:one is not what was"):
         store.fetch([1, 2])
 
 

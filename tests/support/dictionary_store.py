@@ -17,7 +17,8 @@ T = TypeVar("T")
 class DictionaryStore(Store):
     kind: ClassVar[str] = "dictionary"
 
-    def __init__(self, id_type: str = "int64") -> None:
+    def __init__(self, id_type: str = "int64", name: str = "one") -> None:
+        self._name = name
         self._id_type = ID_TYPES[id_type]
         self._side: str | None = None
         self._spaces: dict[int, Space] = {}
@@ -25,7 +26,7 @@ class DictionaryStore(Store):
 
     @property
     def address(self) -> str:
-        return "dictionary:"
+        return f"dictionary:{self._name}"  # another for every store: a store holds one side
 
     @property
     def id_type(self) -> pa.DataType:

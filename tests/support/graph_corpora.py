@@ -11,7 +11,7 @@ from torch import Tensor
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import Schema
-from evergram.encoders.graph_encoder import GraphEncoder
+from evergram.encoders.graph.graph_encoder import GraphEncoder
 
 Pairs = list[tuple[int, int]]
 

@@ -25,11 +25,13 @@ def add_halving_version(
     overlap: dict[str, Any] | None = None,
     objects: int = 100,
     transform: Transform | None = None,
+    error: StepError | None = None,
 ) -> None:
     """Publish a version whose transform halves every vector, unless it is another one."""
     number = lineage.next_version
     back = LinearTransform.from_matrix(0.5 * torch.eye(3)) if transform is None else transform
-    error = StepError(torch.eye(3, dtype=torch.float64) / 4, objects, 3.0)
+    if error is None:
+        error = StepError(torch.eye(3, dtype=torch.float64) / 4, objects, 3.0)
     publish_next(
         lineage,
         Artefact(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from evergram.data.sampling import Batch
+from evergram.errors import ShapeError
 from evergram.gramian.estimator import Moment, exact_moment
 from evergram.tasks.bpr import BPR
 from evergram.tasks.objective import Objective
@@ -166,3 +168,31 @@ def test_two_measures_a_prior_and_sparse_weights_are_one_sum_over_all_pairs(widt
         gradients, torch.autograd.grad(expected, [query, candidate]), strict=True
     ):
         torch.testing.assert_close(mine, theirs)
+
+
+class Returns(BPR):
+    """A task of one's own, with a mistake."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, *_: Any) -> Any:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (None, "Returns returned NoneType; a task's loss is a tensor of one number"),
+        (1.0, "Returns returned float"),
+        (torch.ones(3), r"Returns returned \[3\]"),
+        (torch.tensor(1.0), "has no gradient, so that observed pairs would train nothing"),
+    ],
+)
+def test_a_loss_that_cannot_train_is_refused(value: Any, sentence: str) -> None:
+    rows = torch.ones(2, 3, requires_grad=True)
+    pair, ones = torch.arange(2), torch.ones(2)
+    batch = Batch(pair, pair, ones, ones[:, None], ones[:, None])
+    with pytest.raises(ShapeError, match=sentence):
+        Objective(Returns(value))(Encoded(rows, rows), batch, {})

@@ -106,3 +106,12 @@ def test_names_are_known_without_torch() -> None:
         "loss_named('hinge')\nsys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_loss_of_the_package_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "squared", lambda score, target: score - target)
+    with pytest.raises(ValueError, match="name of another loss of this package"):
+        loss_named("squared")
+    monkeypatch.setitem(LOSSES, "mine", 3)
+    with pytest.raises(ValueError, match="it is int in LOSSES; put a function"):
+        loss_named("mine")

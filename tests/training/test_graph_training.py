@@ -14,8 +14,8 @@ from torch import Tensor
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
-from evergram.encoders.graph_encoder import GraphEncoder
-from evergram.encoders.graphsage import GraphSage
+from evergram.encoders.graph.graph_encoder import GraphEncoder
+from evergram.encoders.graph.graphsage import GraphSage
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import prepare

@@ -89,3 +89,22 @@ def test_arrays_tensors_and_ids_that_do_not_fit_are_refused(
     with pytest.raises(DataError, match=message) as caught:
         whole(open_embeddings(path))
     assert str(path) in str(caught.value) or "x.ids.txt" in str(caught.value)
+
+
+def test_the_mark_at_the_beginning_of_a_text_file_is_no_part_of_an_id(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", VECTORS)
+    (tmp_path / "ids.txt").write_text("5\n6\n7\n8\n9\n", encoding="utf-8-sig")
+    assert whole(open_embeddings(tmp_path / "x.npy", ids=tmp_path / "ids.txt"))[0] == [
+        5,
+        6,
+        7,
+        8,
+        9,
+    ]
+
+
+def test_numbers_with_a_decimal_point_are_no_ids(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", VECTORS)
+    (tmp_path / "ids.txt").write_text("0.0\n1.0\n2.0\n3.0\n4.0\n")
+    with pytest.raises(DataError, match=r"with a decimal point, such as 0\.0"):
+        open_embeddings(tmp_path / "x.npy", ids=tmp_path / "ids.txt")

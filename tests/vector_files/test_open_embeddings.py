@@ -28,7 +28,7 @@ def test_every_suffix_opens_its_format(tmp_path: Path, name: str) -> None:
 
 def test_a_file_of_ids_goes_only_with_a_file_without_ids(tmp_path: Path) -> None:
     write_vectors(tmp_path / "x.parquet", blocks_of(TEXT, torch.ones(5, 2), 2))
-    with pytest.raises(DataError, match=r"x\.parquet has ids of its own; a file of ids goes with"):
+    with pytest.raises(DataError, match=r"x\.parquet has its ids in its column 'id'; a file"):
         open_embeddings(tmp_path / "x.parquet", ids=tmp_path / "ids.txt")
 
 

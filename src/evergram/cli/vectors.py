@@ -33,7 +33,10 @@ _MAPPINGS = {
 
 
 OldVectors = Annotated[
-    str, typer.Argument(metavar="OLD", help="File of old vectors, or the newest version.")
+    str,
+    typer.Argument(
+        metavar="OLD", help="File of old vectors, or the newest version (its number, or newest)."
+    ),
 ]
 NewVectors = Annotated[Path, typer.Argument(metavar="NEW", help="File of new vectors.")]
 TransformKind = Annotated[str, typer.Option(help="linear, affine, orthogonal or low_rank.")]
@@ -90,7 +93,10 @@ def align(
     from evergram.releasing.files.target_lineage import open_or_create
     from evergram.vector_files.open_embeddings import open_embeddings
 
-    version = int(old) if old.isdecimal() and not Path(old).exists() else None
+    target = open_or_create(lineage, name)
+    version = None
+    if not Path(old).exists() and not Path(old).suffix:
+        version = int(old) if old.isdecimal() else target.resolve(old)
     if version is not None and old_ids is not None:
         raise DataError(
             f"--old-ids names the ids of a file, and OLD is version {old}; leave it out."
@@ -100,7 +106,7 @@ def align(
     facts = align_files(
         open_embeddings(Path(old), ids=old_ids, **columns) if version is None else version,
         open_embeddings(new, ids=new_ids, **columns),
-        open_or_create(lineage, name),
+        target,
         AlignSettings(transform, rank, scaled, held_out, seed, allow_small_overlap),
         max_error=max_error,
         promote=not no_promote,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -67,6 +68,8 @@ class BackwardAlignment(nn.Module):
         steps: Literal["multi", "single"] = "multi",
     ) -> None:
         super().__init__()
+        if isinstance(new_dim, bool) or new_dim < 1:
+            raise ShapeError(f"new_dim is {new_dim}; it must be the new model's dim, at least 1.")
         if not weight >= 0:
             raise ShapeError(f"weight is {weight}; it is at least 0.")
         if unit not in ("norm", "paper"):
@@ -96,8 +99,11 @@ class BackwardAlignment(nn.Module):
             new: [B, D_k], z_k; gradients flow.
             old: [B, D_{k-1}], z_{k-1} of the same objects, from a model in evaluation mode.
             mask: [B], true (or 1) for an object that version k-1 can know and that is not held
-                out; the others have no share in the mean. All take part where it is None.
-        Raises: ShapeError: they are no tensors, of other dims, or not of as many objects.
+                out; the others have no share in the mean, and their rows of `old` may hold what
+                they like. All take part where it is None.
+        Returns: in the transform's dtype, also under autocast.
+        Raises: ShapeError: they are no tensors of floats, of other dims, not of as many objects, or
+            the mask has other values than 0 and 1.
         """
         for name, value in (("new", new), ("old", old), ("mask", mask)):
             if not isinstance(value, Tensor) and not (name == "mask" and value is None):
@@ -105,6 +111,8 @@ class BackwardAlignment(nn.Module):
                     f"{name} is of type {type(value).__name__}; it must be a torch tensor, and "
                     f"torch.as_tensor({name}) makes one of an array."
                 )
+            if value is not None and name != "mask" and not value.is_floating_point():
+                raise ShapeError(f"{name} is of {value.dtype}; it must be of floats.")
         rows, dims = len(new), (self.transform.new_dim, self.transform.old_dim)
         if new.shape != (rows, dims[0]) or old.shape != (rows, dims[1]):
             raise ShapeError(
@@ -113,10 +121,19 @@ class BackwardAlignment(nn.Module):
             )
         if mask is not None and mask.shape != (rows,):
             raise ShapeError(f"mask is {list(mask.shape)}; it must be [{rows}], a value each row.")
-        weight = new.new_ones(rows) if mask is None else mask.to(new)
-        lifted = self.loss.lifted(old.detach().to(new))
-        aligned: Tensor = self.loss(self.transform, new, lifted, weight)
-        return self.strength * aligned + self.transform.penalty().to(aligned)
+        with torch.autocast(new.device.type, enabled=False):
+            tensors = chain(self.transform.parameters(), self.transform.buffers())
+            own = next((t.dtype for t in tensors), torch.promote_types(new.dtype, torch.float32))
+            new, old = new.to(own), old.detach().to(new.device, own)
+            if mask is None:
+                weight = new.new_ones(rows)
+            elif not bool(((mask == 0) | (mask == 1)).all()):
+                raise ShapeError("mask has a value other than 0 and 1, or false and true.")
+            else:
+                weight = mask.to(new)
+                old = torch.where(weight[:, None] > 0, old, 0.0)
+            aligned: Tensor = self.loss(self.transform, new, self.loss.lifted(old), weight)
+            return self.strength * aligned + self.transform.penalty().to(aligned)
 
     def chain(self) -> Chain:
         """Return the chain of all versions, B_k as it is now included: `chain.apply(z, k, j)`."""

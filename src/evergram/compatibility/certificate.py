@@ -92,6 +92,7 @@ def certify(
 
     Args:
         errors: Σ_i of each version i.
+    Raises: ShapeError: an error is of other dims than its step.
     Returns: None if a step on the way has no Σ_i, was measured on fewer than `LEAST_OBJECTS`
         objects or is not affine; `uncertified` says which.
     Source: [BC] Eq. (9); docs/method.md, "Error accounting".
@@ -102,6 +103,11 @@ def certify(
     terms: dict[int, float] = {}
     for i in steps:
         weight = chain.matrix(i - 1, target)
+        if errors[i].sigma.shape != (weight.shape[1], weight.shape[1]):
+            raise ShapeError(
+                f"errors[{i}] is of {len(errors[i].sigma)} dims, and version {i - 1}, to which "
+                f"that step leads, has {weight.shape[1]}; give each step's error under its version."
+            )
         through = ((weight @ errors[i].sigma) * weight).sum()
         terms[i] = math.sqrt(max(0.0, float(through)))
     estimate = math.sqrt(sum(term**2 for term in terms.values()))

@@ -35,6 +35,11 @@ class Chain:
     def __init__(self, transforms: Sequence[Transform], dim: int) -> None:
         expected = dim
         for i, transform in enumerate(transforms, start=1):
+            if not isinstance(transform, Transform):
+                raise ShapeError(
+                    f"The transform of version {i} is of type {type(transform).__name__}; it must "
+                    "be a Transform, and an Aligner's as_transform() is one."
+                )
             if transform.old_dim != expected:
                 shape = [transform.old_dim, transform.new_dim]
                 raise ShapeError(
@@ -107,13 +112,18 @@ class Chain:
 
         If j = k they are returned unchanged.
         Raises: ShapeError: the embeddings have another dim. UnknownVersionError. DataError: they
-            are no torch tensor.
+            are no torch tensor of floats.
         """
         self._check_versions(source, target)
         if not isinstance(embeddings, Tensor):
             raise DataError(
                 f"Embeddings are a {type(embeddings).__name__}, and a chain is applied to a torch "
                 "tensor; give torch.as_tensor(embeddings)."
+            )
+        if not embeddings.is_floating_point():
+            raise DataError(
+                f"Embeddings are of {embeddings.dtype}; they must be floats, so give "
+                "embeddings.float()."
             )
         if embeddings.shape[-1] != self._dims[source]:
             raise ShapeError(

@@ -161,11 +161,20 @@ def build_transform(
     Args:
         options: as `Transform.options` gives them.
         generator: draws the start; None starts with the first coordinates.
-    Raises: ShapeError: no transform is of that kind, or it does not take these options.
+    Raises: ShapeError: no transform is of that kind, it does not take these options, or its
+        settings or its class say that they are of another.
     """
     if kind not in TRANSFORMS:
         raise ShapeError(f"The transform {kind!r} is none of {', '.join(TRANSFORMS)}.")
-    make: Callable[..., Transform] = TRANSFORMS[kind].transform_class()
+    settings = TRANSFORMS[kind]
+    built = settings.transform_class()
+    for owner in (settings, built):
+        if owner.kind != kind:
+            raise ShapeError(
+                f"{owner.__name__}.kind is {owner.kind!r}, and TRANSFORMS has it as {kind!r}: a "
+                f"version would be read again by another class. Set kind = {kind!r} in it."
+            )
+    make: Callable[..., Transform] = built
     try:
         return make(old_dim, new_dim, generator=generator, **(options or {}))
     except TypeError as error:

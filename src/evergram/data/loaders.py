@@ -117,9 +117,17 @@ READ_FROM_A_PATH = tuple(kind for kind in LOADERS if kind != "synthetic")
 def load(kind: str, data: DataSettings, seed: int) -> Corpus:
     """Return all interactions that the settings name.
 
-    Raises: DataError: a file is missing or cannot be used.
+    Raises: DataError: a file is missing or cannot be used; or a loader returned no corpus.
     """
-    return LOADERS[kind](data, seed)
+    from evergram.data.corpus import Corpus
+
+    corpus = LOADERS[kind](data, seed)
+    if not isinstance(corpus, Corpus):
+        raise DataError(
+            f"The loader of {kind!r} returned {type(corpus).__name__}; it must return a Corpus, "
+            "and Corpus.of makes one of a table."
+        )
+    return corpus
 
 
 def path_of(data: DataSettings) -> Path:

@@ -6,9 +6,11 @@ Read in this order:
 2. `features`: from a corpus's rows to an encoder's own rows of ids and of bags of features.
 3. `row_encoder`, and its subclasses `factorization` (a free vector for each entity) and `two_tower`
    (ids and features through layers).
-4. `graph_encoder`, on the matrices of `adjacency`, and its subclasses `graphsage` and `lightgcn`.
-5. `module_encoder`: the user's own modules, as `encoder_modules` describes them.
-6. `factory`: an encoder by its `kind`, new or from a published version; `kinds` has their settings.
+4. `graph`: `graph_encoder`, on the matrices of `adjacency`, and its subclasses `graphsage` and
+   `lightgcn`.
+5. `encoder_inputs`: ids, features and tables of a user's objects, as an encoder reads them.
+6. `module_encoder`: the user's own modules, as `encoder_modules` describes them.
+7. `factory`: an encoder by its `kind`, new or from a published version; `kinds` has their settings.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ if TYPE_CHECKING:
     from evergram.encoders.factorization import Factorization
     from evergram.encoders.factory import build_encoder, restore_encoder
     from evergram.encoders.features import SIDES, EntityInputs, Schema
-    from evergram.encoders.graph_encoder import GraphEncoder
-    from evergram.encoders.graphsage import GraphSage
+    from evergram.encoders.graph.graph_encoder import GraphEncoder
+    from evergram.encoders.graph.graphsage import GraphSage
+    from evergram.encoders.graph.lightgcn import LightGCN
     from evergram.encoders.kinds import ENCODERS, EncoderSettings
-    from evergram.encoders.lightgcn import LightGCN
     from evergram.encoders.row_encoder import RowEncoder
     from evergram.encoders.two_tower import TwoTower
 
@@ -55,10 +57,10 @@ export_lazily(
         "factorization": "Factorization",
         "factory": "build_encoder restore_encoder",
         "features": "EntityInputs SIDES Schema",
-        "graph_encoder": "GraphEncoder",
-        "graphsage": "GraphSage",
+        "graph.graph_encoder": "GraphEncoder",
+        "graph.graphsage": "GraphSage",
         "kinds": "ENCODERS EncoderSettings",
-        "lightgcn": "LightGCN",
+        "graph.lightgcn": "LightGCN",
         "row_encoder": "RowEncoder",
         "two_tower": "TwoTower",
     },

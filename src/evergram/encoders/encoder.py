@@ -22,7 +22,7 @@ class Scene:
 
     Args:
         inputs: of each side, every entity's, N of them.
-        graph: the interactions, see `evergram.encoders.adjacency`; None for encoders that do not
+        graph: the interactions, see `graph.adjacency`; None for encoders that do not
             use them.
     """
 

@@ -51,6 +51,19 @@ class EncoderModules:
     new_ids: bool = False
     batch_size: int = 256
 
+    def __post_init__(self) -> None:
+        for name in ("query", "candidate"):
+            module, inputs = getattr(self, name), getattr(self, f"{name}_inputs")
+            if not isinstance(module, nn.Module):
+                raise ShapeError(f"{name} is of type {_type(module)}; it must be an nn.Module.")
+            if not callable(inputs):
+                raise ShapeError(
+                    f"{name}_inputs is of type {_type(inputs)}; it must be a function that makes "
+                    "the module's input from a list of ids."
+                )
+        if isinstance(self.batch_size, bool) or self.batch_size < 1:
+            raise ShapeError(f"batch_size is {self.batch_size}; it must be at least 1.")
+
     def __repr__(self) -> str:
         query, candidate = type(self.query).__name__, type(self.candidate).__name__
         return f"EncoderModules(query={query}, candidate={candidate})"
@@ -66,6 +79,10 @@ class EncoderModules:
             self.new_ids,
             self.batch_size,
         )
+
+
+def _type(value: object) -> str:
+    return type(value).__name__
 
 
 def outputs_of(modules: EncoderModules, side: str, ids: list[Any]) -> Tensor:
@@ -91,13 +108,16 @@ def outputs_of(modules: EncoderModules, side: str, ids: list[Any]) -> Tensor:
         if problem is None:
             raise
         raise ShapeError(f"{side}_inputs returned {problem}.") from error
-    if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != len(ids):
-        shape = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-        raise ShapeError(
-            f"The {side} module returned {shape} for {len(ids)} ids; it must return a float tensor "
-            f"[{len(ids)}, D]."
-        )
-    return rows.float()
+    if isinstance(rows, Tensor) and rows.ndim == 2 and len(rows) == len(ids):
+        if rows.is_floating_point():
+            return rows.float()
+        shape = f"{rows.dtype} {list(rows.shape)}"
+    else:
+        shape = f"{list(rows.shape)}" if isinstance(rows, Tensor) else _type(rows)
+    raise ShapeError(
+        f"The {side} module returned {shape} for {len(ids)} ids; it must return a float tensor "
+        f"[{len(ids)}, D]."
+    )
 
 
 def _problem(inputs: Any) -> str | None:

@@ -23,11 +23,20 @@ def build_encoder(
     Args:
         options: keywords of its class, as JSON; artefacts keep them.
         generator: draws the initial parameters.
-    Raises: RecipeError: the kind is unknown.
+    Raises: RecipeError: the kind is unknown, or its settings or its class say that they are of
+        another.
     """
     if kind not in ENCODERS:
         raise RecipeError(f"The encoder {kind!r} is none of {', '.join(ENCODERS)}.")
-    make: Callable[..., Encoder] = ENCODERS[kind].encoder_class()
+    settings = ENCODERS[kind]
+    built = settings.encoder_class()
+    for owner in (settings, built):
+        if owner.kind != kind:
+            raise RecipeError(
+                f"{owner.__name__}.kind is {owner.kind!r}, and ENCODERS has it as {kind!r}: a "
+                f"version would be read again by another class. Set kind = {kind!r} in it."
+            )
+    make: Callable[..., Encoder] = built
     return make(schema, **options, generator=generator)
 
 

@@ -135,7 +135,7 @@ class GraphSageSettings(EncoderSettings):
 
     @classmethod
     def encoder_class(cls) -> type[Encoder]:
-        from evergram.encoders.graphsage import GraphSage
+        from evergram.encoders.graph.graphsage import GraphSage
 
         return GraphSage
 
@@ -167,7 +167,7 @@ class LightGCNSettings(EncoderSettings):
 
     @classmethod
     def encoder_class(cls) -> type[Encoder]:
-        from evergram.encoders.lightgcn import LightGCN
+        from evergram.encoders.graph.lightgcn import LightGCN
 
         return LightGCN
 

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
+from evergram.encoders.encoder_inputs import ID, columns_of, refuse_other_ids
 from evergram.encoders.encoder_modules import EncoderModules, outputs_of
 from evergram.encoders.features import SIDES, Schema
 from evergram.errors import DataError, LineageError, ShapeError
+from evergram.ids import first_missing
 
 
 @dataclass(frozen=True)
@@ -117,17 +119,22 @@ class ModuleEncoder(Encoder):
         """Return the embeddings [N, D] of N ids, without gradient and in evaluation mode.
 
         Args:
-            ids: a list or an array of ids, or a `Corpus`, for all of its side. Ids that the modules
-                do not know have the vector zero.
+            ids: a list, an array or a table with the one column "id", or a `Corpus`, for all of its
+                side. Ids that the modules do not know have the vector zero.
             batch_size: of a forward pass; `EncoderModules.batch_size` by default.
-        Raises: DataError: the side is neither "query" nor "candidate".
+        Raises: DataError: the side is neither "query" nor "candidate"; the ids are of another type
+            than those of the training, an id is missing, or there is more than ids.
         """
         if side not in SIDES:
             raise DataError(f"There is no side {side!r}; give 'query' or 'candidate'.")
+        size = self.encoder_modules.batch_size if batch_size is None else batch_size
+        if size < 1:
+            raise DataError(f"batch_size is {size}; it must be at least 1.")
         if isinstance(ids, Corpus):
-            ids = (ids.queries if side == "query" else ids.candidates).vocabulary.keys
-        scene = self._scene({side: pa.array(ids)})
-        blocks = _OfIds(self, scene).blocks(side, batch_size or self.encoder_modules.batch_size)
+            keys = (ids.queries if side == "query" else ids.candidates).vocabulary.keys
+        else:
+            keys = self._keys_of(ids, side)
+        blocks = _OfIds(self, self._scene({side: keys})).blocks(side, size)
         rows = [block.cpu() for block in blocks]
         vectors = torch.cat(rows) if rows else torch.zeros(0, self.dim)
         return vectors.numpy() if convert_to_numpy else vectors
@@ -189,6 +196,22 @@ class ModuleEncoder(Encoder):
         with torch.no_grad():
             for name, value in tensors.items():
                 own[name].copy_(value)
+
+    def _keys_of(self, ids: Any, side: str) -> pa.Array:
+        """Return ids as an array. Raises: DataError: see `encode`."""
+        columns = columns_of(ids)
+        others = [name for name in columns if name != ID]
+        if others or not columns:
+            what = f"{others[0]!r} was given" if others else "no id was given"
+            raise DataError(
+                f"An encoder of your own modules reads ids alone, and {what}; give a list of ids, "
+                "and let query_inputs and candidate_inputs look up their features."
+            )
+        keys = columns[ID]
+        refuse_other_ids(keys, side, self.schema)
+        if (row := first_missing(keys)) >= 0:
+            raise DataError(f"Id number {row} is missing; give every object an id.")
+        return keys
 
     def _scene(self, keys: Mapping[str, pa.Array]) -> IdScene:
         usable = {}

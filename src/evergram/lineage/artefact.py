@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,11 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
+from evergram.lineage.publishing.block_check import checked_blocks
 
 Block = tuple[pa.Array, Tensor]
+# Ids and vectors as they may be given, see `Artefact`.
+AnyBlock = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,10 @@ class Artefact:
 
     Args:
         dim: D.
-        embeddings: for each side, ids [N] and vectors [N, D]; or a function that returns them block
-            by block, for more than memory holds. A model has the sides "query" and "candidate".
+        embeddings: for each side, ids [N], each once, and vectors [N, D] of floats; or a function
+            that returns them block by block, for more than memory holds. A model has the sides
+            "query" and "candidate". Ids are integers or texts, in an Arrow or NumPy array or a
+            list; vectors are a torch tensor or a NumPy array.
         transform: B_k; None for version 0 alone.
         metrics: what was measured, as JSON.
         recipe: the recipe, as JSON.
@@ -55,7 +60,7 @@ class Artefact:
     """
 
     dim: int
-    embeddings: Mapping[str, Block | Callable[[], Iterable[Block]]]
+    embeddings: Mapping[str, AnyBlock | Callable[[], Iterable[AnyBlock]]]
     transform: Transform | None
     metrics: Mapping[str, Any]
     recipe: Mapping[str, Any]
@@ -70,12 +75,22 @@ class Artefact:
         back = "no transform" if self.transform is None else f"{self.transform.kind} transform"
         return f"Artefact(dim {self.dim}, {model}, {back}, sides {', '.join(self.embeddings)})"
 
-    def block(self, side: str) -> Block:
-        """Return all ids [N] and vectors [N, D] of a side at once."""
+    def blocks(self, side: str) -> Iterator[Block]:
+        """Yield the ids and vectors of a side, in one block or in several.
+
+        Raises: DataError, ShapeError: they cannot be published.
+        """
         source = self.embeddings[side]
-        if not callable(source):
-            return source
-        blocks = list(source())
+        return checked_blocks(source() if callable(source) else [source], side, self.dim)
+
+    def block(self, side: str) -> Block:
+        """Return all ids [N] and vectors [N, D] of a side at once.
+
+        Raises: DataError, ShapeError: they cannot be published.
+        """
+        blocks = list(self.blocks(side))
+        if len(blocks) == 1:
+            return blocks[0]
         return pa.concat_arrays([ids for ids, _ in blocks]), torch.cat([v for _, v in blocks])
 
 

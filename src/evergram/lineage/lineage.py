@@ -14,8 +14,9 @@ from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.catalog.catalog_changes import CatalogChanges
 from evergram.lineage.catalog.record_changes import NEWEST, STABLE
 from evergram.lineage.locks.training_claim import training_claim
+from evergram.lineage.publishing.artefact_check import check_artefact
 from evergram.lineage.publishing.lost_race import read_lost
-from evergram.lineage.publishing.publication import check_artefact, check_id_types, publish_version
+from evergram.lineage.publishing.publication import check_id_types, publish_version
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.lineage.remote.training_note import training_note
 from evergram.lineage.version_reader import VersionReader
@@ -103,8 +104,10 @@ class Lineage(ReadOnlyLineage):
         Args:
             promote: whether production moves to it. If not, `stable` stays on, or is put on, the
                 version in production now, whose embeddings are then kept.
-        Raises: ShapeError: the transform does not lead from it to the newest. DataError: a vector
-            is not finite. LineageError: a consumer's probe was not run on it; another process is
+        Raises: ShapeError: the transform does not lead from it to the newest, or vectors are of
+            another dim. DataError: a vector is not finite; an id is missing or there twice; or
+            something else cannot be written. LineageError: it was made after another version; a
+            consumer's probe was not run on it; another process is
             publishing or has published meanwhile; or the folder cannot be written; the lineage is
             then as it was.
         """
@@ -114,7 +117,8 @@ class Lineage(ReadOnlyLineage):
         """Refuse an artefact that cannot be the next version; `publish` does so, too.
 
         Raises: LineageError: it was made after another version, or a side has no proper name.
-            DataError: its metrics are of another form. ShapeError: its transform does not fit.
+            DataError: its metrics are of another form, or it has no embeddings. ShapeError: its
+            transform, error or canaries do not fit.
         """
         check_artefact(self._catalog, artefact)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,8 +20,8 @@ _cache: WeakKeyDictionary[ReadOnlyLineage, dict[int, list[str]]] = WeakKeyDictio
 
 def version_warnings(lineage: ReadOnlyLineage) -> dict[int, list[str]]:
     """Return, for each version, a sentence on each thing that its readers should know: that it has
-    few objects in common with the version before, that its way back has no certificate, or that
-    nothing was left to test it on."""
+    few objects in common with the version before, that its way back has no certificate or errs by
+    more than the vectors are long, or that nothing was left to test it on."""
     numbers = [m.version for m in lineage.versions]
     known = _cache.get(lineage, {})
     if list(known) != numbers:
@@ -84,5 +85,11 @@ def _sentences(lineage: ReadOnlyLineage, version: int, error: StepError | None) 
         sentences.append(
             f"The error of its transform was measured on {error.objects} objects, and "
             f"{LEAST_OBJECTS} are needed for a certificate."
+        )
+    elif error.rms**2 >= error.power:
+        share = 100 * error.rms / math.sqrt(error.power) if error.power else math.inf
+        sentences.append(
+            f"Its transform errs by {share:.0f} % of the length of the past vectors: vectors of "
+            "zeros would be nearer to them."
         )
     return sentences

@@ -96,8 +96,7 @@ class _Source:
             raise DataError(f"There is no side {side!r}; there is {' and '.join(self.sides)}.")
         if self.artefact is None:
             return open_embeddings(self.lineage.stored(side)).blocks()
-        embeddings = self.artefact.embeddings[side]
-        return embeddings() if callable(embeddings) else [embeddings]
+        return self.artefact.blocks(side)
 
 
 def run_probes(

@@ -203,7 +203,8 @@ class Reader:
             ids: search only among these.
         Returns: one for each query.
         Raises: UnknownVersionError. LineageError: a transform on the way to version j is not
-            affine. ShapeError, DataError: the queries are no finite vectors of version j.
+            affine; or the store was never filled. ShapeError, DataError: the queries are no finite
+            vectors of version j.
         Source: docs/method.md, "One index for all versions".
         """
         if metric not in get_args(Metric):
@@ -219,6 +220,11 @@ class Reader:
                 for v, space in view.filled().items()
             ]
             if not fields:
+                if not view.spaces():
+                    raise LineageError(
+                        f"{store.address} was never filled; 'evergram fill' or fill(lineage, "
+                        "store, side) fills it."
+                    )
                 return [_nothing(view) for _ in checked]
             return _SEARCHES[metric](fields, checked, k, ids)
 

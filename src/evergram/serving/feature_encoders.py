@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from evergram.encoders.encoder_inputs import ID, inputs_of_columns, names_of
 from evergram.encoders.factory import restore_encoder
 from evergram.encoders.features import EntityInputs
 from evergram.encoders.kinds import ENCODERS
@@ -16,7 +17,6 @@ from evergram.encoders.row_encoder import RowEncoder
 from evergram.errors import DataError, LineageError
 from evergram.kinds import kinds_where
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.pretrained.encoder_inputs import ID, inputs_of_columns, names_of
 from evergram.serving.object_features import Features
 from evergram.stores.store import Floats
 

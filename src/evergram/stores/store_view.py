@@ -130,6 +130,8 @@ class StoreView(ABC):
             text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
             if text != pa.types.is_string(wanted):
                 raise DataError(f"Ids are {array.type}; those of {self.address} are {wanted}.")
+            if not text and not pa.types.is_integer(array.type):
+                raise DataError(f"Ids are {array.type}; they are integers or texts.")
             converted = array.cast(wanted)
         except (pa.ArrowException, OverflowError, TypeError) as error:
             raise DataError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evergram.data.sampling import Batch
+from evergram.errors import ShapeError
 from evergram.gramian.penalty import BatchSide, orthogonal_penalty, quadratic_penalty
 from evergram.tasks.task import Encoded, Moments, Task, score
 
@@ -63,9 +64,11 @@ class Objective(nn.Module):
         return any(self.penalty) or bool(self.orthogonal) or self.task.wants_means
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Loss:
+        """Return the loss of a batch. Raises: ShapeError: the task's is no number to train by."""
         spread = encoded.spread(batch)
         query, candidate = spread["query"], spread["candidate"]
         loss: Tensor = self.task(encoded, batch, moments)
+        self._check(loss, encoded)
         if self.l2:
             if self.l2_measure == "penalty":
                 norms = [s.rows.square().sum(-1) * s.weight[:, 0] for s in spread.values()]
@@ -99,6 +102,18 @@ class Objective(nn.Module):
             value = moment.gramian.square().sum().clamp(min=1 / len(moment.gramian))
             objective = objective + strength * value
         return Loss(loss, objective)
+
+    def _check(self, loss: object, encoded: Encoded) -> None:
+        """Refuse a loss that cannot train. Raises: ShapeError."""
+        name = type(self.task).__name__
+        if not isinstance(loss, Tensor) or loss.ndim:
+            shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ShapeError(f"{name} returned {shape}; a task's loss is a tensor of one number.")
+        if encoded.query.requires_grad and not loss.requires_grad:
+            raise ShapeError(
+                f"The loss that {name} returned has no gradient, so that observed pairs would "
+                "train nothing; compute it from the embeddings, by functions of torch."
+            )
 
     def _prior(self, encoded: Encoded) -> Tensor:
         """π of each observed pair, [B]."""

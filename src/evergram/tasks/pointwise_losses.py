@@ -77,12 +77,28 @@ LOSSES: dict[str, PointwiseLoss | PairLoss] = {
 }
 
 
+_OWN = dict(LOSSES)
+
+
 def loss_named(name: str) -> PointwiseLoss:
-    """Return the loss of a name. Raises: ValueError: `LOSSES` has none of that name."""
+    """Return the loss of a name.
+
+    Raises: ValueError: `LOSSES` has none of that name, or another than the package's own under one
+        of its names.
+    """
     loss = LOSSES.get(name)
     if loss is None:
         raise ValueError(
             f"it must be one of {', '.join(map(repr, LOSSES))}, or the name of a loss of your own "
             "that was put into evergram.tasks.LOSSES in this process"
+        )
+    if loss is not _OWN.get(name, loss):
+        raise ValueError(
+            "it is the name of another loss of this package, as recipes that were published know "
+            "it; put a loss of your own into LOSSES under a name of its own"
+        )
+    if not isinstance(loss, PointwiseLoss) and not callable(loss):
+        raise ValueError(
+            f"it is {type(loss).__name__} in LOSSES; put a function of scores and targets there"
         )
     return loss if isinstance(loss, PointwiseLoss) else PointwiseLoss(loss)

@@ -86,6 +86,11 @@ def restore_any(
             f"The encoder of {version} is made of modules that the lineage does not hold; give "
             f"them: lineage.encoder(…, module=EncoderModules(…))."
         )
+    if not isinstance(module, EncoderModules):
+        raise LineageError(
+            f"module is of type {type(module).__name__}; give lineage.encoder(…, "
+            "module=EncoderModules(…)) with both modules and the functions that make their inputs."
+        )
     schema = Schema(vocabularies, record.inputs)
     return restore_module_encoder(module, record.options, schema, state, version)
 

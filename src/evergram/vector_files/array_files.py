@@ -44,7 +44,8 @@ class PlainVectors(EmbeddingFile):
         if ids is None and (self._own is not None or not beside.is_file()):
             return
         try:
-            lines = beside.read_text(encoding="utf-8").split("\n")
+            # Programs of Windows begin a file with a mark that is no part of the first id.
+            lines = beside.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{beside} cannot be read as ids: {sentence(error)}.") from error
         if lines[-1] == "":
@@ -60,8 +61,13 @@ class PlainVectors(EmbeddingFile):
             where = f"{beside} line {line + 1}"
             raise DataError(missing_sentence(where, "", lines[line], text_file=True))
         # Beside a file that can hold integers itself, all lines are texts.
-        integers = ids_of_text(texts) if ids is not None or not self.holds_integers else texts
-        self._own = integers if pa.types.is_integer(integers.type) else texts
+        read = ids_of_text(texts) if ids is not None or not self.holds_integers else texts
+        if pa.types.is_floating(read.type):
+            raise DataError(
+                f"The ids of {beside} are numbers with a decimal point, such as {lines[0]}; write "
+                "integers, or texts that are no numbers."
+            )
+        self._own = read
 
     def _as_written(self, id_type: str) -> None:
         """Read the lines of ids as the type that they were written from, "int64" or "string"."""

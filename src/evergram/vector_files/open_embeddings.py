@@ -36,7 +36,10 @@ def open_embeddings(
         raise DataError(f"{path} {what}.")
     suffix = path.suffix.lower()
     if ids is not None and suffix in (*PARQUET, *ARROW):
-        raise DataError(f"{path} has ids of its own; a file of ids goes with .npy or .safetensors.")
+        raise DataError(
+            f"{path} has its ids in its column {id_column!r}; a file of ids goes with .npy or "
+            ".safetensors."
+        )
     try:
         if suffix in PARQUET:
             return ParquetVectors(path, id_column, vector_column)

@@ -220,3 +220,26 @@ def test_a_repr_shows_the_settings_alone() -> None:
     assert repr(Aligner()) == "Aligner(kind='linear')"
     shown = "Aligner(kind='low_rank', ridge=0.5, rank=3)"
     assert repr(Aligner("low_rank", 0.5, rank=3)) == shown
+
+
+def test_what_is_no_aligner_is_not_merged() -> None:
+    with pytest.raises(DataError, match="A NoneType cannot be merged into an Aligner"):
+        Aligner().merge(None)  # type: ignore[arg-type]
+
+
+def test_an_error_is_not_measured_on_no_row() -> None:
+    new, old, _ = planted_map(60, 3, 4, 0, noise=0.1)
+    with pytest.raises(DataError, match="No row was held out to measure the error on"):
+        Aligner(held_out=0).fit(new, old).step_error()
+
+
+def test_the_error_of_another_step_is_refused() -> None:
+    steps, errors = [], {}
+    for version, (old_dim, new_dim) in enumerate([(3, 4), (4, 5)], start=1):
+        new, old, _ = planted_map(400, old_dim, new_dim, version, noise=0.1)
+        link = Aligner().fit(new, old)
+        steps.append(link.as_transform())
+        errors[version] = link.step_error()
+    assert certify(Chain(steps, 3), errors, 2, 0) is not None
+    with pytest.raises(ShapeError, match=r"errors\[1\] is of 4 dims, and version 0"):
+        certify(Chain(steps, 3), {1: errors[2], 2: errors[1]}, 2, 0)

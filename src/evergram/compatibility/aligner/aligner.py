@@ -122,6 +122,10 @@ class Aligner:
         Raises: DataError: the settings differ, `other` is this aligner, or one of them was saved
             without its moments. ShapeError: the dims differ.
         """
+        if not isinstance(other, Aligner):
+            raise DataError(
+                f"A {type(other).__name__} cannot be merged into an Aligner; give an Aligner."
+            )
         if other is self:
             raise DataError("An aligner cannot be merged with itself: each row would count twice.")
         if other.settings != self.settings:
@@ -175,6 +179,11 @@ class Aligner:
         affine = self.as_transform().affine()
         assert affine is not None  # each kind that has a closed form is
         held = self._open_moments().held
+        if not held.count:
+            raise DataError(
+                f"No row was held out to measure the error on (held_out is "
+                f"{self.settings.held_out:g}); fit more rows, or with a larger held_out."
+            )
         return StepError(held.sigma(*affine), held.count, held.power)
 
     def save(self, path: str | Path, *, moments: bool = True) -> None:

@@ -60,7 +60,7 @@ class EntityMeasure(nn.Module):
                 )
             self.power = POWERS[measure]
         else:
-            self.power = float(measure)
+            self.power = math.nan if isinstance(measure, bool) else float(measure)
             if not (math.isfinite(self.power) and self.power >= 0):
                 raise ValueError(f"{name}_measure is {measure}; as a number it must be γ ≥ 0.")
         known = 0 if shares is None else len(shares)

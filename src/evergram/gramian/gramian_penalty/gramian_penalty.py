@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from operator import index
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -115,8 +116,9 @@ class GramianPenalty(nn.Module):
         rate: float | str = "auto",
     ) -> None:
         super().__init__()
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        if isinstance(dim, bool) or not isinstance(dim, SupportsIndex) or int(dim) < 1:
             raise ValueError(f"dim is {dim!r}; it must be the embeddings' dim, a whole number ≥ 1.")
+        dim = index(dim)
         self.dim = dim
         self.settings = f"{dim}, estimator={estimator!r}, rate={rate!r}"
         query_factors, candidate_factors = prior_factors(prior)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -282,9 +284,10 @@ def prior_factors(prior: float | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]
     Raises: ValueError: the number is not finite. ShapeError: the tables do not fit together.
     """
     if not isinstance(prior, tuple | list):
-        value = torch.tensor([[float(prior)]])
+        number = isinstance(prior, Real | Tensor) and not isinstance(prior, bool)
+        value = torch.tensor([[float(prior) if number else math.nan]])
         if not bool(torch.isfinite(value)):
-            raise ValueError(f"prior is {prior}; it must be a finite score, or two tables.")
+            raise ValueError(f"prior is {prior!r}; it must be a finite score, or two tables.")
         return (value, torch.ones(1, 1)) if prior else (torch.zeros(1, 0), torch.zeros(1, 0))
     tables = [torch.as_tensor(table).detach().float().clone() for table in prior]
     shapes = [list(table.shape) for table in tables]

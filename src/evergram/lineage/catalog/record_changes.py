@@ -58,6 +58,8 @@ def resolve(record: LineageRecord, what: int | str | None) -> int:
                 f"The lineage {record.name!r} has no label {what!r}; {_known(record)}."
             )
         return record.labels[what]
+    if isinstance(what, bool):
+        raise UnknownVersionError(f"{what} is no version; {_known(record)}.")
     number = int(what) if digits is None else int(digits[1])
     if number not in record.versions:
         raise unknown(record, number)

@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evergram.atomic_files import new_folder, remove_folder
-from evergram.errors import DataError, IntegrityError, LineageError, ShapeError
-from evergram.lineage.artefact import Artefact, are_metrics
+from evergram.errors import DataError, IntegrityError, LineageError
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.catalog import record_changes
 from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.consumers.probe_check import refuse_unprobed
 from evergram.lineage.disk.lineage_record import LineageRecord
 from evergram.lineage.disk.manifest import Manifest, sha256
-from evergram.lineage.disk.names import check_name
 from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.locks.training_claim import clear_work
 from evergram.lineage.locks.write_lock import clear_left, unchanged, write_record, writing
 from evergram.lineage.pair_history import PairHistory, pair_history_of
+from evergram.lineage.publishing.artefact_check import check_artefact
 from evergram.lineage.publishing.id_types import blocks_with_id_type, with_id_type
 from evergram.lineage.publishing.lost_race import keep_lost
 from evergram.lineage.publishing.publish_statistics import RowSample, forward_map
@@ -57,43 +57,6 @@ def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = Tru
     return number
 
 
-def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
-    """Refuse an artefact that cannot be the next version; see `Lineage.check_artefact`."""
-    for side in artefact.embeddings:
-        check_name(side, "a side")
-    if not are_metrics(artefact.metrics):
-        raise DataError(
-            "The metrics of a version must have numbers by name in metrics.model, and in probes a "
-            "list of one reading for each consumer; nothing was published."
-        )
-    transform = artefact.transform
-    if not catalog.next_version:
-        if transform is not None:
-            raise ShapeError("Version 0 has no version before it and takes no transform.")
-        return
-    if artefact.follows is None:
-        raise LineageError(
-            "This artefact does not say which version its transform leads to; nothing was "
-            "published. Where it leads to the newest, give "
-            "follows=lineage.manifest(lineage.newest).fingerprint."
-        )
-    if artefact.follows != catalog.manifest(catalog.newest).fingerprint:
-        number = catalog.version_of(artefact.follows)
-        made = "for another lineage" if number is None else f"after version {number}"
-        raise LineageError(
-            f"The transform of this artefact does not lead to version {catalog.newest} of "
-            f"{catalog.address}, the newest: the artefact was made {made}; nothing was published. "
-            "Upgrade the newest version (with trained= and this model, none is trained again)."
-        )
-    needed = (catalog.manifest(catalog.newest).dim, artefact.dim)
-    shape = None if transform is None else (transform.old_dim, transform.new_dim)
-    if shape != needed:
-        raise ShapeError(
-            f"Version {catalog.next_version} needs a transform of shape {needed}; {shape} was "
-            "given."
-        )
-
-
 def _unchanged_record(catalog: Catalog, artefact: Artefact) -> LineageRecord:
     """Return `lineage.json` as it is on disk now.
 
@@ -123,10 +86,10 @@ def _write(catalog: Catalog, artefact: Artefact, pairs: PairHistory) -> Manifest
     samples: dict[str, RowSample] = {}
     hashes: dict[str, str] = {}
     with new_folder(catalog.embeddings_folder(number), mode) as folder:
-        for side, source in artefact.embeddings.items():
+        for side in artefact.embeddings:
             samples[side] = RowSample(side, *dims)
             blocks = blocks_with_id_type(
-                source() if callable(source) else [source],
+                artefact.blocks(side),
                 pq.read_schema(old[side]).field("id").type if side in old else None,
                 side,
                 catalog.address,

@@ -17,6 +17,14 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.encoder import Encoder
+from evergram.encoders.encoder_inputs import (
+    ID,
+    checked_inputs,
+    columns_of,
+    missing_features,
+    refuse_other_ids,
+    refuse_unknown,
+)
 from evergram.encoders.factory import restore_encoder
 from evergram.encoders.kinds import ENCODERS
 from evergram.encoders.row_encoder import RowEncoder
@@ -28,14 +36,6 @@ from evergram.retrieval.pretrained.encoder_folder import (
     EncoderFolder,
     read_encoder_folder,
     write_encoder_folder,
-)
-from evergram.retrieval.pretrained.encoder_inputs import (
-    ID,
-    checked_inputs,
-    columns_of,
-    missing_features,
-    refuse_other_ids,
-    refuse_unknown,
 )
 from evergram.retrieval.pretrained.model_card import model_card
 

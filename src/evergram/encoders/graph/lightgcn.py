@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evergram.encoders.adjacency import neighbour_balanced
 from evergram.encoders.encoder import Scene
 from evergram.encoders.features import SIDES, Schema
-from evergram.encoders.graph_encoder import GraphEncoder, NodeInputs, geometric
+from evergram.encoders.graph.adjacency import neighbour_balanced
+from evergram.encoders.graph.graph_encoder import GraphEncoder, NodeInputs, geometric
 
 
 class LightGCN(GraphEncoder):

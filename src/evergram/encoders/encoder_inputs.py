@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,10 +126,10 @@ def columns_of(objects: Any) -> dict[str, pa.Array]:
     table = _table(objects)
     if table is not None:
         return {name: _plain(table[name]) for name in table.column_names}
-    if isinstance(objects, Mapping | str | bytes):
+    if isinstance(objects, Mapping | str | bytes) or not isinstance(objects, Iterable):
+        what = "nothing" if objects is None else f"one {type(objects).__name__}"
         raise DataError(
-            f"One {type(objects).__name__} was given; give a list of ids, a list of mappings, or a "
-            "table."
+            f"{what.capitalize()} was given; give a list of ids, a list of mappings, or a table."
         )
     if isinstance(objects, Sequence) and objects and isinstance(objects[0], Mapping):
         names = dict.fromkeys(name for one in objects for name in one)
@@ -216,7 +216,14 @@ def _bag(
     else:
         owner, keys = pa.array(np.arange(size)), column
     owner = torch.from_numpy(owner.to_numpy(zero_copy_only=False).astype(np.int64))
-    rows = vocabulary.rows(_keys(keys, name))
+    read, own = _keys(keys, name), vocabulary.keys.type
+    # Text that reads as an integer is one, as JSON and CSV have it; a text is never guessed.
+    if pa.types.is_integer(read.type) and not pa.types.is_integer(own):
+        raise DataError(
+            f"The keys of feature {name!r} are {read.type}; those that the encoder was trained "
+            f"with are {own}. Give keys of that type."
+        )
+    rows = vocabulary.rows(read)
     known = rows >= 0
     counts = torch.bincount(owner[known], minlength=size)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])

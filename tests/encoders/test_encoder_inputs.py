@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from evergram.data.corpus import Vocabulary
+from evergram.encoders.encoder_inputs import columns_of, inputs_of
 from evergram.encoders.features import Schema
 from evergram.errors import DataError
-from evergram.retrieval.pretrained.encoder_inputs import columns_of, inputs_of
 
 SCHEMA = Schema(
     {"items": Vocabulary(pa.array([10, 20, 30])), "genres": Vocabulary(pa.array(["war", "art"]))},
@@ -90,3 +90,9 @@ def test_another_kind_of_table_is_refused() -> None:
 
     with pytest.raises(DataError, match="A Frame cannot be read as a table; give a pandas"):
         columns_of(Frame())
+
+
+def test_keys_of_a_feature_have_the_type_of_the_training() -> None:
+    with pytest.raises(DataError, match=r"keys of feature 'genre' are int64; those .* are string"):
+        inputs_of([{"id": 10, "genre": [1]}], "candidate", SCHEMA)
+    assert bags([{"id": 10, "genre": [None]}]) == [[]]

@@ -14,7 +14,7 @@ from tests.support.graph_corpora import (
     graph_corpus,
 )
 
-from evergram.encoders.adjacency import (
+from evergram.encoders.graph.adjacency import (
     adjacency,
     degrees,
     neighbour_balanced,

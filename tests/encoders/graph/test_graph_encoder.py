@@ -16,9 +16,9 @@ from tests.support.graph_corpora import (
 from torch import Tensor
 
 from evergram.encoders.features import SIDES
-from evergram.encoders.graph_encoder import GraphEncoder
-from evergram.encoders.graphsage import GraphSage
-from evergram.encoders.lightgcn import LightGCN
+from evergram.encoders.graph.graph_encoder import GraphEncoder
+from evergram.encoders.graph.graphsage import GraphSage
+from evergram.encoders.graph.lightgcn import LightGCN
 from evergram.errors import TrainingError
 
 

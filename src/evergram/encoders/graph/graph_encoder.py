@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evergram.data.corpus import Corpus
-from evergram.encoders.adjacency import adjacency, neighbour_sum
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.graph.adjacency import adjacency, neighbour_sum
 from evergram.errors import TrainingError
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.features import SIDES, Schema
-from evergram.encoders.graphsage import GraphSage
+from evergram.encoders.graph.graphsage import GraphSage
 
 
 def slow_sage(encoder: Encoder, data: Corpus, *, training: bool, repeats: bool = False) -> Tensor:

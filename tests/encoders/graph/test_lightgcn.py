@@ -12,7 +12,7 @@ from tests.support.graph_corpora import (
 )
 
 from evergram.encoders.features import SIDES
-from evergram.encoders.lightgcn import LightGCN
+from evergram.encoders.graph.lightgcn import LightGCN
 
 
 @pytest.mark.parametrize("layers", [1, 3])
