@@ -209,25 +209,18 @@ def gradients_alike(runs: Runs) -> list[float]:
     return margins
 
 
-FAST_MOVING = (
-    "By adaptive rates every embedding moves far in each of a few hundred steps, so that averages "
-    "and caches lag behind, whatever the batch; the papers' SGD at 0.01 moves them slowly. The "
-    "preset `sgd` has a trajectory by SGD, and was not run for this page."
-)
 CLAIMS = (
     Claim(
         "Both variants of SAGram yield the best estimates.",
         "[G1] §4.2, [G2] §4.2",
         "how much lower the worse SAGram's error is than the best other's, %, at the worse size",
         sagram_is_best,
-        FAST_MOVING,
     ),
     Claim(
         "SOGram yields better estimates than the baselines.",
         "[G1] §4.2, [G2] §4.2",
         "how much lower SOGram's error is than the best sampling's, %, at the worse batch size",
         sogram_beats_sampling,
-        FAST_MOVING,
     ),
     Claim(
         "Importance sampling (both linear and sqrt) performs better than uniform.",
