@@ -137,7 +137,7 @@ def their_start_lowers_most() -> bool:
     return min(changes, key=lambda name: changes[name]) == "W starts uniform"
 
 
-NARROWER, WIDER = "narrower, 12 dims", "wider, 40 dims"
+NARROWER, WIDER = "narrower, 12 dims", ("wider, 40 dims", "wider, 1 % held out")
 
 
 def known_consumers() -> dict[tuple[str, str], Mapping[str, str]]:
@@ -185,11 +185,34 @@ def others_pay() -> bool:
 
 
 def wider_gains_nothing() -> bool:
-    row = known_consumers()[WIDER, "0.5"]
-    small = all(abs(value) < 0.5 for value in column("(2) seen, %", WIDER))
-    no_gain = all(change(row[f"change of {who}"])[0] < 0 for who in ("seen", "unseen"))
-    unseen = column("of unseen", WIDER)
-    return small and no_gain and unseen == sorted(unseen)
+    for regime in WIDER:
+        row = known_consumers()[regime, "0.5"]
+        small = all(abs(value) < 0.5 for value in column("(2) seen, %", regime))
+        no_gain = all(change(row[f"change of {who}"])[0] < 0 for who in ("seen", "unseen"))
+        unseen = column("of unseen", regime)
+        if not (small and no_gain and unseen[0] < unseen[1]):
+            return False
+    return True
+
+
+def a_quarter_less_at_a_lower_weight() -> bool:
+    regime = "wider, λ = 2"
+    seen, unseen = column("scores of seen move by", regime), column("of unseen", regime)
+    value, half = change(known_consumers()[regime, "0.5"]["change, %"])
+    less = 0.7 < seen[1] / seen[0] < 0.8 and 0.9 < unseen[1] / unseen[0] < 1
+    return less and abs(value) + half < 1
+
+
+def what_was_gained_is_taken() -> bool:
+    regime = "wider, λ = 2"
+    row = known_consumers()[regime, "0.5"]
+    for who in ("seen", "unseen"):
+        without, known = column(f"(2) {who}, %", regime)
+        value, half = change(row[f"change of {who}"])
+        if not (without > known > 0 and -value > half):
+            return False
+    before, after = column("(2) seen, %", regime)
+    return after < 0.5 * before
 
 
 CLAIMS: list[Claim] = [
@@ -218,4 +241,6 @@ CLAIMS: list[Claim] = [
     (UPGRADING, "(1) stays within a percent", intended_within_a_percent),
     (UPGRADING, "scores of other teams move further", others_pay),
     (UPGRADING, "and μ gains nothing: the scores of unseen teams move", wider_gains_nothing),
+    (UPGRADING, "move by a quarter less with μ = 0.5", a_quarter_less_at_a_lower_weight),
+    (UPGRADING, "serve these consumers better than version 0's own", what_was_gained_is_taken),
 ]
