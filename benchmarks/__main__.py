@@ -25,6 +25,7 @@ from benchmarks import (
     gowalla,
     graphs,
     growth,
+    known_consumers,
     losses,
     measure,
     pinned,
@@ -137,6 +138,9 @@ SECTIONS = {
     "graph-quality": Section(graphs.quality_section, graphs.tiny_quality, needs_data=True),
     "alignment-objects": Section(
         alignment_objects.measure, alignment_objects.tiny, alignment_objects.table, needs_data=True
+    ),
+    "known-consumers": Section(
+        known_consumers.measure, known_consumers.tiny, known_consumers.table, needs_data=True
     ),
     "table3": _table3("table3-movielens"),
     "table3-factorization": _table3("table3-factorization"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight, history_metric
 from evergram.compatibility.chain import Chain
+from evergram.compatibility.consumers.consumer_metric import consumer_metric
 from evergram.compatibility.transforms import (
     LinearTransform,
     ResidualMLPTransform,
@@ -133,3 +134,97 @@ def test_the_papers_unit_is_three_means_over_dims_too() -> None:
     summed = 3 * delta.square().mean()
     ours = delta.square().sum(1).mean()
     torch.testing.assert_close(16 * summed, alignment_weight(16.0, "paper", 256) * ours)
+
+
+def metrics_of(seed: int, dims: list[int]) -> dict[int, torch.Tensor]:
+    """A_j of every version but version 1, which has no consumers."""
+    draw = torch.Generator().manual_seed(seed)
+    made = {}
+    for version, dim in enumerate(dims):
+        rows = torch.randn(2, dim, generator=draw, dtype=torch.float64)
+        made[version] = consumer_metric([rows.T @ rows], 0.7)
+    made.pop(1, None)
+    return made
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4), st.integers(0, 10**6), st.sampled_from(["norm", "paper"]), st.booleans())
+def test_consumers_weigh_the_error_at_each_version(
+    versions: int, seed: int, unit: Literal["norm", "paper"], walks: bool
+) -> None:
+    """(1/k) Σ_{j<k} (W_{k-1}^j δ)ᵀ A_j (W_{k-1}^j δ), row by row, with every product written out;
+    by one matrix, and by walking down transforms that are not known to be affine."""
+    steps, transform, new, old = draw_history(versions, seed)
+    dims = [steps[0].shape[0] if steps else old.shape[1], *(s.shape[1] for s in steps)]
+    own = metrics_of(seed, dims)
+    past: list[Transform] = [LinearTransform.from_matrix(step) for step in steps]
+    if walks:
+        for i, step in enumerate(steps):
+            past[i] = ResidualMLPTransform(step.shape[0], step.shape[1], hidden=3).double()
+            past[i].weight = torch.nn.Parameter(step.clone())
+    loss = AlignmentLoss(Chain(past, dims[0]), unit=unit, metrics=own)
+    expected = 0.0
+    for z, before in zip(new, old, strict=True):
+        walked = transform.weight.detach() @ z - before
+        for version in range(versions - 1, -1, -1):
+            a = own.get(version, torch.eye(dims[version], dtype=torch.float64))
+            share = dims[-1] / dims[version] if unit == "paper" else 1.0
+            expected += share * float(walked @ a @ walked)
+            if version:
+                walked = steps[version - 1] @ walked
+    value = loss(transform, new, loss.lifted(old), torch.ones(6, dtype=torch.float64))
+    assert float(value.detach()) == pytest.approx(expected / 6 / versions, rel=1e-9)
+
+
+@pytest.mark.parametrize("steps", ["multi", "single"])
+def test_its_gradient_is_that_of_the_weighed_formula(steps: Literal["multi", "single"]) -> None:
+    back, transform, new, old = draw_history(3, 7)
+    chain = Chain([LinearTransform.from_matrix(step) for step in back], back[0].shape[0])
+    own = metrics_of(3, [chain.dim(n) for n in range(3)])
+    loss = AlignmentLoss(chain, steps, metrics=own)
+    if steps == "single":
+        assert loss.metric is not None
+        assert torch.equal(loss.metric, own[2])
+
+    def of(matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        moved = LinearTransform(*matrix.shape)
+        del moved.weight
+        moved.weight = matrix  # type: ignore[assignment]
+        value: torch.Tensor = loss(moved, z, loss.lifted(old), torch.ones(6).double())
+        return value
+
+    matrix = transform.weight.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(of, (matrix, new.clone().requires_grad_()))
+
+
+@pytest.mark.parametrize("steps", ["multi", "single"])
+@pytest.mark.parametrize("versions", [1, 3])
+def test_without_consumers_nothing_changes_by_a_bit(
+    versions: int, steps: Literal["multi", "single"]
+) -> None:
+    back, transform, new, old = draw_history(versions, 5)
+    dim = back[0].shape[0] if back else old.shape[1]
+    chain = Chain([LinearTransform.from_matrix(step) for step in back], dim)
+    eyes = {n: torch.eye(chain.dim(n), dtype=torch.float64) for n in range(versions)}
+    values = []
+    for metrics in (None, {}, eyes):
+        loss = AlignmentLoss(chain, steps, metrics=metrics)
+        value = loss(transform, new, loss.lifted(old), torch.ones(6).double())
+        values.append(float(value.detach()))
+    assert values[0] == values[1] == values[2]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({1: torch.eye(2)}, "of version 1 was given; there are versions 0 to 0"),
+        ({0: torch.eye(3)}, r"is \[3, 3\]; it must be \[2, 2\]"),
+        ({0: torch.diag(torch.tensor([1.0, 0.0]))}, "not symmetric and positive definite"),
+        ({0: torch.tensor([[1.0, 0.5], [0.0, 1.0]])}, "not symmetric and positive definite"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_refused(
+    metrics: dict[int, torch.Tensor], message: str
+) -> None:
+    with pytest.raises(ShapeError, match=message):
+        AlignmentLoss(Chain([], 2), metrics=metrics)

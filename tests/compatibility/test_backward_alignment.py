@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evergram.compatibility import AlignmentLoss, BackwardAlignment, Chain, fit_closed_form
+from evergram.compatibility.consumers.consumer_metric import consumer_metric
 from evergram.compatibility.kinds import TRANSFORMS, build_transform
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform, Transform
@@ -254,3 +255,26 @@ def test_integers_and_empty_dims_are_refused() -> None:
         BackwardAlignment(4, 3)(torch.ones(2, 4, dtype=torch.long), torch.ones(2, 3))
     with pytest.raises(ShapeError, match="new_dim is 0"):
         BackwardAlignment(0, 3)
+
+
+def test_consumers_weigh_errors_at_their_versions() -> None:
+    """λ mean (1/2) (δᵀ A_1 δ + (W_1 δ)ᵀ (W_1 δ)), row by row; without weighing A_1 = I."""
+    torch.manual_seed(0)
+    step = LinearTransform.from_matrix(torch.randn(3, 4))
+    metric = consumer_metric([torch.diag(torch.tensor([1.0, 0.0, 0.0, 0.0]))], 0.5)
+    backward = BackwardAlignment(new_dim=5, past=[step], weight=2.0)
+    new, old = torch.randn(6, 5), torch.randn(6, 4)
+    plain = float(backward(new, old).detach())
+    expected = {"plain": 0.0, "weighed": 0.0}
+    for z, before in zip(new, old, strict=True):
+        delta = backward.transform(z).detach() - before
+        further = float((step.weight.detach() @ delta).square().sum())
+        expected["plain"] += float(delta.square().sum()) + further
+        expected["weighed"] += float(delta @ metric.float() @ delta) + further
+    assert plain == pytest.approx(expected["plain"] / 6, rel=1e-5)
+    backward.weigh({1: metric})
+    assert float(backward(new, old).detach()) == pytest.approx(expected["weighed"] / 6, rel=1e-5)
+    with pytest.raises(ShapeError, match="of version 2 was given"):
+        backward.weigh({2: metric})
+    backward.weigh({})
+    assert float(backward(new, old).detach()) == plain

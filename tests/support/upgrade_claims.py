@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import fmean
 
 from tests.support.sentences import Claim, by_first, number, table
@@ -136,6 +137,84 @@ def their_start_lowers_most() -> bool:
     return min(changes, key=lambda name: changes[name]) == "W starts uniform"
 
 
+NARROWER, WIDER = "narrower, 12 dims", ("wider, 40 dims", "wider, 1 % held out")
+
+
+def known_consumers() -> dict[tuple[str, str], Mapping[str, str]]:
+    """The rows of the table, by what version 1 is and μ."""
+    rows = table(UPGRADING, "known-consumers")
+    return {(row["version 1"], row["μ"]): row for row in rows}
+
+
+def change(cell: str) -> tuple[float, float]:
+    """A paired change and half of its interval."""
+    value, half = cell.split("±")
+    return float(value), float(half)
+
+
+def column(name: str, regime: str = NARROWER) -> list[float]:
+    """A column's values by μ, ascending."""
+    rows = sorted((mu, row) for (where, mu), row in known_consumers().items() if where == regime)
+    return [number(row[name]) for _, row in rows]
+
+
+def seen_and_unseen_move_less() -> bool:
+    names = ("scores of seen move by", "of unseen")
+    return all(column(name) == sorted(column(name), reverse=True) for name in names)
+
+
+def unseen_are_closer() -> bool:
+    changes = [change(known_consumers()[NARROWER, mu]["change of unseen"]) for mu in ("0.5", "0.9")]
+    return all(0.8 < value < 1.3 and value > half for value, half in changes) and all(
+        value < 0 for value in column("(2) unseen, %")
+    )
+
+
+def seen_rise_within_the_interval() -> bool:
+    changes = [change(known_consumers()[NARROWER, mu]["change of seen"]) for mu in ("0.5", "0.9")]
+    return all(0 < value < half for value, half in changes)
+
+
+def intended_within_a_percent() -> bool:
+    changes = [change(known_consumers()[NARROWER, mu]["change, %"]) for mu in ("0.5", "0.9")]
+    return all(abs(value) < 1 < half for value, half in changes)
+
+
+def others_pay() -> bool:
+    return all(column(name) == sorted(column(name)) for name in ("(3)", "of other"))
+
+
+def wider_gains_nothing() -> bool:
+    for regime in WIDER:
+        row = known_consumers()[regime, "0.5"]
+        small = all(abs(value) < 0.5 for value in column("(2) seen, %", regime))
+        no_gain = all(change(row[f"change of {who}"])[0] < 0 for who in ("seen", "unseen"))
+        unseen = column("of unseen", regime)
+        if not (small and no_gain and unseen[0] < unseen[1]):
+            return False
+    return True
+
+
+def a_quarter_less_at_a_lower_weight() -> bool:
+    regime = "wider, λ = 2"
+    seen, unseen = column("scores of seen move by", regime), column("of unseen", regime)
+    value, half = change(known_consumers()[regime, "0.5"]["change, %"])
+    less = 0.7 < seen[1] / seen[0] < 0.8 and 0.9 < unseen[1] / unseen[0] < 1
+    return less and abs(value) + half < 1
+
+
+def what_was_gained_is_taken() -> bool:
+    regime = "wider, λ = 2"
+    row = known_consumers()[regime, "0.5"]
+    for who in ("seen", "unseen"):
+        without, known = column(f"(2) {who}, %", regime)
+        value, half = change(row[f"change of {who}"])
+        if not (without > known > 0 and -value > half):
+            return False
+    before, after = column("(2) seen, %", regime)
+    return after < 0.5 * before
+
+
 CLAIMS: list[Claim] = [
     (README, "It works as well on every later version", the_chain_keeps_consumers),
     (README, "it falls below 0.6, and chance has 0.5", raw_is_chance),
@@ -156,4 +235,12 @@ CLAIMS: list[Claim] = [
     (UPGRADING, "the candidates hardly differ", candidates_hardly_differ),
     (UPGRADING, "Solving for the transform in the end costs nothing", candidates_hardly_differ),
     (UPGRADING, "takes at most a tenth longer than over two", history_costs_nothing),
+    (UPGRADING, "The scores of seen teams move less, and so do those", seen_and_unseen_move_less),
+    (UPGRADING, "(2) of unseen teams is about a point closer to 0", unseen_are_closer),
+    (UPGRADING, "That of seen teams rises too, by less than", seen_rise_within_the_interval),
+    (UPGRADING, "(1) stays within a percent", intended_within_a_percent),
+    (UPGRADING, "scores of other teams move further", others_pay),
+    (UPGRADING, "and μ gains nothing: the scores of unseen teams move", wider_gains_nothing),
+    (UPGRADING, "move by a quarter less with μ = 0.5", a_quarter_less_at_a_lower_weight),
+    (UPGRADING, "serve these consumers better than version 0's own", what_was_gained_is_taken),
 ]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight
 from evergram.compatibility.chain import Chain
+from evergram.compatibility.consumers.consumer_metric import consumer_metric
 from evergram.compatibility.transforms import LinearTransform
 from evergram.data.sampling import Batch
 from evergram.encoders.encoder import Embeddings
@@ -189,3 +190,65 @@ def test_an_object_that_takes_no_part_is_in_no_mean() -> None:
         assert user_gradient is None or float(user_gradient.abs().max()) == 0
         assert item_gradient is not None
         assert torch.nonzero(item_gradient.abs().sum(1)).flatten().tolist() == [3]
+
+
+@pytest.mark.parametrize("objects", ["all", "paper-code", "batch"])
+def test_each_sides_errors_are_weighed_by_what_its_consumers_make_of_them(objects: str) -> None:
+    """The mean over all rows that take part, with δᵀ A δ row by row; A = I changes nothing."""
+    torch.manual_seed(0)
+    past = {"query": randn(USERS, 3), "candidate": randn(ITEMS, 3)}
+    tables = {"query": randn(USERS, 4), "candidate": randn(ITEMS, 4)}
+    known = {side: (torch.rand(len(past[side])) < 0.7).double() for side in SIDES}
+    transform = LinearTransform.from_matrix(randn(3, 4))
+    metrics = {side: consumer_metric([torch.outer(r, r)], 0.6) for side, r in draws(3).items()}
+    settings = JointAlignmentSettings(2.0, objects=objects)  # type: ignore[arg-type]
+    user, item, negative = torch.randint(USERS, (20,)), *torch.randint(ITEMS, (2, 20)).unbind()
+    batch = batch_of(user, item, negative)
+
+    def value(query: Tensor | None, candidate: Tensor | None, split: bool) -> Tensor:
+        losses = [
+            AlignmentLoss(Chain([], 3), metrics={} if metric is None else {0: metric})
+            for metric in (query, candidate)
+        ]
+        last = losses[1] if split else None
+        joint = JointAlignment(transform, losses[0], past, known, settings, last)
+        embeddings = Tables(tables["query"], tables["candidate"], passes=True)
+        result: Tensor = joint(tables["query"][user], tables["candidate"][item], batch, embeddings)
+        return result.detach()
+
+    groups = {
+        "all": [("query", torch.arange(USERS)), ("candidate", torch.arange(ITEMS))],
+        "paper-code": [("query", user), ("candidate", item), ("candidate", negative)],
+        "batch": [("query", user), ("candidate", item)],
+    }[objects]
+    total, weights = 0.0, 0.0
+    for side, rows in groups:
+        share = 1.0
+        if objects == "paper-code":
+            share = 1 / max(1.0, float(known[side][rows].sum()))
+        for row in rows.tolist():
+            delta = transform.weight.detach() @ tables[side][row] - past[side][row]
+            weight = share * float(known[side][row])
+            total += weight * float(delta @ metrics[side] @ delta)
+            weights += weight
+    weighed = value(metrics["query"], metrics["candidate"], split=True)
+    assert float(weighed) == pytest.approx(2 * total / weights, rel=1e-9)
+    together = value(None, None, split=False)
+    torch.testing.assert_close(value(None, None, split=True), together, rtol=1e-12, atol=0)
+
+
+def draws(dim: int) -> dict[str, Tensor]:
+    return {side: randn(dim) for side in SIDES}
+
+
+def test_its_error_counts_each_side_by_its_own_loss() -> None:
+    torch.manual_seed(0)
+    past = {"query": randn(USERS, 3), "candidate": randn(ITEMS, 3)}
+    ones = {side: torch.ones(len(past[side]), dtype=torch.float64) for side in SIDES}
+    transform = LinearTransform.from_matrix(torch.eye(3, dtype=torch.float64))
+    metric = torch.diag(torch.tensor([2.0, 0.5, 0.5], dtype=torch.float64))
+    losses = AlignmentLoss(Chain([], 3)), AlignmentLoss(Chain([], 3), metrics={0: metric})
+    joint = JointAlignment(transform, losses[0], past, ones, _ROWS, losses[1])
+    moved = {side: past[side] + torch.tensor([1.0, 0.0, 0.0]).double() for side in SIDES}
+    # 1² for queries and 2 · 1² for candidates.
+    assert joint.error(moved) == pytest.approx(1.5)

@@ -16,7 +16,8 @@ Read in this order:
    `backward_alignment` and `gradient_fit`.
 3. Solved transforms: `second_moments`, `closed_form_solvers`, `closed_form_fit` (which solver, and
    the choice of the ridge) and `aligner/`.
-4. Their error: `chance`, `degenerate` and `certificate` (Eq. 9).
+4. Consumers that are known: `consumers/`, what they make of an error, and its closed form.
+5. Their error: `chance`, `degenerate` and `certificate` (Eq. 9).
 
 >>> from evergram import compatibility
 >>> sorted(set(compatibility.__all__) & {"Aligner", "BackwardAlignment", "Chain"})
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from evergram.compatibility.certificate import Guarantee, StepError, certify
     from evergram.compatibility.chain import Chain
     from evergram.compatibility.closed_form_fit import ClosedForm, fit_closed_form
+    from evergram.compatibility.consumers.consumer_metric import consumer_metric
+    from evergram.compatibility.consumers.input_fisher import input_fisher
     from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
     from evergram.compatibility.kinds import build_transform
     from evergram.compatibility.second_moments import SecondMoments
@@ -56,8 +59,10 @@ __all__ = [
     "Transform",
     "build_transform",
     "certify",
+    "consumer_metric",
     "fit_by_gradient",
     "fit_closed_form",
+    "input_fisher",
 ]
 
 export_lazily(
@@ -70,6 +75,8 @@ export_lazily(
         "certificate": "Guarantee StepError certify",
         "chain": "Chain",
         "closed_form_fit": "ClosedForm fit_closed_form",
+        "consumers.consumer_metric": "consumer_metric",
+        "consumers.input_fisher": "input_fisher",
         "gradient_fit": "GradientFit fit_by_gradient",
         "kinds": "build_transform",
         "second_moments": "SecondMoments",

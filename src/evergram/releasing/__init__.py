@@ -5,7 +5,8 @@ Read in this order:
 1. `upgrade`: train a version, and the next one together with its backward transform. The two
    papers, which know nothing of each other, meet here. `upgrade_plan` and `upgrade_steps` are its
    parts; `backward_transform` fits the transform (`posthoc_fit`: over pairs);
-   `past_version_report` measures the new version read as each past one.
+   `past_version_report` measures the new version read as each past one. `known_consumers/`:
+   consumers at hand weigh the alignment error.
 2. `publish`: the one gate, by limits and by every consumer's probe (`probes`: a consumer's own
    model on the embeddings that it would read). `release`: train and publish in one call.
    `evaluate`: metrics of a lineage's stored embeddings.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from evergram.releasing.files.align_settings import AlignSettings
     from evergram.releasing.files.import_file import import_embeddings
     from evergram.releasing.files.transform_file import transform_file
+    from evergram.releasing.known_consumers.known_consumer import KnownConsumer
     from evergram.releasing.probes import ProbeReading, run_probes
     from evergram.releasing.publish import Published, publish
     from evergram.releasing.upgrade import train, upgrade, upgrade_lost
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AlignSettings",
     "Comparison",
+    "KnownConsumer",
     "ProbeReading",
     "Published",
     "align",
@@ -58,6 +61,7 @@ export_lazily(
         "files.align_settings": "AlignSettings",
         "files.import_file": "import_embeddings",
         "files.transform_file": "transform_file",
+        "known_consumers.known_consumer": "KnownConsumer",
         "probes": "ProbeReading run_probes",
         "publish": "Published publish",
         "upgrade": "train upgrade upgrade_lost",

@@ -14,6 +14,7 @@ from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weigh
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chain import Chain
 from evergram.compatibility.closed_form_fit import fit_closed_form
+from evergram.compatibility.consumers.side_fit import SideMoments, fit_sides
 from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
 from evergram.compatibility.kinds import build_transform
 from evergram.compatibility.second_moments import SecondMoments
@@ -109,10 +110,12 @@ class BackwardTransformFit:
     ) -> None:
         self.settings = settings
         self.seed = seed
+        self.chain = chain
         self.past, self.known = known_vectors(before, corpus)
         self.held_out, self.aside = _set_aside(corpus, self.known, settings.held_out)
         self.used = {side: self.known[side] & ~self.aside[side] for side in SIDES}
         self.loss = AlignmentLoss(chain, settings.steps, settings.unit)
+        self.candidate_loss: AlignmentLoss | None = None
         generator = torch.Generator().manual_seed(seed)
         self.transform: Transform = build_transform(
             settings.transform, before.dim, new_dim, settings.chosen.options(), generator
@@ -120,6 +123,19 @@ class BackwardTransformFit:
         if settings.transform_start == "uniform":
             for weight in self.transform.parameters():
                 nn.init.uniform_(weight, -1 / sqrt(new_dim), 1 / sqrt(new_dim), generator=generator)
+
+    def weigh(self, metrics: Mapping[str, Mapping[int, Tensor]]) -> None:
+        """Count errors by what known consumers make of them.
+
+        Args:
+            metrics: by side, A [D_j, D_j] by the step j of the chain; empty leaves all as it is.
+        """
+        if metrics:
+            settings = self.settings
+            self.loss, self.candidate_loss = (
+                AlignmentLoss(self.chain, settings.steps, settings.unit, metrics.get(side))
+                for side in SIDES
+            )
 
     def joint(self) -> JointAlignment | None:
         """Return the alignment to train together with the model; None if the settings fit it
@@ -146,7 +162,9 @@ class BackwardTransformFit:
             seed=self.seed,
         )
         weight = {side: self.used[side].float() for side in SIDES}
-        return JointAlignment(self.transform, self.loss, self.past, weight, chosen)
+        return JointAlignment(
+            self.transform, self.loss, self.past, weight, chosen, self.candidate_loss
+        )
 
     @property
     def fits_over_pairs(self) -> bool:
@@ -164,7 +182,11 @@ class BackwardTransformFit:
         """
         settings = self.settings
         objects = self._objects(new, self.used), self._objects(self.past, self.used)
-        if settings.solver == "closed" and settings.fit != "none":
+        closed = settings.solver == "closed" and settings.fit != "none"
+        if closed and self.candidate_loss is not None:
+            sides = [self._side(side, new) for side in SIDES]
+            self.transform = fit_sides(settings.transform, *sides).transform
+        elif closed:
             self.transform = self._closed(*objects)
         elif self.fits_over_pairs:
             assert pairs is not None
@@ -204,15 +226,29 @@ class BackwardTransformFit:
         return {side: self.known[side] & self.aside[side] for side in SIDES}
 
     def _closed(self, new: Tensor, past: Tensor) -> Transform:
+        seen, held = self._moments(new, past)
+        return fit_closed_form(
+            self.settings.transform, seen, held, self.loss.metric, **self.settings.chosen.options()
+        ).transform
+
+    def _side(self, side: str, new: Mapping[str, Tensor]) -> SideMoments:
+        """Return a side's moments and the matrix that weighs its errors."""
+        rows = self.used[side]
+        seen, held = self._moments(new[side][rows], self.past[side][rows])
+        loss = self.loss if side == "query" else self.candidate_loss
+        assert loss is not None
+        return SideMoments(seen, held, loss.metric)
+
+    def _moments(self, new: Tensor, past: Tensor) -> tuple[SecondMoments, SecondMoments]:
+        """Return the moments of the pairs that are fitted to, and of those that choose the
+        ridge."""
         apart = torch.arange(len(new)) % FOR_RIDGE == 0
         seen, held = (
             SecondMoments(self.transform.old_dim, self.transform.new_dim) for _ in range(2)
         )
         seen.add(past[~apart], new[~apart])
         held.add(past[apart], new[apart])
-        return fit_closed_form(
-            self.settings.transform, seen, held, self.loss.metric, **self.settings.chosen.options()
-        ).transform
+        return seen, held
 
     def _objects(self, vectors: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([vectors[side][rows[side]] for side in SIDES])

@@ -15,6 +15,7 @@ from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import RecipeError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.known_consumers.known_consumer import KnownConsumer
 from evergram.releasing.training_report import board_callbacks, version_report
 from evergram.releasing.upgrade_plan import (
     UpgradeOptions,
@@ -164,6 +165,7 @@ def upgrade(
     board: str | Path | None = None,
     readings: bool = True,
     allow_small_overlap: bool = False,
+    consumers: Sequence[KnownConsumer] = (),
 ) -> Artefact:
     """Return the version after the newest, with its backward transform, by `recipe.upgrade`.
 
@@ -194,6 +196,8 @@ def upgrade(
             is fitted, which needs upgrade.fit = 'posthoc' or 'none'.
         readings: whether to measure the new version read as each past one.
         allow_small_overlap: allow too few objects in common with the past to measure the error on.
+        consumers: of past versions, which weigh the alignment error by upgrade.consumer_weight, as
+            those of the lineage do that have a probe.
     Raises: UnknownVersionError: the lineage has no version. LineageError: another process is
         training the next one. DataError: too few objects are in common with the version before; it
         was trained on a corpus that was passed, and none is; or the data cannot be used.
@@ -201,7 +205,9 @@ def upgrade(
     Source: [BC] Eq. (3), (10), Table 1.
     """
     past, small = past_encoders or {}, allow_small_overlap
-    options = UpgradeOptions(encoder, past, trained, readings=readings, allow_small_overlap=small)
+    options = UpgradeOptions(
+        encoder, past, trained, readings=readings, allow_small_overlap=small, consumers=consumers
+    )
     chosen, shown = pick_device(device), Progress.of_choice(progress)
     context = RunContext(chosen, shown, _path(folder), callbacks)
     return _upgraded(recipe, lineage, corpus, options, context, board)
@@ -265,6 +271,7 @@ def upgrade_lost(
             "solver": "closed",
             "start": "fresh",
             "alone": False,
+            "consumer_weight": 0.0,
             "transform": recipe.upgrade.transform if closed else "linear",
         }
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from evergram.data.corpus import Corpus
@@ -14,6 +14,12 @@ from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import BackwardTransformFit
+from evergram.releasing.known_consumers.consumer_weighing import (
+    ConsumerWeighing,
+    PastObjects,
+    weigh_consumers,
+)
+from evergram.releasing.known_consumers.known_consumer import KnownConsumer
 from evergram.releasing.past_models import PastModel, past_model
 from evergram.training.corpora import final_split, salt_of, split_for
 from evergram.training.recipe import Recipe
@@ -33,6 +39,7 @@ class UpgradeOptions:
         readings: whether to measure the new version read as each past one.
         allow_small_overlap: whether to go on where so few objects are in common with the version
             before that the transform's error cannot be measured.
+        consumers: of past versions, beside those of the lineage; they weigh the alignment error.
     """
 
     encoder: EncoderModules | None = None
@@ -41,6 +48,7 @@ class UpgradeOptions:
     trained_as: int | None = None
     readings: bool = True
     allow_small_overlap: bool = False
+    consumers: Sequence[KnownConsumer] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class UpgradePlan:
         before: the model of `past_version`.
         trained: a model of this version that is not trained again.
         backward: the transform, from its start.
+        weighing: what known consumers make of the alignment error.
     """
 
     recipe: Recipe
@@ -71,6 +80,7 @@ class UpgradePlan:
     before: PastModel
     trained: Encoder | None
     backward: BackwardTransformFit
+    weighing: ConsumerWeighing
 
     def own(self, corpus: Corpus) -> ModuleEncoder | None:
         """Return the encoder of the user's modules for a corpus; None if there are none."""
@@ -79,7 +89,7 @@ class UpgradePlan:
 
     def backward_for(self, corpus: Corpus) -> BackwardTransformFit:
         """Return the transform's start for another corpus of the same version."""
-        return BackwardTransformFit(
+        fit = BackwardTransformFit(
             self.recipe.upgrade,
             self.recipe.seed + self.version,
             self.lineage.active_chain,
@@ -87,6 +97,8 @@ class UpgradePlan:
             corpus,
             self.backward.transform.new_dim,
         )
+        fit.weigh(self.weighing.metrics)
+        return fit
 
 
 def own_encoder(
@@ -174,6 +186,9 @@ def plan_upgrade(
         settings, recipe.seed + version, lineage.active_chain, before, final.training, new_dim
     )
     backward.overlap.refuse_small(version, past_version, allow_small=options.allow_small_overlap)
+    objects = PastObjects(final.training, backward.past, backward.used)
+    weighing = weigh_consumers(settings, lineage, objects, options.consumers)
+    backward.weigh(weighing.metrics)
     return UpgradePlan(
         recipe=recipe,
         lineage=lineage,
@@ -187,6 +202,7 @@ def plan_upgrade(
         before=before,
         trained=trained,
         backward=backward,
+        weighing=weighing,
     )
 
 

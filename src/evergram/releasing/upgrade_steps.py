@@ -132,6 +132,8 @@ def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
         report["metrics"]["alone"] = fitted.unaligned.metrics["model"]
         if fitted.unaligned is not fitted.trained:
             report["training"]["alone"] = training_report(fitted.unaligned)
+    if plan.weighing.consumers:
+        report["consumers"] = plan.weighing.as_json()
     report["overlap"] = plan.backward.overlap.as_json()
     longer = lineage.chain.extended(plan.backward.transform)
     errors = {**lineage.step_errors, plan.number: fitted.error}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -59,6 +59,8 @@ class JointAlignment(Joint):
         past: for each side, z_{k-1} [N, D_{k-1}] of the training corpus's entities, computed once:
             M_{k-1} is frozen.
         weight: for each side, float [N], 1 for an object that takes part.
+        candidate_loss: of errors of candidates, where known consumers weigh these otherwise than
+            errors of queries; None is `loss`.
     Source: [BC] Eq. (3), (7), (10).
     """
 
@@ -69,14 +71,17 @@ class JointAlignment(Joint):
         past: Mapping[str, Tensor],
         weight: Mapping[str, Tensor],
         settings: JointAlignmentSettings,
+        candidate_loss: AlignmentLoss | None = None,
     ) -> None:
         super().__init__()
         self.transform = transform
         self.loss = loss
+        self.candidate_loss = candidate_loss
         self.settings = settings
         self.rate = settings.rate
         for side in SIDES:
-            self.register_buffer(f"lifted_{side}", loss.lifted(past[side]), persistent=False)
+            lifted = self._loss_of(side).lifted(past[side])
+            self.register_buffer(f"lifted_{side}", lifted, persistent=False)
             self.register_buffer(f"weight_{side}", weight[side], persistent=False)
             known = torch.nonzero(weight[side]).flatten()
             self.register_buffer(f"known_{side}", known, persistent=False)
@@ -98,10 +103,26 @@ class JointAlignment(Joint):
                     self._part("candidate", batch.candidate[first], candidate[first]),
                 ]
         self.steps += 1
+        loss = self._mean(parts) if self.candidate_loss is None else self._mean_by_side(parts)
+        return self.settings.strength * loss + self.transform.penalty().to(loss)
+
+    def _loss_of(self, side: str) -> AlignmentLoss:
+        other = side == "candidate" and self.candidate_loss is not None
+        return cast(AlignmentLoss, self.candidate_loss if other else self.loss)
+
+    def _mean(self, parts: Sequence[_Part]) -> Tensor:
+        """Return the weighted mean over the objects of parts whose errors one loss weighs."""
         lifted = torch.cat([self.get_buffer(f"lifted_{part.side}")[part.ids] for part in parts])
         vectors, weight = (torch.cat([getattr(p, n) for p in parts]) for n in ("vectors", "weight"))
-        loss: Tensor = self.loss(self.transform, vectors, lifted, weight)
-        return self.settings.strength * loss + self.transform.penalty().to(loss)
+        mean: Tensor = self._loss_of(parts[0].side)(self.transform, vectors, lifted, weight)
+        return mean
+
+    def _mean_by_side(self, parts: Sequence[_Part]) -> Tensor:
+        """Return the same weighted mean, with each side's errors weighed by its own loss."""
+        groups = [[p for p in parts if p.side == side] for side in SIDES]
+        totals = torch.stack([torch.cat([p.weight for p in group]).sum() for group in groups])
+        means = torch.stack([self._mean(group) for group in groups])
+        return (means * totals).sum() / torch.where(totals.sum() > 0, totals.sum(), 1)
 
     @torch.no_grad()
     def error(self, new: Mapping[str, Tensor]) -> float:
@@ -116,7 +137,8 @@ class JointAlignment(Joint):
             lifted = self.get_buffer(f"lifted_{side}")[known]
             weight = new[side].new_ones(len(known))
             if len(known):
-                errors.append(float(self.loss(self.transform, new[side][known], lifted, weight)))
+                loss = self._loss_of(side)(self.transform, new[side][known], lifted, weight)
+                errors.append(float(loss))
         return sum(errors) / max(1, len(errors))
 
     def _part(self, side: str, ids: Tensor, vectors: Tensor) -> _Part:

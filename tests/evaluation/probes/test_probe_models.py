@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from onnx import TensorProto, helper
 from safetensors.numpy import save
 from safetensors.torch import save as save_tensors
 from tests.support import onnx_graphs as graphs
@@ -105,3 +106,26 @@ def test_the_suffix_tells_the_kind_of_a_model(tmp_path: Path) -> None:
         load_probe_model(tmp_path / "gone.onnx")
     with pytest.raises(DataError, match=r"m\.pkl cannot be a probe: export it as ONNX"):
         load_probe_model(tmp_path / "m.pkl")
+
+
+def test_outputs_are_what_a_model_computes_before_it_decides() -> None:
+    weight = np.random.default_rng(1).normal(size=(3, DIM))
+    logits = LinearModel(LINEAR, save({"weight": weight})).outputs(VECTORS)
+    np.testing.assert_allclose(logits, VECTORS.astype(float) @ weight.T, atol=1e-12)
+    values = OnnxModel(ONNX, graphs.plain().SerializeToString()).outputs(VECTORS)
+    np.testing.assert_allclose(values[:, 0], VECTORS.sum(1), atol=1e-4)
+
+
+def test_a_model_of_classes_alone_has_no_outputs() -> None:
+    classes = graphs.model_of(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["s"]),
+            helper.make_node("Cast", ["s"], ["y"], to=TensorProto.INT64),
+        ],
+        graphs.weights(),
+    )
+    classes.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    model = OnnxModel(ONNX, classes.SerializeToString())
+    assert model.answers(VECTORS).predicted is not None
+    with pytest.raises(DataError, match="gives classes alone; export it with its probabilities"):
+        model.outputs(VECTORS)

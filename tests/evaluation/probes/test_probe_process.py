@@ -161,6 +161,28 @@ def test_an_answer_that_is_none_is_one_line(
     assert str(caught.value).isprintable()
 
 
+def test_what_a_model_is_sensitive_to_is_measured_there(tmp_path: Path) -> None:
+    files = files_of(tmp_path, graphs.plain().SerializeToString())
+    with ProbeProcess(files, "rmse", LIMITS) as process:
+        process.ids()
+        matrix = process.fisher(np.ones(ROWS, dtype=bool), VECTORS)
+    # The model is the sum of all dims.
+    np.testing.assert_allclose(matrix, np.ones((DIM, DIM)), rtol=1e-3)
+
+
+@pytest.mark.parametrize("rows", ["1", "[[1, 2]]", "[[1], [2, 3]]", '[["x"]]', "[[1e999]]", "null"])
+def test_a_matrix_that_is_none_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str
+) -> None:
+    (tmp_path / "answer").write_text(f'{{"fisher": {rows}}}\n')
+    files = replaced(tmp_path, monkeypatch, f"read job\ncat {tmp_path / 'answer'}\nread more")
+    with (
+        ProbeProcess(files, "auc", LIMITS) as process,
+        pytest.raises(DataError, match="it gave no matrix of 1 by 1 finite numbers"),
+    ):
+        process.fisher(np.ones(ROWS, dtype=bool), VECTORS[:, :1])
+
+
 def test_a_program_that_closes_its_pipes_and_goes_on_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

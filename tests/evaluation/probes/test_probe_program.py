@@ -56,6 +56,14 @@ def test_it_answers_with_ids_and_then_with_the_value(ask: Ask, job: Job) -> None
     assert answers == [{"ids": ["a", "b", "c"]}, {"value": 1.0}]
 
 
+def test_it_answers_with_the_matrix_where_that_is_asked_for(ask: Ask, job: Job) -> None:
+    vectors = np.array([[0.5, 9], [-1, 8]], dtype="<f4")
+    line = json.dumps({"shape": [2, 2], "asks": "fisher"}).encode() + b"\n"
+    _, answer = ask({**job, "metric": "rmse"}, line + bytes([1, 1, 0]) + vectors.tobytes())
+    assert list(answer) == ["fisher"]
+    np.testing.assert_allclose(answer["fisher"], [[1, 0], [0, 0]], atol=1e-5)
+
+
 def test_it_names_files_as_the_publisher_does(ask: Ask, job: Job) -> None:
     for changed, message in (
         ({"model_sha256": "0"}, "their-model.safetensors was changed while the probe"),

@@ -268,6 +268,16 @@ def test_bad_settings_are_one_sentence(recipe: Recipe, override: str, sentence: 
         Recipe.of(recipe.model_dump(exclude_unset=True), [override])
 
 
+def test_a_comparison_has_no_consumers_to_weigh_errors_by(recipe: Recipe, tmp_path: Path) -> None:
+    values = recipe.model_dump(exclude_unset=True)
+    weighed = Recipe.of(values, ["upgrade.consumer_weight=0.5"])
+    with pytest.raises(
+        RecipeError, match=r"consumer_weight is 0\.5, and the lineages of a compari"
+    ):
+        compare(weighed, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_sweep_is_of_joint_methods(recipe: Recipe) -> None:
     with pytest.raises(RecipeError, match="which has no λ"):
         Recipe.of(

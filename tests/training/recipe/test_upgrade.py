@@ -27,6 +27,24 @@ def test_the_defaults_are_evergram_over_all_objects() -> None:
     assert settings.model_dump(exclude={"method"}) == named.model_dump(exclude={"method"})
 
 
+@pytest.mark.parametrize(
+    ("values", "weighs"),
+    [
+        ({}, True),
+        ({"method": "bc-aligner", "transform": "orthogonal"}, True),
+        ({"method": "post-closed"}, True),
+        ({"method": "post-lin-sloss"}, False),
+        ({"method": "non-bc"}, False),
+    ],
+)
+def test_consumers_weigh_errors_where_something_is_fitted_by_them(
+    values: dict[str, Any], weighs: bool
+) -> None:
+    settings = UpgradeRecipe.model_validate({**values, "consumer_weight": 0.5})
+    assert settings.weighs_consumers == weighs
+    assert UpgradeRecipe.model_validate(values).consumer_weight == 0
+
+
 def test_the_former_name_of_all_objects_is_read() -> None:
     assert UpgradeRecipe.model_validate({"objects": "uniform"}).objects == "all"
 
@@ -35,6 +53,12 @@ def test_the_former_name_of_all_objects_is_read() -> None:
     ("values", "sentence"),
     [
         ({"method": "best"}, "upgrade.method is 'best'; it must be one of keep-all"),
+        ({"consumer_weight": 1.0}, "less than 1"),
+        ({"consumers": ["ads", "ads"]}, "upgrade.consumers names a consumer twice"),
+        (
+            {"consumer_weight": 0.5, "transform": "orthogonal"},
+            "'orthogonal' cannot be solved for with upgrade.consumer_weight = 0.5, linear and",
+        ),
         ({"objects": "some"}, "Input should be 'all', 'paper-code' or 'batch'"),
     ],
 )

@@ -57,6 +57,14 @@ TINY: dict[str, Any] = {
             "training.watch_candidates=9",
             "watch_candidates is used with training.watch_minutes only",
         ),
+        (
+            "upgrade.consumers=['ads']",
+            "upgrade.consumers is used with upgrade.consumer_weight above 0 only",
+        ),
+        (
+            "upgrade.method=post-lin-sloss upgrade.consumer_weight=0.5",
+            "upgrade.consumer_weight is used with upgrade.fit = 'joint' .or 'posthoc', with",
+        ),
         ("upgrade.rank=3", "upgrade.rank is used with upgrade.transform = 'low_rank' only"),
         ("upgrade.fit_epochs=3", "upgrade.fit_epochs is used with upgrade.fit = 'posthoc' only"),
         (

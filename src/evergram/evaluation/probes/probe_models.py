@@ -45,11 +45,20 @@ class Answers:
 class ProbeModel(ABC):
     """A model that reads embeddings."""
 
+    gives_logits = False  # or values; never probabilities
+
     @abstractmethod
     def answers(self, embeddings: NDArray[np.float32]) -> Answers:
         """Return the answers for [N, D].
 
         Raises: DataError: the model reads another dim, or does not answer.
+        """
+
+    @abstractmethod
+    def outputs(self, embeddings: NDArray[np.float32]) -> Floats:
+        """Return its logits, probabilities or values [N, C] of [N, D].
+
+        Raises: DataError: as `answers`, or it gives classes alone.
         """
 
 
@@ -80,6 +89,8 @@ class LinearModel(ProbeModel):
         path: of the file, for errors.
         content: safetensors with `weight`, and optionally `bias`, `mean` and `scale`.
     """
+
+    gives_logits = True
 
     def __init__(self, path: Path, content: bytes) -> None:
         self.path = path
@@ -112,18 +123,22 @@ class LinearModel(ProbeModel):
             self._parts[name] = values
 
     def answers(self, embeddings: NDArray[np.float32]) -> Answers:
+        logits = self.outputs(embeddings)
+        if logits.shape[1] == 1:
+            return _checked(self.path, logits[:, 0], pa.array((logits[:, 0] > 0).astype(np.int64)))
+        best = pa.array(logits.argmax(axis=1))
+        two = logits.shape[1] == 2
+        return _checked(self.path, logits[:, 1] - logits[:, 0] if two else None, best)
+
+    def outputs(self, embeddings: NDArray[np.float32]) -> Floats:
         dim = self.weight.shape[1]
         if embeddings.shape[1] != dim:
             raise _other_dim(self.path, dim, embeddings.shape[1])
         # A scale of zero makes logits that are not finite, which `_checked` refuses.
         with np.errstate(all="ignore"):
             centred = (embeddings.astype(np.float64) - self._parts["mean"]) / self._parts["scale"]
-            logits = centred @ self.weight.T + self._parts["bias"]
-        if logits.shape[1] == 1:
-            return _checked(self.path, logits[:, 0], pa.array((logits[:, 0] > 0).astype(np.int64)))
-        best = pa.array(logits.argmax(axis=1))
-        two = logits.shape[1] == 2
-        return _checked(self.path, logits[:, 1] - logits[:, 0] if two else None, best)
+            logits: Floats = centred @ self.weight.T + self._parts["bias"]
+        return logits
 
 
 class OnnxModel(ProbeModel):
@@ -170,6 +185,35 @@ class OnnxModel(ProbeModel):
         self._dim = inputs[0].shape[-1] if len(inputs[0].shape) == 2 else None
 
     def answers(self, embeddings: NDArray[np.float32]) -> Answers:
+        columns = self._run(embeddings)
+        score: Floats | None = None
+        predicted: pa.Array | None = None
+        for blocks in columns:
+            floats = _floats(blocks)
+            if floats is None:
+                predicted = pa.array(np.concatenate([np.asarray(b).reshape(-1) for b in blocks]))
+            elif floats.shape[1] == 1:
+                score = floats[:, 0]
+            else:
+                if predicted is None:
+                    predicted = pa.array(floats.argmax(axis=1))
+                score = floats[:, 1] if floats.shape[1] == 2 else None
+        if score is None and predicted is None:
+            raise DataError(f"{self.path} gives nothing that is a score or a class.")
+        if score is not None and predicted is None and len(columns) == 1:
+            # One number: a value, or a probability.
+            predicted = pa.array((score > 0.5).astype(np.int64))
+        return _checked(self.path, score, predicted)
+
+    def outputs(self, embeddings: NDArray[np.float32]) -> Floats:
+        floats = [f for blocks in self._run(embeddings) if (f := _floats(blocks)) is not None]
+        if not floats:
+            raise DataError(f"{self.path} gives classes alone; export it with its probabilities.")
+        _checked(self.path, floats[-1], None)
+        return floats[-1]
+
+    def _run(self, embeddings: NDArray[np.float32]) -> list[tuple[Any, ...]]:
+        """Return the blocks of each output."""
         dim = embeddings.shape[1]
         if isinstance(self._dim, int) and self._dim != dim:
             raise _other_dim(self.path, self._dim, dim)
@@ -186,24 +230,7 @@ class OnnxModel(ProbeModel):
             for output in outputs:
                 _refuse_rows(self.path, output, len(part))
             blocks_of_outputs.append(outputs)
-        score: Floats | None = None
-        predicted: pa.Array | None = None
-        for blocks in zip(*blocks_of_outputs, strict=True):
-            floats = _floats(blocks)
-            if floats is None:
-                predicted = pa.array(np.concatenate([np.asarray(b).reshape(-1) for b in blocks]))
-            elif floats.shape[1] == 1:
-                score = floats[:, 0]
-            else:
-                if predicted is None:
-                    predicted = pa.array(floats.argmax(axis=1))
-                score = floats[:, 1] if floats.shape[1] == 2 else None
-        if score is None and predicted is None:
-            raise DataError(f"{self.path} gives nothing that is a score or a class.")
-        if score is not None and predicted is None and len(blocks_of_outputs[0]) == 1:
-            # One number: a value, or a probability.
-            predicted = pa.array((score > 0.5).astype(np.int64))
-        return _checked(self.path, score, predicted)
+        return list(zip(*blocks_of_outputs, strict=True))
 
 
 def _options(onnxruntime: Any) -> Any:

@@ -63,7 +63,7 @@ class ProbeFiles:
 
 
 class ProbeProcess:
-    """A probe in a process of its own: ask for its ids first, then for its value.
+    """A probe in a process of its own: ask for its ids first, then for its value or its matrix.
 
     Args:
         files: read by the other process alone.
@@ -145,14 +145,35 @@ class ProbeProcess:
             has_vector: bool [N], True for ids that have an embedding.
             vectors: their embeddings [n, D], as the consumer reads them.
         """
-        shape = json.dumps({"shape": vectors.shape}).encode() + b"\n"
-        rows = np.ascontiguousarray(vectors, dtype="<f4")
-        answer = self._exchange([shape, has_vector.astype(np.uint8).data, rows.data])
-        value = answer.get("value")
+        value = self._asked("value", has_vector, vectors)
         if not isinstance(value, float) or not math.isfinite(value):
             shown = _shown(repr(value), 40)
             raise self._failure(f"its {self.metric} is {shown}, which is no finite number")
         return value
+
+    def fisher(
+        self, has_vector: NDArray[np.bool_], vectors: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """Return the model's mean input Fisher matrix [D, D], see `probe_fisher`.
+
+        Args:
+            has_vector, vectors: as of `value`.
+        """
+        rows, dim = self._asked("fisher", has_vector, vectors), vectors.shape[1]
+        try:
+            matrix = np.array(rows, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError):
+            matrix = np.empty(0)
+        if matrix.shape != (dim, dim) or not np.isfinite(matrix).all():
+            raise self._failure(f"it gave no matrix of {dim} by {dim} finite numbers")
+        return matrix
+
+    def _asked(self, what: str, has_vector: NDArray[np.bool_], vectors: NDArray[np.float32]) -> Any:
+        """Return the entry `what` of the answer to embeddings; None if there is none."""
+        request = {"shape": vectors.shape, "asks": what}
+        rows = np.ascontiguousarray(vectors, dtype="<f4")
+        line = json.dumps(request).encode() + b"\n"
+        return self._exchange([line, has_vector.astype(np.uint8).data, rows.data]).get(what)
 
     def _exchange(self, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
         """Send a request and return the answer."""

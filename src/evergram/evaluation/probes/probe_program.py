@@ -8,7 +8,8 @@ these messages with it:
     out  a line of JSON with `ids`, those of the evaluation file
     in   a line of JSON with the `shape` of their embeddings; a byte for each id, 1 if it has an
          embedding; the embeddings, float32
-    out  a line of JSON with `value`, the value of the metric
+    out  a line of JSON with `value`, the value of the metric; or with `fisher`, the rows of the
+         model's mean input Fisher matrix [D, D], if the line before had `"asks": "fisher"`
 
 Instead of either answer there may be a line with `error`, a sentence, or with `memory`.
 """
@@ -29,6 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from evergram.errors import DataError, EvergramError
+from evergram.evaluation.probes.probe_fisher import probe_fisher
 from evergram.evaluation.probes.probe_metrics import measure
 from evergram.evaluation.probes.probe_models import load_probe_model
 
@@ -81,7 +83,10 @@ def _answers(job: Job, asked: IO[bytes]) -> Iterator[dict[str, Any]]:
         name = Path(job["model_name"])
         model = load_probe_model(name, _read(job["model"], name, job["model_sha256"]))
         yield {"ids": ids.to_pylist()}
-        has_vector, vectors = _embeddings(asked, len(ids))
+        asks, has_vector, vectors = _embeddings(asked, len(ids))
+        if asks == "fisher":
+            yield {"fisher": probe_fisher(model, vectors, job["metric"]).tolist()}
+            return
         value = measure(job["metric"], model.answers(vectors), labels.filter(has_vector))
         yield {"value": value}
     except MemoryError:
@@ -155,16 +160,18 @@ def _read(path: str, name: Path, published: str) -> bytes:
     return content
 
 
-def _embeddings(asked: IO[bytes], objects: int) -> tuple[pa.Array, Any]:
-    """Return bool [N], True for objects that have an embedding, and those embeddings [n, D]."""
+def _embeddings(asked: IO[bytes], objects: int) -> tuple[str, pa.Array, Any]:
+    """Return the question, bool [N], True for objects that have an embedding, and those embeddings
+    [n, D]."""
     line = asked.readline()
     if not line:
         # The publisher has ended and waits for no answer.
         sys.exit(1)
-    rows, dim = json.loads(line)["shape"]
+    request = json.loads(line)
+    rows, dim = request["shape"]
     has_vector = np.frombuffer(asked.read(objects), dtype=np.uint8).astype(bool)
     vectors = np.frombuffer(asked.read(4 * rows * dim), dtype="<f4").reshape(rows, dim)
-    return pa.array(has_vector), vectors
+    return request.get("asks", "value"), pa.array(has_vector), vectors
 
 
 if __name__ == "__main__":

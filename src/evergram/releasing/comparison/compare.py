@@ -51,13 +51,18 @@ def compare(
         fresh: remove what another recipe has left in `out`.
     Returns: the content of `results.json`, see docs/compare.md; the table and the figures are
         beside it.
-    Raises: RecipeError: the split is not by time, has a single version, or `out` holds the results
-        of another recipe. DataError, TrainingError.
+    Raises: RecipeError: the split is not by time, has a single version, `out` holds the results of
+        another recipe, or upgrade.consumer_weight is set. DataError, TrainingError.
     Source: [BC] §4, §5, App. A.
     """
     if recipe.split.kind != "time" or len(recipe.split.versions) < 2:
         raise RecipeError(
             "A comparison is along time; set split.kind = 'time' and two or more split.versions."
+        )
+    if recipe.upgrade.consumer_weight:
+        raise RecipeError(
+            f"upgrade.consumer_weight is {recipe.upgrade.consumer_weight:g}, and the lineages of a "
+            "comparison have no consumers with a probe; leave it out."
         )
     corpus = corpus_for(recipe, corpus)
     claim_folder(out, recipe.model_dump(mode="json"), corpus, fresh=fresh)

@@ -13,6 +13,9 @@ from evergram.training.recipe.table import KindTable, RecipeTable
 
 # Which objects the mean of the joint alignment loss is over.
 AlignedObjects = Literal["all", "paper-code", "batch"]
+Ratio = Annotated[float, Field(ge=0, lt=1)]
+# Transforms that are solved for with two sides that are weighed by different matrices.
+SOLVED_BY_SIDE = ("linear", "affine")
 
 
 class UpgradeRecipe(KindTable):
@@ -48,6 +51,10 @@ class UpgradeRecipe(KindTable):
     solver: Literal["gradient", "closed"] = "gradient"
     # posthoc by gradient: passes over the objects; over the pairs, unless `objects` is "all".
     fit_epochs: Positive = 100
+    # μ: how much of an error is weighed by what consumers that have a probe make of it.
+    consumer_weight: Ratio = 0.0
+    # Their names; all that have a probe, where it is empty.
+    consumers: list[str] = Field(default=[])
     # Share of known objects that alignment never sees; its error is measured on them.
     held_out: Share = 0.05
     # Also train the same model without alignment, to say what compatibility cost.
@@ -86,12 +93,28 @@ class UpgradeRecipe(KindTable):
             )
         return self
 
+    @model_validator(mode="after")
+    def _weighs_consumers_where_it_can(self) -> UpgradeRecipe:
+        if len(set(self.consumers)) < len(self.consumers):
+            raise ValueError("upgrade.consumers names a consumer twice")
+        solved = self.solver == "closed" and self.fit != "none"
+        if self.consumer_weight and solved and self.transform not in SOLVED_BY_SIDE:
+            raise ValueError(
+                f"upgrade.transform = {self.transform!r} cannot be solved for with "
+                f"upgrade.consumer_weight = {self.consumer_weight:g}, "
+                f"{' and '.join(SOLVED_BY_SIDE)} can; set upgrade.solver = 'gradient', or "
+                "upgrade.consumer_weight = 0"
+            )
+        return self
+
+    @property
+    def weighs_consumers(self) -> bool:
+        """Whether its way of fitting can weigh errors by consumers."""
+        return self.fit == "joint" or (self.fit == "posthoc" and self.solver == "closed")
+
     @property
     def chosen(self) -> TransformSettings:
         return cast(TransformSettings, super().chosen)
-
-
-Ratio = Annotated[float, Field(ge=0, lt=1)]
 
 
 class CompareRecipe(RecipeTable):

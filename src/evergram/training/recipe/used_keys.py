@@ -202,6 +202,18 @@ RULES = (
         ("joint", "posthoc"),
     ),
     Only("upgrade.transform_start", "upgrade.transform", ("linear",)),
+    Only(
+        "upgrade.consumer_weight upgrade.consumers",
+        "upgrade.fit",
+        test=lambda r: r.upgrade.weighs_consumers,
+        needs="upgrade.fit = 'joint' (or 'posthoc', with upgrade.solver = 'closed')",
+    ),
+    Only(
+        "upgrade.consumers",
+        "upgrade.consumer_weight",
+        test=lambda r: r.upgrade.consumer_weight > 0,
+        needs="upgrade.consumer_weight above 0",
+    ),
     Only("upgrade.fit_epochs", "upgrade.fit", ("posthoc",)),
     Only("upgrade.fit_epochs", "upgrade.solver", ("gradient",)),
     Only(
