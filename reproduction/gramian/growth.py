@@ -127,7 +127,7 @@ EXPERIMENT = Experiment(
     {"G1": "§4.3", "G2": "§4.3"},
     "The gain as the catalogue grows",
     "SOGram's gain over sampling on planted catalogues from ten thousand to a million candidates: "
-    "the same batches, the same number of interactions at least, free embeddings.",
+    "the same batches, the same number of interactions at least, embeddings of ids and features.",
     {
         "tiny": Preset(
             trainings(
@@ -139,8 +139,7 @@ EXPERIMENT = Experiment(
         "small": Preset(
             trainings({size: _planted(size, 400_000, 4000) for size in SIZES}),
             "Planted: 4,000 queries of three tastes among a hundred clusters, 400,000 interactions "
-            "and one more for each candidate that nobody met; batches of 512, D = 32.",
-            6,
+            "and one more for each candidate that nobody met; batches of 128, D = 32.",
         ),
         "paper": Preset(
             trainings({size: _planted(size, 20 * size, 100_000) for size in SIZES}),
