@@ -67,9 +67,9 @@ def test_a_result_of_other_settings_is_not_kept(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_series(tmp_path: Path) -> None:
     job = jobs_of(EXPERIMENT, "tiny", [0])[0]
-    one, two = (run.train(job, {}, QUIET).series["map"] for _ in range(2))
+    one, two = (run.train(job, {}, QUIET, tmp_path).series["map"] for _ in range(2))
     assert one["validation"] == two["validation"]
-    other = run.train(replace(job, seed=1), {}, QUIET).series["map"]
+    other = run.train(replace(job, seed=1), {}, QUIET, tmp_path).series["map"]
     assert one["validation"] != other["validation"]
 
 
@@ -108,7 +108,7 @@ def test_seeds_come_one_after_the_other() -> None:
     assert len({job.key for job in jobs}) == 4
 
 
-def two_models(recipe: Recipe, progress: Progress, device: str) -> dict[str, Any]:
+def two_models(recipe: Recipe, progress: Progress, device: str, work: Path) -> dict[str, Any]:
     """A program that trains more than once."""
     recipes = (recipe, recipe.model_copy(update={"seed": recipe.seed + 1}))
     trained = [train_version(r, device=device, progress=progress) for r in recipes]
