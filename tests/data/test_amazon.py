@@ -161,6 +161,16 @@ def test_brands_and_categories_of_few_products_can_be_left_out(tmp_path: Path) -
     assert bags(load_amazon(tmp_path, minimum_products=1), "brand")["B3"] == ["Rare"]
 
 
+def test_reviews_of_products_without_metadata_can_be_left_out(tmp_path: Path) -> None:
+    pairs = (("al", "B0"), ("bo", "B1"))
+    write(tmp_path / "r.json", *(review_2018(user, asin, 5.0, 1) for user, asin in pairs))
+    # Without any metadata there is nothing to go by.
+    assert len(load_amazon(tmp_path, described_only=True)) == 2
+    write(tmp_path / "meta.json", json.dumps({"asin": "B0"}))
+    assert rows(load_amazon(tmp_path, described_only=True)) == [("al", "B0", 5.0, 1)]
+    assert len(load_amazon(tmp_path)) == 2
+
+
 def test_odd_types_in_metadata_are_read_for_what_they_say(tmp_path: Path) -> None:
     lines = (
         '{"asin": "B0", "brand": ["Sony"], "category": "Music"}',

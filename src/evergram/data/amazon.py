@@ -48,7 +48,13 @@ NUMBERS = (
 MARKUP = re.compile(r"<[a-zA-Z/!]")
 
 
-def load_amazon(path: Path, metadata: Path | None = None, *, minimum_products: int = 1) -> Corpus:
+def load_amazon(
+    path: Path,
+    metadata: Path | None = None,
+    *,
+    minimum_products: int = 1,
+    described_only: bool = False,
+) -> Corpus:
     """Return reviewers as queries, products (their asin) as candidates, and ratings as values.
 
     With metadata, the candidate features are `brand` and `category`, both bags.
@@ -60,6 +66,8 @@ def load_amazon(path: Path, metadata: Path | None = None, *, minimum_products: i
         metadata: a file of products in either layout; None reads the one in the folder, if any.
         minimum_products: leave out brands and categories that fewer of the reviewed products have;
             [BC]'s code has 5.
+        described_only: leave out reviews of products that the metadata lacks, if there is any, as
+            [BC]'s code does.
     Raises: DataError: there are no reviews, or a file is damaged; the error names the row.
     Source: R. He, J. McAuley, "Ups and downs", WWW 2016 (2014 layout); J. Ni et al., "Justifying
         recommendations using distantly-labeled reviews", EMNLP 2019 (2018 layout).
@@ -85,6 +93,8 @@ def load_amazon(path: Path, metadata: Path | None = None, *, minimum_products: i
             logging.getLogger(__name__).info(
                 "%s: %d rows repeat a product; the first of each counts.", metadata, repeated
             )
+    if features is not None and described_only:
+        table = table.filter(pc.is_in(table["candidate"], value_set=features["id"]))
     if features is not None and minimum_products > 1:
         features = _frequent(features, pc.unique(table["candidate"]), minimum_products)
     return Corpus.from_tables(table, candidate_features=features, source=str(source))

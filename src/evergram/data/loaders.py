@@ -28,6 +28,8 @@ class DataSettings(Protocol):
     @property
     def minimum_products(self) -> int: ...
     @property
+    def described_only(self) -> bool: ...
+    @property
     def prefix(self) -> str | None: ...
     @property
     def query_features(self) -> str | None: ...
@@ -61,7 +63,10 @@ def _amazon(data: DataSettings, seed: int) -> Corpus:
     from evergram.data.amazon import load_amazon
 
     return load_amazon(
-        path_of(data), _optional(data.metadata), minimum_products=data.minimum_products
+        path_of(data),
+        _optional(data.metadata),
+        minimum_products=data.minimum_products,
+        described_only=data.described_only,
     )
 
 

@@ -145,6 +145,7 @@ def test_the_papers_corpora_are_read_in_their_layout(tmp_path: Path) -> None:
              "category": ["Music", "Drums" if i else "Flutes"], "title": "x"}
             for i in range(6)
         ]  # fmt: skip
+        reviews.append({**reviews[0], "asin": "Undescribed"})
         for stem, rows in ((f"{name}_5", reviews), (f"meta_{name}", products)):
             text = "".join(json.dumps(row) + "\n" for row in rows)
             (place / f"{stem}.json.gz").write_bytes(gzip.compress(text.encode()))
