@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from reproduction.bc import basis, methods
 from reproduction.bc.columns import on_first, over_corpora, swept
@@ -29,11 +30,23 @@ VERTICAL = {
 COMPARABLE = 1.0
 
 
+# Every second version, and so half of the trainings.
+FEWER = {
+    "split.versions": [0.5, 0.7, 0.9],
+    "model.layers": [1, 2, 2],
+    "model.dim": [32, 48, 64],
+}
+
+
 def trainings(
-    recipes: Mapping[str, Path], strengths: tuple[int, ...] = STRENGTHS
+    recipes: Mapping[str, Path], strengths: tuple[int, ...] = STRENGTHS, **more: Any
 ) -> tuple[Training, ...]:
-    """Return one comparison a corpus, of the joint methods at every λ."""
-    settings = {"compare.methods": [KEEP_ALL, *JOINT], "compare.lambdas": list(strengths)}
+    """Return one comparison a corpus, of the joint methods at every λ.
+
+    Args:
+        more: further settings.
+    """
+    settings = {"compare.methods": [KEEP_ALL, *JOINT], "compare.lambdas": list(strengths)} | more
     return tuple(
         Training(corpus, recipe, settings, program=compare_methods)
         for corpus, recipe in recipes.items()
@@ -161,7 +174,7 @@ EXPERIMENT = Experiment(
     "prints no other numbers of its figure.",
     {
         "tiny": Preset(trainings({"synthetic": methods.TINY}, (1, 16)), methods.TINY_NOTE),
-        "small": Preset(trainings(methods.SWEPT), methods.SWEPT_NOTE),
+        "small": Preset(trainings(methods.SWEPT, **FEWER), methods.SWEPT_NOTE),
         "paper": Preset(
             trainings({"Musical Instruments": methods.PAPER["Musical Instruments"]}),
             methods.PAPER_NOTE,

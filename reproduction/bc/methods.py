@@ -59,14 +59,15 @@ SMALL_NOTE = (
     "to 64); one layer, and two from version 2 on, as the paper has it on Grocery; larger batches "
     "and rates, and few epochs; five consumers a task, of 128 units. Rows of ids beside brands, "
     "categories, genres and years. Tables start with a deviation of 0.1 in place of 1, so that "
-    "errors (3) are on another scale. Half of the held-out queries choose the epoch, the other half "
-    "are tested. Amazon Beauty has no ratings here, so that `activity` is its one consumer task. "
-    "Claims on metric (1) are judged on Amazon Beauty, whose versions are tested by thousands of "
-    "queries; those of the others by a few hundred."
+    "errors (3) are on another scale. Half of the held-out queries choose the epoch, the other "
+    "half are tested. Amazon Beauty has no ratings here, so that `activity` is its one consumer "
+    "task. Claims on metric (1) are judged on Amazon Beauty, whose versions are tested by "
+    "thousands of queries; those of the others by a few hundred."
 )
 SWEPT_NOTE = (
     "As Table 3, on the paper's own corpus for this figure, in its older edition of a twentieth of "
-    "the size: hundreds of queries test a version, so that metric (1) is noise here."
+    "the size; with three versions, whose intervals are twice as long, so that some three hundred "
+    "queries test each: too few to tell the methods' (1) apart."
 )
 TINY_NOTE = "Made-up data in seconds, for tests; nothing can be learned from its figures."
 PAPER_NOTE = (

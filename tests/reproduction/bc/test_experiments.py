@@ -94,7 +94,8 @@ def test_every_recipe_of_a_preset_is_a_recipe(name: str, preset: str) -> None:
         assert recipe.upgrade.unit == "paper"
         if preset == "small":
             assert recipe.upgrade.objects == "all"
-            assert recipe.split.versions == [0.5, 0.6, 0.7, 0.8, 0.9]
+            assert recipe.split.versions in ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.7, 0.9])
+            assert len(recipe.model.dim) == len(recipe.split.versions)
     assert len({job.key for job in jobs}) == len(jobs)
     paths = {path_of(Path(), j.experiment, preset, j.training.label, 0) for j in jobs}
     assert len(paths) == len(jobs), "two trainings would be kept in one file"
