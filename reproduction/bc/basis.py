@@ -7,7 +7,7 @@ from functools import partial
 from statistics import stdev
 from typing import Any
 
-from reproduction.bc.columns import comparison, judged, keep_all, value
+from reproduction.bc.columns import comparison, keep_all, of_corpus, value
 from reproduction.bc.methods import NAMES
 from reproduction.experiment import Runs, Table
 from reproduction.intervals import shown
@@ -15,6 +15,7 @@ from reproduction.results import Result
 
 HEADER = (
     "",
+    "seeds",
     "users, items, interactions",
     "Keep-All: recall@50, ROC-AUC",
     "test queries of a version",
@@ -36,18 +37,19 @@ def models_of(result: Result) -> list[Mapping[str, Any]]:
 
 
 def _row(runs: Runs, corpus: str) -> list[str]:
-    results = judged(runs, corpus)
+    results = runs.of(corpus)
     sizes = comparison(results[0])["sizes"]
     queries = [n for result in results for n in comparison(result)["queries"].values()]
     models = [model for result in results for model in models_of(result)]
     plateaus = [model["on_plateau"] for model in models]
     unmeasured = plateaus.count(None)
     own = [
-        shown(runs.values(corpus, partial(keep_all, metric=metric)))
+        shown(of_corpus(runs, corpus, partial(keep_all, metric=metric)))
         for metric in ("intended", "unintended")
     ]
     return [
         corpus,
+        str(len(results)),
         f"{sizes['queries']:,}, {sizes['candidates']:,}, {sizes['interactions']:,}",
         ", ".join(own),
         f"{min(queries):,} to {max(queries):,}",
@@ -66,11 +68,12 @@ def _share(models: Sequence[Mapping[str, Any]], key: str) -> str:
 
 def _largest_deviation(runs: Runs, corpus: str) -> str:
     """Return the largest of all methods' deviations of (1), with its method."""
-    if len(runs.seeds) < 2:
+    results = runs.of(corpus)
+    if len(results) < 2:
         return "–"
     by_method = {
-        method: stdev(runs.values(corpus, partial(value, method=method, column="intended")))
-        for method in comparison(judged(runs, corpus)[0])["methods"]
+        method: stdev(of_corpus(runs, corpus, partial(value, method=method, column="intended")))
+        for method in comparison(results[0])["methods"]
     }
     method = max(by_method, key=by_method.__getitem__)
     return f"{by_method[method]:.2f} points ({NAMES[method]})"

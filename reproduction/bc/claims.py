@@ -10,6 +10,7 @@ from reproduction.bc.columns import (
     Read,
     best,
     comparison,
+    of_corpus,
     on_first,
     over_corpora,
     rank_correlation,
@@ -66,7 +67,11 @@ class Sentence:
 def by_corpus(sentences: Sequence[Sentence], runs: Runs) -> Table:
     """Return the margin of each claim on each corpus, with its interval."""
     rows = [
-        [s.sentence, *(shown(runs.values(label, s.read), 2) for label in runs.labels), s.measured]
+        [
+            s.sentence,
+            *(shown(of_corpus(runs, label, s.read), 2) for label in runs.labels),
+            s.measured,
+        ]
         for s in sentences
     ]
     return Table("Margins of the claims by corpus", ["", *runs.labels, "the margin is"], rows)

@@ -73,27 +73,27 @@ def times(result: Result) -> list[float]:
     return [float(t) for t in comparison(result)["times"]]
 
 
-def judged(runs: Runs, corpus: str) -> list[Result]:
-    """Return a corpus's results of those seeds that every corpus has."""
-    return [result for result in runs.of(corpus) if result.seed in runs.seeds]
+def of_corpus(runs: Runs, corpus: str, read: Read) -> list[float]:
+    """Return a number for each seed of a corpus, whether or not the other corpora have it."""
+    return [read(result) for result in runs.of(corpus)]
 
 
 def by_version(
     runs: Runs, corpus: str, read: Callable[[Result], Mapping[int, float]]
 ) -> dict[int, list[float]]:
-    """Return by version a value for each seed."""
-    each = [read(result) for result in judged(runs, corpus)]
+    """Return by version a value for each seed of a corpus."""
+    each = [read(result) for result in runs.of(corpus)]
     return {version: [values[version] for values in each] for version in each[0]}
 
 
 def on_first(read: Read) -> Callable[[Runs], list[float]]:
     """Return margins of the preset's first corpus, the one whose versions are tested by the most
     queries, one a seed."""
-    return lambda runs: runs.values(runs.labels[0], read)
+    return lambda runs: of_corpus(runs, runs.labels[0], read)
 
 
 def over_corpora(read: Read) -> Callable[[Runs], list[float]]:
-    """Return margins that are means over all corpora of the preset, one a seed."""
+    """Return margins that are means over all corpora of the preset, one a seed that all have."""
 
     def margins(runs: Runs) -> list[float]:
         each = [runs.values(label, read) for label in runs.labels]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.bc import basis, methods
-from reproduction.bc.columns import on_first, over_corpora, swept
+from reproduction.bc.columns import of_corpus, on_first, over_corpora, swept
 from reproduction.bc.comparison import compare_methods
 from reproduction.bc.methods import ALIGNER, JOINT, JOINT_SINGLE, KEEP_ALL, NAMES, NO_TRANS
 from reproduction.claims import Claim
@@ -31,7 +31,7 @@ COMPARABLE = 1.0
 
 
 # Every second version, and so half of the trainings.
-FEWER = {
+FEWER: dict[str, Any] = {
     "split.versions": [0.5, 0.7, 0.9],
     "model.layers": [1, 2, 2],
     "model.dim": [32, 48, 64],
@@ -69,7 +69,7 @@ def tables(runs: Runs) -> list[Table]:
 
 
 def _cell(runs: Runs, corpus: str, method: str, column: str, weight: float) -> str:
-    values = runs.values(corpus, lambda result: swept(result, method, column)[weight])
+    values = of_corpus(runs, corpus, partial(_at, method, column, weight))
     return shown(values, 3 if column == "error" else 2)
 
 
@@ -88,7 +88,8 @@ def panels(runs: Runs) -> list[Panel]:
 def _line(runs: Runs, corpus: str, method: str, column: str) -> Line:
     strengths = list(swept(runs.of(corpus)[0], method, column))
     values = zip(
-        *(runs.values(corpus, partial(_at, method, column, w)) for w in strengths), strict=True
+        *(of_corpus(runs, corpus, partial(_at, method, column, w)) for w in strengths),
+        strict=True,
     )
     return Line(NAMES[method], strengths, list(values))
 

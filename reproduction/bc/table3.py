@@ -8,7 +8,7 @@ from typing import Any
 
 from reproduction.bc import basis, claims, methods
 from reproduction.bc.claims import Sentence
-from reproduction.bc.columns import comparison, value
+from reproduction.bc.columns import comparison, of_corpus, value
 from reproduction.bc.comparison import compare_methods
 from reproduction.experiment import Experiment, Panel, Preset, Runs, Table, Training
 from reproduction.intervals import shown
@@ -47,7 +47,7 @@ def corpus_table(runs: Runs, corpus: str) -> Table:
 
 
 def _values(runs: Runs, corpus: str, method: str, column: str) -> list[float]:
-    return runs.values(corpus, lambda result: value(result, method, column))
+    return of_corpus(runs, corpus, lambda result: value(result, method, column))
 
 
 def panels(runs: Runs) -> list[Panel]:

@@ -122,3 +122,33 @@ def test_what_a_program_returns_is_kept_like_a_training(tmp_path: Path) -> None:
     assert made.series["map"][0] != made.series["map"][1]
     assert kept_result(job, tmp_path) is not None
     assert kept_result(replace(job, training=replace(training, program=None)), tmp_path) is None
+
+
+def counting_its_starts(
+    recipe: Recipe, progress: Progress, device: str, work: Path
+) -> dict[str, Any]:
+    """A program that is killed the first time that it runs."""
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "starts").open("a") as file:
+        file.write("x")
+    starts = len((work / "starts").read_text())
+    if starts == 1:
+        raise DataError("killed")
+    return {"starts": starts}
+
+
+def test_a_program_finds_what_it_left_and_leaves_nothing_at_the_end(tmp_path: Path) -> None:
+    training = replace(PRESET.trainings[0], readings=(), program=counting_its_starts)
+    job = Job("a/b", "tiny", training, 0)
+    with pytest.raises(DataError, match="killed"):
+        list(run_all([job], tmp_path, QUIET))
+    work = run.work_folder(job, tmp_path)
+    assert (work / "starts").is_file()
+    # Other settings are another folder, and what is half-done is no result.
+    assert run.work_folder(replace(job, seed=1), tmp_path) != work
+    changed = replace(training, settings={**training.settings, "task.penalty": 3.0})
+    assert run.work_folder(replace(job, training=changed), tmp_path) != work
+    assert results.read_all(tmp_path, "a/b", "tiny") == []
+    (made,) = run_all([job], tmp_path, QUIET)
+    assert made.series == {"starts": 2}
+    assert not work.exists()

@@ -7,8 +7,8 @@ from reproduction.bc.columns import (
     best,
     by_task,
     by_version,
-    judged,
     keep_all,
+    of_corpus,
     on_first,
     over_corpora,
     over_time,
@@ -41,11 +41,13 @@ def test_versions_tasks_and_strengths_are_numbers_in_order() -> None:
     assert list(swept(ONE, JOINT[0], "error")) == [2.0, 4.5, 16.0]
 
 
-def test_seeds_that_one_corpus_lacks_are_left_out() -> None:
+def test_a_corpus_has_all_of_its_own_seeds_and_a_mean_over_corpora_those_of_all() -> None:
     results = [comparison_result("a", FIGURES, seed) for seed in range(3)]
     runs = runs_of([*results, comparison_result("b", FIGURES, 1)])
-    assert [result.seed for result in judged(runs, "a")] == [1]
-    assert by_version(runs, "a", lambda r: over_time(r, ALIGNER, "error"))[2] == [0.56]
+    assert by_version(runs, "a", lambda r: over_time(r, ALIGNER, "error"))[2] == [0.56] * 3
+    assert of_corpus(runs, "b", lambda r: r.seed) == [1]
+    assert on_first(lambda r: r.seed)(runs) == [0, 1, 2]
+    assert over_corpora(lambda r: r.seed)(runs) == [1]
 
 
 def test_margins_are_of_the_first_corpus_or_the_mean_of_all() -> None:

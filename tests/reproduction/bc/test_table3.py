@@ -48,6 +48,7 @@ def test_the_basis_says_queries_budget_plateaus_and_deviation() -> None:
     table = basis.table(made("films", 3))
     (row,) = table.rows
     cells = dict(zip(table.header, row, strict=True))
+    assert cells["seeds"] == "3"
     assert cells["users, items, interactions"] == "5,000, 400, 90,000"
     assert cells["test queries of a version"] == "2,500 to 4,000"
     assert cells["passes, of theirs"] == "20, 4 %"
@@ -64,4 +65,4 @@ def test_the_basis_counts_what_was_not_measured_and_what_rose() -> None:
     (row,) = basis.table(made("films", trained=trained)).rows
     assert row[-1] == "0 of 2 (1 not measured)"
     assert row[-2] == "1 to 2 %"
-    assert row[4] == "–"
+    assert row[5] == "–"
