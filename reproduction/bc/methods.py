@@ -50,8 +50,9 @@ PRINTED_COLUMNS = {
     "total": "sum",
     "error": "distance",
 }
+MUSIC = "Musical Instruments"
 # Corpora of ours that are an edition of one of theirs.
-SAME = {"amazon-musical-instruments": "Musical Instruments"} | {name: name for name in PAPER}
+SAME = {"amazon-musical-instruments": MUSIC} | {name: name for name in PAPER}
 
 SMALL_NOTE = (
     "GraphSAGE trained by BPR as in the paper, aligned over all objects with λ = 16 in the unit of "
