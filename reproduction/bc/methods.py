@@ -56,17 +56,17 @@ SAME = {"amazon-musical-instruments": MUSIC} | {name: name for name in PAPER}
 
 SMALL_NOTE = (
     "λ = 16 in the unit of the paper's code, aligned over all objects; versions at the paper's "
-    "times. Musical Instruments, of the 2014 edition, a twentieth of the paper's: GraphSAGE trained "
-    "by BPR as in the paper, at an eighth of its width, one layer and two from version 2 on, as the "
-    "paper has it on Grocery. Amazon Beauty and MovieLens: a factorization of 16 to 32 dims trained "
-    "with the penalty on all pairs, which takes many more steps in the same time; version 0 has no "
-    "vectors for users and items that came later, so that Fix-M0 cannot serve them, (2) can be "
-    "above 0, and (3) is over what version 0 knows. Tables start with a deviation of 0.1 in place "
-    "of 1: errors (3) are on another scale. Half of the held-out queries choose the epoch, the "
-    "other half are tested; five consumers a task, of 128 units. Amazon Beauty has no ratings "
-    "here, so that `activity` is its one consumer task. Claims on metric (1) are judged on Amazon "
-    "Beauty, whose versions are tested by thousands of queries (the others' by a few hundred), all "
-    "others on Musical Instruments."
+    "times. Musical Instruments, of the 2014 edition, a twentieth of the paper's: GraphSAGE "
+    "trained by BPR as in the paper, at an eighth of its width, one layer and two from version 2 "
+    "on, as the paper has it on Grocery. Amazon Beauty and MovieLens: a factorization of 16 to 32 "
+    "dims trained with the penalty on all pairs, which takes many more steps in the same time; "
+    "version 0 has no vectors for users and items that came later, so that Fix-M0 cannot serve "
+    "them, (2) can be above 0, and (3) is over what version 0 knows. Tables start with a deviation "
+    "of 0.1 in place of 1: errors (3) are on another scale. Half of the held-out queries choose "
+    "the epoch, the other half are tested; five consumers a task, of 128 units. Amazon Beauty has "
+    "no ratings here, so that `activity` is its one consumer task. Claims on metric (1) are judged "
+    "on Amazon Beauty, whose versions are tested by thousands of queries (the others' by a few "
+    "hundred), all others on Musical Instruments."
 )
 SWEPT_NOTE = (
     "As Table 3, on the paper's own corpus for this figure, in its older edition of a twentieth of "
@@ -75,7 +75,7 @@ SWEPT_NOTE = (
 )
 TINY_NOTE = "Made-up data in seconds, for tests; nothing can be learned from its figures."
 PAPER_NOTE = (
-    'The setting of the paper\'s code in every key (`preset = "paper"`), on the three corpora of '
+    "The setting of the paper's code in every key (`preset = 'paper'`), on the three corpora of "
     "the paper: 500 epochs of GraphSAGE a model, meant for a machine with a GPU. Each recipe names "
     "its folder, with the 5-core reviews of Amazon's 2018 edition and their metadata."
 )
