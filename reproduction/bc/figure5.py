@@ -30,11 +30,14 @@ VERTICAL = {
 COMPARABLE = 1.0
 
 
-# Every second version, and so half of the trainings.
+# Every second version, and so half of the trainings, of fewer passes.
 FEWER: dict[str, Any] = {
     "split.versions": [0.5, 0.7, 0.9],
     "model.layers": [1, 2, 2],
     "model.dim": [32, 48, 64],
+    "training.epochs": 16,
+    "training.evaluate_every": 2,
+    "upgrade.select_after": 4,
 }
 
 
