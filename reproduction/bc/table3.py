@@ -189,7 +189,8 @@ EXPERIMENT = Experiment(
     "Nine methods, and two of ours, on three corpora",
     "Degradation from Keep-All, in percent, of (1) the intended task and (2) the consumers of "
     "version 0, their sum, and (3) the mean distance to version 0's embeddings, whose scale is "
-    "another in the paper. ± is half of the 95 % interval over seeds.",
+    "another in the paper. ± is half of the 95 % interval over three seeds or more; theirs have "
+    "none, as the paper's code trains embedding models with one seed.",
     PRESETS,
     tables,
     panels,
