@@ -83,8 +83,8 @@ def _others(*methods: str) -> list[str]:
     return [method for method in PRACTICAL if method not in methods]
 
 
-def non_bc_is_worst(result: Result) -> float:
-    return worst(result, _others(NON_BC), "unintended") - value(result, NON_BC, "unintended")
+def non_bc_breaks(result: Result) -> float:
+    return value(result, ALIGNER, "unintended") - value(result, NON_BC, "unintended")
 
 
 def fix_is_worst(result: Result) -> float:
