@@ -1,69 +1,53 @@
-"""Results of comparisons that never ran, with [BC]'s own figures or any others."""
+"""Two seeds and two methods with numbers that are easy to sum."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from reproduction.bc.methods import ALIGNER, JOINT, NAMES, POST_CLOSED, PRINTED_COLUMNS
-from reproduction.printed import printed
-from reproduction.results import Result
-from tests.support.reproduction_results import result
-
-TIMES = (0.5, 0.6, 0.7)
-Figures = Mapping[str, Mapping[str, float]]
+from evergram.evaluation.reports.comparison import summarise
 
 
-def theirs(corpus: str) -> dict[str, dict[str, float]]:
-    """Return [BC] Table 3 by our names; our two methods have BC-Aligner's figures."""
-    rows = printed("bc")["Table 3"]["rows"][corpus]
-    figures = {
-        method: {ours: rows[name][key] for ours, key in PRINTED_COLUMNS.items()}
-        for method, name in NAMES.items()
-        if name in rows
+def run(intended: float, auc: float, error: float) -> dict[str, Any]:
+    """Two versions; two consumers a task, around `auc`."""
+    return {
+        "intended": {0: 0.2, 1: intended},
+        "auc": {"activity": {1: [auc - 0.1, auc + 0.1]}, "pair-rating": {1: [auc, auc]}},
+        "error": {0: 0.0, 1: error},
+        "seconds": 2.0,
+        "trained": {},
     }
-    return figures | dict.fromkeys(set(NAMES) - set(figures), figures[ALIGNER])
 
 
-def comparison_result(
-    label: str, figures: Figures, seed: int = 0, *, strengths: tuple[float, ...] = (), **more: Any
-) -> Result:
-    """Return a result with these figures by method and column; errors grow evenly over time, and
-    a sweep has them all at each λ.
-
-    Args:
-        more: replaces parts of the comparison.
-    """
-    methods = {
-        method: {
-            **columns,
-            "error_after_first": columns["error"],
-            "over_time": {
-                "intended": dict.fromkeys("012", columns["intended"]),
-                "unintended": {"2": columns["unintended"]},
-                "error": {str(k): k * columns["error"] for k in range(3)},
-            },
-            "by_task": {"activity": {"2": columns["unintended"]}},
-        }
-        for method, columns in figures.items()
+def length(gain: float | None, passes: int = 30) -> dict[str, Any]:
+    """How long a model was trained, with steps that are four times as large as the reference's."""
+    return {
+        "passes": passes,
+        "share_of_passes": passes / 500,
+        "share_of_steps": passes / 2000,
+        "last_gain": gain,
+        "on_plateau": None if gain is None else gain < 0.01,
     }
-    model = {"passes": 20, "share_of_passes": 0.04, "share_of_steps": 0.01, "last_gain": 0.0}
-    sweep = {method: {f"{w:g}": figures[method] for w in strengths} for method in JOINT}
-    measured = {
-        "methods": methods,
-        "sweep": sweep if strengths else {},
-        "trained": {
-            name: {} if name == POST_CLOSED else {"1": {**model, "on_plateau": True}}
-            for name in methods
-        },
-        "keep_all": {"intended": 0.1, "unintended": 0.7},
-        "times": list(TIMES),
-        "lambda": 16.0,
+
+
+MEASURED: dict[int, dict[str, Any]] = {
+    0: {"keep-all": run(0.2, 0.8, 0.0), "new": run(0.1, 0.6, 1.0), "new-1": run(0.2, 0.4, 3.0)},
+    1: {"keep-all": run(0.3, 0.8, 0.0), "new": run(0.3, 0.4, 2.0), "new-1": run(0.3, 0.4, 3.0)},
+}
+
+
+def results(measured: dict[int, Any]) -> dict[str, Any]:
+    """The results of a comparison with these measures."""
+    return {
+        "name": "planted",
         "protocol": "strict",
-        "queries": {"0": 3000, "1": 2500, "2": 4000},
-        "sizes": {"queries": 5000, "candidates": 400, "interactions": 90_000, "keys": {}},
-        "tasks": {},
-        "left_out": [],
-        "closed_forms": {"2": 1e-12},
+        "metric": "recall@50",
+        "lambda": 16.0,
+        "unit": "paper",
+        "times": [0.5, 0.6],
+        "seeds": list(measured),
+        "reference_budget": {"epochs": 500, "batch_size": 2048},
+        "tasks": {"activity": {}, "pair-rating": {}},
+        "left_out": ["Something is left out."],
+        **summarise(measured, ["keep-all", "new"], {"new": {1.0: "new-1", 16.0: "new"}}),
+        "runs": measured,
     }
-    return result(label, seed, comparison=measured | more)

@@ -8,7 +8,7 @@ import pytest
 from reproduction.bc.table3 import SENTENCES
 from reproduction.claims import judge
 from reproduction.results import Result
-from tests.support.comparison_results import comparison_result, theirs
+from tests.support.reproduced_comparisons import comparison_result, theirs
 from tests.support.reproduction_results import runs_of
 
 from reproduction.bc import claims, methods

@@ -20,7 +20,7 @@ from reproduction.bc.columns import (
 )
 from reproduction.bc.methods import ALIGNER, FIX, JOINT, NON_BC
 from reproduction.results import Result
-from tests.support.comparison_results import TIMES, comparison_result, theirs
+from tests.support.reproduced_comparisons import TIMES, comparison_result, theirs
 from tests.support.reproduction_results import runs_of
 
 FIGURES = theirs("Video Games")

@@ -8,7 +8,7 @@ import pytest
 from reproduction.bc.methods import ALIGNER, JOINT, JOINT_SINGLE, NAMES, NO_TRANS
 from reproduction.experiment import Runs
 from reproduction.results import Result
-from tests.support.comparison_results import comparison_result, theirs
+from tests.support.reproduced_comparisons import comparison_result, theirs
 from tests.support.reproduction_results import runs_of
 
 from reproduction.bc import figure3, figure4, figure5

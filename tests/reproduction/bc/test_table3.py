@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from reproduction.experiment import Runs
-from tests.support.comparison_results import comparison_result, theirs
+from tests.support.reproduced_comparisons import comparison_result, theirs
 from tests.support.reproduction_results import runs_of
 
 from reproduction.bc import basis, methods, table3
