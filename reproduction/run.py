@@ -110,6 +110,7 @@ def run_all(
         kept = kept_result(job, folder)
         if kept is not None:
             progress.say(f"{title}: {name}: kept")
+            shutil.rmtree(work_folder(job, folder), ignore_errors=True)  # killed just before
             yield kept
             continue
         work = work_folder(job, folder)

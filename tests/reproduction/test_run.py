@@ -152,3 +152,6 @@ def test_a_program_finds_what_it_left_and_leaves_nothing_at_the_end(tmp_path: Pa
     (made,) = run_all([job], tmp_path, QUIET)
     assert made.series == {"starts": 2}
     assert not work.exists()
+    work.mkdir()  # as if it had been killed between the result and this
+    list(run_all([job], tmp_path, QUIET))
+    assert not work.exists()
