@@ -63,9 +63,9 @@ SENTENCES = (
         "how much lower its (2) is than BC-Aligner's, points",
         claims.non_bc_breaks,
         of_queries=False,
-        remark="On so small a corpus Keep-All's consumers are not far above chance, so that one that "
-        "is broken altogether loses about a tenth: Non-BC's and those of the post-hoc methods "
-        "are there.",
+        remark="On so small a corpus Keep-All's consumers are not far above chance, so that one "
+        "that is broken altogether loses about a tenth: Non-BC's and those of the post- "
+        "hoc methods are there.",
     ),
     Sentence(
         "Fix-M0 suffers from large intended task degradation, by far the largest.",
@@ -73,9 +73,9 @@ SENTENCES = (
         "how much lower its (1) is than the lowest other method's, points",
         claims.fix_is_worst,
         of_queries=True,
-        remark="With ids alone it cannot serve the users and items that came after version 0, which "
-        "the paper's models can: its loss is larger here. On Musical Instruments, with an "
-        "inductive model, two hundred queries do not tell.",
+        remark="With ids alone it cannot serve the users and items that came after version 0, "
+        "which the paper's models can: its loss is larger here. On Musical Instruments, "
+        "with an inductive model, two hundred queries do not tell.",
     ),
     Sentence(
         "Finetune-M0 still suffers from large intended task degradation.",
@@ -98,8 +98,9 @@ SENTENCES = (
         "how much lower its (2) is than BC-Aligner's, points",
         claims.joint_beats_posthoc,
         of_queries=False,
-        remark="On Amazon Beauty and MovieLens version 0 embeds known ids alone, and any vector for "
-        "what came later is a gain for its consumers, which post-hoc transforms give, too.",
+        remark="On Amazon Beauty and MovieLens version 0 embeds known ids alone, and any vector "
+        "for what came later is a gain for its consumers, which post-hoc transforms give, "
+        "too.",
     ),
     Sentence(
         "Post-Lin-MLoss is no better than Post-Lin-SLoss.",
@@ -107,8 +108,8 @@ SENTENCES = (
         "how much lower its (2) is than Post-Lin-SLoss's, points",
         claims.multi_is_no_better_posthoc,
         of_queries=False,
-        remark="Both approach one solution; in the paper, where both are stopped on the way to it, "
-        "they are four to nine points apart.",
+        remark="Both approach one solution; in the paper, where both are stopped on the way to "
+        "it, they are four to nine points apart.",
     ),
     Sentence(
         "Post-Lin-MLoss and Post-Lin-SLoss have the same solution (a theorem: S is positive "
@@ -132,8 +133,8 @@ SENTENCES = (
         "how much higher its (1) is, points",
         claims.linear_costs_less,
         of_queries=True,
-        remark="λ = 16 outweighs the task in trainings as short as these: on Amazon Beauty every joint "
-        "method loses alike in (1), with whatever transform and loss.",
+        remark="λ = 16 outweighs the task in trainings as short as these: on Amazon Beauty every "
+        "joint method loses alike in (1), with whatever transform and loss.",
     ),
     Sentence(
         "Joint-Lin-SLoss performs relatively poorly on unintended tasks.",
@@ -162,11 +163,11 @@ SENTENCES = (
         "how much higher its sum is than the best of the paper's others, points",
         claims.aligner_has_the_best_sum,
         of_queries=True,
-        remark="λ = 16 outweighs the task in trainings as short as these: on Amazon Beauty every joint "
-        "method loses alike in (1), with whatever transform and loss. Post-hoc methods lose "
-        "nothing there, and cost the one consumer task nothing: on Amazon Beauty and MovieLens "
-        "version 0 embeds known ids alone, and any vector for what came later is a gain for its "
-        "consumers, which post-hoc transforms give, too.",
+        remark="λ = 16 outweighs the task in trainings as short as these: on Amazon Beauty every "
+        "joint method loses alike in (1), with whatever transform and loss. Post-hoc "
+        "methods lose nothing there, and cost the one consumer task nothing: on Amazon "
+        "Beauty and MovieLens version 0 embeds known ids alone, and any vector for what "
+        "came later is a gain for its consumers, which post-hoc transforms give, too.",
     ),
     Sentence(
         "The smaller the unintended task degradation is, the smaller the error is.",
@@ -174,8 +175,8 @@ SENTENCES = (
         "Spearman's correlation of both over the paper's methods but Fix-M0, less 0.8",
         claims.error_stands_for_consumers,
         of_queries=False,
-        remark="Errors that are of different models, and not of one model's transforms, do not rank "
-        "consumers' losses where these are small or at chance.",
+        remark="Errors that are of different models, and not of one model's transforms, do not "
+        "rank consumers' losses where these are small or at chance.",
     ),
     Sentence(
         "evergram has a higher sum (1)+(2) than BC-Aligner.",
@@ -184,10 +185,10 @@ SENTENCES = (
         claims.ours_has_the_better_sum,
         of_queries=True,
         remark="On Musical Instruments the (1) of evergram collapses at the last versions: where "
-        "embeddings vary little its solved transform has large singular values, the multi-step "
-        "metric multiplies them from version to version, and the next version is then trained "
-        "for those directions alone. BC-Aligner's trained transform stays near its orthonormal "
-        "start.",
+        "embeddings vary little its solved transform has large singular values, the "
+        "multi-step metric multiplies them from version to version, and the next version "
+        "is then trained for those directions alone. BC-Aligner's trained transform stays "
+        "near its orthonormal start.",
     ),
     Sentence(
         "evergram costs consumers less than BC-Aligner.",
