@@ -64,8 +64,8 @@ SENTENCES = (
         claims.non_bc_breaks,
         of_queries=False,
         remark="On so small a corpus Keep-All's consumers are not far above chance, so that one "
-        "that is broken altogether loses about a tenth: Non-BC's and those of the post- "
-        "hoc methods are there.",
+        "that is broken altogether loses about a tenth: Non-BC's and those of the "
+        "post-hoc methods are there.",
     ),
     Sentence(
         "Fix-M0 suffers from large intended task degradation, by far the largest.",
@@ -108,8 +108,8 @@ SENTENCES = (
         "how much lower its (2) is than Post-Lin-SLoss's, points",
         claims.multi_is_no_better_posthoc,
         of_queries=False,
-        remark="Both approach one solution; in the paper, where both are stopped on the way to "
-        "it, they are four to nine points apart.",
+        remark="Both approach one solution; in the paper, where both are trained by gradient, too, "
+        "they are four to nine points apart.",
     ),
     Sentence(
         "Post-Lin-MLoss and Post-Lin-SLoss have the same solution (a theorem: S is positive "
