@@ -83,7 +83,6 @@ SENTENCES = (
         "its loss in (1), points",
         claims.finetune_loses,
         of_queries=True,
-        remark="Its model does not grow, but a small one is large enough for so little data.",
     ),
     Sentence(
         "Finetuned models are generally no longer compatible with the original model.",
