@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from reproduction.bc import basis, methods
 from reproduction.bc.columns import of_corpus, on_first, on_music, swept
 from reproduction.bc.comparison import compare_methods
-from reproduction.bc.methods import ALIGNER, JOINT, JOINT_SINGLE, KEEP_ALL, NAMES, NO_TRANS
+from reproduction.bc.methods import (
+    ALIGNER,
+    EVERGRAM,
+    JOINT,
+    JOINT_SINGLE,
+    KEEP_ALL,
+    NAMES,
+    NO_TRANS,
+)
 from reproduction.claims import Claim
 from reproduction.experiment import Experiment, Line, Panel, Preset, Runs, Table, Training
 from reproduction.intervals import shown
@@ -128,17 +137,32 @@ def large_is_closer(result: Result) -> float:
 
 
 def aligner_is_often_best(result: Result) -> float:
-    """Return at how many % of the λ the sum of BC-Aligner is the best of the three, or within
-    `COMPARABLE` of it, less 50."""
+    """Return at how many λ the sum of BC-Aligner is the best of the three, or within `COMPARABLE`
+    of it, less half of them."""
     sums = {method: swept(result, method, "total") for method in THREE}
     wins = [
         max(sums[method][w] for method in THREE) - sums[ALIGNER][w] <= COMPARABLE
         for w in sums[ALIGNER]
     ]
-    return 100 * sum(wins) / len(wins) - 50
+    return sum(wins) - len(wins) / 2
 
 
-SOURCE = "[BC] §5.2"
+def _ours_is_higher(result: Result, column: str) -> float:
+    """Return by how much a metric of evergram is higher than BC-Aligner's, mean over λ."""
+    ours, theirs = (swept(result, method, column) for method in (EVERGRAM, ALIGNER))
+    return fmean(ours[weight] - theirs[weight] for weight in theirs)
+
+
+def ours_is_better_for_consumers(result: Result) -> float:
+    return _ours_is_higher(result, "unintended")
+
+
+def ours_has_the_better_sum(result: Result) -> float:
+    return _ours_is_higher(result, "total")
+
+
+SOURCE, OURS = "[BC] §5.2", "ours, no claim of [BC]"
+NOISE = "Two to three hundred queries a version tell little of metric (1)."
 CLAIMS = (
     Claim(
         "As λ increases, all the methods have larger degradation in the intended task.",
@@ -146,6 +170,7 @@ CLAIMS = (
         "how much lower (1) is at the largest λ than at the smallest, points, of the method with "
         "the smallest change; first corpus",
         on_first(large_costs),
+        NOISE,
     ),
     Claim(
         "As λ increases, all the methods have smaller degradation in the unintended tasks.",
@@ -164,9 +189,23 @@ CLAIMS = (
     Claim(
         "For fixed λ, BC-Aligner often gives the best or comparable performance.",
         SOURCE,
-        f"at how many % of the λ its (1)+(2) is the best of the three or within {COMPARABLE:g} "
-        "point of it, less 50; first corpus",
+        f"at how many λ its (1)+(2) is the best of the three or within {COMPARABLE:g} point of it, "
+        "less half of them; first corpus",
         on_first(aligner_is_often_best),
+        NOISE,
+    ),
+    Claim(
+        "At the same λ evergram costs consumers less than BC-Aligner.",
+        OURS,
+        "how much higher its (2) is, points, mean over λ, paired; Musical Instruments",
+        on_music(ours_is_better_for_consumers),
+    ),
+    Claim(
+        "At the same λ evergram has a higher sum (1)+(2) than BC-Aligner.",
+        OURS,
+        "how much higher it is, points, mean over λ, paired; Musical Instruments",
+        on_music(ours_has_the_better_sum),
+        NOISE,
     ),
 )
 EXPERIMENT = Experiment(

@@ -70,8 +70,8 @@ SMALL_NOTE = (
 )
 SWEPT_NOTE = (
     "As Table 3, on the paper's own corpus for this figure, in its older edition of a twentieth of "
-    "the size; with three versions, whose intervals are twice as long, so that some three hundred "
-    "queries test each: too few to tell the methods' (1) apart."
+    "the size; with fewer passes, and three versions, whose intervals are twice as long: two to "
+    "three hundred queries test each, too few to tell the methods' (1) apart."
 )
 TINY_NOTE = "Made-up data in seconds, for tests; nothing can be learned from its figures."
 PAPER_NOTE = (

@@ -113,9 +113,19 @@ def test_the_method_that_changes_least_decides() -> None:
 
 def test_best_or_comparable_is_within_a_point() -> None:
     only = sweep(total=(-2.0, -3.0))
-    assert figure5.aligner_is_often_best(only) == 50
+    assert figure5.aligner_is_often_best(only) == 1
     rows = only.series["comparison"]["sweep"]
     rows[NO_TRANS]["1"].update(total=-1.1)
-    assert figure5.aligner_is_often_best(only) == 50
+    assert figure5.aligner_is_often_best(only) == 1
     rows[NO_TRANS]["1"].update(total=-0.9)
     assert figure5.aligner_is_often_best(only) == 0
+
+
+def test_ours_is_compared_at_each_strength() -> None:
+    only = sweep(total=(-2.0, -3.0), unintended=(-4.0, -1.0))
+    assert figure5.ours_has_the_better_sum(only) == 0
+    rows = only.series["comparison"]["sweep"]["evergram"]
+    rows["1"].update(total=-1.0, unintended=-3.0)
+    rows["32"].update(total=-7.0, unintended=-0.5)
+    assert figure5.ours_has_the_better_sum(only) == pytest.approx((1 - 4) / 2)
+    assert figure5.ours_is_better_for_consumers(only) == pytest.approx((1 + 0.5) / 2)
