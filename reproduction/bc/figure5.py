@@ -178,6 +178,8 @@ CLAIMS = (
         "how much higher (2) is at the largest λ than at the smallest, points, of the method with "
         "the smallest change; Musical Instruments",
         on_music(large_helps_consumers),
+        "It is so with both linear transforms; Joint-NoTrans, whose first coordinates must be the "
+        "past ones, gains nothing.",
     ),
     Claim(
         "As λ increases, all the methods have a smaller error.",
