@@ -219,7 +219,7 @@ EXPERIMENT = Experiment(
     "prints no other numbers of its figure.",
     {
         "tiny": Preset(trainings({"synthetic": methods.TINY}, (1, 16)), methods.TINY_NOTE),
-        "small": Preset(trainings(methods.SWEPT, **FEWER), methods.SWEPT_NOTE),
+        "small": Preset(trainings(methods.SWEPT, **FEWER), methods.SWEPT_NOTE, 1),
         "paper": Preset(
             trainings({"Musical Instruments": methods.PAPER["Musical Instruments"]}),
             methods.PAPER_NOTE,

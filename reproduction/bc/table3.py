@@ -206,7 +206,7 @@ SENTENCES = (
 )
 PRESETS = {
     "tiny": Preset(trainings({"synthetic": methods.TINY}), methods.TINY_NOTE),
-    "small": Preset(trainings(methods.SMALL), methods.SMALL_NOTE),
+    "small": Preset(trainings(methods.SMALL), methods.SMALL_NOTE, 5),
     "paper": Preset(trainings(methods.PAPER), methods.PAPER_NOTE),
 }
 EXPERIMENT = Experiment(
