@@ -170,7 +170,9 @@ CLAIMS = (
         "how much lower (1) is at the largest λ than at the smallest, points, of the method with "
         "the smallest change; first corpus",
         on_first(large_costs),
-        NOISE,
+        "Here alignment raises (1): of a few thousand interactions a model learns so little that "
+        "earlier versions are a prior that helps it, we think. On Amazon Beauty λ = 16 costs a "
+        "seventh (Table 3). The smallest change of three methods is also low by chance.",
     ),
     Claim(
         "As λ increases, all the methods have smaller degradation in the unintended tasks.",
