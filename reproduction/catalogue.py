@@ -12,12 +12,11 @@ from evergram.errors import DataError
 from reproduction import results
 from reproduction.bc import rows as bc
 from reproduction.experiment import Experiment, Runs
-from reproduction.gramian import experiments
 from reproduction.gramian import rows as gramian
-from reproduction.row import Row
+from reproduction.row import Row, experiments_of
 
-EXPERIMENTS: dict[str, Experiment] = {e.name: e for e in experiments.EXPERIMENTS}
 ROWS: dict[str, Row] = {row.name: row for row in (*gramian.ROWS, *bc.ROWS)}
+EXPERIMENTS: dict[str, Experiment] = experiments_of(list(ROWS.values()))
 REPRODUCED, READY = "reproduced here: small", "ready, not run yet"
 
 

@@ -14,7 +14,7 @@ from reproduction.readings.reading import Reading
 from reproduction.results import Result
 
 ROOT = Path(__file__).parents[1]
-Program = Callable[[Recipe, Progress, str], Mapping[str, Any]]
+Program = Callable[[Recipe, Progress, str, Path], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ class Training:
         settings: values set in it, by "table.key".
         readings: what is read from it.
         planted: the size of a made-up corpus, see `reproduction.planted`; None reads the recipe's.
-        program: takes the recipe, a progress and the device's name, and returns series as JSON, for
-            experiments that are no single training, such as those of several versions; None trains
-            version 0 with the readings. Its name is part of a result's key.
+        program: takes the recipe, a progress, the device's name and a folder, and returns series
+            as JSON, for experiments that are no single training, such as those of several versions;
+            None trains version 0 with the readings. What it leaves in the folder is there again
+            when an interrupted run goes on. Its name is part of a result's key.
     """
 
     label: str

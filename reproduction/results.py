@@ -30,7 +30,8 @@ class Result:
         key: hash of all that it depends on, see `key_of`.
         settings: the recipe's values, the readings' settings, and the planted corpus.
         machine, versions: where and by what it was made; `date` when, "YYYY-MM-DD".
-        seconds, cpu_seconds: of the whole training with its readings.
+        seconds, cpu_seconds: of the whole training with its readings; of a program that was
+            interrupted, since it went on.
         series: by reading, what it read; plain JSON.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import tomllib
 from collections.abc import Generator, Sequence
@@ -109,10 +110,13 @@ def run_all(
         kept = kept_result(job, folder)
         if kept is not None:
             progress.say(f"{title}: {name}: kept")
+            shutil.rmtree(work_folder(job, folder), ignore_errors=True)  # killed just before
             yield kept
             continue
-        result = train(job, loaded, progress.of(title), chosen)
+        work = work_folder(job, folder)
+        result = train(job, loaded, progress.of(title), work, chosen)
         results.write(folder, result)
+        shutil.rmtree(work, ignore_errors=True)
         yield result
 
 
@@ -126,18 +130,29 @@ def kept_result(job: Job, folder: Path) -> Result | None:
     return result if result.key == job.key else None
 
 
+def work_folder(job: Job, folder: Path) -> Path:
+    """Return where a job's program keeps what is half-done, hidden beside the job's result."""
+    path = results.path_of(folder, job.experiment, job.preset, job.training.label, job.seed)
+    return path.with_name(f".{path.stem}.{job.key}")
+
+
 def train(
-    job: Job, loaded: dict[str, Split], progress: Progress, device: torch.device = CPU
+    job: Job,
+    loaded: dict[str, Split],
+    progress: Progress,
+    work: Path,
+    device: torch.device = CPU,
 ) -> Result:
     """Train a job and return its result.
 
     Args:
         loaded: the last split, by its recipe's data and seed; jobs in a row share it.
+        work: the folder of a program.
     """
     recipe = job.recipe()
     started, cpu = time.perf_counter(), time.process_time()
     if job.training.program is not None:
-        series = dict(job.training.program(recipe, progress, device.type))
+        series = dict(job.training.program(recipe, progress, device.type, work))
     else:
         split = _split(job, recipe, loaded)
         started, cpu = time.perf_counter(), time.process_time()

@@ -139,6 +139,38 @@ def test_metadata_of_2018_is_json(
     assert "2 rows repeat a product" in caplog.text
 
 
+def test_brands_and_categories_of_few_products_can_be_left_out(tmp_path: Path) -> None:
+    # B4 has no review, and does not count; neither does a second review of a product.
+    asins = ["B0", "B1", "B2", "B3", "B3"]
+    write(tmp_path / "r.json", *(review_2018("al", a, 5.0, i) for i, a in enumerate(asins)))
+    brands = ["Sony", "Sony", "Sony", "Rare", "Rare"]
+    categories = [["All", "A"], ["All", "A"], ["All"], ["All", "A"], ["A"]]
+    products = [
+        {"asin": f"B{i}", "brand": brand, "category": category}
+        for i, (brand, category) in enumerate(zip(brands, categories, strict=True))
+    ]
+    write(tmp_path / "meta.json", *map(json.dumps, products))
+    three = load_amazon(tmp_path, minimum_products=3)
+    assert bags(three, "brand") == {"B0": ["Sony"], "B1": ["Sony"], "B2": ["Sony"], "B3": []}
+    assert bags(three, "category") == {
+        "B0": ["All", "A"], "B1": ["All", "A"], "B2": ["All"], "B3": ["All", "A"],
+    }  # fmt: skip
+    four = load_amazon(tmp_path, minimum_products=4)
+    assert set(map(tuple, bags(four, "category").values())) == {("All",)}
+    assert not any(bags(four, "brand").values())
+    assert bags(load_amazon(tmp_path, minimum_products=1), "brand")["B3"] == ["Rare"]
+
+
+def test_reviews_of_products_without_metadata_can_be_left_out(tmp_path: Path) -> None:
+    pairs = (("al", "B0"), ("bo", "B1"))
+    write(tmp_path / "r.json", *(review_2018(user, asin, 5.0, 1) for user, asin in pairs))
+    # Without any metadata there is nothing to go by.
+    assert len(load_amazon(tmp_path, described_only=True)) == 2
+    write(tmp_path / "meta.json", json.dumps({"asin": "B0"}))
+    assert rows(load_amazon(tmp_path, described_only=True)) == [("al", "B0", 5.0, 1)]
+    assert len(load_amazon(tmp_path)) == 2
+
+
 def test_odd_types_in_metadata_are_read_for_what_they_say(tmp_path: Path) -> None:
     lines = (
         '{"asin": "B0", "brand": ["Sony"], "category": "Music"}',

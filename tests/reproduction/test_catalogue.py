@@ -49,7 +49,7 @@ def test_an_experiment_is_found_by_its_name() -> None:
         ("gramian/table", "did you mean gramian/table"),
         ("table2", "did you mean"),
         ("x", "lists all"),
-        ("bc/table3", "cannot be run: not built yet"),
+        ("bc/figure1", "cannot be run: a drawing"),
     ],
 )
 def test_a_name_that_cannot_be_run_is_refused(name: str, words: str) -> None:

@@ -30,7 +30,7 @@ def test_the_list_has_a_line_for_each_row(tmp_path: Path) -> None:
     rows = list_all(tmp_path)
     lines = list_lines(rows)
     assert len(lines) == len(rows)
-    assert any("bc/table3" in line and "not built yet" in line for line in lines)
+    assert any("bc/figure1" in line and "a drawing" in line for line in lines)
 
 
 def test_a_report_of_a_folder_is_written_into_it(tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def test_a_result_of_other_settings_is_not_kept(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_series(tmp_path: Path) -> None:
     job = jobs_of(EXPERIMENT, "tiny", [0])[0]
-    one, two = (run.train(job, {}, QUIET).series["map"] for _ in range(2))
+    one, two = (run.train(job, {}, QUIET, tmp_path).series["map"] for _ in range(2))
     assert one["validation"] == two["validation"]
-    other = run.train(replace(job, seed=1), {}, QUIET).series["map"]
+    other = run.train(replace(job, seed=1), {}, QUIET, tmp_path).series["map"]
     assert one["validation"] != other["validation"]
 
 
@@ -108,7 +108,7 @@ def test_seeds_come_one_after_the_other() -> None:
     assert len({job.key for job in jobs}) == 4
 
 
-def two_models(recipe: Recipe, progress: Progress, device: str) -> dict[str, Any]:
+def two_models(recipe: Recipe, progress: Progress, device: str, work: Path) -> dict[str, Any]:
     """A program that trains more than once."""
     recipes = (recipe, recipe.model_copy(update={"seed": recipe.seed + 1}))
     trained = [train_version(r, device=device, progress=progress) for r in recipes]
@@ -122,3 +122,36 @@ def test_what_a_program_returns_is_kept_like_a_training(tmp_path: Path) -> None:
     assert made.series["map"][0] != made.series["map"][1]
     assert kept_result(job, tmp_path) is not None
     assert kept_result(replace(job, training=replace(training, program=None)), tmp_path) is None
+
+
+def counting_its_starts(
+    recipe: Recipe, progress: Progress, device: str, work: Path
+) -> dict[str, Any]:
+    """A program that is killed the first time that it runs."""
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "starts").open("a") as file:
+        file.write("x")
+    starts = len((work / "starts").read_text())
+    if starts == 1:
+        raise DataError("killed")
+    return {"starts": starts}
+
+
+def test_a_program_finds_what_it_left_and_leaves_nothing_at_the_end(tmp_path: Path) -> None:
+    training = replace(PRESET.trainings[0], readings=(), program=counting_its_starts)
+    job = Job("a/b", "tiny", training, 0)
+    with pytest.raises(DataError, match="killed"):
+        list(run_all([job], tmp_path, QUIET))
+    work = run.work_folder(job, tmp_path)
+    assert (work / "starts").is_file()
+    # Other settings are another folder, and what is half-done is no result.
+    assert run.work_folder(replace(job, seed=1), tmp_path) != work
+    changed = replace(training, settings={**training.settings, "task.penalty": 3.0})
+    assert run.work_folder(replace(job, training=changed), tmp_path) != work
+    assert results.read_all(tmp_path, "a/b", "tiny") == []
+    (made,) = run_all([job], tmp_path, QUIET)
+    assert made.series == {"starts": 2}
+    assert not work.exists()
+    work.mkdir()  # as if it had been killed between the result and this
+    list(run_all([job], tmp_path, QUIET))
+    assert not work.exists()

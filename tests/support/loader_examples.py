@@ -14,6 +14,8 @@ class LoaderSettings:
 
     path: str | None = None
     metadata: str | None = None
+    minimum_products: int = 1
+    described_only: bool = False
     prefix: str | None = None
     query_features: str | None = None
     candidate_features: str | None = None

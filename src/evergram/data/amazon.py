@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,13 @@ NUMBERS = (
 MARKUP = re.compile(r"<[a-zA-Z/!]")
 
 
-def load_amazon(path: Path, metadata: Path | None = None) -> Corpus:
+def load_amazon(
+    path: Path,
+    metadata: Path | None = None,
+    *,
+    minimum_products: int = 1,
+    described_only: bool = False,
+) -> Corpus:
     """Return reviewers as queries, products (their asin) as candidates, and ratings as values.
 
     With metadata, the candidate features are `brand` and `category`, both bags.
@@ -57,6 +64,10 @@ def load_amazon(path: Path, metadata: Path | None = None) -> Corpus:
             not; or a folder with one, and perhaps its metadata in a file named `meta…`; or the
             folder of Beauty in columns (`events.tsv.gz`), which has no ratings.
         metadata: a file of products in either layout; None reads the one in the folder, if any.
+        minimum_products: leave out brands and categories that fewer of the reviewed products have;
+            [BC]'s code has 5.
+        described_only: leave out reviews of products that the metadata lacks, if there is any, as
+            [BC]'s code does.
     Raises: DataError: there are no reviews, or a file is damaged; the error names the row.
     Source: R. He, J. McAuley, "Ups and downs", WWW 2016 (2014 layout); J. Ni et al., "Justifying
         recommendations using distantly-labeled reviews", EMNLP 2019 (2018 layout).
@@ -82,6 +93,10 @@ def load_amazon(path: Path, metadata: Path | None = None) -> Corpus:
             logging.getLogger(__name__).info(
                 "%s: %d rows repeat a product; the first of each counts.", metadata, repeated
             )
+    if features is not None and described_only:
+        table = table.filter(pc.is_in(table["candidate"], value_set=features["id"]))
+    if features is not None and minimum_products > 1:
+        features = _frequent(features, pc.unique(table["candidate"]), minimum_products)
     return Corpus.from_tables(table, candidate_features=features, source=str(source))
 
 
@@ -161,6 +176,19 @@ def _features_in_columns(folder: Path) -> pa.Table | None:
                 f"for each of {source.name}."
             )
     return pa.table(columns, FEATURES)
+
+
+def _frequent(features: pa.Table, ids: pa.Array, minimum: int) -> pa.Table:
+    """Return the features without keys that fewer than `minimum` of the products `ids` have."""
+    reviewed = features.filter(pc.is_in(features["id"], value_set=ids))
+    for name in ("brand", "category"):
+        counts = Counter(key for bag in reviewed[name].to_pylist() for key in bag)
+        bags = [
+            [key for key in bag if counts[key] >= minimum] for bag in features[name].to_pylist()
+        ]
+        column = features.column_names.index(name)
+        features = features.set_column(column, FEATURES.field(name), pa.array(bags, BAG))
+    return features
 
 
 def _keys(value: Any) -> list[str]:

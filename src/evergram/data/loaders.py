@@ -26,6 +26,10 @@ class DataSettings(Protocol):
     @property
     def metadata(self) -> str | None: ...
     @property
+    def minimum_products(self) -> int: ...
+    @property
+    def described_only(self) -> bool: ...
+    @property
     def prefix(self) -> str | None: ...
     @property
     def query_features(self) -> str | None: ...
@@ -58,7 +62,12 @@ def _movielens(data: DataSettings, seed: int) -> Corpus:
 def _amazon(data: DataSettings, seed: int) -> Corpus:
     from evergram.data.amazon import load_amazon
 
-    return load_amazon(path_of(data), _optional(data.metadata))
+    return load_amazon(
+        path_of(data),
+        _optional(data.metadata),
+        minimum_products=data.minimum_products,
+        described_only=data.described_only,
+    )
 
 
 def _mediawiki(data: DataSettings, seed: int) -> Corpus:

@@ -10,14 +10,15 @@ from tempfile import TemporaryDirectory
 import pytest
 from reproduction.claims import judge
 from reproduction.experiment import Experiment, Runs
-from reproduction.gramian.experiments import EXPERIMENTS
+from reproduction.gramian.rows import ROWS
 from reproduction.report.drawing import draw
 from reproduction.results import Result, path_of
+from reproduction.row import experiments_of
 from reproduction.run import jobs_of, run_all
 
 from evergram.training import Progress
 
-BY_NAME = {experiment.name: experiment for experiment in EXPERIMENTS}
+BY_NAME = experiments_of(ROWS)
 
 
 @cache

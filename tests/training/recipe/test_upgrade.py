@@ -81,6 +81,11 @@ def test_a_comparison_that_cannot_be_is_refused(values: dict[str, Any], sentence
         CompareRecipe.model_validate(values)
 
 
+def test_every_joint_method_is_swept_unless_some_are_named() -> None:
+    joint = [name for name, settings in METHODS.items() if settings["fit"] == "joint"]
+    assert CompareRecipe(lambdas=[1.0]).lambda_methods == joint
+
+
 @pytest.mark.parametrize(
     ("written", "solver"),
     [

@@ -34,6 +34,10 @@ class DataRecipe(RecipeTable):
     path: str | None = None
     # amazon: where the metadata is, if not beside the reviews.
     metadata: str | None = None
+    # amazon: brands and categories of fewer products are left out, and reviews of products that
+    # the metadata lacks.
+    minimum_products: Positive = 1
+    described_only: bool = False
     # mediawiki: the prefix of the dumps' names.
     prefix: str | None = None
     # table: more files, and the file's own names of its columns.

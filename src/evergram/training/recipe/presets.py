@@ -11,6 +11,7 @@ PresetName = Literal["paper"]
 # train_model.py of snap-stanford/bc-emb); docs/compare.md has what no key can say.
 PAPER: dict[str, Any] = {
     "metrics": ["recall@50"],
+    "data": {"minimum_products": 5, "described_only": True},
     "split": {
         "kind": "time",
         "versions": [0.5, 0.6, 0.7, 0.8, 0.9],

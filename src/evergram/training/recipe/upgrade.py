@@ -129,7 +129,9 @@ class CompareRecipe(RecipeTable):
     protocol: Literal["strict", "paper"] | None = None
     # The values of λ to sweep, and the methods to sweep it for.
     lambdas: list[Weight] = Field(default=[])
-    lambda_methods: list[str] = Field(default=["joint-notrans", "joint-lin-sloss", "bc-aligner"])
+    lambda_methods: list[str] = Field(
+        default=["joint-notrans", "joint-lin-sloss", "bc-aligner", "evergram"]
+    )
     # Consumers: widths and dropouts to choose from, classifiers a task, epochs at most.
     hidden: Annotated[list[Positive], Field(min_length=1)] = Field(default=[128, 256, 512, 1024])
     dropout: Annotated[list[Ratio], Field(min_length=1)] = Field(default=[0.0, 0.25, 0.5])

@@ -157,7 +157,7 @@ KIND_TABLES: dict[str, type[KindTable]] = {
 }
 # Keys that are used with some settings of the tables themselves.
 RULES = (
-    Only("data.metadata", "data.kind", ("amazon",)),
+    Only("data.metadata data.minimum_products data.described_only", "data.kind", ("amazon",)),
     Only("data.prefix", "data.kind", ("mediawiki",)),
     Only("data.query_features data.candidate_features", "data.kind", ("table",)),
     Only("data.shared_ids", "data.kind", ("table",)),

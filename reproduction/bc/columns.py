@@ -1,0 +1,116 @@
+"""What the results of a comparison say: columns of [BC] Table 3, over seeds and corpora."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from reproduction.bc.methods import MUSIC, SAME
+from reproduction.experiment import Runs
+from reproduction.results import Result
+
+# Reads one number of a result, of one corpus and seed.
+Read = Callable[[Result], float]
+
+
+def comparison(result: Result) -> Mapping[str, Any]:
+    """Return what `compare_methods` measured."""
+    measured: Mapping[str, Any] = result.series["comparison"]
+    return measured
+
+
+def value(result: Result, method: str, column: str) -> float:
+    """Return a method's figure.
+
+    Args:
+        column: a key of `COLUMNS`.
+    """
+    return float(comparison(result)["methods"][method][column])
+
+
+def best(result: Result, methods: Sequence[str], column: str) -> float:
+    """Return the highest figure of some methods."""
+    return max(value(result, method, column) for method in methods)
+
+
+def worst(result: Result, methods: Sequence[str], column: str) -> float:
+    """Return the lowest figure of some methods."""
+    return min(value(result, method, column) for method in methods)
+
+
+def over_time(result: Result, method: str, column: str) -> dict[int, float]:
+    """Return a method's figure by version; (1)+(2) is no column here."""
+    by_version = comparison(result)["methods"][method]["over_time"][column]
+    return {int(version): float(figure) for version, figure in by_version.items()}
+
+
+def by_task(result: Result, method: str) -> dict[str, dict[int, float]]:
+    """Return a method's metric (2) by task and version."""
+    tasks = comparison(result)["methods"][method]["by_task"]
+    return {
+        task: {int(version): float(figure) for version, figure in by_version.items()}
+        for task, by_version in tasks.items()
+    }
+
+
+def swept(result: Result, method: str, column: str) -> dict[float, float]:
+    """Return a method's figure by λ, ascending."""
+    rows = comparison(result)["sweep"][method]
+    return {float(w): float(row[column]) for w, row in sorted(rows.items(), key=_by_weight)}
+
+
+def _by_weight(item: tuple[str, Any]) -> float:
+    return float(item[0])
+
+
+def keep_all(result: Result, metric: str) -> float:
+    """Return Keep-All's own mean performance: `metric` is "intended" or "unintended"."""
+    return float(comparison(result)["keep_all"][metric])
+
+
+def times(result: Result) -> list[float]:
+    """Return the share of interactions that each version has seen."""
+    return [float(t) for t in comparison(result)["times"]]
+
+
+def of_corpus(runs: Runs, corpus: str, read: Read) -> list[float]:
+    """Return a number for each seed of a corpus, whether or not the other corpora have it."""
+    return [read(result) for result in runs.of(corpus)]
+
+
+def by_version(
+    runs: Runs, corpus: str, read: Callable[[Result], Mapping[int, float]]
+) -> dict[int, list[float]]:
+    """Return by version a value for each seed of a corpus."""
+    each = [read(result) for result in runs.of(corpus)]
+    return {version: [values[version] for values in each] for version in each[0]}
+
+
+def on_first(read: Read) -> Callable[[Runs], list[float]]:
+    """Return margins of the preset's first corpus, the one whose versions are tested by the most
+    queries, one a seed."""
+    return lambda runs: of_corpus(runs, runs.labels[0], read)
+
+
+def on_music(read: Read) -> Callable[[Runs], list[float]]:
+    """Return margins of Musical Instruments, one a seed; of the first corpus if a preset lacks it.
+
+    It is the corpus of the paper's own figures, with all five consumer tasks.
+    """
+
+    def margins(runs: Runs) -> list[float]:
+        own = [label for label in runs.labels if SAME.get(label) == MUSIC]
+        return of_corpus(runs, own[0] if own else runs.labels[0], read)
+
+    return margins
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return Spearman's correlation of two lists of equal length without ties."""
+    ranks = []
+    for values in (first, second):
+        order = sorted(range(len(values)), key=values.__getitem__)
+        ranks.append({place: rank for rank, place in enumerate(order)})
+    count = len(first)
+    squares = sum((ranks[0][i] - ranks[1][i]) ** 2 for i in range(count))
+    return 1 - 6 * squares / (count * (count**2 - 1))

@@ -1,0 +1,134 @@
+"""The program of [BC]'s experiments: methods over several versions of one corpus, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evergram import Corpus, Lineage, Recipe, compare, load_corpus, load_encoder, split_for
+from evergram.compatibility import SecondMoments, fit_closed_form
+from evergram.training import Progress
+
+REFERENCE = "keep-all"
+COLUMNS = ("intended", "unintended", "total", "error", "error_after_first")
+
+
+def compare_methods(
+    recipe: Recipe, progress: Progress, device: str, folder: Path
+) -> dict[str, Any]:
+    """Run the comparison of a recipe with its own seed alone, and return what it measured.
+
+    An interrupted one resumes in the folder, version by version.
+
+    Returns: `comparison`, with `methods` (the columns of [BC] Table 3, by version too), `sweep`
+        (the columns by method and λ), `trained` (by run and version, how long each model was),
+        `keep_all`, `queries` that tested each version, `tasks`, `left_out`, `closed_forms` (see
+        `closed_form_distances`).
+    Raises: as `evergram.compare`.
+    """
+    corpus = load_corpus(recipe)
+    out = folder / "comparison"
+    results = compare(recipe, out, corpus, device=device, progress=progress, fresh=True)
+    lineage = Lineage.open(out / f"seed-{recipe.seed}" / REFERENCE)
+    methods = {
+        row["method"]: {
+            **_columns(row),
+            "over_time": _by_version(results["over_time"][row["method"]]),
+            "by_task": _by_version(results["by_task"][row["method"]]),
+        }
+        for row in results["table"]
+    }
+    sweep = {
+        method: {f"{row['lambda']:g}": _columns(row) for row in rows}
+        for method, rows in results["by_lambda"].items()
+    }
+    kept = results["keep_all"]
+    return {
+        "comparison": {
+            "methods": methods,
+            "sweep": sweep,
+            "trained": {
+                name: {str(k): model for k, model in run["trained"].items()}
+                for name, run in results["runs"][recipe.seed].items()
+            },
+            "keep_all": {name: _number(kept[name]) for name in ("intended", "unintended")},
+            "times": results["times"],
+            "lambda": results["lambda"],
+            "protocol": results["protocol"],
+            "queries": {
+                str(m.version): lineage.metrics(m.version)["data"]["test_queries"]
+                for m in lineage.versions
+            },
+            "sizes": sizes(corpus),
+            "tasks": results["tasks"],
+            "left_out": results["left_out"],
+            "closed_forms": closed_form_distances(recipe, corpus, lineage),
+        }
+    }
+
+
+def sizes(corpus: Corpus) -> dict[str, Any]:
+    """Return how many queries, candidates and interactions a corpus has, and for each feature of
+    its candidates how many keys occur."""
+    features = corpus.candidates.features
+    keys = {name: len(torch.unique(feature.indices)) for name, feature in features.items()}
+    return {
+        "queries": len(corpus.queries),
+        "candidates": len(corpus.candidates),
+        "interactions": len(corpus),
+        "keys": keys,
+    }
+
+
+def closed_form_distances(recipe: Recipe, corpus: Corpus, lineage: Lineage) -> dict[str, float]:
+    """Return ‖W_multi − W_single‖ / ‖W_single‖ by version from 2 on.
+
+    Both are the closed forms of the post-hoc losses between Keep-All's models of versions k − 1 and
+    k, over all objects that both know; at version 1 they are one loss.
+
+    Source: docs/method.md, "Closed forms"; S_{k-1} of "One matrix for all of history".
+    """
+    distances: dict[str, float] = {}
+    metric = torch.eye(lineage.manifest(0).dim, dtype=torch.float64)
+    for version in range(1, lineage.newest + 1):
+        moments = _moments(recipe, corpus, lineage, version)
+        single = fit_closed_form("linear", moments).weight
+        if version > 1:
+            multi = fit_closed_form("linear", moments, metric=metric).weight
+            distances[str(version)] = float((multi - single).norm() / single.norm())
+        metric = torch.eye(len(single.T), dtype=torch.float64) + single.T @ metric @ single
+    return distances
+
+
+def _moments(recipe: Recipe, corpus: Corpus, lineage: Lineage, version: int) -> SecondMoments:
+    """Return the moments of the embeddings of versions k − 1 and k on the data of version k."""
+    training = split_for(recipe, corpus, version).training
+    models = [load_encoder(lineage, version - 1), load_encoder(lineage, version)]
+    old, new = (model.embed_all(training) for model in models)
+    moments = SecondMoments(models[0].dim, models[1].dim)
+    scenes = [model.read(training) for model in models]
+    for side in old:
+        known = models[0].known(side, scenes[0]) & models[1].known(side, scenes[1])
+        moments.add(old[side][known], new[side][known])
+    return moments
+
+
+def _columns(row: Mapping[str, Any]) -> dict[str, float | None]:
+    return {name: _number(row[name]) for name in COLUMNS}
+
+
+def _number(spread: Mapping[str, Any] | None) -> float | None:
+    """Return the one value of a number over seeds; None if it was not measured."""
+    return None if spread is None else float(spread["mean"])
+
+
+def _by_version(rows: Mapping[str, Mapping[Any, Any]]) -> dict[str, dict[str, float | None]]:
+    return {name: {str(k): _number(v) for k, v in by.items()} for name, by in rows.items()}
+
+
+def corpus_sizes(recipe: Recipe, progress: Progress, device: str, folder: Path) -> dict[str, Any]:
+    """Return the sizes of a recipe's corpus; nothing is trained."""
+    return {"sizes": sizes(load_corpus(recipe))}

@@ -1,0 +1,62 @@
+"""The corpora and their sizes, after the loaders' filters. [BC] Table 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from reproduction.bc import methods
+from reproduction.bc.comparison import corpus_sizes
+from reproduction.experiment import Experiment, Panel, Preset, Runs, Table, Training
+from reproduction.printed import printed
+
+HEADER = ("", "users", "items", "interactions", "brands", "sub-categories")
+# What the loader of MovieLens calls its features has no column in theirs.
+FEATURES = ("brand", "category")
+
+
+def trainings(recipes: Mapping[str, Path]) -> tuple[Training, ...]:
+    """Return a count of each corpus, of keys that five items or more have, as theirs."""
+    return tuple(Training(c, recipe, program=corpus_sizes) for c, recipe in recipes.items())
+
+
+def tables(runs: Runs) -> list[Table]:
+    rows = []
+    for label in runs.labels:
+        sizes = runs.of(label)[0].series["sizes"]
+        keys = [sizes["keys"].get(name) for name in FEATURES]
+        counts = [sizes["queries"], sizes["candidates"], sizes["interactions"], *keys]
+        rows.append([label, *(f"{n:,}" if n is not None else "" for n in counts)])
+    theirs = printed("bc")["Table 2"]["rows"]
+    columns = ("users", "items", "interactions", "brands", "categories")
+    rows += [
+        [f"{corpus}, theirs", *(f"{row[column]:,}" for column in columns)]
+        for corpus, row in theirs.items()
+    ]
+    return [Table("Sizes", HEADER, rows)]
+
+
+def panels(runs: Runs) -> list[Panel]:
+    """Table 2 has nothing to draw."""
+    return []
+
+
+EXPERIMENT = Experiment(
+    "bc/table2",
+    {"BC": "Table 2"},
+    "The three corpora and their sizes",
+    "Brands and sub-categories are those that five items or more have, as in the paper's code. "
+    "The paper's corpora are of Amazon's 2018 edition; those of the small preset are what is here.",
+    {
+        "tiny": Preset(trainings({"synthetic": methods.TINY}), methods.TINY_NOTE),
+        "small": Preset(
+            trainings(methods.SMALL),
+            "Amazon's 2014 edition, 5-core, and the first 2,687 users of MovieLens 25M, which has "
+            "genres and years in place of brands and categories; Musical Instruments came without "
+            "metadata. Nothing is trained.",
+        ),
+        "paper": Preset(trainings(methods.PAPER), methods.PAPER_NOTE),
+    },
+    tables,
+    panels,
+)
