@@ -14,6 +14,7 @@ from reproduction.gramian import (
     rate_error,
     table2,
 )
+from reproduction.gramian.words import experiment as words
 
 EXPERIMENTS = (
     gramian_error.GRAMIAN_ERROR,
@@ -27,4 +28,5 @@ EXPERIMENTS = (
     rate_error.EXPERIMENT,
     movielens.EXPERIMENT,
     growth.EXPERIMENT,
+    words.EXPERIMENT,
 )
