@@ -169,7 +169,7 @@ def above_floor(runs: Runs) -> list[float]:
 
 
 SMALLER = (
-    "A batch draws 2,048 words of a vocabulary of 15,000, so that sampling estimates well "
+    "A batch draws 1,024 words of a vocabulary of 15,000, so that sampling estimates well "
     "here; the papers' batches are at most 1.2 % of their pages."
 )
 CLAIMS = (
@@ -217,7 +217,7 @@ SMALL_NOTE = (
     "The text of Wikipedia for Schools, 14 million words, of which the 15,000 most frequent; "
     "windows of five words to either side; words that make more than 1e-5 of the text thinned "
     "out. The loss of observed pairs has no weights, so pairs are repeated in proportion to "
-    "their counts. λ = 10, p ∝ count^0.75, D = 64, batches of 2,048, Adagrad, two epochs, "
+    "their counts. λ = 10, p ∝ count^0.75, D = 64, batches of 1,024, Adagrad, two epochs, "
     "after which the curves still rise. PPMI has the same counts and dims, context words "
     "smoothed by 0.75, and √Σ."
 )
@@ -250,7 +250,7 @@ EXPERIMENT = Experiment(
             trainings(
                 methods.RECIPES / "words-small.toml",
                 SMALL,
-                6_000_000,
+                3_000_000,
                 PENALTY,
                 {"dim": 64, **PEER_SETTINGS},
             ),
