@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from reproduction.gramian.words.judgements import PAIRS, QUESTIONS, read_judgements
 from tests.support.loader_examples import EXAMPLES
 
 from benchmarks import gowalla, unseen
@@ -86,6 +87,9 @@ def files(name: str, folder: Path) -> dict[str, bytes]:
         (folder / "queries.jsonl").write_text('{"_id": "1", "text": "x"}\n')
         (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\t1\t1\n")
         return {"scifact.zip": zipped(folder, "scifact")}
+    if name == "words":
+        questions = {QUESTIONS: b": capitals\nAthens Greece Oslo Norway\n"}
+        return dict.fromkeys(PAIRS.values(), b"tiger\tcat\t7.35\n") | questions
     return {
         "train.txt": b"0 1 2\n1 2\n",
         "test.txt": b"0 3\n1 1\n",
@@ -111,6 +115,8 @@ def pairs(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     if name == "scifact":
         assert gzip.decompress((folder / "corpus.jsonl.gz").read_bytes()).startswith(b'{"_id"')
         return len((folder / "qrels" / "test.tsv").read_text().splitlines()) - 1
+    if name == "words":
+        return sum(len(each) for each in read_judgements(folder).pairs.values())
     module = unseen if name in unseen.READERS else gowalla
     monkeypatch.setattr(module, "DATA", data)
     monkeypatch.setattr(module, "ROOT", data)
@@ -122,7 +128,7 @@ def pairs(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 EXPECTED = {"amazon": 3, "movielens": 3, "wikispeedia": 2, "scifact": 1, "gowalla": 5} | {
-    "yelp2018": 5, "lastfm": 3, "citeulike-t": 3, "foursquare": 3
+    "words": 3, "yelp2018": 5, "lastfm": 3, "citeulike-t": 3, "foursquare": 3
 }  # fmt: skip
 
 

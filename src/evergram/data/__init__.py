@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from evergram.data.columnar.features import Feature, Side
     from evergram.data.columnar.vocabulary import Vocabulary
     from evergram.data.corpus import Corpus
+    from evergram.data.data_sets import existing
     from evergram.data.movielens import load_movielens
     from evergram.data.pair_hash import PairHash, TrainedPairs
     from evergram.data.rolling_window import RollingWindow
@@ -55,6 +56,7 @@ __all__ = [
     "Split",
     "TrainedPairs",
     "Vocabulary",
+    "existing",
     "generate",
     "given_split",
     "load_amazon",
@@ -74,6 +76,7 @@ export_lazily(
         "columnar.features": "Feature Side",
         "columnar.vocabulary": "Vocabulary",
         "corpus": "Corpus",
+        "data_sets": "existing",
         "movielens": "load_movielens",
         "pair_hash": "PairHash TrainedPairs",
         "rolling_window": "RollingWindow",

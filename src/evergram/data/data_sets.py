@@ -40,6 +40,8 @@ _LIGHTGCN = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/master
 _WIKISPEEDIA = "https://snap.stanford.edu/data/wikispeedia"
 _CITEULIKE = "https://raw.githubusercontent.com/js05212/citeulike-t/master"
 _LIBREC = "https://raw.githubusercontent.com/guoguibing/librec/3.0.0/data/poi/FourSquare/checkin"
+_WORD_PAIRS = "https://raw.githubusercontent.com/mfaruqui/eval-word-vectors/master/data/word-sim"
+_WORD2VEC = "https://raw.githubusercontent.com/tmikolov/word2vec/master"
 _BEIR = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
 
 # By folder.
@@ -110,6 +112,15 @@ DATA_SETS = {
         "scientific claims and abstracts, in BEIR's layout",
         "claims CC BY 4.0, abstracts ODC-By",
         f"curl -fL -O {_BEIR}/scifact.zip && unzip scifact.zip && gzip scifact/*.jsonl",
+    ),
+    "words": DataSet(
+        "people's judgements of words: MEN, WordSim-353, SimLex-999 and Google's analogies",
+        "the repositories' licences, MIT and Apache 2.0; cite Bruni, Tran and Baroni, JAIR 2014, "
+        "Finkelstein and others, 2002, Hill, Reichart and Korhonen, 2015, and Mikolov and others, "
+        "2013",
+        f"mkdir -p words && cd words && curl -fL -O {_WORD_PAIRS}/EN-MEN-TR-3k.txt "
+        f"-O {_WORD_PAIRS}/EN-WS-353-ALL.txt -O {_WORD_PAIRS}/EN-SIMLEX-999.txt "
+        f"-O {_WORD2VEC}/questions-words.txt",
     ),
 }
 
