@@ -66,3 +66,20 @@ def test_pairs_are_three_for_each_number_of_a_coordinate() -> None:
     assert pairs_needed("orthogonal", 300, 384) == 701
     # 16 · (300 + 384 − 16) / 300 = 35.6
     assert pairs_needed("low_rank", 300, 384, 16) == 107
+
+
+def test_a_tolerance_gives_a_smaller_map_for_a_little_error() -> None:
+    """One direction hardly varies and hardly helps: it is stretched a lot, or left alone."""
+    draw = torch.Generator().manual_seed(0)
+    new = torch.randn(400, 4, generator=draw, dtype=torch.float64)
+    old = new[:, :3].clone()
+    old[:, 0] += 0.05 * new[:, 3] + 0.3 * torch.randn(400, generator=draw, dtype=torch.float64)
+    new[:, 3] *= 1e-3
+    seen, held = SecondMoments(3, 4), SecondMoments(3, 4)
+    seen.add(old[:300], new[:300])
+    held.add(old[300:], new[300:])
+    exact = fit_closed_form("linear", seen, held)
+    small = fit_closed_form("linear", seen, held, tolerance=0.1)
+    assert float(torch.linalg.matrix_norm(exact.weight, 2)) > 10
+    assert float(torch.linalg.matrix_norm(small.weight, 2)) < 2
+    assert held.error(small.weight, None) < 1.2 * held.error(exact.weight, None)

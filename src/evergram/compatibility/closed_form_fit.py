@@ -57,6 +57,7 @@ def fit_closed_form(
     rank: int = 32,
     scaled: bool = False,
     rho: float = 0.0,
+    tolerance: float = 0.0,
 ) -> ClosedForm:
     """Return the best transform of a kind for the pairs of these moments.
 
@@ -68,6 +69,7 @@ def fit_closed_form(
         rank: of "low_rank".
         scaled: True lets "orthogonal" stretch by one factor.
         rho: ρ without `held`, in the unit of C_kk; an orthogonal map has none.
+        tolerance: with `held`, the share of the least error that may be added for a smaller map.
     Raises: ShapeError: the kind has no closed form, or the rank exceeds the dims.
     """
     if kind not in KINDS:
@@ -95,7 +97,9 @@ def fit_closed_form(
 
     if held is not None:
         seen = Spectrum.of(moments, metric, centred=centred)
-        rho = choose_ridge(lambda r: solve(moments, seen, r), seen.unit, held, metric)
+        rho = choose_ridge(
+            lambda r: solve(moments, seen, r), seen.unit, held, metric, tolerance=tolerance
+        )
     spectrum = Spectrum.of(whole, metric, centred=centred)
     weight, offset = solve(whole, spectrum, rho)
     if kind == "low_rank":

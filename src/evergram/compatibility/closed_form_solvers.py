@@ -184,8 +184,10 @@ def choose_ridge(
     held: SecondMoments,
     metric: Tensor | None = None,
     ridges: tuple[float, ...] = RIDGES,
+    *,
+    tolerance: float = 0.0,
 ) -> float:
-    """Return the ρ whose fit has the least error on held-out pairs.
+    """Return the ρ whose fit has the least error on held-out pairs, or near the least.
 
     Of ridges whose errors differ by rounding only, return the smallest. No pair is read again.
 
@@ -194,8 +196,12 @@ def choose_ridge(
         unit: the factor of the relative `ridges`.
         held: moments of the held-out pairs.
         metric: S, for the error at all past versions; None for that at the last one.
+        tolerance: the share of the least error that may be added for a larger ρ; with one, the
+            largest such ρ is returned, whose map is the smallest.
     """
     tried = {rho * unit: held.error(*fit(rho * unit), metric) for rho in sorted(ridges)}
     nothing = torch.zeros(held.old_dim, held.new_dim, dtype=torch.float64)
     enough = min(tried.values()) + 1e-12 * held.error(nothing, None, metric)
+    if tolerance:
+        return max(rho for rho, error in tried.items() if error <= (1 + tolerance) * enough)
     return next(rho for rho, error in tried.items() if error <= enough)

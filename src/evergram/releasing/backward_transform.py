@@ -31,6 +31,10 @@ from evergram.training.recipe.upgrade import UpgradeRecipe
 
 # One in so many objects chooses the ridge of a closed form.
 FOR_RIDGE = 10
+# The share of the least error on these that is given for a smaller transform. Without it, what new
+# vectors hardly say is stretched as far as it gains anything: the next version's multi-step loss
+# weighs errors in that direction by the square, and loses the task over them.
+TOLERANCE = 0.01
 # With fewer objects in common the overlap is small: half of them are fitted to, and the other half
 # must be enough to measure the error on.
 LEAST_COMMON = 2 * LEAST_OBJECTS
@@ -185,7 +189,7 @@ class BackwardTransformFit:
         closed = settings.solver == "closed" and settings.fit != "none"
         if closed and self.candidate_loss is not None:
             sides = [self._side(side, new) for side in SIDES]
-            self.transform = fit_sides(settings.transform, *sides).transform
+            self.transform = fit_sides(settings.transform, *sides, tolerance=TOLERANCE).transform
         elif closed:
             self.transform = self._closed(*objects)
         elif self.fits_over_pairs:
@@ -228,7 +232,12 @@ class BackwardTransformFit:
     def _closed(self, new: Tensor, past: Tensor) -> Transform:
         seen, held = self._moments(new, past)
         return fit_closed_form(
-            self.settings.transform, seen, held, self.loss.metric, **self.settings.chosen.options()
+            self.settings.transform,
+            seen,
+            held,
+            self.loss.metric,
+            tolerance=TOLERANCE,
+            **self.settings.chosen.options(),
         ).transform
 
     def _side(self, side: str, new: Mapping[str, Tensor]) -> SideMoments:

@@ -48,13 +48,16 @@ class SideMoments:
         return SideMoments(whole, self.held, self.metric)
 
 
-def fit_sides(kind: str, first: SideMoments, second: SideMoments) -> ClosedForm:
+def fit_sides(
+    kind: str, first: SideMoments, second: SideMoments, *, tolerance: float = 0.0
+) -> ClosedForm:
     """Return the transform with the least Σ_s n_s E_s[δᵀ S_s δ] over two sides.
 
     The ridge is ρ Σ_s n_s tr(S_s W Wᵀ), measured as the errors are; offsets have none.
 
     Args:
         kind: "linear" or "affine".
+        tolerance: as of `fit_closed_form`.
     Raises: ShapeError: another kind has no closed form for two matrices. DataError: no pairs.
     Source: docs/method.md, "Consumers that are known".
     """
@@ -70,7 +73,8 @@ def fit_sides(kind: str, first: SideMoments, second: SideMoments) -> ClosedForm:
     zero = torch.zeros(first.moments.old_dim, first.moments.new_dim, dtype=torch.float64)
     # Of ridges whose errors differ by rounding only, the smallest.
     enough = min(errors.values()) + 1e-12 * _error((zero, None), sides)
-    rho = next(rho for rho, error in sorted(errors.items()) if error <= enough)
+    near = [rho for rho, error in sorted(errors.items()) if error <= (1 + tolerance) * enough]
+    rho = near[-1] if tolerance else near[0]
     weight, shift = solve([side.merged() for side in sides], rho, offset=offset)
     made: Transform
     if shift is not None:
