@@ -12,8 +12,9 @@ _POINTS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean by Student's distribution; None for fewer than three
-    values, of which an interval would say more about chance than about the mean."""
-    if len(values) < 3:
+    values, of which an interval would say more about chance than about the mean, and where a value
+    is not finite."""
+    if len(values) < 3 or not all(math.isfinite(value) for value in values):
         return None
     point = _POINTS[min(len(values) - 1, len(_POINTS)) - 1]
     half = point * stdev(values) / math.sqrt(len(values))

@@ -183,11 +183,6 @@ SENTENCES = (
         "how much higher it is, points, paired",
         claims.ours_has_the_better_sum,
         of_queries=True,
-        remark="On Musical Instruments the (1) of evergram collapses at the last versions: where "
-        "embeddings vary little its solved transform has large singular values, the "
-        "multi-step metric multiplies them from version to version, and the next version "
-        "is then trained for those directions alone. BC-Aligner's trained transform stays "
-        "near its orthonormal start.",
     ),
     Sentence(
         "evergram costs consumers less than BC-Aligner.",

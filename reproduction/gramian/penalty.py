@@ -52,7 +52,9 @@ def folds_without(runs: Runs) -> list[float]:
 
 
 def much_is_too_much(runs: Runs) -> list[float]:
-    return map_series.gains(runs, label(10), label(1000))
+    """In points, as MAP@10 may be zero with λ = 1000."""
+    pairs = (runs.values(label(strength), map_series.final) for strength in (10, 1000))
+    return [100 * (right - much) for right, much in zip(*pairs, strict=True)]
 
 
 EXPERIMENT = Experiment(
@@ -81,7 +83,7 @@ EXPERIMENT = Experiment(
         Claim(
             "With λ = 10³ the model is over-regularized and the MAP decreases.",
             "[G2] App. D",
-            "gain of λ = 10 over λ = 1000 at the end, %",
+            "MAP@10 of λ = 10 less that of λ = 1000 at the end, points",
             much_is_too_much,
         ),
     ),

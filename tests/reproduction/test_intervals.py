@@ -47,3 +47,9 @@ def test_gains_are_percentages_of_the_baseline() -> None:
     assert gain(0.03, 0.02) == pytest.approx(50)
     assert gain(0.01, 0.02) == pytest.approx(-50)
     assert math.isnan(gain(0.01, 0.0))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_has_no_interval(value: float) -> None:
+    assert interval([1.0, 2.0, value]) is None
+    assert "±" not in shown([1.0, 2.0, value])
