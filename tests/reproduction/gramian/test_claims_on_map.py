@@ -71,7 +71,7 @@ def test_the_penalty_is_needed_and_can_be_too_strong() -> None:
     values = {penalty.label(s): 0.02 for s in penalty.STRENGTHS}
     values |= {penalty.label(10): 0.1, penalty.label(0.01): 0.0001}
     assert penalty.folds_without(finals(values)) == [pytest.approx(1)]
-    assert penalty.much_is_too_much(finals(values)) == [pytest.approx(400)]
+    assert penalty.much_is_too_much(finals(values)) == [pytest.approx(8)]
     assert penalty.folds_without(finals(values | {penalty.label(0.01): 0.05}))[0] < 0
 
 
