@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ from hypothesis import strategies as st
 from tests.support.exact_versions import SIDE, exact_lineage, exact_version
 from tests.support.publishing import publish_next
 
-from evergram.compatibility.certificate import StepError
-from evergram.errors import DataError, EvergramError, ShapeError
+from evergram.errors import DataError, ShapeError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.publishing.block_check import checked_block, checked_blocks
 
@@ -91,41 +89,6 @@ def test_integers_and_texts_are_not_mixed() -> None:
     blocks = [([1], torch.ones(1, 3)), (["a"], torch.ones(1, 3))]
     with pytest.raises(DataError, match="int64 in one block and string in another"):
         list(checked_blocks(blocks, "shop", 3))
-
-
-def _twice(ids: pa.Array, z: torch.Tensor) -> Iterator[tuple[pa.Array, torch.Tensor]]:
-    yield ids, z
-    yield ids[:1], z[:1]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda ids, z: {"embeddings": {}},
-        lambda ids, z: {"embeddings": {SIDE: (ids, z[:, :2])}},
-        lambda ids, z: {"embeddings": {SIDE: lambda: _twice(ids, z)}},
-        lambda ids, z: {"embeddings": {SIDE: lambda: iter(())}},
-        lambda ids, z: {"canaries": {SIDE: (ids[:5], z[:5, :2])}},
-        lambda ids, z: {"recipe": {"object": object()}},
-        lambda ids, z: {"metrics": {"metrics": {"model": {}}, "x": {1, 2}}},
-        lambda ids, z: {"transform": object()},
-        lambda ids, z: {"error": StepError(torch.eye(2), 60, 1.0)},
-        lambda ids, z: {"dim": 0},
-    ],
-)
-def test_a_lineage_stays_as_it_was_where_an_artefact_does_not_fit(
-    tmp_path: Path, change: Callable[[pa.Array, torch.Tensor], dict[str, Any]]
-) -> None:
-    lineage = exact_lineage(tmp_path / "lineage")
-    before = {p: p.read_bytes() for p in lineage.path.rglob("*") if p.is_file()}
-    version = exact_version(2, 1)
-    with pytest.raises(EvergramError):
-        publish_next(lineage, replace(version, **change(*version.block(SIDE))))
-    after = {p: p.read_bytes() for p in lineage.path.rglob("*") if p.is_file()}
-    assert {p for p in after if "lock" not in p.name} == {p for p in before if "lock" not in p.name}
-    assert all(after[p] == content for p, content in before.items())
-    assert publish_next(Lineage.open(lineage.path), version) == 2
-    Lineage.open(lineage.path).check()
 
 
 def test_lists_and_numpy_arrays_are_published_as_they_are(tmp_path: Path) -> None:
