@@ -58,6 +58,8 @@ def key_of(settings: Mapping[str, Any], seed: int) -> str:
 def path_of(folder: Path, experiment: str, preset: str, label: str, seed: int) -> Path:
     """Return the place of a result below a folder of results."""
     name = re.sub(r"[^a-z0-9.]+", "-", label.lower().replace("λ", "l").replace("α", "a"))
+    if not name.strip("-"):
+        name = "-".join(f"{ord(letter):x}" for letter in label)
     return folder / experiment / preset / f"{name.strip('-')}.seed{seed}.json"
 
 

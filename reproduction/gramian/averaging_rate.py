@@ -58,9 +58,8 @@ def best_beats_sampling(runs: Runs) -> list[float]:
 
 
 STALE = (
-    "The small preset is a few thousand steps at rates at which every embedding moves fast: an "
-    "average over 1/α = 1,000 steps is then of embeddings that no longer exist, and its zero start "
-    "leaves the first steps without a penalty."
+    "The small preset is a few thousand steps from a zero start, uncorrected as in the papers: an "
+    "average over 1/α = 1,000 steps holds the penalty back for most of them."
 )
 EXPERIMENT = Experiment(
     "gramian/averaging-rate",

@@ -72,3 +72,9 @@ def test_the_machine_and_the_versions_are_named() -> None:
     assert machine["processor"]
     assert machine["threads"] >= 1
     assert set(versions) == {"evergram", "torch", "python"}
+
+
+def test_a_label_without_a_plain_letter_has_a_name_that_is_not_hidden(tmp_path: Path) -> None:
+    names = [results.path_of(tmp_path, "a/b", "small", label, 0).name for label in ("η", "β")]
+    assert len(set(names)) == 2
+    assert not any(name.startswith(".") for name in names)
