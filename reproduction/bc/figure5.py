@@ -42,11 +42,13 @@ COMPARABLE = 1.0
 # Every second version, and so half of the trainings, of fewer passes.
 FEWER: dict[str, Any] = {
     "split.versions": [0.5, 0.7, 0.9],
-    "model.layers": [1, 2, 2],
-    "model.dim": [32, 48, 64],
     "training.epochs": 16,
     "training.evaluate_every": 2,
     "upgrade.select_after": 4,
+}
+BY_CORPUS: dict[str, dict[str, Any]] = {
+    "amazon-beauty": {"model.dim": [16, 24, 32]},
+    "amazon-musical-instruments": {"model.layers": [1, 2, 2], "model.dim": [32, 48, 64]},
 }
 
 
@@ -62,6 +64,15 @@ def trainings(
     return tuple(
         Training(corpus, recipe, settings, program=compare_methods)
         for corpus, recipe in recipes.items()
+    )
+
+
+def swept_trainings() -> tuple[Training, ...]:
+    """Return the sweep of each corpus of the small preset."""
+    return tuple(
+        training
+        for corpus, settings in BY_CORPUS.items()
+        for training in trainings({corpus: methods.SMALL[corpus]}, **FEWER, **settings)
     )
 
 
@@ -221,7 +232,7 @@ EXPERIMENT = Experiment(
     "prints no other numbers of its figure.",
     {
         "tiny": Preset(trainings({"synthetic": methods.TINY}, (1, 16)), methods.TINY_NOTE),
-        "small": Preset(trainings(methods.SWEPT, **FEWER), methods.SWEPT_NOTE, 1),
+        "small": Preset(swept_trainings(), methods.SWEPT_NOTE, 5),
         "paper": Preset(
             trainings({"Musical Instruments": methods.PAPER["Musical Instruments"]}),
             methods.PAPER_NOTE,

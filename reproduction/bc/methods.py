@@ -15,8 +15,6 @@ SMALL = {
     name: RECIPES / f"{name}.toml"
     for name in ("amazon-beauty", "movielens-25m-head", "amazon-musical-instruments")
 }
-# The corpus of the sweep of λ, the paper's own in its older edition.
-SWEPT = {"amazon-musical-instruments": SMALL["amazon-musical-instruments"]}
 PAPER = {
     "Musical Instruments": RECIPES / "paper-musical-instruments.toml",
     "Video Games": RECIPES / "paper-video-games.toml",
