@@ -8,7 +8,8 @@ Read in this order:
    `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), and `synthetic`, a corpus
    whose answer is known. `loaders` is the table of them by the kind that a recipe names.
 3. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
-4. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3).
+4. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3);
+   `adaptive_sampling`: entities that are drawn by what they contribute to the penalty.
 
 [G2]: Krichene et al., *Efficient training on very large corpora via Gramian estimation*, ICLR 2019.
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
+    from evergram.data.adaptive_sampling import Pool, PoolSampler
     from evergram.data.amazon import load_amazon
     from evergram.data.columnar.features import Feature, Side
     from evergram.data.columnar.vocabulary import Vocabulary
@@ -51,6 +53,8 @@ __all__ = [
     "PairDraws",
     "PairHash",
     "Planted",
+    "Pool",
+    "PoolSampler",
     "RollingWindow",
     "Side",
     "Split",
@@ -72,6 +76,7 @@ __all__ = [
 export_lazily(
     __name__,
     {
+        "adaptive_sampling": "Pool PoolSampler",
         "amazon": "load_amazon",
         "columnar.features": "Feature Side",
         "columnar.vocabulary": "Vocabulary",

@@ -22,10 +22,11 @@ from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import EstimatorSettings
 from evergram.tasks.objective import Objective
+from evergram.training.entity_draws import build_independent
 from evergram.training.memory import refuse_too_large
 from evergram.training.optimizers.build_optimizers import build_optimizers
 from evergram.training.priors.factors import prior_constant
-from evergram.training.recipe import GramianRecipe, ModelRecipe, TaskRecipe
+from evergram.training.recipe import ModelRecipe, TaskRecipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.step import Joint, Step
 
@@ -73,47 +74,26 @@ def build_measures(task: TaskRecipe, corpus: Corpus, side: str) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-def build_sampler(
-    task: TaskRecipe,
-    corpus: Corpus,
-    *,
-    penalty: Sequence[float],
-    batch_size: int,
-    seed: int,
-    short_batch: bool = False,
-) -> ExampleSampler:
+def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
     """Return the sampler of each epoch's pairs.
 
-    Args:
-        penalty: λ of each measure.
-        short_batch: whether an epoch has a last, smaller batch.
     Raises: DataError: a column that the task needs is absent.
     """
+    task = settings.task
     measures = {side: build_measures(task, corpus, side) for side in SIDES}
     return ExampleSampler(
         corpus,
-        PairDraws(task.chosen.pair_target, task.drawn, task.chosen.wants_negatives, short_batch),
-        batch_size=batch_size,
-        seed=seed,
+        PairDraws(
+            task.chosen.pair_target,
+            task.drawn,
+            task.chosen.wants_negatives,
+            settings.training.short_batch,
+        ),
+        batch_size=settings.batch_size,
+        seed=settings.version_seed,
         measures=measures,
-        pair_weight=_sparse(task.sparse, penalty, corpus, measures),
+        pair_weight=_sparse(task.sparse, settings.strengths.penalty, corpus, measures),
     )
-
-
-def build_independent(
-    settings: GramianRecipe, corpus: Corpus, sampler: ExampleSampler, seed: int
-) -> dict[str, EntitySampler]:
-    """Return, for each side, the sampler of the entities that estimators learn from."""
-    return {
-        side: EntitySampler(
-            corpus.counts(side),
-            sampler.measures[side],
-            kind=settings.sampler,
-            batch_size=settings.batch_size or sampler.batch_size,
-            seed=2 * seed + 1 + i,
-        )
-        for i, side in enumerate(SIDES)
-    }
 
 
 def build_estimators(
@@ -165,14 +145,7 @@ def prepare(
         encoder.start_from(companions.start)
     if companions.joint is not None:
         companions.joint.to(device)
-    sampler = build_sampler(
-        settings.task,
-        corpus,
-        penalty=settings.strengths.penalty,
-        batch_size=settings.batch_size,
-        seed=settings.version_seed,
-        short_batch=settings.training.short_batch,
-    )
+    sampler = build_sampler(settings, corpus)
     prior = settings.prior.chosen.build(corpus, companions.past, settings.seed)
     objective = _objective(settings, corpus, prior, sampler.measures).to(device)
     factors = {
