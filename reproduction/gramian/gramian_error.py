@@ -10,7 +10,8 @@ from typing import Any
 
 from reproduction.claims import Claim
 from reproduction.experiment import Experiment, Line, Panel, Preset, Runs, Table, Training
-from reproduction.gramian import methods
+from reproduction.gramian import adaptive_error, methods
+from reproduction.gramian.adaptive_error import adaptive_of, trajectories_of, with_adaptive
 from reproduction.intervals import shown
 from reproduction.readings.gramian_errors import GramianErrors
 from reproduction.results import Result
@@ -26,9 +27,6 @@ BASELINES = tuple(f"sampling, {sampler}" for sampler in methods.SAMPLERS)
 SAGRAMS = ("SAGram, β = 1", "SAGram, β = 1/n")
 SOGRAM = f"SOGram, α = {RATE}"
 NAMES = (*BASELINES, SOGRAM, *SAGRAMS)
-# Cited and not measured by the papers: shown, and no part of their claims.
-ADAPTIVE = "sampling, adaptive"
-SHOWN = (*BASELINES, ADAPTIVE, SOGRAM, *SAGRAMS)
 # SOGram's α on the same trajectory, with the larger batch: `averaging_error`.
 RATES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
 KINDS = {"gramian": "‖Ĝ − G‖ / ‖G‖", "gradient": "‖∇ĝ − ∇g‖ / ‖∇g‖"}
@@ -37,7 +35,6 @@ KINDS = {"gramian": "‖Ĝ − G‖ / ‖G‖", "gradient": "‖∇ĝ − ∇g�
 def estimators(sizes: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Return the table [gramian] of each estimator and batch size, by "name | size"."""
     tables = {f"sampling, {s}": methods.sampling(s) for s in methods.SAMPLERS} | {
-        ADAPTIVE: methods.sampling("adaptive"),
         SOGRAM: methods.sogram(RATE),
         SAGRAMS[0]: methods.sagram("1"),
         SAGRAMS[1]: methods.sagram("1/n"),
@@ -90,6 +87,8 @@ PRESETS = {
     ),
 }
 
+PRESETS |= {name: with_adaptive(PRESETS[name]) for name in ("tiny", "small", "sgd", "paper")}
+
 
 def sizes_of(result: Result) -> tuple[int, ...]:
     """Return the batch sizes that were measured, the smaller first."""
@@ -110,12 +109,12 @@ def judged(runs: Runs) -> list[Result]:
 
 def tables(runs: Runs, kind: str) -> list[Table]:
     made = []
-    for label in runs.labels:
+    for label in trajectories_of(runs):
         results = runs.of(label)
         sizes = sizes_of(results[0]) if results else ()
         rows = [
-            [name, *(shown([error(r, kind, name, size) for r in results]) for size in sizes)]
-            for name in SHOWN
+            [name, *(shown([error(r, kind, name, size) for r in measured]) for size in sizes)]
+            for name, measured in _shown(runs, label)
         ]
         title = f"{KINDS[kind]}, mean over the second half of the {label}"
         made.append(Table(title, ["estimator", *(f"|B| = {size:,}" for size in sizes)], rows))
@@ -124,21 +123,29 @@ def tables(runs: Runs, kind: str) -> list[Table]:
 
 def panels(runs: Runs, kind: str) -> list[Panel]:
     made = []
-    for label in runs.labels:
+    for label in trajectories_of(runs):
         results = runs.of(label)
         for size in sizes_of(results[0]) if results else ():
             lines = [
                 Line(
                     name,
                     results[0].series["errors"]["step"],
-                    [r.series["errors"][kind][f"{name} | {size}"] for r in results],
-                    dashed=name in (*BASELINES, ADAPTIVE),
+                    [r.series["errors"][kind][f"{name} | {size}"] for r in measured],
+                    dashed=name.startswith("sampling"),
                 )
-                for name in SHOWN
+                for name, measured in _shown(runs, label)
             ]
             title = f"{label}, |B| = {size:,}"
             made.append(Panel(title, "step", KINDS[kind], lines, log_y=True))
     return made
+
+
+def _shown(runs: Runs, label: str) -> list[tuple[str, list[Result]]]:
+    """Return every estimator along a trajectory with the results that it was measured in."""
+    adaptive = adaptive_of(runs, label)
+    own = [(name, runs.of(label)) for name in NAMES]
+    place = len(BASELINES)
+    return [*own[:place], *([(adaptive_error.NAME, adaptive)] if adaptive else []), *own[place:]]
 
 
 def _each(runs: Runs, margin: Any) -> list[float]:

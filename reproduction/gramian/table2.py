@@ -83,8 +83,8 @@ def tables(runs: Runs) -> list[Table]:
             own(runs),
             over,
             theirs(),
-            "MAP@10; theirs on Wikipedia `simple`; gains are over sampling, of adaptive methods over "
-            "the same with linear",
+            "MAP@10; theirs on Wikipedia `simple`; gains are over sampling, of adaptive rows "
+            "over those with linear",
         ),
         Table(
             "Share of the CPU time after which SOGram is above the sampling's final validation MAP",
