@@ -1,7 +1,8 @@
 """Adaptive sampling along the trajectories of `gramian_error`: cited by the papers, not measured.
 
 Each trajectory is trained a second time with other estimators that look on. These change nothing,
-so that the embeddings are the same and the errors may stand in one table.
+so that the embeddings are the same and the errors may stand in one table. On a small corpus only
+the smaller batch has it: the pool of the larger one would hold more than a pass over all pages.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ LINEAR = "sampling, linear"
 SUFFIX = ", adaptive sampling"
 
 
-def with_adaptive(preset: Preset) -> Preset:
-    """Return the preset with a second training of each trajectory, for adaptive sampling."""
-    return replace(preset, trainings=(*preset.trainings, *map(_second, preset.trainings)))
+def with_adaptive(preset: Preset, sizes: Sequence[int]) -> Preset:
+    """Return the preset with a second training of each trajectory, for adaptive sampling with these
+    batch sizes."""
+    second = (_second(training, sizes) for training in preset.trainings)
+    return replace(preset, trainings=(*preset.trainings, *second))
 
 
 def trajectories_of(runs: Runs) -> list[str]:
@@ -30,18 +33,22 @@ def trajectories_of(runs: Runs) -> list[str]:
     return [label for label in runs.labels if not label.endswith(SUFFIX)]
 
 
-def adaptive_of(runs: Runs, label: str) -> list[Result]:
-    """Return the results with adaptive sampling along a trajectory; none where it was not run."""
+def measured_in(runs: Runs, label: str, name: str, size: int) -> list[Result]:
+    """Return the results in which an estimator was measured along a trajectory; none where adaptive
+    sampling was not run with this batch size."""
+    if name != NAME:
+        return runs.of(label)
     second = label + SUFFIX
-    return runs.of(second) if second in runs.labels else []
+    results = runs.of(second) if second in runs.labels else []
+    return [r for r in results if f"{NAME} | {size}" in r.series["errors"]["gramian"]]
 
 
-def _second(training: Training) -> Training:
+def _second(training: Training, sizes: Sequence[int]) -> Training:
     (reading,) = training.readings
     assert isinstance(reading, GramianErrors)
     estimators = {
         f"{name} | {size}": methods.looking_on(table, size)
-        for size in _sizes(tuple(reading.estimators))
+        for size in sizes
         for name, table in (
             (NAME, methods.sampling("adaptive")),
             (LINEAR, methods.sampling("linear")),
@@ -49,7 +56,3 @@ def _second(training: Training) -> Training:
     }
     own = replace(reading, estimators=estimators)
     return replace(training, label=training.label + SUFFIX, readings=(own,))
-
-
-def _sizes(names: Sequence[str]) -> list[int]:
-    return sorted({int(name.partition(" | ")[2]) for name in names})

@@ -11,7 +11,7 @@ from typing import Any
 from reproduction.claims import Claim
 from reproduction.experiment import Experiment, Line, Panel, Preset, Runs, Table, Training
 from reproduction.gramian import adaptive_error, methods
-from reproduction.gramian.adaptive_error import adaptive_of, trajectories_of, with_adaptive
+from reproduction.gramian.adaptive_error import measured_in, trajectories_of, with_adaptive
 from reproduction.intervals import shown
 from reproduction.readings.gramian_errors import GramianErrors
 from reproduction.results import Result
@@ -27,6 +27,8 @@ BASELINES = tuple(f"sampling, {sampler}" for sampler in methods.SAMPLERS)
 SAGRAMS = ("SAGram, β = 1", "SAGram, β = 1/n")
 SOGRAM = f"SOGram, α = {RATE}"
 NAMES = (*BASELINES, SOGRAM, *SAGRAMS)
+# Those of the papers' claims, and adaptive sampling, which they cite.
+SHOWN = (*BASELINES, adaptive_error.NAME, SOGRAM, *SAGRAMS)
 # SOGram's α on the same trajectory, with the larger batch: `averaging_error`.
 RATES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
 KINDS = {"gramian": "‖Ĝ − G‖ / ‖G‖", "gradient": "‖∇ĝ − ∇g‖ / ‖∇g‖"}
@@ -87,7 +89,8 @@ PRESETS = {
     ),
 }
 
-PRESETS |= {name: with_adaptive(PRESETS[name]) for name in ("tiny", "small", "sgd", "paper")}
+_ADAPTIVE = {"tiny": (16, 64), "small": (128,), "sgd": (128,), "paper": (128, 1024)}
+PRESETS |= {name: with_adaptive(PRESETS[name], sizes) for name, sizes in _ADAPTIVE.items()}
 
 
 def sizes_of(result: Result) -> tuple[int, ...]:
@@ -112,10 +115,12 @@ def tables(runs: Runs, kind: str) -> list[Table]:
     for label in trajectories_of(runs):
         results = runs.of(label)
         sizes = sizes_of(results[0]) if results else ()
-        rows = [
-            [name, *(shown([error(r, kind, name, size) for r in measured]) for size in sizes)]
-            for name, measured in _shown(runs, label)
-        ]
+        rows = []
+        for name in SHOWN:
+            measured = {size: measured_in(runs, label, name, size) for size in sizes}
+            if any(measured.values()):
+                errors = ([error(r, kind, name, s) for r in each] for s, each in measured.items())
+                rows.append([name, *map(shown, errors)])
         title = f"{KINDS[kind]}, mean over the second half of the {label}"
         made.append(Table(title, ["estimator", *(f"|B| = {size:,}" for size in sizes)], rows))
     return made
@@ -131,21 +136,14 @@ def panels(runs: Runs, kind: str) -> list[Panel]:
                     name,
                     results[0].series["errors"]["step"],
                     [r.series["errors"][kind][f"{name} | {size}"] for r in measured],
-                    dashed=name.startswith("sampling"),
+                    dashed=name in (*BASELINES, adaptive_error.NAME),
                 )
-                for name, measured in _shown(runs, label)
+                for name in SHOWN
+                if (measured := measured_in(runs, label, name, size))
             ]
             title = f"{label}, |B| = {size:,}"
             made.append(Panel(title, "step", KINDS[kind], lines, log_y=True))
     return made
-
-
-def _shown(runs: Runs, label: str) -> list[tuple[str, list[Result]]]:
-    """Return every estimator along a trajectory with the results that it was measured in."""
-    adaptive = adaptive_of(runs, label)
-    own = [(name, runs.of(label)) for name in NAMES]
-    place = len(BASELINES)
-    return [*own[:place], *([(adaptive_error.NAME, adaptive)] if adaptive else []), *own[place:]]
 
 
 def _each(runs: Runs, margin: Any) -> list[float]:
