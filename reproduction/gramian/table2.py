@@ -8,6 +8,7 @@ from typing import Any
 from reproduction.claims import Claim
 from reproduction.experiment import Experiment, Panel, Preset, Runs, Table, Training
 from reproduction.gramian import map_series, methods
+from reproduction.intervals import shown
 from reproduction.printed import printed
 from reproduction.readings.map_over_time import MapOverTime
 
@@ -90,7 +91,19 @@ def tables(runs: Runs) -> list[Table]:
             ["", "over", "ours, each seed", "theirs, `simple`"],
             rows,
         ),
+        *_costs(runs),
     ]
+
+
+def _costs(runs: Runs) -> list[Table]:
+    """Return what adaptive sampling costs beside the others; nothing where it was not run."""
+    if ADAPTIVE not in runs.labels:
+        return []
+    rows = [
+        [label, shown(runs.values(label, lambda r: float(r.series["map"]["cpu_seconds"][-1])), 1)]
+        for label in (*SAMPLING.values(), ADAPTIVE)
+    ]
+    return [Table("CPU seconds of the whole training; adaptive embeds its pools", ["", "s"], rows)]
 
 
 def panels(runs: Runs) -> list[Panel]:
