@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evergram.data.adaptive_sampling import Pool
 from evergram.data.corpus import Corpus
+from evergram.data.pools.pool import Pool
 from evergram.data.sampling import Batch, Draw
 from evergram.encoders.features import SIDES
 from evergram.training.build import prepare

@@ -9,7 +9,7 @@ Read in this order:
    whose answer is known. `loaders` is the table of them by the kind that a recipe names.
 3. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
 4. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3);
-   `adaptive_sampling`: entities that are drawn by what they contribute to the penalty.
+   `pools/`: entities that are drawn by what they contribute to the penalty.
 
 [G2]: Krichene et al., *Efficient training on very large corpora via Gramian estimation*, ICLR 2019.
 """
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.data.adaptive_sampling import Pool, PoolSampler
     from evergram.data.amazon import load_amazon
     from evergram.data.columnar.features import Feature, Side
     from evergram.data.columnar.vocabulary import Vocabulary
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from evergram.data.data_sets import existing
     from evergram.data.movielens import load_movielens
     from evergram.data.pair_hash import PairHash, TrainedPairs
+    from evergram.data.pools.pool import Pool
+    from evergram.data.pools.pool_sampler import PoolSampler
     from evergram.data.rolling_window import RollingWindow
     from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws
     from evergram.data.split import (
@@ -76,7 +77,6 @@ __all__ = [
 export_lazily(
     __name__,
     {
-        "adaptive_sampling": "Pool PoolSampler",
         "amazon": "load_amazon",
         "columnar.features": "Feature Side",
         "columnar.vocabulary": "Vocabulary",
@@ -84,6 +84,8 @@ export_lazily(
         "data_sets": "existing",
         "movielens": "load_movielens",
         "pair_hash": "PairHash TrainedPairs",
+        "pools.pool": "Pool",
+        "pools.pool_sampler": "PoolSampler",
         "rolling_window": "RollingWindow",
         "sampling": "EntitySampler ExampleSampler PairDraws",
         "split": "HeldOut Split given_split random_split time_split window_split",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary, to_tensor
+from evergram.data.pools.pool_sampler import entity_sampler
 from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws, measure
 from evergram.data.tables import read_keyed
 from evergram.encoders.encoder import Encoder
@@ -22,11 +23,10 @@ from evergram.errors import DataError, RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import EstimatorSettings
 from evergram.tasks.objective import Objective
-from evergram.training.entity_draws import build_independent
 from evergram.training.memory import refuse_too_large
 from evergram.training.optimizers.build_optimizers import build_optimizers
 from evergram.training.priors.factors import prior_constant
-from evergram.training.recipe import ModelRecipe, TaskRecipe
+from evergram.training.recipe import GramianRecipe, ModelRecipe, TaskRecipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.step import Joint, Step
 
@@ -94,6 +94,26 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
         measures=measures,
         pair_weight=_sparse(task.sparse, settings.strengths.penalty, corpus, measures),
     )
+
+
+def build_independent(
+    settings: GramianRecipe, corpus: Corpus, sampler: ExampleSampler, seed: int
+) -> dict[str, EntitySampler]:
+    """Return, for each side, the sampler of the entities that estimators learn from.
+
+    Raises: RecipeError: a pool is smaller than what is kept of it.
+    """
+    return {
+        side: entity_sampler(
+            corpus.counts(side),
+            sampler.measures[side],
+            kind=settings.sampler,
+            batch_size=settings.batch_size or sampler.batch_size,
+            pool_size=settings.pool_size,
+            seed=2 * seed + 1 + i,
+        )
+        for i, side in enumerate(SIDES)
+    }
 
 
 def build_estimators(

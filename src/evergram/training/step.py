@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from evergram.data.adaptive_sampling import Pool
+from evergram.data.pools.pool import Pool
 from evergram.data.sampling import Batch, Draw
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import SIDES

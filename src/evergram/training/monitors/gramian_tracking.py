@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evergram.data.pools.pool_sampler import entity_sampler
 from evergram.data.sampling import Batch, Draw
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
@@ -21,7 +22,6 @@ from evergram.evaluation.sampled_gramian_error import (
 )
 from evergram.gramian.estimator import EntityBatch, GramianEstimator
 from evergram.training.callbacks import Callback, Point
-from evergram.training.entity_draws import build_entity_sampler
 from evergram.training.recipe import GramianRecipe
 from evergram.training.step import Step
 
@@ -128,8 +128,13 @@ class Tracking(Callback):
                 factors.device
             )
             estimator.begin(run.population(now, side))
-            draws = build_entity_sampler(
-                settings, self.counts[side], measures, batch_size=1024, seed=self.seed + i
+            draws = entity_sampler(
+                self.counts[side],
+                measures,
+                kind=settings.sampler,
+                batch_size=settings.batch_size or 1024,
+                pool_size=settings.pool_size,
+                seed=self.seed + i,
             )
             shadows[side] = _Shadow(estimator, draws.epoch(0, 1 << 40))
         return shadows

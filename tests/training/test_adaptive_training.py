@@ -8,15 +8,13 @@ import pyarrow as pa
 import pytest
 import torch
 
-from evergram.data.adaptive_sampling import POOL_FACTOR, Pool, PoolSampler
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
 from evergram.encoders.kinds import ENCODERS
 from evergram.errors import RecipeError
 from evergram.kinds import kinds_where
-from evergram.training.build import build_sampler, prepare
+from evergram.training.build import build_independent, build_sampler, prepare
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.entity_draws import build_entity_sampler, build_independent
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
@@ -44,24 +42,6 @@ def test_entities_are_drawn_apart_from_pairs_in_batches_of_their_own_size() -> N
         draws = build_independent(chosen.gramian, CORPUS, sampler, 5)
         sizes[size] = [len(next(iter(draws[side].epoch(0, 1))).ids) for side in SIDES]
     assert sizes == {3: [3, 3], None: [2, 2]}
-
-
-def test_a_pool_is_as_large_as_chosen_or_a_multiple_of_what_is_kept() -> None:
-    counts, share = torch.tensor([1, 2]), torch.tensor([[0.5], [0.5]], dtype=torch.float64)
-    for keys, expected in (
-        ({}, (POOL_FACTOR * 4, 4)),
-        ({"batch_size": 3}, (POOL_FACTOR * 3, 3)),
-        ({"pool_size": 4}, (4, 4)),
-    ):
-        chosen = settings(sampler="adaptive", **keys).gramian
-        sampler = build_entity_sampler(chosen, counts, share, batch_size=4, seed=0)
-        assert isinstance(sampler, PoolSampler)
-        (pool,) = sampler.epoch(0, 1)
-        assert isinstance(pool, Pool)
-        assert (len(pool.ids), len(pool.chance)) == expected
-    assert not isinstance(
-        build_entity_sampler(settings().gramian, counts, share, batch_size=4, seed=0), PoolSampler
-    )
 
 
 def test_a_pool_smaller_than_what_is_kept_of_it_is_refused_before_training() -> None:

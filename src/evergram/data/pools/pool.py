@@ -6,18 +6,15 @@ it is trained); Bai, Goldman and Zhang, *TAPAS*, 2017 (two passes). [G1] and [G2
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from evergram.data.sampling import Draw, EntitySampler, places
+from evergram.data.sampling import Draw, places
 
 # The share of draws that are uniform over the pool: no weight is multiplied by more than 1/MIX.
 MIX = 0.1
-# P/B where the size of the pool is not chosen.
-POOL_FACTOR = 8
 
 
 def proposal(scores: Tensor) -> Tensor:
@@ -62,29 +59,3 @@ class Pool(Draw):
         ratio = 1 / (len(self.ids) * chances[kept])
         weights = (self.weights[kept].double() * ratio[:, None]).to(self.weights)
         return Draw(self.ids[kept], weights)
-
-
-class PoolSampler(EntitySampler):
-    """Draws pools of one side's entities, with r ∝ count and replacement, for `Pool.resample`.
-
-    Args:
-        counts: int64 [N], interactions.
-        measures: float64 [N, R].
-        pool_size: P.
-        batch_size: B, entities that a step keeps of a pool.
-        seed: of both passes; they are a function of (seed, epoch) and of the scores.
-    """
-
-    def __init__(
-        self, counts: Tensor, measures: Tensor, *, pool_size: int, batch_size: int, seed: int
-    ) -> None:
-        super().__init__(counts, measures, kind="linear", batch_size=batch_size, seed=seed)
-        self.pool_size = pool_size
-
-    def epoch(self, number: int, batches: int) -> Iterator[Pool]:
-        """Yield `batches` pools for an epoch."""
-        generator = self._generator(number)
-        for _ in range(batches):
-            ids = self._ids(self.pool_size, generator)
-            chance = torch.rand(self.batch_size, generator=generator, dtype=torch.float64)
-            yield Pool(ids, self.weights[ids], chance)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evergram.data.adaptive_sampling import MIX, Pool, PoolSampler, proposal
-from evergram.data.sampling import measure, measures, weights
+from evergram.data.pools.pool import MIX, Pool, proposal
+from evergram.data.sampling import measure
 
 SCORES = st.lists(
     st.floats(0, 1e6, allow_subnormal=False) | st.just(0.0), min_size=1, max_size=6
@@ -92,44 +92,19 @@ def test_a_weight_grows_by_the_inverse_of_the_uniform_share_at_most() -> None:
     assert share == pytest.approx(1 - MIX + MIX / 50, abs=0.01)
 
 
-def pools(kind_seed: int = 3, epoch: int = 0) -> list[Pool]:
-    counts = torch.arange(1, 30)
-    share = measures(counts, [0.0, 1.0])
-    sampler = PoolSampler(counts, share, pool_size=40, batch_size=7, seed=kind_seed)
-    return list(sampler.epoch(epoch, 4))
-
-
-def test_pools_are_a_function_of_seed_and_epoch() -> None:
-    def key(pool: Pool) -> list[float]:
-        return [*pool.ids.tolist(), *pool.chance.tolist()]
-
-    first = [key(p) for p in pools()]
-    assert first == [key(p) for p in pools()]
-    assert first != [key(p) for p in pools(epoch=1)]
-    assert first != [key(p) for p in pools(kind_seed=4)]
-    assert all(a != b for a, b in pairwise(first))
-    assert all((len(p.ids), len(p.chance)) == (40, 7) for p in pools())
-
-
-def test_the_first_pass_draws_by_popularity_with_the_weights_of_the_measures() -> None:
-    counts = torch.tensor([1, 9, 0, 4, 2])
-    share = measures(counts, [0.0, 1.0])
-    sampler = PoolSampler(counts, share, pool_size=500, batch_size=3, seed=0)
-    drawn = torch.zeros(5)
-    for pool in sampler.epoch(0, 200):
-        drawn += torch.bincount(pool.ids, minlength=5)
-        assert torch.equal(pool.weights, weights(share, measure(counts, 1.0))[pool.ids])
-    torch.testing.assert_close(drawn / drawn.sum(), counts / counts.sum(), rtol=0.05, atol=1e-9)
+def a_pool(size: int = 40, kept: int = 7) -> Pool:
+    draw = torch.Generator().manual_seed(0)
+    chance = torch.rand(kept, generator=draw, dtype=torch.float64)
+    return Pool(torch.arange(size), torch.rand(size, 2, generator=draw), chance)
 
 
 def test_a_pool_moves_to_a_device_whole() -> None:
-    (pool, *_) = pools()
-    moved = pool.to(torch.device("meta"))
+    moved = a_pool().to(torch.device("meta"))
     assert {moved.ids.device.type, moved.weights.device.type, moved.chance.device.type} == {"meta"}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_scores_of_a_training_that_has_diverged_draw_something(bad: float) -> None:
     """The loss is then not finite either, and that is what the training reports."""
-    kept = pools()[0].resample(torch.tensor([bad] * 40))
+    kept = a_pool().resample(torch.tensor([bad] * 40))
     assert len(kept.ids) == 7
