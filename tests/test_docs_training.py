@@ -65,7 +65,9 @@ def rows() -> list[str]:
     return [row.split("|")[2] for row in table.splitlines()[1:]]
 
 
-@pytest.mark.parametrize(("row", "kind"), [*zip(rows(), (SAGram, SampledGramian), strict=True)])
+@pytest.mark.parametrize(
+    ("row", "kind"), [*zip(rows(), (SAGram, SampledGramian, SampledGramian), strict=True)]
+)
 @pytest.mark.parametrize("sampler", ["uniform", "sqrt", "linear"])
 def test_the_keys_of_its_other_methods_are_allowed(row: str, kind: type, sampler: str) -> None:
     pairs = re.findall(r'`(\w+) = ("[^"]+")`', row)

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from reproduction.claims import Claim
 from reproduction.experiment import Experiment, Line, Panel, Runs, Table
+from reproduction.gramian.adaptive_error import trajectories_of
 from reproduction.gramian.gramian_error import KINDS, PRESETS, RATES, judged, sizes_of
 from reproduction.gramian.gramian_error import sogram_name as name_of
 from reproduction.intervals import shown
@@ -37,7 +38,7 @@ def late(result: Result, rate: float) -> float:
 
 def tables(runs: Runs) -> list[Table]:
     made = []
-    for label in runs.labels:
+    for label in trajectories_of(runs):
         results = runs.of(label)
         rows = [
             [str(rate), *(shown([read(r, rate) for r in results]) for read in (early, late))]
@@ -50,7 +51,7 @@ def tables(runs: Runs) -> list[Table]:
 
 def panels(runs: Runs) -> list[Panel]:
     made = []
-    for label in runs.labels:
+    for label in trajectories_of(runs):
         if results := runs.of(label):
             steps: Sequence[float] = results[0].series["errors"]["step"]
             lines = [Line(name_of(a), steps, [curve(r, a) for r in results]) for a in RATES]

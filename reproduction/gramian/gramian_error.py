@@ -10,7 +10,8 @@ from typing import Any
 
 from reproduction.claims import Claim
 from reproduction.experiment import Experiment, Line, Panel, Preset, Runs, Table, Training
-from reproduction.gramian import methods
+from reproduction.gramian import adaptive_error, methods
+from reproduction.gramian.adaptive_error import measured_in, trajectories_of, with_adaptive
 from reproduction.intervals import shown
 from reproduction.readings.gramian_errors import GramianErrors
 from reproduction.results import Result
@@ -26,6 +27,8 @@ BASELINES = tuple(f"sampling, {sampler}" for sampler in methods.SAMPLERS)
 SAGRAMS = ("SAGram, β = 1", "SAGram, β = 1/n")
 SOGRAM = f"SOGram, α = {RATE}"
 NAMES = (*BASELINES, SOGRAM, *SAGRAMS)
+# Those of the papers' claims, and adaptive sampling, which they cite.
+SHOWN = (*BASELINES, adaptive_error.NAME, SOGRAM, *SAGRAMS)
 # SOGram's α on the same trajectory, with the larger batch: `averaging_error`.
 RATES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5)
 KINDS = {"gramian": "‖Ĝ − G‖ / ‖G‖", "gradient": "‖∇ĝ − ∇g‖ / ‖∇g‖"}
@@ -86,6 +89,9 @@ PRESETS = {
     ),
 }
 
+_ADAPTIVE = {"tiny": (16, 64), "small": (128,), "sgd": (128,), "paper": (128, 1024)}
+PRESETS |= {name: with_adaptive(PRESETS[name], sizes) for name, sizes in _ADAPTIVE.items()}
+
 
 def sizes_of(result: Result) -> tuple[int, ...]:
     """Return the batch sizes that were measured, the smaller first."""
@@ -106,13 +112,15 @@ def judged(runs: Runs) -> list[Result]:
 
 def tables(runs: Runs, kind: str) -> list[Table]:
     made = []
-    for label in runs.labels:
+    for label in trajectories_of(runs):
         results = runs.of(label)
         sizes = sizes_of(results[0]) if results else ()
-        rows = [
-            [name, *(shown([error(r, kind, name, size) for r in results]) for size in sizes)]
-            for name in NAMES
-        ]
+        rows = []
+        for name in SHOWN:
+            measured = {size: measured_in(runs, label, name, size) for size in sizes}
+            if any(measured.values()):
+                errors = ([error(r, kind, name, s) for r in each] for s, each in measured.items())
+                rows.append([name, *map(shown, errors)])
         title = f"{KINDS[kind]}, mean over the second half of the {label}"
         made.append(Table(title, ["estimator", *(f"|B| = {size:,}" for size in sizes)], rows))
     return made
@@ -120,17 +128,18 @@ def tables(runs: Runs, kind: str) -> list[Table]:
 
 def panels(runs: Runs, kind: str) -> list[Panel]:
     made = []
-    for label in runs.labels:
+    for label in trajectories_of(runs):
         results = runs.of(label)
         for size in sizes_of(results[0]) if results else ():
             lines = [
                 Line(
                     name,
                     results[0].series["errors"]["step"],
-                    [r.series["errors"][kind][f"{name} | {size}"] for r in results],
-                    dashed=name in BASELINES,
+                    [r.series["errors"][kind][f"{name} | {size}"] for r in measured],
+                    dashed=name in (*BASELINES, adaptive_error.NAME),
                 )
-                for name in NAMES
+                for name in SHOWN
+                if (measured := measured_in(runs, label, name, size))
             ]
             title = f"{label}, |B| = {size:,}"
             made.append(Panel(title, "step", KINDS[kind], lines, log_y=True))

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from tests.support.gramian_population import DIM, FACTORS, SHARE
 
-from evergram.gramian.kinds import SAGramSettings, SampledSettings, SOGramSettings
+from evergram.gramian.kinds import ESTIMATORS, SAGramSettings, SampledSettings, SOGramSettings
 from evergram.gramian.sagram import SAGram
 from evergram.gramian.sampled import SampledGramian
 from evergram.gramian.sogram import SOGram
@@ -39,3 +39,9 @@ def test_settings_reach_the_estimator() -> None:
 def test_a_rate_outside_its_range_is_refused(rate: object) -> None:
     with pytest.raises(ValidationError):
         SOGramSettings.model_validate({"rate": rate})
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_settings_say_whether_their_estimator_looks_ahead(kind: str) -> None:
+    settings = ESTIMATORS[kind]()
+    assert settings.build(DIM, SHARE, FACTORS).wants_before == settings.wants_before

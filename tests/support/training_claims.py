@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.support.sentences import Claim, by_first, number, table
+from tests.support.sentences import ROOT, Claim, by_first, number, table
 
 README, TRAINING = "README.md", "docs/training.md"
 TOWERS, GRAPH = "docs/two-tower.md", "docs/graph.md"
@@ -201,7 +201,67 @@ def graphsage_by_its_losses() -> bool:
     return all(exact[k] < bpr[k] for k in ("Recall@20", "Recall@50"))
 
 
+def bounds(cell: str) -> tuple[float, float]:
+    """Return the ends of "0.1 ± 0.01"."""
+    mean, half = (float(part) for part in cell.split("±"))
+    return mean - half, mean + half
+
+
+def searched_losses_and_the_default() -> bool:
+    rows = by_first(TRAINING, "losses")
+    ahead = [rows[name] for name in ("huber", "squared_hinge", "logistic")]
+    (default,) = (
+        row
+        for name, row in by_first(TRAINING, "defaults").items()
+        if name.startswith("amazon-musical-instruments")
+    )
+    low, high = bounds(default["Recall@20, defaults"])
+    written = f"({default['Recall@20, defaults']} on the same"
+    return (
+        written in (ROOT / TRAINING).read_text()
+        and number(rows["squared"]["Recall@20"]) < low
+        and all(low < number(row["Recall@20"]) < high for row in ahead)
+        and all(bounds(row["/ squared"])[0] > 1 for row in ahead)
+    )
+
+
+def adaptive_sampling_is_not_told_from_linear() -> bool:
+    reproduction, page = (ROOT / "docs/reproduction.md").read_text(), (ROOT / TRAINING).read_text()
+
+    def first_row(name: str) -> list[str]:
+        lines = (x for x in reproduction.splitlines() if x.startswith(f"| {name} |"))
+        return [cell.strip() for cell in next(lines).split("|")[2:-1]]
+
+    gain = first_row("adaptive sampling")[4]
+    errors = [first_row(f"sampling, {name}")[0] for name in ("adaptive", "linear")]
+    costs = reproduction.split("**CPU seconds of the whole training")[1].split("\n\n")[1]
+    cells = dict(line.split("|")[1:3] for line in costs.splitlines())
+    seconds = [number(cells[f" {name} sampling "].strip()) for name in ("adaptive", "linear")]
+    low, high = bounds(gain.removesuffix("%"))
+    (one, other) = map(bounds, errors)
+    return (
+        all(figure in " ".join(page.split()) for figure in (gain, " and ".join(errors)))
+        and low < 0 < high
+        and one[0] < other[1]
+        and other[0] < one[1]
+        and 1.8 < seconds[0] / seconds[1] < 2.2
+    )
+
+
+def square_is_below_popularity() -> bool:
+    rows = by_first(TRAINING, "losses")
+    square, floor = (bounds(rows[n]["Recall@20"]) for n in ("spherical, square", "popularity"))
+    return square[1] < floor[0]
+
+
 CLAIMS: list[Claim] = [
+    (TRAINING, 'The searched "squared" is below the same loss', searched_losses_and_the_default),
+    (
+        TRAINING,
+        "three seeds do not tell adaptive sampling from",
+        adaptive_sampling_is_not_told_from_linear,
+    ),
+    (TRAINING, '"spherical, square" ends below popularity', square_is_below_popularity),
     (TRAINING, "SOGram that learns from the previous batch is within", previous_and_independent),
     (TRAINING, "the Gramian of the last batch is within 0.005", last_batch_near_sogram),
     (TRAINING, "Libraries for least squares are faster", least_squares_are_faster),

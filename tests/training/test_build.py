@@ -15,7 +15,6 @@ from evergram.encoders.features import SIDES
 from evergram.errors import DataError, RecipeError, ShapeError
 from evergram.training.build import (
     Companions,
-    build_independent,
     build_measures,
     build_sampler,
     pick_device,
@@ -79,8 +78,8 @@ def test_a_file_of_weights_that_cannot_be_a_measure_is_refused(
 
 def test_excluded_pairs_take_exactly_their_penalty_off_again() -> None:
     """Σ over all pairs of λ p q s², plus (1/n) Σ w s², is the sum over unobserved pairs alone."""
-    task = recipe(task={"penalty": 2.0, "sparse": "exclude", "query_measure": 0.5}).task
-    sampler = build_sampler(task, CORPUS, penalty=[2.0], batch_size=2, seed=0)
+    task = {"penalty": 2.0, "sparse": "exclude", "query_measure": 0.5}
+    sampler = build_sampler(settings(task=task), CORPUS)
     scores = torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     p, q = (sampler.measures[side][:, 0] for side in SIDES)
     everywhere = 2.0 * torch.outer(p, q) * scores.square()
@@ -90,17 +89,6 @@ def test_excluded_pairs_take_exactly_their_penalty_off_again() -> None:
     unobserved = torch.ones(3, 2, dtype=torch.bool)
     unobserved[query, candidate] = False
     torch.testing.assert_close(everywhere.sum() + sparse, everywhere[unobserved].sum())
-
-
-def test_entities_are_drawn_apart_from_pairs_in_batches_of_their_own_size() -> None:
-    chosen = recipe(gramian={"batch": "independent", "batch_size": 3})
-    sampler = build_sampler(chosen.task, CORPUS, penalty=[1.0], batch_size=2, seed=5)
-    draws = build_independent(chosen.gramian, CORPUS, sampler, 5)
-    ids = {side: next(iter(draws[side].epoch(0, 1))).ids for side in SIDES}
-    assert [len(ids[side]) for side in SIDES] == [3, 3]
-    plain = recipe(gramian={"batch": "independent"})
-    drawn = build_independent(plain.gramian, CORPUS, sampler, 5)["query"]
-    assert len(next(iter(drawn.epoch(0, 1))).ids) == sampler.batch_size
 
 
 def test_an_epoch_has_a_short_batch_if_the_recipe_wants_it() -> None:

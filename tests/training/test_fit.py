@@ -29,6 +29,8 @@ SETTINGS = {
     "sagram": ["gramian.kind=sagram"],
     "sagram 1": ["gramian.kind=sagram", "gramian.beta=1", "gramian.batch=independent"],
     "sampled": ["gramian.kind=sampled", "gramian.batch=independent", "gramian.sampler=sqrt"],
+    "adaptive": ["gramian.kind=sampled", "gramian.batch=independent", "gramian.sampler=adaptive"],
+    "adaptive, sogram": ["gramian.batch=independent", "gramian.sampler=adaptive"],
     "few": ["gramian.kind=sampled", "gramian.batch=independent", "gramian.batch_size=6"],
     "auto": ["gramian.rate=auto", "gramian.decay=0.0"],
     "tower": ["model.kind=two_tower"],

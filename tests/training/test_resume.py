@@ -62,6 +62,10 @@ def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
         "gramian.kind=sagram gramian.memory=0",
         "gramian.kind=sagram gramian.beta=1",
         "gramian.kind=sampled gramian.batch=independent gramian.batch_size=5",
+        "gramian.kind=sampled gramian.batch=independent gramian.sampler=adaptive "
+        "gramian.gradient=sampled",
+        "gramian.kind=sagram gramian.batch=independent gramian.sampler=adaptive "
+        "gramian.batch_size=20 gramian.pool_size=50",
         "task.kind=softmax task.penalty=0",
         "task.kind=bpr task.penalty=1",
         "task.kind=second_order task.penalty=0 task.query_measure=1",

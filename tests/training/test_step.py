@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import Batch
+from evergram.data.pools.pool import Pool
+from evergram.data.sampling import Batch, Draw
 from evergram.encoders.features import SIDES
 from evergram.training.build import prepare
 from evergram.training.loop import run_epoch
@@ -23,12 +24,18 @@ CPU = torch.device("cpu")
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("batch", "gradient"),
-    [("previous", "examples"), ("independent", "examples"), ("independent", "sampled")],
+    ("batch", "gradient", "sampler"),
+    [
+        ("previous", "examples", ""),
+        ("independent", "examples", "sqrt"),
+        ("independent", "sampled", "sqrt"),
+        ("independent", "examples", "adaptive"),
+        ("independent", "sampled", "adaptive"),
+    ],
 )
 @pytest.mark.parametrize("measure", [0.0, 0.5])
 def test_the_gradient_is_independent_of_its_own_batch(
-    batch: str, gradient: str, measure: float
+    batch: str, gradient: str, sampler: str, measure: float
 ) -> None:
     """Averaged over batches at fixed embeddings, the step's gradient is that of the objective,
     whether the penalty's is over the pairs' entities or over those that were drawn.
@@ -52,17 +59,17 @@ def test_the_gradient_is_independent_of_its_own_batch(
             },
             # Rate 1: all of Ĝ is one batch, so that a dependence shows in full.
             "gramian": {"rate": 1.0, "batch": batch}
-            | ({"sampler": "sqrt", "gradient": gradient} if batch == "independent" else {}),
+            | ({"sampler": sampler, "gradient": gradient} if batch == "independent" else {}),
             "training": {"batch_size": 4, "precondition": 0.0},
         }
     )
-    step, sampler, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
+    step, pairs_sampler, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
     step.optimizers = []
     encoder = step.encoder
     total: dict[str, Tensor] = {n: torch.zeros_like(p) for n, p in encoder.named_parameters()}
     steps = 0
     for epoch in range(1000):
-        for _ in run_epoch(step, sampler, draws, epoch, CPU):
+        for _ in run_epoch(step, pairs_sampler, draws, epoch, CPU):
             if epoch:  # the first steps have no Gramian yet
                 steps += 1
                 for name, parameter in encoder.named_parameters():
@@ -130,3 +137,115 @@ def test_a_population_gives_every_entity_once_with_shares_that_sum_to_one() -> N
     assert torch.equal(rows, embeddings.rows("candidate", torch.arange(3)))
     assert float(share.sum()) == pytest.approx(1)
     assert factors.shape == (3, 0)
+
+
+def adaptive_step(penalty: float | list[float], **settings: Any) -> tuple[Step, dict[str, Pool]]:
+    """A step on six pairs with SOGram, and a pool of each side of which it keeps 200."""
+    corpus = Corpus.from_tables(pa.table({"query": [*"aabbcc"], "candidate": [*"xyxzyz"]}))
+    measures = [0.0, 1.0] if isinstance(penalty, list) else [0.0]
+    task = {"penalty": penalty, "query_measure": measures, "candidate_measure": measures}
+    recipe = Recipe.of(
+        {
+            "data": {"kind": "synthetic"},
+            "model": {"dim": 3, "scale": 1.0},
+            "task": {**task, "l2": 0.0, **settings},
+            "gramian": {
+                "rate": 0.5,
+                "batch": "independent",
+                "sampler": "adaptive",
+                "batch_size": 200,
+                "pool_size": 300,
+            },
+            "training": {"batch_size": 2},
+        }
+    )
+    step, _, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
+    assert draws is not None
+    pools = {side: next(iter(draws[side].epoch(0, 1))) for side in SIDES}
+    kept: dict[str, Pool] = {}
+    for side, pool in pools.items():
+        assert isinstance(pool, Pool)
+        kept[side] = pool
+    return step, kept
+
+
+def shares(ids: Tensor) -> Tensor:
+    return torch.bincount(ids, minlength=3) / len(ids)
+
+
+@pytest.mark.parametrize("penalty", [4.0, [3.0, 0.5]])
+def test_a_pool_is_drawn_from_by_contribution_to_the_penalty(penalty: float | list[float]) -> None:
+    """Against Σ_r λ_r μ_r vᵀ Ĝ v by loops, with the estimates that the step had before the draw."""
+    step, pools = adaptive_step(penalty)
+    gramians = {s: torch.eye(3) * torch.tensor([5.0, 1.0, 0.1]) for s in SIDES}
+    for side in SIDES:
+        for estimator in step.estimators[side]:
+            estimator.matrix = gramians[side]
+            estimator.missing = torch.zeros((), dtype=torch.float64)
+    step.encoder.train()
+    with step.look() as embeddings:
+        draws = step.resampled(embeddings, pools)
+    for side, pool in pools.items():
+        table = step.encoder.get_parameter(f"{side}.weight").detach()
+        strengths = penalty if isinstance(penalty, list) else [penalty]
+        scores = torch.tensor(
+            [
+                sum(
+                    lam
+                    * float(pool.weights[i, r])
+                    * float(table[row] @ gramians[side] @ table[row])
+                    for r, lam in enumerate(strengths)
+                )
+                for i, row in enumerate(pool.ids.tolist())
+            ]
+        )
+        expected = pool.resample(scores)
+        assert torch.equal(draws[side].ids, expected.ids)
+        torch.testing.assert_close(draws[side].weights, expected.weights)
+        assert len(expected.ids) == 200
+    assert step.encoder.training
+    # Without an estimate yet, a pool is drawn from evenly.
+    fresh, _ = adaptive_step(penalty)
+    with fresh.look() as embeddings:
+        even = fresh.resampled(embeddings, pools)
+    for side, pool in pools.items():
+        assert float((shares(even[side].ids) - shares(pool.ids)).abs().max()) < 0.1
+        assert torch.equal(pool.resample(torch.zeros(300)).ids, even[side].ids)
+
+
+def test_without_a_penalty_the_gramian_of_a_task_decides() -> None:
+    step, pools = adaptive_step(0.0, kind="second_order")
+    for side in SIDES:
+        (estimator,) = step.estimators[side]
+        estimator.matrix = torch.cat(
+            [torch.diag(torch.tensor([9.0, 0.0, 0.0])), torch.zeros(3, 1)], 1
+        )
+        estimator.missing = torch.zeros((), dtype=torch.float64)
+    with step.look() as embeddings:
+        draws = step.resampled(embeddings, pools)
+    assert any(
+        not torch.equal(draws[s].ids, pools[s].resample(torch.zeros(300)).ids) for s in SIDES
+    )
+
+
+def test_draws_that_are_no_pools_stay_as_they_are() -> None:
+    step, pools = adaptive_step(1.0)
+    plain = {side: Draw(pool.ids, pool.weights) for side, pool in pools.items()}
+    with step.look() as embeddings:
+        assert step.resampled(embeddings, plain) == plain
+
+
+def test_the_estimate_after_a_step_is_that_of_what_was_kept_of_the_pool() -> None:
+    step, pools = adaptive_step(1.0)
+    step.begin_epoch()
+    with step.look() as embeddings:
+        kept = step.resampled(embeddings, pools)
+        rows = {s: embeddings.rows(s, kept[s].ids) for s in SIDES}
+    one = torch.zeros(2, dtype=torch.int64)
+    weight = torch.ones(2, 1)
+    step(Batch(one, one, torch.ones(2), weight, weight), pools)
+    for side in SIDES:
+        weighted = rows[side] * kept[side].weights / 200
+        torch.testing.assert_close(
+            step.estimators[side][0].gramian(), weighted.T @ rows[side], rtol=1e-5, atol=1e-6
+        )

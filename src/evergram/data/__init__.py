@@ -8,7 +8,8 @@ Read in this order:
    `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), and `synthetic`, a corpus
    whose answer is known. `loaders` is the table of them by the kind that a recipe names.
 3. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
-4. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3).
+4. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3);
+   `pools/`: entities that are drawn by what they contribute to the penalty.
 
 [G2]: Krichene et al., *Efficient training on very large corpora via Gramian estimation*, ICLR 2019.
 """
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from evergram.data.data_sets import existing
     from evergram.data.movielens import load_movielens
     from evergram.data.pair_hash import PairHash, TrainedPairs
+    from evergram.data.pools.pool import Pool
+    from evergram.data.pools.pool_sampler import PoolSampler
     from evergram.data.rolling_window import RollingWindow
     from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws
     from evergram.data.split import (
@@ -51,6 +54,8 @@ __all__ = [
     "PairDraws",
     "PairHash",
     "Planted",
+    "Pool",
+    "PoolSampler",
     "RollingWindow",
     "Side",
     "Split",
@@ -79,6 +84,8 @@ export_lazily(
         "data_sets": "existing",
         "movielens": "load_movielens",
         "pair_hash": "PairHash TrainedPairs",
+        "pools.pool": "Pool",
+        "pools.pool_sampler": "PoolSampler",
         "rolling_window": "RollingWindow",
         "sampling": "EntitySampler ExampleSampler PairDraws",
         "split": "HeldOut Split given_split random_split time_split window_split",

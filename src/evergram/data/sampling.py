@@ -222,13 +222,28 @@ class EntitySampler:
 
     def epoch(self, number: int, batches: int) -> Iterator[Draw]:
         """Yield `batches` draws for an epoch."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        generator = self._generator(number)
         for _ in range(batches):
-            chance = torch.rand(self.batch_size, generator=generator, dtype=torch.float64)
-            # Rounding may leave the last bound below 1.
-            ids = torch.searchsorted(self.bounds, chance * self.bounds[-1], right=True)
-            ids = ids.clamp(max=len(self.bounds) - 1)
+            ids = self._ids(self.batch_size, generator)
             yield Draw(ids, self.weights[ids])
+
+    def _generator(self, epoch: int) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+
+    def _ids(self, size: int, generator: torch.Generator) -> Tensor:
+        return places(self.bounds, torch.rand(size, generator=generator, dtype=torch.float64))
+
+
+def places(bounds: Tensor, chance: Tensor) -> Tensor:
+    """Return the place of each uniform number of [0, 1) among cumulated probabilities, int64 [B].
+
+    Args:
+        bounds: float64 [N], cumulated.
+        chance: float64 [B].
+    """
+    # Rounding may leave the last bound below 1.
+    ids = torch.searchsorted(bounds, chance * bounds[-1], right=True)
+    return ids.clamp(max=len(bounds) - 1)
 
 
 def measures(counts: Tensor, powers: Sequence[float]) -> Tensor:

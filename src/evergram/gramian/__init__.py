@@ -9,7 +9,8 @@ with `docs/penalty.md`. Its parts also work by themselves; read them in this ord
    may contain; `EntityBatch` go in and a `Moment` comes out.
 3. The estimators: `ExactGramian`, the oracle; `SampledGramian`, the last batch; `SOGram` and
    `AdaptiveSOGram`, averages; `SAGram` and `GrowingSAGram`, a cache; `Storm`, recursive momentum.
-4. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row.
+4. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row. `contributions`:
+   each row's share in the penalty, by which adaptive sampling draws rows.
 
 Sources: [G1] Krichene et al., Efficient training on very large corpora via Gramian estimation,
 2018. [G2] the same, ICLR 2019. What the two define, in one notation: `docs/method.md`.
@@ -23,6 +24,7 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.gramian.adaptive_sogram import AdaptiveSOGram
+    from evergram.gramian.contributions import contributions
     from evergram.gramian.estimator import (
         EntityBatch,
         GramianEstimator,
@@ -54,6 +56,7 @@ __all__ = [
     "SOGram",
     "SampledGramian",
     "Storm",
+    "contributions",
     "exact_moment",
     "orthogonal_penalty",
     "quadratic_penalty",
@@ -63,6 +66,7 @@ export_lazily(
     __name__,
     {
         "adaptive_sogram": "AdaptiveSOGram",
+        "contributions": "contributions",
         "estimator": "EntityBatch GramianEstimator Moment exact_moment",
         "exact": "ExactGramian",
         "gramian_penalty.entity_measure": "EntityMeasure",

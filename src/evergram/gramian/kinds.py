@@ -24,6 +24,8 @@ class EstimatorSettings(KindSettings):
 
     # False of an estimator that looks at every entity before each step instead.
     learns_from_batches: ClassVar[bool] = True
+    # True of an estimator that must know a step's entities one step before, see `EntityBatch`.
+    wants_before: ClassVar[bool] = False
 
     @abstractmethod
     def build(
@@ -108,6 +110,7 @@ class StormSettings(AverageSettings):
     """A moving average that moves along with the embeddings."""
 
     kind = "storm"
+    wants_before = True
 
     def build(
         self, dim: int, measure: Tensor, factors: Tensor, file: Path | None = None

@@ -53,14 +53,7 @@ class PairFit:
     def of(cls, recipe: Recipe, corpus: Corpus, version: int) -> PairFit:
         """Return how a recipe fits the transform of a version on its training corpus."""
         settings = FitSettings.of(recipe, corpus, version)
-        sampler = build_sampler(
-            settings.task,
-            corpus,
-            penalty=settings.strengths.penalty,
-            batch_size=settings.batch_size,
-            seed=settings.version_seed,
-            short_batch=settings.training.short_batch,
-        )
+        sampler = build_sampler(settings, corpus)
         upgrade = recipe.upgrade
         every = settings.training.evaluate_every
         return cls(sampler, upgrade.fit_epochs, every, upgrade.select_after)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary, to_tensor
+from evergram.data.pools.pool_sampler import entity_sampler
 from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws, measure
 from evergram.data.tables import read_keyed
 from evergram.encoders.encoder import Encoder
@@ -73,43 +74,42 @@ def build_measures(task: TaskRecipe, corpus: Corpus, side: str) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-def build_sampler(
-    task: TaskRecipe,
-    corpus: Corpus,
-    *,
-    penalty: Sequence[float],
-    batch_size: int,
-    seed: int,
-    short_batch: bool = False,
-) -> ExampleSampler:
+def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
     """Return the sampler of each epoch's pairs.
 
-    Args:
-        penalty: λ of each measure.
-        short_batch: whether an epoch has a last, smaller batch.
     Raises: DataError: a column that the task needs is absent.
     """
+    task = settings.task
     measures = {side: build_measures(task, corpus, side) for side in SIDES}
     return ExampleSampler(
         corpus,
-        PairDraws(task.chosen.pair_target, task.drawn, task.chosen.wants_negatives, short_batch),
-        batch_size=batch_size,
-        seed=seed,
+        PairDraws(
+            task.chosen.pair_target,
+            task.drawn,
+            task.chosen.wants_negatives,
+            settings.training.short_batch,
+        ),
+        batch_size=settings.batch_size,
+        seed=settings.version_seed,
         measures=measures,
-        pair_weight=_sparse(task.sparse, penalty, corpus, measures),
+        pair_weight=_sparse(task.sparse, settings.strengths.penalty, corpus, measures),
     )
 
 
 def build_independent(
     settings: GramianRecipe, corpus: Corpus, sampler: ExampleSampler, seed: int
 ) -> dict[str, EntitySampler]:
-    """Return, for each side, the sampler of the entities that estimators learn from."""
+    """Return, for each side, the sampler of the entities that estimators learn from.
+
+    Raises: RecipeError: a pool is smaller than what is kept of it.
+    """
     return {
-        side: EntitySampler(
+        side: entity_sampler(
             corpus.counts(side),
             sampler.measures[side],
             kind=settings.sampler,
             batch_size=settings.batch_size or sampler.batch_size,
+            pool_size=settings.pool_size,
             seed=2 * seed + 1 + i,
         )
         for i, side in enumerate(SIDES)
@@ -165,14 +165,7 @@ def prepare(
         encoder.start_from(companions.start)
     if companions.joint is not None:
         companions.joint.to(device)
-    sampler = build_sampler(
-        settings.task,
-        corpus,
-        penalty=settings.strengths.penalty,
-        batch_size=settings.batch_size,
-        seed=settings.version_seed,
-        short_batch=settings.training.short_batch,
-    )
+    sampler = build_sampler(settings, corpus)
     prior = settings.prior.chosen.build(corpus, companions.past, settings.seed)
     objective = _objective(settings, corpus, prior, sampler.measures).to(device)
     factors = {

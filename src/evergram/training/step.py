@@ -11,10 +11,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from evergram.data.pools.pool import Pool
 from evergram.data.sampling import Batch, Draw
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import SIDES
-from evergram.gramian.estimator import EntityBatch, GramianEstimator, Population
+from evergram.gramian.contributions import contributions
+from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Population
 from evergram.gramian.preconditioner import preconditioner
 from evergram.tasks.objective import Objective
 from evergram.tasks.task import Encoded, Moments, Spread
@@ -86,7 +88,8 @@ class Step:
         """Train on one batch.
 
         Args:
-            draws: entities that the estimators learn from before the gradient; with `independent`.
+            draws: entities that the estimators learn from before the gradient, or pools of them;
+                with `independent`.
             upcoming: ids of the next draws (or of the next batch), for estimators that want to see
                 them at the parameters before this step too; None at an epoch's end.
         Returns: the objective's value, detached.
@@ -100,6 +103,7 @@ class Step:
                 for r, estimator in enumerate(self.estimators[side]):
                     estimator.begin(self.population(embeddings, side, r))
             if draws is not None:
+                draws = self.resampled(embeddings, draws)
                 drawn = self._drawn(embeddings, draws)
                 self._update(
                     {s: (draws[s].ids, draws[s].weights, drawn[s].rows.detach()) for s in SIDES}
@@ -111,7 +115,7 @@ class Step:
             embeddings.rows("candidate", batch.candidate),
         )
         encoded = self._encoded(embeddings, batch, (query, candidate), everyone)
-        moments = {s: [e.moment() for e in self.estimators[s]] if wanted else [] for s in SIDES}
+        moments = self._moments if wanted else {s: [] for s in SIDES}
         if wanted and self.precondition:
             self._turn(encoded, moments)
         loss = self.objective(encoded, batch, moments)
@@ -141,6 +145,40 @@ class Step:
     def wants_before(self) -> bool:
         """Whether an estimator wants the next batch's embeddings from before a step too."""
         return any(e.wants_before for side in SIDES for e in self.estimators[side])
+
+    @property
+    def _moments(self) -> dict[str, list[Moment]]:
+        """The estimates of each side as they are now, one a measure."""
+        return {s: [e.moment() for e in self.estimators[s]] for s in SIDES}
+
+    def resampled(
+        self,
+        embeddings: Embeddings,
+        draws: Mapping[str, Draw],
+        moments: Moments | None = None,
+    ) -> dict[str, Draw]:
+        """Return what estimators learn from: of a pool entities drawn by their contribution to the
+        penalty; any other draw as it is.
+
+        A pool is embedded in evaluation mode: it moves no running statistics.
+
+        Args:
+            moments: of both sides, made without knowledge of the draws; None: the step's own. They
+                may be of the first measures alone.
+        """
+        chosen = dict(draws)
+        for side, other in zip(SIDES, reversed(SIDES), strict=True):
+            pool = draws[side]
+            if isinstance(pool, Pool):
+                with self.encoder.evaluating():
+                    rows = embeddings.rows(side, pool.ids)
+                others = (self._moments if moments is None else moments)[other]
+                # Without λ, where only a task or an orthogonal term uses Gramians, all count alike.
+                penalty = self.objective.penalty
+                strengths = (penalty if any(penalty) else [1.0] * len(penalty))[: len(others)]
+                scores = contributions(rows, pool.weights, others, strengths)
+                chosen[side] = pool.resample(scores)
+        return chosen
 
     @contextmanager
     def look(self) -> Iterator[Embeddings]:

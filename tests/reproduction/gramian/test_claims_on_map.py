@@ -41,6 +41,16 @@ def test_table2_is_judged_by_the_worst_sampler() -> None:
     assert table2.linear_sogram_is_best(better)[0] < 0
 
 
+def test_table2_has_what_adaptive_sampling_costs_only_where_it_was_run() -> None:
+    assert len(table2.tables(table2_runs())) == 2
+    made, _, costs = table2.tables(table2_runs(**{table2.ADAPTIVE: 0.11}))
+    # A made-up curve has one CPU second an evaluation.
+    assert [row[0] for row in costs.rows] == [*table2.SAMPLING.values(), table2.ADAPTIVE]
+    assert costs.rows[-1][1] == "3.0"
+    gain = {row[0]: row for row in made.rows}[table2.ADAPTIVE][made.header.index("gain at the end")]
+    assert gain == "+10.0 %"
+
+
 def test_table2s_time_counts_in_full_where_a_baseline_is_never_reached() -> None:
     # .12 is above .10 at the second of three points, .9 × .12 = .108.
     assert table2.time_saved(table2_runs()) == [pytest.approx(30 - 200 / 3)]

@@ -112,3 +112,20 @@ def test_an_exact_estimator_has_no_error_and_a_frozen_one_has(small: Recipe) -> 
     # `exact` is asked to begin before the step that it is measured after: nothing moved.
     assert last["exact"] < 1e-5
     assert last["slow"] < 0.5 * last["fast"]
+
+
+def test_a_rival_may_draw_adaptively_by_its_own_estimates(small: Recipe) -> None:
+    """Its draws are those of a run of its own with the same seed on embeddings that stand still."""
+    table = {"kind": "sampled", "batch": "independent", "batch_size": 200}
+    chosen = {
+        sampler: GramianRecipe.of({**table, "sampler": sampler})
+        for sampler in ("linear", "adaptive")
+    }
+    recipe = Recipe.of(
+        small.model_dump(), ["training.epochs=4", "model.scale=1.0", "training.table_rate=1e-9"]
+    )
+    look = tracking(recipe, chosen, every=2)
+    split = split_for(recipe, load_corpus(recipe), 0)
+    fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[look]))
+    mean = {name: interval.value for name, interval in look.mean(look.gramian).items()}
+    assert 0 < mean["adaptive"] < mean["linear"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from evergram.gramian.kinds import ESTIMATORS
 from evergram.training.recipe import GramianRecipe, ModelRecipe, TaskRecipe
 
 
@@ -52,3 +53,13 @@ def test_a_kinds_own_settings_are_those_of_its_table() -> None:
     assert GramianRecipe.of({"rate": 0.2}).chosen.model_dump()["rate"] == 0.2
     with pytest.raises(ValidationError, match="batch_size"):
         GramianRecipe.of({"batch_size": 0})
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_adaptive_sampling_is_for_estimators_that_need_no_look_ahead(kind: str) -> None:
+    values = {"kind": kind, "batch": "independent", "sampler": "adaptive"}
+    if not ESTIMATORS[kind].wants_before:
+        assert GramianRecipe.of(values).sampler == "adaptive"
+        return
+    with pytest.raises(ValidationError, match=f"gramian.kind = '{kind}' must know the entities"):
+        GramianRecipe.of(values)

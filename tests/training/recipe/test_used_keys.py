@@ -51,6 +51,10 @@ TINY: dict[str, Any] = {
         ("gramian.beta=1", "gramian.beta is used with gramian.kind = 'sagram' only"),
         ("gramian={kind='exact',rate=0.1}", "gramian.rate is used with gramian.kind = 'sogram' or"),
         ("gramian.sampler=sqrt", "gramian.sampler is used with gramian.batch = 'independent' only"),
+        (
+            "gramian.batch=independent gramian.pool_size=99",
+            "gramian.pool_size is used with gramian.sampler = 'adaptive' only, .* is 'linear'",
+        ),
         ("gramian.kind=exact gramian.batch=previous", "gramian.batch is used with gramian.kind ="),
         ("training.layer_rate=0.1", "training.layer_rate is used with model.kind = 'two_tower' or"),
         (
@@ -165,6 +169,8 @@ IDLE = [
     ("task.l2=0", "task.l2_measure=penalty"),
     ("", "prior.value=2.0", "prior.rank=3", "gramian.beta=1", "gramian.memory=0.0"),
     ("", "gramian.form=pairs", "gramian.sampler=sqrt", "gramian.batch_size=7"),
+    ("", "gramian.sampler=adaptive", "gramian.pool_size=99"),
+    ("gramian.batch=independent", "gramian.pool_size=999"),
     ("", "training.feature_rate=0.3", "training.layer_rate=0.3", "training.watch_candidates=3"),
     ("task.kind=bpr", "task.loss=logistic", "task.target=value"),
     ("task.kind=bpr task.penalty=0", "gramian.kind=storm", "gramian.batch=independent"),

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evergram.data.sampling import Batch, Draw, EntitySampler
+from evergram.data.pools.pool_sampler import entity_sampler
+from evergram.data.sampling import Batch, Draw
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
 from evergram.evaluation.gramian_error import Truth
@@ -91,8 +92,7 @@ class Tracking(Callback):
             if not self._shadows:
                 self._shadows = {n: self._shadow(run, now, s) for n, s in self.rivals.items()}
             for shadows in self._shadows.values():
-                for side, shadow in shadows.items():
-                    self._follow(run, now, side, shadow, at.device)
+                self._follow(run, now, shadows, at.device)
             if measured:
                 self._measure(run, now, at.step)
 
@@ -128,32 +128,38 @@ class Tracking(Callback):
                 factors.device
             )
             estimator.begin(run.population(now, side))
-            draws = EntitySampler(
+            draws = entity_sampler(
                 self.counts[side],
                 measures,
                 kind=settings.sampler,
                 batch_size=settings.batch_size or 1024,
+                pool_size=settings.pool_size,
                 seed=self.seed + i,
             )
             shadows[side] = _Shadow(estimator, draws.epoch(0, 1 << 40))
         return shadows
 
     def _follow(
-        self, run: Step, now: Embeddings, side: str, shadow: _Shadow, device: torch.device
+        self, run: Step, now: Embeddings, shadows: Mapping[str, _Shadow], device: torch.device
     ) -> None:
-        draw = shadow.upcoming or next(shadow.draws).to(device)
-        rows = EntityBatch(
-            draw.ids,
-            draw.weights[:, 0],
-            now.rows(side, draw.ids),
-            run.factors[side][draw.ids],
-            shadow.before,
-        )
-        shadow.estimator.begin(run.population(now, side))
-        shadow.estimator.update(rows)
-        if shadow.estimator.wants_before:
-            shadow.upcoming = next(shadow.draws).to(device)
-            shadow.before = now.rows(side, shadow.upcoming.ids)
+        draws: dict[str, Draw] = {}
+        for side, shadow in shadows.items():
+            draws[side] = shadow.upcoming or next(shadow.draws).to(device)
+            shadow.estimator.begin(run.population(now, side))
+        moments = {side: [shadow.estimator.moment()] for side, shadow in shadows.items()}
+        for side, draw in run.resampled(now, draws, moments).items():
+            shadow = shadows[side]
+            rows = EntityBatch(
+                draw.ids,
+                draw.weights[:, 0],
+                now.rows(side, draw.ids),
+                run.factors[side][draw.ids],
+                shadow.before,
+            )
+            shadow.estimator.update(rows)
+            if shadow.estimator.wants_before:
+                shadow.upcoming = next(shadow.draws).to(device)
+                shadow.before = now.rows(side, shadow.upcoming.ids)
 
     def _measure(self, run: Step, now: Embeddings, step: int) -> None:
         truths = {side: self._truth(run, now, side, step) for side in SIDES}

@@ -132,11 +132,24 @@ class GramianRecipe(KindTable):
     kind: str = "sogram"
     # Estimators learn from the batch before, or from entities that `sampler` draws apart.
     batch: Literal["previous", "independent"] = "previous"
-    sampler: Literal["uniform", "sqrt", "linear"] = "linear"
+    # With r ∝ 1, √count or count; or of a pool (r ∝ count) by what each contributes to the penalty.
+    sampler: Literal["uniform", "sqrt", "linear", "adaptive"] = "linear"
     batch_size: Positive | None = None
+    # Entities of that pool; absent, eight times as many as are kept of it.
+    pool_size: Positive | None = None
     # The penalty's gradient is over the examples of a step, or over those that `sampler` draws: the
     # sampling baselines of [G2] §4.
     gradient: Literal["examples", "sampled"] = "examples"
+
+    @model_validator(mode="after")
+    def _draws_when_it_can(self) -> GramianRecipe:
+        if self.sampler == "adaptive" and self.chosen.wants_before:
+            raise ValueError(
+                "gramian.sampler = 'adaptive' draws by the embeddings of the step itself, and "
+                f"gramian.kind = {self.kind!r} must know the entities one step before; set "
+                "gramian.kind = 'sogram' or gramian.sampler = 'linear'"
+            )
+        return self
 
     @property
     def chosen(self) -> EstimatorSettings:

@@ -106,7 +106,7 @@ def _rules_of_kinds() -> Iterator[Only]:
                 yield Only(f"{name}.{key}", f"{name}.{table.chooser}", tuple(kinds))
     yield Only("data.path", "data.kind", tuple(kind for kind in LOADERS if kind != "synthetic"))
     yield Only(
-        "gramian.batch gramian.sampler gramian.batch_size",
+        "gramian.batch gramian.sampler gramian.batch_size gramian.pool_size",
         "gramian.kind",
         kinds_where(ESTIMATORS, "learns_from_batches"),
     )
@@ -175,7 +175,12 @@ RULES = (
     Only("split.versions split.end split.last", "split.kind", ("time",)),
     Only("split.selection", "split.kind", ("random", "time")),
     Only("task.l2_measure", "task.l2", test=lambda r: bool(r.task.l2), needs="task.l2 above 0"),
-    Only("gramian.sampler gramian.batch_size gramian.gradient", "gramian.batch", ("independent",)),
+    Only(
+        "gramian.sampler gramian.batch_size gramian.pool_size gramian.gradient",
+        "gramian.batch",
+        ("independent",),
+    ),
+    Only("gramian.pool_size", "gramian.sampler", ("adaptive",)),
     Only(
         "training.watch_candidates",
         "training.watch_minutes",

@@ -1,0 +1,1 @@
+"""Adaptive sampling: pools of entities, of which a step keeps a few."""

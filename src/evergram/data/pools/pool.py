@@ -1,0 +1,61 @@
+"""Two-pass adaptive sampling: a large pool by popularity, and a few of it by the model's scores.
+
+Sources: Bengio and Senécal, IEEE Trans. Neural Networks 2008 (a proposal that follows the model as
+it is trained); Bai, Goldman and Zhang, *TAPAS*, 2017 (two passes). [G1] and [G2] cite both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergram.data.sampling import Draw, places
+
+# The share of draws that are uniform over the pool: no weight is multiplied by more than 1/MIX.
+MIX = 0.1
+
+
+def proposal(scores: Tensor) -> Tensor:
+    """Return the probabilities q = (1 − ε) score / Σ score + ε / P, float64 [P].
+
+    Args:
+        scores: [P], ≥ 0; where all are 0, q is uniform.
+    Source: docs/method.md, "Adaptive sampling".
+    """
+    wide = scores.double()
+    total = wide.sum()
+    even = torch.full_like(wide, 1 / len(wide))
+    return torch.where(total > 0, (1 - MIX) * wide / total.clamp(min=1e-300) + MIX * even, even)
+
+
+@dataclass(frozen=True)
+class Pool(Draw):
+    """A draw of P entities, of which a step keeps B by their scores.
+
+    Args:
+        ids, weights: int64 [P] and float32 [P, R] of the first pass, in itself a draw that stands
+            for the measures.
+        chance: float64 [B], uniform in [0, 1): it decides the second pass, once there are scores.
+    """
+
+    chance: Tensor
+
+    def to(self, device: torch.device) -> Pool:
+        return Pool(self.ids.to(device), self.weights.to(device), self.chance.to(device))
+
+    def resample(self, scores: Tensor) -> Draw:
+        """Return B entities of the pool, drawn with replacement by `proposal(scores)`.
+
+        Weights are μ/(P q): (1/B) Σ μ f over the draw has (1/P) Σ μ f over the pool as its
+        expectation, for any function f of an entity and any scores.
+
+        Args:
+            scores: [P], ≥ 0, made without knowledge of `chance`.
+        """
+        chances = proposal(scores)
+        kept = places(torch.cumsum(chances, 0), self.chance)
+        ratio = 1 / (len(self.ids) * chances[kept])
+        weights = (self.weights[kept].double() * ratio[:, None]).to(self.weights)
+        return Draw(self.ids[kept], weights)
