@@ -18,6 +18,7 @@ from evergram.errors import DataError, LineageError, RecipeError, ShapeError, Tr
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade, upgrade_lost
 from evergram.training import resume
+from evergram.training.callbacks import Callback, Point
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 
@@ -75,6 +76,31 @@ def modules(corpus: Corpus, dim: int = 8, seed: int = 0, offset: int = 0) -> Enc
         rows(queries),
         rows(candidates),
     )
+
+
+class Looks(Callback):
+    """Reads every row after each step."""
+
+    def on_step(self, at: Point, batch: Any, objective: Tensor) -> None:
+        with at.training.look() as now:
+            for side in ("query", "candidate"):
+                now.rows(side, torch.arange(20))
+
+
+def test_who_looks_at_rows_changes_neither_statistics_nor_draws(
+    recipe: Recipe, corpus: Corpus
+) -> None:
+    recipe = Recipe.of(recipe.model_dump(), ["training.epochs=1"])
+    blocks = []
+    for callbacks in ([], [Looks()]):
+        own = modules(corpus)  # with dropout
+        normalized = [
+            nn.Sequential(tower, nn.BatchNorm1d(8)) for tower in (own.query, own.candidate)
+        ]
+        towers = EncoderModules(*normalized, own.query_inputs, own.candidate_inputs)
+        made = train(recipe, corpus, encoder=towers, progress=False, callbacks=callbacks)
+        blocks.append(made.block("query")[1])
+    assert np.array_equal(*blocks)
 
 
 def test_versions_of_own_and_built_in_encoders_follow_each_other(

@@ -183,13 +183,17 @@ class Step:
     @contextmanager
     def look(self) -> Iterator[Embeddings]:
         """Give the embeddings as the next step will see them; the run stays as it was."""
-        # Normalisation by batch keeps running statistics, which a step alone should move.
+        # Normalisation by batch keeps running statistics, and dropout draws. Only a step may leave a
+        # trace of either; modules of the user's do both when rows are read.
         kept = [(b, b.clone()) for b in self.encoder.buffers()]
-        with torch.no_grad():
-            embeddings: Embeddings = self.encoder(self.scene)
-            for buffer, value in kept:
-                buffer.copy_(value)
-            yield embeddings
+        device = next(self.encoder.parameters()).device
+        devices = [device] if device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            try:
+                yield self.encoder(self.scene)
+            finally:
+                for buffer, value in kept:
+                    buffer.copy_(value)
 
     def population(self, embeddings: Embeddings, side: str, r: int = 0) -> Population:
         """Return a function that gives every entity's embedding, its share of measure r, and its
