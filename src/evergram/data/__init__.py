@@ -5,8 +5,9 @@ Read in this order:
 1. `corpus`: `Corpus`, two sides of entities and the pairs between them, by rows and not by ids.
    Its parts are in `columnar/`; `Corpus.of` reads frames, matrices and lists in memory.
 2. The loaders, each from one kind of file to a `Corpus`: `tables` (any Parquet, Arrow, CSV or TSV),
-   `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), and `synthetic`, a corpus
-   whose answer is known. `loaders` is the table of them by the kind that a recipe names.
+   `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), `adjacency_list`, and
+   `synthetic`, a corpus whose answer is known. `loaders` is the table of them by the kind that a
+   recipe names.
 3. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
 4. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3).
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
+    from evergram.data.adjacency_list import load_adjacency_list
     from evergram.data.amazon import load_amazon
     from evergram.data.columnar.features import Feature, Side
     from evergram.data.columnar.vocabulary import Vocabulary
@@ -59,6 +61,7 @@ __all__ = [
     "existing",
     "generate",
     "given_split",
+    "load_adjacency_list",
     "load_amazon",
     "load_mediawiki",
     "load_movielens",
@@ -72,6 +75,7 @@ __all__ = [
 export_lazily(
     __name__,
     {
+        "adjacency_list": "load_adjacency_list",
         "amazon": "load_amazon",
         "columnar.features": "Feature Side",
         "columnar.vocabulary": "Vocabulary",
