@@ -4,8 +4,8 @@ Read in this order:
 
 1. `corpus`: `Corpus`, two sides of entities and the pairs between them, by rows and not by ids.
    Its parts are in `columnar/`; `Corpus.of` reads frames, matrices and lists in memory.
-2. The loaders, each from one kind of file to a `Corpus`: `tables` (any Parquet, Arrow, CSV or TSV),
-   `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), `adjacency_list`, and
+2. The loaders, each from one kind of file to a `Corpus`: `tables` (any Parquet, Arrow, CSV or TSV,
+   and adjacency lists), `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), and
    `synthetic`, a corpus whose answer is known. `loaders` is the table of them by the kind that a
    recipe names.
 3. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from evergram.data.adjacency_list import load_adjacency_list
     from evergram.data.amazon import load_amazon
     from evergram.data.columnar.features import Feature, Side
     from evergram.data.columnar.vocabulary import Vocabulary
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
         window_split,
     )
     from evergram.data.synthetic import Planted, generate
-    from evergram.data.tables import load_table
+    from evergram.data.tables import load_adjacency_list, load_table
     from evergram.data.wikipedia.links import load_mediawiki
     from evergram.data.wikispeedia import load_wikispeedia
 
@@ -75,7 +74,6 @@ __all__ = [
 export_lazily(
     __name__,
     {
-        "adjacency_list": "load_adjacency_list",
         "amazon": "load_amazon",
         "columnar.features": "Feature Side",
         "columnar.vocabulary": "Vocabulary",
@@ -87,7 +85,7 @@ export_lazily(
         "sampling": "EntitySampler ExampleSampler PairDraws",
         "split": "HeldOut Split given_split random_split time_split window_split",
         "synthetic": "Planted generate",
-        "tables": "load_table",
+        "tables": "load_adjacency_list load_table",
         "wikipedia.links": "load_mediawiki",
         "wikispeedia": "load_wikispeedia",
     },

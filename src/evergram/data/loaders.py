@@ -86,7 +86,7 @@ def _wikispeedia(data: DataSettings, seed: int) -> Corpus:
 
 
 def _adjacency_list(data: DataSettings, seed: int) -> Corpus:
-    from evergram.data.adjacency_list import load_adjacency_list
+    from evergram.data.tables import load_adjacency_list
 
     return load_adjacency_list(path_of(data))
 

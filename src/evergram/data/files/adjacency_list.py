@@ -1,4 +1,4 @@
-"""The loader of adjacency lists: a line is a query and its candidates."""
+"""Read adjacency lists: a line is a query and its candidates."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from evergram.data.corpus import Corpus
 from evergram.data.files.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
 from evergram.ids import first_missing, ids_of_text, missing_sentence
 
 
-def load_adjacency_list(path: Path) -> Corpus:
-    """Return the corpus of a text file whose lines are `query candidate candidate …`.
+def read_adjacency_list(path: Path) -> pa.Table:
+    """Return the pairs, columns `query` and `candidate`, of lines `query candidate candidate …`.
 
     The public splits of LightGCN and NGCF (Gowalla, Yelp2018, Amazon-Book) have this form. Ids are
     divided by white space. A line that names a query alone has no pair; a query may have several
@@ -39,8 +38,7 @@ def load_adjacency_list(path: Path) -> Corpus:
         raise DataError(f"{path} has no pairs; a line must be a query and its candidates.")
     query = ids_of_text(heads.take(row.filter(tails)))
     candidate = ids_of_text(ids.filter(tails))
-    table = pa.table({"query": query, "candidate": candidate})
-    return Corpus.from_tables(table, source=str(path))
+    return pa.table({"query": query, "candidate": candidate})
 
 
 def _text(path: Path) -> str:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evergram.data.adjacency_list import load_adjacency_list
 from evergram.data.corpus import Corpus
+from evergram.data.tables import load_adjacency_list
 from evergram.errors import DataError
 
 
