@@ -32,6 +32,7 @@ from benchmarks import (
     plots,
     postgres_fast_path,
     quality,
+    ranking_memory,
     rewriting,
     serving,
     snapshot_engine,
@@ -92,6 +93,7 @@ SECTIONS = {
     "alignment": Section(alignment.measure, alignment.tiny, alignment.table),
     "candidates": Section(candidates.measure, candidates.tiny, candidates.table, needs_data=True),
     "growth": Section(growth.growth, growth.tiny, growth.table, drawn=True),
+    "ranking-memory": Section(ranking_memory.measure, ranking_memory.tiny, ranking_memory.table),
     "crossover": Section(crossover.crossover, crossover.tiny, crossover.table, drawn=True),
     "serving-transform": Section(
         serving.transform_rates, serving.tiny_transform, serving.transform_table

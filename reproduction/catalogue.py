@@ -17,7 +17,7 @@ from reproduction.row import Row, experiments_of
 
 ROWS: dict[str, Row] = {row.name: row for row in (*gramian.ROWS, *bc.ROWS)}
 EXPERIMENTS: dict[str, Experiment] = experiments_of(list(ROWS.values()))
-REPRODUCED, READY = "reproduced here: small", "ready, not run yet"
+REPRODUCED, READY = "reproduced here: ", "ready, not run yet"
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Listed:
     """One line of the list.
 
     Args:
-        state: of the small preset, or why there is none.
-        seeds: that every training of the small preset has.
+        state: of the small presets, or why there are none.
+        seeds: that every training has, of all small presets that were run.
         paper_state: of the papers' own setting.
     """
 
@@ -79,7 +79,9 @@ def listing(folder: Path) -> list[Listed]:
             lines.append(Listed(row.name, row.shown, row.title, row.state, [], row.paper_state))
             continue
         experiment = EXPERIMENTS[row.name]
-        seeds = runs_of(experiment, "small", folder).seeds
-        state = REPRODUCED if seeds else READY
+        each = {p: runs_of(experiment, p, folder).seeds for p in experiment.reported}
+        run = {preset: set(seeds) for preset, seeds in each.items() if seeds}
+        state = REPRODUCED + ", ".join(run) if run else READY
+        seeds = sorted(set.intersection(*run.values())) if run else []
         lines.append(Listed(row.name, row.shown, row.title, state, seeds, row.paper_state))
     return lines

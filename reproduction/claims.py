@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +25,7 @@ class Claim:
         measured: what the margin is, in words, with its unit; the claim says that it is positive.
         margins: one number a seed, of the results of a preset.
         remark: why ours may differ, or what this corpus cannot show.
+        remarks: in its place, by preset.
     """
 
     sentence: str
@@ -32,6 +33,7 @@ class Claim:
     measured: str
     margins: Callable[[Runs], Sequence[float]]
     remark: str = ""
+    remarks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def reproduce(run: Run, progress: Progress) -> Outcome:
         run.preset,
         runs.seeds,
         experiment.tables(runs),
-        [judge(claim, runs) for claim in experiment.claims],
+        [judge(claim, runs) for claim in experiment.claims_on(run.preset)],
         folder / experiment.source / run.preset,
     )
 

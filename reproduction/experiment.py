@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,13 @@ class Preset:
     Args:
         note: the corpus, and where the setting differs from the paper's.
         minutes: CPU minutes a seed on one core, about; None where that was never measured.
+        corpus: its name, where an experiment has small presets on several; the report shows each.
     """
 
     trainings: tuple[Training, ...]
     note: str
     minutes: float | None = None
+    corpus: str = ""
 
 
 class Runs:
@@ -147,7 +149,8 @@ class Experiment:
         name: "paper/name", as the command takes it.
         shown: the tables and figures that it reproduces, by paper: {"G2": "Figure 2a"}.
         title, caption: of the report.
-        presets: "tiny" (made-up data, seconds), "small" (two cores), "paper" (its own setting).
+        presets: "tiny" (made-up data, seconds), "small" (two cores), "paper" (its own setting), and
+            small ones on other corpora, by their names.
         tables, panels: of the results of a preset.
         claims: sentences of the papers that the results of a preset judge.
         runs_of: the experiment whose results it shows; its own where it is empty.
@@ -167,3 +170,20 @@ class Experiment:
     def source(self) -> str:
         """The name of the experiment that its results are kept under."""
         return self.runs_of or self.name
+
+    @property
+    def reported(self) -> list[str]:
+        """The presets that the report shows: the small ones, one a corpus."""
+        return ["small", *(n for n, p in self.presets.items() if p.corpus and n != "small")]
+
+    def claims_on(self, preset: str) -> list[Claim]:
+        """Return the claims as a preset judges them: with its corpus and its remarks."""
+        corpus = self.presets[preset].corpus
+        return [
+            replace(
+                claim,
+                measured=f"{claim.measured}; {corpus}" if corpus else claim.measured,
+                remark=claim.remarks.get(preset, claim.remark),
+            )
+            for claim in self.claims
+        ]

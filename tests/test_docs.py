@@ -370,6 +370,7 @@ def test_the_readmes_numbers_are_filled_in() -> None:
         ("serving", ("serving-transform", "serving-fetch")),
         ("stores", ("serving-search", "fast-paths")),
         ("snapshot-engine", ("snapshot-engine",)),
+        ("training", ("steps", "ranking-memory")),
     ],
 )
 def test_the_numbers_of_a_page_are_filled_in(page: str, names: tuple[str, ...]) -> None:

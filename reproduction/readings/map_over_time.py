@@ -21,7 +21,7 @@ Pairs = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class MapOverTime(Reading):
-    """MAP@10 at each evaluation of the recipe (`training.evaluate_every`).
+    """MAP@10 at each evaluation of the recipe (`training.evaluate_every`), and between them.
 
     Queries of each part are judged against fixed candidates: a random sample of the catalogue, all
     of it where it is no larger, and the judged pairs' own. Of validation queries the training pairs
@@ -30,11 +30,18 @@ class MapOverTime(Reading):
     Args:
         queries: judged of each part, at most.
         candidates: in the sample.
+        every: also after every so many steps; 0 for evaluations alone.
     """
 
     name: ClassVar[str] = "map"
     queries: int = 2000
     candidates: int = 50_000
+    every: int = 0
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings, without `every` where it is 0, as of results from before it."""
+        settings = super().settings()
+        return settings if self.every else {k: v for k, v in settings.items() if k != "every"}
 
     def watch(self, recipe: Recipe, split: Split) -> Watch:
         return _MapWatch(self, split, recipe.seed)
@@ -66,6 +73,7 @@ class _MapWatch(Watch):
                 torch.searchsorted(self.queries, known[0][seen]),
                 place[known[1][seen]],
             )
+        self.every = reading.every
         self.clock = CpuClock()
         self.series: dict[str, list[float]] = {
             name: [] for name in ("step", "epoch", "seconds", "cpu_seconds", *parts)
@@ -73,8 +81,16 @@ class _MapWatch(Watch):
 
     def on_step(self, at: Point, batch: Any, objective: Tensor) -> None:
         self.clock.tick()
+        if self.every and at.step % self.every == 0:
+            self._measure(at)
 
     def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+        if self.series["step"][-1:] != [at.step]:
+            self._measure(at)
+        self.clock.resume()
+
+    def _measure(self, at: Point) -> None:
+        """Add a point, and leave its time out of the training's."""
         with at.training.look() as now:
             query = now.rows("query", self.queries.to(at.device)).cpu()
             candidate = now.rows("candidate", self.candidates.to(at.device)).cpu()

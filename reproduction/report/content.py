@@ -12,26 +12,41 @@ from reproduction.experiment import Experiment, Panel, Runs, Table
 from reproduction.report.drawing import draw, fingerprint
 from reproduction.results import Result
 
-PRESET = "small"
+PRESET = "small"  # the one that every experiment has
 
 
 @dataclass(frozen=True)
 class Section:
-    """One experiment of the report.
+    """One experiment of the report, on one corpus.
 
     Args:
+        preset: whose results it shows.
         facts: settings, seeds, hardware and time, by their names.
         svg: the figure; "" without results.
         fingerprint: of what is drawn.
     """
 
     experiment: Experiment
+    preset: str
     facts: dict[str, str]
     tables: Sequence[Table]
     panels: Sequence[Panel]
     judgements: Sequence[Judgement]
     svg: str
     fingerprint: str
+
+    @property
+    def title(self) -> str:
+        """The experiment's; with the corpus, where it is not the first."""
+        corpus = self.experiment.presets[self.preset].corpus
+        title = self.experiment.title
+        return title if self.preset == PRESET else f"{title}, {corpus}"
+
+    @property
+    def name(self) -> str:
+        """What `evergram reproduce` takes to make it."""
+        name = self.experiment.name
+        return name if self.preset == PRESET else f"{name} --preset {self.preset}"
 
 
 @dataclass(frozen=True)
@@ -46,29 +61,35 @@ class Content:
 
 def content(folder: Path) -> Content:
     """Return the content of the report of a folder of results."""
-    return Content(listing(folder), [section_of(e, folder) for e in EXPERIMENTS.values()])
+    sections = [section_of(e, folder, p) for e in EXPERIMENTS.values() for p in e.reported]
+    return Content(listing(folder), sections)
 
 
-def section_of(experiment: Experiment, folder: Path) -> Section:
-    """Return the section of an experiment; without results it has claims that nothing measured."""
-    runs = runs_of(experiment, PRESET, folder)
+def section_of(experiment: Experiment, folder: Path, preset: str = PRESET) -> Section:
+    """Return the section of a preset; without results it has claims that nothing measured."""
+    runs = runs_of(experiment, preset, folder)
     complete = bool(runs.seeds)
     panels = experiment.panels(runs) if complete else []
     return Section(
         experiment,
-        facts(experiment, runs),
+        preset,
+        facts(experiment.presets[preset].note, runs),
         experiment.tables(runs) if complete else [],
         panels,
-        [judge(claim, runs if complete else None) for claim in experiment.claims],
+        [judge(claim, runs if complete else None) for claim in experiment.claims_on(preset)],
         draw(panels),
         fingerprint(panels),
     )
 
 
-def facts(experiment: Experiment, runs: Runs) -> dict[str, str]:
-    """Return what a reader must know of a section's results."""
+def facts(note: str, runs: Runs) -> dict[str, str]:
+    """Return what a reader must know of a section's results.
+
+    Args:
+        note: of the preset.
+    """
     results = [result for result in runs.all if result.seed in runs.seeds]
-    rows = {"setting": experiment.presets[PRESET].note}
+    rows = {"setting": note}
     if not results:
         return rows | {"seeds": "not run yet"}
     count = len(runs.seeds)

@@ -69,7 +69,7 @@ def _section(section: Section) -> str:
     figure = ""
     if section.svg:
         # A reader of the page's text hears the title; the numbers are in the tables.
-        named = f'<svg role="img" aria-label="{escape(experiment.title)}"'
+        named = f'<svg role="img" aria-label="{escape(section.title)}"'
         svg = section.svg.replace("<svg", named, 1)
         figure = f'<figure data-values="{section.fingerprint}">{svg}</figure>'
     tables = "".join(_captioned(table) for table in section.tables)
@@ -79,7 +79,7 @@ def _section(section: Section) -> str:
         if j.claim.remark
     )
     return (
-        f"<h2>{escape(experiment.title)}</h2><p><code>{escape(experiment.name)}</code>: "
+        f"<h2>{escape(section.title)}</h2><p><code>{escape(section.name)}</code>: "
         f"{escape(shown)}. {escape(experiment.caption)}</p><dl>{facts}</dl>"
         f"{figure}{tables}{remarks}"
     )

@@ -30,7 +30,7 @@ def page(content: Content) -> str:
 
 def picture_name(section: Section) -> str:
     """Return the name of a section's picture, in the folder `reproduction` beside the page."""
-    return section.experiment.name.replace("/", "-") + ".svg"
+    return section.name.replace("/", "-").replace(" --preset ", "-") + ".svg"
 
 
 def table(made: Table) -> str:
@@ -78,10 +78,10 @@ def _claims(judgements: Sequence[Judgement]) -> str:
 def _section(section: Section) -> list[str]:
     experiment = section.experiment
     shown = "; ".join(f"[{paper}] {where}" for paper, where in experiment.shown.items())
-    parts = [f"## {experiment.title}", f"`{experiment.name}`: {shown}. {experiment.caption}"]
+    parts = [f"## {section.title}", f"`{section.name}`: {shown}. {experiment.caption}"]
     parts.append("\n".join(f"- {name}: {text}" for name, text in section.facts.items()))
     if section.svg:
-        parts.append(f"![{experiment.title}](reproduction/{picture_name(section)})")
+        parts.append(f"![{section.title}](reproduction/{picture_name(section)})")
     for made in section.tables:
         parts += [f"**{made.title}**", table(made)]
     parts += [

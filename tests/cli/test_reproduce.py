@@ -48,7 +48,7 @@ def test_a_run_prints_its_tables_and_verdicts_and_goes_on(
         (["zzz"], "`evergram reproduce` lists all"),
         (["gramian/table1"], "needs data that is not here"),
         (["gramian/figure1"], "a drawing"),
-        (["gramian/table2", "--preset", "huge"], "it has tiny, small, paper"),
+        (["gramian/table2", "--preset", "huge"], "it has tiny, small, gowalla, paper"),
         (["gramian/table2", "--device", "tpu"], "auto, cpu or cuda"),
     ],
 )

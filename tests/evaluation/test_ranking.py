@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.largest_tensor import LargestTensor
+from tests.support.peak_tensor_bytes import PeakTensorBytes
 
 from evergram.errors import RecipeError, ShapeError
 from evergram.evaluation import score_blocks
@@ -103,6 +104,25 @@ def test_no_tensor_is_larger_than_the_budget(monkeypatch: pytest.MonkeyPatch) ->
         after = rank_metrics(query, candidate, case)
     assert budget / 2 < largest.bytes <= budget
     assert after == pytest.approx(before, abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 80), st.integers(1, 300), st.floats(0, 1), st.integers(1 << 13, 1 << 16))
+def test_a_ranking_holds_at_most_three_blocks_whatever_the_catalogue(
+    queries: int, candidates: int, density: float, budget: int
+) -> None:
+    """One of scores, one of lists, one of pairs; seen candidates may be few or all."""
+    draw = torch.Generator().manual_seed(queries * 1000 + candidates)
+    query = torch.randn(queries, 2, generator=draw)
+    candidate = torch.randn(candidates, 2, generator=draw)
+    many = min(int(density * candidates), 80)  # a query's own pairs fit into a block
+    seen = [(q, (q + i) % candidates) for q in range(queries) for i in range(many)]
+    case = relevance([(q, (3 * q) % candidates) for q in range(queries)], seen)
+    with pytest.MonkeyPatch.context() as patch, PeakTensorBytes() as peak:
+        patch.setattr(score_blocks, "SCORE_BYTES", budget)
+        metrics = rank_metrics(query, candidate, case, ["recall@20"])
+    assert peak.bytes <= 3 * budget
+    assert metrics == pytest.approx(rank_metrics(query, candidate, case, ["recall@20"]), abs=1e-6)
 
 
 def test_a_constant_embedding_scores_nothing() -> None:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.largest_tensor import LargestTensor
+from tests.support.peak_tensor_bytes import PeakTensorBytes
 
 from evergram.evaluation.score_blocks import ScoreBlocks, best_candidates
 
@@ -53,3 +54,32 @@ def test_no_tensor_is_larger_than_the_budget(candidates: int) -> None:
 
 def test_no_queries_have_no_lists() -> None:
     assert best_candidates(torch.ones(0, 2), torch.ones(4, 2), 3).shape == (0, 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes, st.integers(1, 300), st.integers(4, 6000))
+def test_blocks_hold_no_more_than_the_budget_whatever_the_catalogue(
+    queries: int, candidates: int, budget: int
+) -> None:
+    """Parts that grow, too: a larger block takes the place of a smaller one, not one beside it."""
+    query, candidate = torch.randn(queries, 2), torch.randn(candidates, 2)
+    blocks = ScoreBlocks(candidate, budget)
+    parts = [query[:1], query[: max(1, blocks.rows // 2)], query[: blocks.rows]]
+    with PeakTensorBytes() as peak:
+        for part in parts:
+            for _, scores in blocks.of(part):
+                del scores
+    assert 4 <= peak.bytes <= max(budget, 4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes, sizes, st.integers(1, 40), st.integers(4, 6000))
+def test_lists_hold_no_more_than_the_budget_beside_the_blocks(
+    queries: int, candidates: int, k: int, budget: int
+) -> None:
+    query, candidate = torch.randn(queries, 2), torch.randn(candidates, 2)
+    one = 76 * min(k, candidates)
+    with PeakTensorBytes() as peak:
+        best = best_candidates(query, candidate, k, budget)
+    # The lists that are returned are held while they are put together, and once more then.
+    assert peak.bytes <= budget + max(budget, one) + 2 * best.nbytes + 64

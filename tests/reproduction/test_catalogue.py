@@ -67,7 +67,7 @@ def test_the_state_is_what_the_folder_has(tmp_path: Path) -> None:
         made = replace(result(job.training.label), experiment=job.experiment, key=job.key)
         assert states()["gramian/movielens"] == (READY, [])  # until every training is there
         results.write(tmp_path, made)
-    assert states()["gramian/movielens"] == (REPRODUCED, [0])
+    assert states()["gramian/movielens"] == (f"{REPRODUCED}small", [0])
 
 
 def test_results_of_other_settings_are_no_results(tmp_path: Path) -> None:
@@ -81,4 +81,15 @@ def test_an_experiment_that_shares_trainings_shares_their_results() -> None:
     shared = [e for e in EXPERIMENTS.values() if e.runs_of]
     assert shared
     for experiment in shared:
-        assert experiment.presets == EXPERIMENTS[experiment.runs_of].presets
+        assert experiment.presets.items() <= EXPERIMENTS[experiment.runs_of].presets.items()
+
+
+def test_the_state_names_every_corpus_that_was_run_and_the_seeds_of_all(tmp_path: Path) -> None:
+    experiment = find("gramian/table2")
+    assert experiment.reported == ["small", "gowalla"]
+    for preset, seeds in (("small", [0, 1]), ("gowalla", [1, 2])):
+        for job in jobs_of(experiment, preset, seeds):
+            made = replace(result(job.training.label, job.seed), key=job.key)
+            results.write(tmp_path, replace(made, experiment=job.experiment, preset=preset))
+    (row,) = (line for line in listing(tmp_path) if line.name == "gramian/table2")
+    assert (row.state, row.seeds) == (f"{REPRODUCED}small, gowalla", [1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from reproduction.claims import Claim
 from reproduction.experiment import Experiment, Preset, Runs
 from tests.support.reproduction_results import result, runs_of
 
@@ -38,3 +39,19 @@ def test_results_are_kept_under_the_experiment_that_they_are_of() -> None:
     assert own.source == "a/b"
     other = Experiment("a/c", {}, "", "", presets, nothing, nothing, runs_of="a/b")  # type: ignore[arg-type]
     assert other.source == "a/b"
+
+
+def test_a_claim_is_judged_on_each_corpus_with_what_is_remarked_of_it() -> None:
+    presets = {
+        "tiny": Preset((), ""),
+        "small": Preset((), "", corpus="Here"),
+        "there": Preset((), "", corpus="There"),
+        "paper": Preset((), ""),
+    }
+    claim = Claim("A is.", "[G1]", "A", lambda runs: [], "few", {"there": "many"})
+    experiment = Experiment("a/b", {}, "", "", presets, list, list, (claim,))  # type: ignore[arg-type]
+    assert experiment.reported == ["small", "there"]
+    shown = {p: [(c.measured, c.remark) for c in experiment.claims_on(p)] for p in presets}
+    assert shown["small"] == [("A; Here", "few")]
+    assert shown["there"] == [("A; There", "many")]
+    assert shown["tiny"] == shown["paper"] == [("A", "few")]

@@ -67,6 +67,11 @@ def wikispeedia(folder: Path) -> LoaderSettings:
     return LoaderSettings(str(folder))
 
 
+def adjacency_list(folder: Path) -> LoaderSettings:
+    (folder / "train.txt").write_text("0 7 8\n1 7\n2\n")
+    return LoaderSettings(str(folder / "train.txt"))
+
+
 def table(folder: Path) -> LoaderSettings:
     (folder / "rows.csv").write_text("user,candidate,time\nann,7,30\nben,7,20\nann,8,10\n")
     return LoaderSettings(str(folder / "rows.csv"), columns={"query": "user"})
@@ -82,6 +87,7 @@ EXAMPLES: dict[str, Callable[[Path], LoaderSettings]] = {
     "amazon": amazon,
     "mediawiki": mediawiki,
     "wikispeedia": wikispeedia,
+    "adjacency_list": adjacency_list,
     "table": table,
     "synthetic": synthetic,
 }

@@ -23,7 +23,7 @@ def reproduce(
             metavar="[NAME|report]", help="What to run, such as gramian/table2 (default: list all)."
         ),
     ] = None,
-    preset: Annotated[str, typer.Option(help="small, paper or tiny.")] = "small",
+    preset: Annotated[str, typer.Option(help="small, gowalla, paper or tiny.")] = "small",
     data: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Folder of data sets ($EVERGRAM_DATA).")
     ] = None,

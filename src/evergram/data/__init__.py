@@ -4,9 +4,10 @@ Read in this order:
 
 1. `corpus`: `Corpus`, two sides of entities and the pairs between them, by rows and not by ids.
    Its parts are in `columnar/`; `Corpus.of` reads frames, matrices and lists in memory.
-2. The loaders, each from one kind of file to a `Corpus`: `tables` (any Parquet, Arrow, CSV or TSV),
-   `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), and `synthetic`, a corpus
-   whose answer is known. `loaders` is the table of them by the kind that a recipe names.
+2. The loaders, each from one kind of file to a `Corpus`: `tables` (any Parquet, Arrow, CSV or TSV,
+   and adjacency lists), `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), and
+   `synthetic`, a corpus whose answer is known. `loaders` is the table of them by the kind that a
+   recipe names.
 3. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
 4. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3);
    `pools/`: entities that are drawn by what they contribute to the penalty.
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
         window_split,
     )
     from evergram.data.synthetic import Planted, generate
-    from evergram.data.tables import load_table
+    from evergram.data.tables import load_adjacency_list, load_table
     from evergram.data.wikipedia.links import load_mediawiki
     from evergram.data.wikispeedia import load_wikispeedia
 
@@ -64,6 +65,7 @@ __all__ = [
     "existing",
     "generate",
     "given_split",
+    "load_adjacency_list",
     "load_amazon",
     "load_mediawiki",
     "load_movielens",
@@ -90,7 +92,7 @@ export_lazily(
         "sampling": "EntitySampler ExampleSampler PairDraws",
         "split": "HeldOut Split given_split random_split time_split window_split",
         "synthetic": "Planted generate",
-        "tables": "load_table",
+        "tables": "load_adjacency_list load_table",
         "wikipedia.links": "load_mediawiki",
         "wikispeedia": "load_wikispeedia",
     },

@@ -85,6 +85,12 @@ def _wikispeedia(data: DataSettings, seed: int) -> Corpus:
     return load_wikispeedia(path_of(data))
 
 
+def _adjacency_list(data: DataSettings, seed: int) -> Corpus:
+    from evergram.data.tables import load_adjacency_list
+
+    return load_adjacency_list(path_of(data))
+
+
 def _table(data: DataSettings, seed: int) -> Corpus:
     from evergram.data.tables import load_table
 
@@ -115,6 +121,7 @@ LOADERS: dict[str, Loader] = {
     "amazon": _amazon,
     "mediawiki": _mediawiki,
     "wikispeedia": _wikispeedia,
+    "adjacency_list": _adjacency_list,
     "table": _table,
     "synthetic": _synthetic,
 }

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from evergram.data.columnar.interactions import check_ids, refuse_missing
 from evergram.data.columnar.vocabulary import plain
 from evergram.data.corpus import Corpus
+from evergram.data.files.adjacency_list import read_adjacency_list
 from evergram.data.files.column_names import guess, has_no_header, lacking
 from evergram.data.files.decompression import DAMAGED, GzipReader
 from evergram.errors import DataError
@@ -65,6 +66,14 @@ def load_table(
         shared_ids=shared_ids,
         source=str(path),
     )
+
+
+def load_adjacency_list(path: Path) -> Corpus:
+    """Return the corpus of a text file whose lines are a query and its candidates.
+
+    Raises: DataError: as of `read_adjacency_list`; or an id is neither an integer nor a text.
+    """
+    return Corpus.from_tables(read_adjacency_list(path), source=str(path))
 
 
 def read_interactions(path: Path, columns: Mapping[str, str] | None = None) -> pa.Table:

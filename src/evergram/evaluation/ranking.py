@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +11,12 @@ from torch import Tensor
 
 from evergram.data.corpus import take_ragged
 from evergram.errors import RecipeError, ShapeError
+from evergram.evaluation import score_blocks
 from evergram.evaluation.score_blocks import ScoreBlocks
 
 METRICS = ("recall@20", "ndcg@20", "map@10")
+# What a target or a seen candidate takes while its query's block is ranked.
+PAIR_BYTES = 96
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,10 @@ def rank_metrics(
     depth = max(k for _, k in wanted.values())
     if not len(relevance):
         return dict.fromkeys(names, float("nan"))
-    device = device or query.device
-    scores = ScoreBlocks(candidate.to(device))
+    candidate = candidate.to(device or query.device)
+    scores = ScoreBlocks(candidate, beside=_list_bytes(depth, candidate))
     totals = dict.fromkeys(names, 0.0)
-    for start in range(0, len(relevance), scores.rows):
-        block = torch.arange(start, min(start + scores.rows, len(relevance)))
+    for block in _blocks(relevance, scores.rows):
         ranks, owner, size = _ranks(query, scores, relevance, block, depth)
         for name, (kind, k) in wanted.items():
             totals[name] += float(_score(kind, k, ranks, owner, size).sum())
@@ -123,6 +125,25 @@ def popularity_metrics(
     one, candidate = popularity(counts)
     size = _largest(relevance.queries) + 1
     return rank_metrics(one.expand(size, 1), candidate, relevance, names)
+
+
+def _list_bytes(depth: int, candidate: Tensor) -> int:
+    """Return the bytes that `_ranks` holds for each query: its embedding, its row, and its list,
+    five times as scores and twice as places, while it is made."""
+    size = candidate.element_size()
+    return candidate.shape[1] * size + 16 + (depth + 1) * (5 * size + 2 * 8)
+
+
+def _blocks(relevance: Relevance, rows: int) -> Iterator[Tensor]:
+    """Yield all places of queries in order, int64 [b], at most `rows` at once, and at most so many
+    that their pairs are in a block's bytes; one query always fits."""
+    pairs = relevance.seen_offsets + relevance.target_offsets
+    most, start = score_blocks.SCORE_BYTES // PAIR_BYTES, 0
+    while start < len(relevance):
+        fit = int(torch.searchsorted(pairs, pairs[start] + most, right=True)) - 1
+        end = min(max(fit, start + 1), start + rows, len(relevance))
+        yield torch.arange(start, end)
+        start = end
 
 
 def _ranks(

@@ -19,16 +19,19 @@ class ScoreBlocks:
     Args:
         candidate: [N, D].
         budget: bytes of a block at most; one score always fits. None is `SCORE_BYTES`.
+        beside: bytes that the caller holds for each query of a block beside its scores; they are
+            at most `budget` in all, too, but for those of one query.
     Attributes:
         rows: queries of a block; `of` takes at most so many.
         width: candidates of a block.
     """
 
-    def __init__(self, candidate: Tensor, budget: int | None = None) -> None:
+    def __init__(self, candidate: Tensor, budget: int | None = None, beside: int = 0) -> None:
         self.candidate = candidate.detach()
-        scores = (SCORE_BYTES if budget is None else budget) // candidate.element_size()
+        budget = SCORE_BYTES if budget is None else budget
+        scores = budget // candidate.element_size()
         self.width = max(1, min(len(candidate), scores // LEAST_ROWS))
-        self.rows = max(1, scores // self.width)
+        self.rows = max(1, min(scores // self.width, budget // max(1, beside)))
         self._memory = candidate.new_empty(0)
 
     def of(self, query: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -44,6 +47,7 @@ class ScoreBlocks:
             block = self.candidate[start : start + self.width]
             shape = len(query), len(block)
             if len(self._memory) < shape[0] * shape[1]:
+                self._memory = self.candidate.new_empty(0)  # never two blocks at once
                 self._memory = self.candidate.new_empty(shape[0] * shape[1])
             scores = self._memory[: shape[0] * shape[1]].view(shape)
             torch.mm(query, block.T, out=scores)
@@ -59,7 +63,9 @@ def best_candidates(query: Tensor, candidate: Tensor, k: int, budget: int | None
         query: [Q, D]; candidate: [N, D].
         budget: bytes of the scores held at once; None is `SCORE_BYTES`.
     """
-    blocks, k = ScoreBlocks(candidate, budget), min(k, len(candidate))
+    k = min(k, len(candidate))
+    # Of each query: scores of its list five times, and seven times their places.
+    blocks = ScoreBlocks(candidate, budget, k * (5 * candidate.element_size() + 7 * 8))
     lists = [query.new_empty(0, k, dtype=torch.int64)]
     for part in torch.split(query, blocks.rows):
         best = candidate.new_empty(len(part), 0)

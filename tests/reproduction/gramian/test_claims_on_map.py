@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
+from reproduction.catalogue import runs_of as runs_of_preset
 from reproduction.experiment import Runs
 from reproduction.gramian.gramian_error import RATES, sogram_name
 from tests.support.reproduction_results import map_result, result, runs_of
 
+from reproduction import results
 from reproduction.gramian import (
     averaging_rate,
     batch_and_rate,
@@ -155,3 +159,18 @@ def test_a_smaller_learning_rate_is_judged_on_one_averaging_rate() -> None:
         series = {sogram_name(rate): [9.0, 9.0, 9.0, value] for rate in RATES}
         made.append(result(name, errors={"step": [1, 2, 3, 4], "gramian": series}))
     assert rate_error.smaller_steps_smaller_bias(runs_of(made)) == [pytest.approx(75)]
+
+
+def test_what_is_remarked_of_gowalla_is_what_its_results_say() -> None:
+    runs = runs_of_preset(table2.EXPERIMENT, "gowalla", results.FOLDER)
+    assert runs.seeds == [0, 1, 2]
+    on_test = {
+        label: runs.values(label, lambda r: r.series["map"]["test"]["model"])
+        for label in runs.labels
+    }
+    for sogram, sampling in table2.BASELINES.items():
+        pairs = zip(on_test[sogram], on_test[sampling], strict=True)
+        assert all(ours > theirs for ours, theirs in pairs), sogram
+    means = [fmean(on_test[sogram]) for sogram in table2.BASELINES]
+    assert max(means) < 1.05 * min(means)  # "hardly differ"
+    assert all(margin < -50 for margin in table2.no_better_on_training(runs))  # "by far"

@@ -81,8 +81,7 @@ def test_without_results_there_is_nothing_to_draw_and_nothing_is_measured(name: 
     )
 
 
-@pytest.mark.parametrize("preset", ["tiny", "small", "paper"])
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize(("name", "preset"), [(n, p) for n in BY_NAME for p in BY_NAME[n].presets])
 def test_every_recipe_of_a_preset_is_a_recipe(name: str, preset: str) -> None:
     jobs = jobs_of(BY_NAME[name], preset, [0], Path("data"))
     for job in jobs:
@@ -93,6 +92,21 @@ def test_every_recipe_of_a_preset_is_a_recipe(name: str, preset: str) -> None:
     assert len({job.key for job in jobs}) == len(jobs)
     paths = {path_of(Path(), j.experiment, preset, j.training.label, 0) for j in jobs}
     assert len(paths) == len(jobs), "two trainings would be kept in one file"
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_experiment_has_a_tiny_a_small_and_the_papers_preset(name: str) -> None:
+    assert {"tiny", "small", "paper"} <= set(BY_NAME[name].presets)
+
+
+@pytest.mark.parametrize("name", ["gramian/table2", "gramian/gramian-error"])
+def test_gowalla_is_a_corpus_of_its_own_in_the_papers_measure(name: str) -> None:
+    small, gowalla = (BY_NAME[name].presets[p].trainings for p in ("small", "gowalla"))
+    assert {t.label for t in gowalla} <= {t.label for t in small}
+    for job in jobs_of(BY_NAME[name], "gowalla", [0], Path("data")):
+        recipe = job.recipe()
+        assert recipe.data.path == str(Path("data/gowalla/train.txt.gz").resolve())
+        assert recipe.task.query_measure == recipe.task.candidate_measure == [1.0]
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -75,6 +75,21 @@ def test_every_evaluation_is_one_point_and_time_goes_on() -> None:
     assert series["validation"] == pytest.approx(selected, abs=1e-6)
 
 
+def test_points_between_evaluations_change_neither_the_training_nor_the_others() -> None:
+    plain, one, split = trained_with(MapOverTime(), epochs=2)
+    finer, two, _ = trained_with(MapOverTime(every=10), epochs=2)
+    assert torch.equal(one.query, two.query)
+    steps = len(split.training) // 64
+    expected = sorted({*range(10, 2 * steps + 1, 10), *plain["step"]})
+    assert finer["step"] == expected
+    assert {len(values) for name, values in finer.items() if isinstance(values, list)} == {
+        len(expected)
+    }
+    at = [expected.index(step) for step in plain["step"]]
+    for part in ("training", "validation"):
+        assert [finer[part][i] for i in at] == plain[part]
+
+
 def test_a_sample_of_candidates_holds_the_targets_and_is_easier() -> None:
     whole, _, _ = trained_with(MapOverTime(), epochs=1)
     few, _, _ = trained_with(MapOverTime(queries=5, candidates=10), epochs=1)
@@ -119,6 +134,9 @@ def test_densities_have_area_one_and_the_means_of_their_pairs() -> None:
 def test_settings_tell_readings_apart() -> None:
     assert MapOverTime().settings() != MapOverTime(queries=3).settings()
     assert MapOverTime().settings()["reading"] == "map"
+    # Results from before there was `every` keep their keys.
+    assert MapOverTime().settings() == {"reading": "map", "queries": 2000, "candidates": 50_000}
+    assert MapOverTime(every=5).settings()["every"] == 5
 
 
 def test_the_clock_counts_between_ticks_and_not_what_is_left_out() -> None:

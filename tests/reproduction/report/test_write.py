@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from reproduction.catalogue import EXPERIMENTS
+from reproduction.gramian.gramian_error import estimators
 from reproduction.report.content import PRESET, content
 from reproduction.report.write import write_report
 from reproduction.run import jobs_of
@@ -91,7 +92,9 @@ def test_a_report_without_results_claims_nothing(tmp_path: Path) -> None:
     text = paths[0].read_text()
     assert "| confirmed" not in text
     assert "| refuted" not in text
-    assert text.count("| not measured |") == sum(len(e.claims) for e in EXPERIMENTS.values())
+    assert text.count("| not measured |") == sum(
+        len(e.claims) * len(e.reported) for e in EXPERIMENTS.values()
+    )
     assert "not run yet" in text
 
 
@@ -153,3 +156,25 @@ def test_a_partial_run_is_not_shown(tmp_path: Path) -> None:
     (section,) = (s for s in content(tmp_path).sections if s.experiment is experiment)
     assert section.svg == ""
     assert section.facts["seeds"] == "not run yet"
+
+
+def test_each_corpus_has_a_section_and_its_own_verdicts(tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["gramian/gramian-error"]
+    (claim,) = (c for c in experiment.claims if "larger batch" in c.sentence)
+    for job in jobs_of(experiment, "gowalla", range(3)):
+        errors = {name: [1.0, 100 / int(name.split(" | ")[1])] for name in estimators((128, 1024))}
+        series = {"step": [1, 2], "gramian": errors, "gradient": errors}
+        made = replace(result(job.training.label, job.seed, errors=series), key=job.key)
+        results.write(tmp_path / "r", replace(made, experiment=job.experiment, preset="gowalla"))
+    verdicts = {
+        j.claim.measured.rpartition("; ")[2]: j.verdict
+        for j in content(tmp_path / "r").judgements
+        if j.claim.sentence == claim.sentence
+    }
+    assert verdicts == {"Wikispeedia": "not measured", "Gowalla": "confirmed"}
+    page, html, *pictures = write_report(tmp_path / "r", tmp_path / "out")
+    assert f"## {experiment.title}\n" in page.read_text()
+    assert f"## {experiment.title}, Gowalla\n" in page.read_text()
+    assert "`gramian/gramian-error --preset gowalla`" in page.read_text()
+    assert f"<h2>{experiment.title}, Gowalla</h2>" in html.read_text()
+    assert "gramian-gramian-error-gowalla.svg" in {path.name for path in pictures}
