@@ -1,73 +1,154 @@
-"""A planted corpus as large as one likes: clusters of candidates that queries have tastes for."""
+"""A planted corpus as large as one likes, whose true probabilities are known."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import pyarrow as pa
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from evergram import Corpus
 
-CLUSTERS = 100
-TASTES = 3
-# The share of a query's interactions that its tastes explain; the others are with any candidate.
-LOYAL = 0.8
-# Candidates of a cluster are met with probability ∝ rank^-(1 − 1/POWER), about.
-POWER = 5.0
+# Dims of the sphere on which queries and clusters of candidates lie.
+LATENT = 8
+# A cluster is liked with probability ∝ exp(cosine / TEMPERATURE).
+TEMPERATURE = 0.05
+# Queries that share a place, and candidates that share one: segments and clusters.
+SEGMENT, CLUSTER = 20, 50
+# The share of interactions that follows places; the others are with any cluster.
+LOYAL = 0.9
+# The r most popular of a cluster of n have (r / n)^(1/POWER) of its interactions.
+POWER = 4.0
+# Rows of probabilities that are held at once.
+BLOCK = 256
 
 
-def planted_corpus(*, queries: int, candidates: int, interactions: int, seed: int = 0) -> Corpus:
-    """Return a corpus whose size costs only its interactions, up to millions of candidates.
+@dataclass(frozen=True)
+class Planted:
+    """Queries and candidates with places on a sphere, and the probability of each interaction.
 
-    Every query has `TASTES` clusters. An interaction is with a candidate of one of them, the
-    cluster's popular ones more often, or with any candidate. Every candidate is in the corpus: one
-    that nobody met is met once, by a query with a taste for its cluster where there is one. Its
-    features are its cluster and the logarithm of its rank there, so that it need not be met to be
-    known.
+    Candidate c is of cluster c mod K, in the order of popularity; query a is of segment a mod S.
 
     Args:
         seed: of all draws.
     """
-    draw = torch.Generator().manual_seed(seed)
-    clusters = min(CLUSTERS, candidates)
-    taste = torch.randint(clusters, (queries, TASTES), generator=draw)
-    query = torch.randint(queries, (interactions,), generator=draw)
-    which = torch.randint(TASTES, (interactions,), generator=draw)
-    cluster = taste[query, which]
-    strays = torch.rand(interactions, generator=draw) >= LOYAL
-    anywhere = torch.randint(clusters, (interactions,), generator=draw)
-    candidate = _member(torch.where(strays, anywhere, cluster), clusters, candidates, draw)
-    met = torch.zeros(candidates, dtype=torch.bool)
-    met[candidate] = True
-    unmet = torch.nonzero(~met).flatten()
-    fans = _fans(unmet % clusters, taste, clusters, draw)
-    columns = {"query": torch.cat([query, fans]), "candidate": torch.cat([candidate, unmet])}
-    ids = torch.arange(candidates)
-    band = (ids // clusters + 1).double().log2().long()
-    features = {"id": ids, "cluster": ids % clusters, "band": band}
-    tables = [
-        pa.table({name: column.numpy() for name, column in each.items()})
-        for each in (columns, features)
-    ]
-    return Corpus.from_tables(tables[0], candidate_features=tables[1], source="The planted corpus")
 
+    queries: int
+    candidates: int
+    seed: int = 0
 
-def _fans(cluster: Tensor, taste: Tensor, clusters: int, draw: torch.Generator) -> Tensor:
-    """Return, for each cluster [n], a query that has a taste for it, or any if none has."""
-    owner = torch.arange(len(taste)).repeat_interleave(taste.shape[1])
-    order = torch.argsort(taste.flatten(), stable=True)
-    count = torch.bincount(taste.flatten(), minlength=clusters)
-    first = count.cumsum(0) - count
-    chance = torch.rand(len(cluster), generator=draw, dtype=torch.float64)
-    place = first[cluster] + (chance * count[cluster]).long()
-    any_query = (chance * len(taste)).long()
-    fan = owner[order][place.clamp(max=len(owner) - 1)]
-    return torch.where(count[cluster] > 0, fan, any_query)
+    @property
+    def clusters(self) -> int:
+        return math.ceil(self.candidates / CLUSTER)
 
+    @property
+    def segments(self) -> int:
+        return math.ceil(self.queries / SEGMENT)
 
-def _member(cluster: Tensor, clusters: int, candidates: int, draw: torch.Generator) -> Tensor:
-    """Return a candidate of each cluster, by a power law; candidate c is of cluster c mod K."""
-    size = (candidates - cluster - 1) // clusters + 1
-    chance = torch.rand(len(cluster), generator=draw, dtype=torch.float64)
-    rank = (chance.pow(POWER) * size).long().clamp(max=candidates - 1)
-    return torch.minimum(rank, size - 1) * clusters + cluster
+    def liking(self, segments: Tensor) -> Tensor:
+        """Return the probability of each cluster for segments [n], float64 [n, K]."""
+        draw = torch.Generator().manual_seed(self.seed)
+        centres, clusters = (
+            functional.normalize(torch.randn(n, LATENT, generator=draw, dtype=torch.float64))
+            for n in (self.segments, self.clusters)
+        )
+        likes = torch.softmax(centres[segments] @ clusters.T / TEMPERATURE, dim=1)
+        return LOYAL * likes + (1 - LOYAL) / self.clusters
+
+    def within(self, candidates: Tensor) -> Tensor:
+        """Return the probability of candidates [...] among those of their cluster, float64."""
+        cluster, rank = candidates % self.clusters, candidates // self.clusters
+        size = self._size(cluster)
+        ends = ((rank + 1) / size).pow(1 / POWER), (rank / size).pow(1 / POWER)
+        return ends[0] - ends[1]
+
+    def chances(self, segments: Tensor, candidates: Tensor) -> Tensor:
+        """Return the probability that the next interaction of a query of `segments` [n] is with
+        each of `candidates` [n, k], float64 [n, k]."""
+        own, place = torch.unique(segments, return_inverse=True)
+        cluster = candidates % self.clusters
+        return self.liking(own)[place[:, None], cluster] * self.within(candidates)
+
+    def best(self, segments: Tensor, k: int) -> Tensor:
+        """Return the k candidates of the largest probability for segments [n], int64 [n, k]."""
+        near = self.liking(segments).topk(min(k, self.clusters)).indices
+        ranks = torch.arange(k) * self.clusters
+        pool = (near[:, :, None] + ranks).flatten(1)
+        chances = torch.where(
+            pool < self.candidates,
+            self.chances(segments, pool.clamp(max=self.candidates - 1)),
+            -1.0,
+        )
+        return pool.gather(1, chances.topk(min(k, pool.shape[1])).indices)
+
+    def corpus(self, interactions: int) -> Corpus:
+        """Return a corpus of drawn interactions, and of one more for each candidate that nobody
+        met, with a query that is as likely to meet it as any other interaction says.
+
+        Features are a query's segment, a candidate's cluster and twice the logarithm of its rank
+        there, so that an object need not be met to be known.
+        """
+        draw = torch.Generator().manual_seed(self.seed + 1)
+        query = torch.randint(self.queries, (interactions,), generator=draw)
+        candidate = self._member(self._cluster(query % self.segments, draw), draw)
+        met = torch.zeros(self.candidates, dtype=torch.bool)
+        met[candidate] = True
+        unmet = torch.nonzero(~met).flatten()
+        fans = self._fans(unmet % self.clusters, draw)
+        ids, everyone = torch.arange(self.candidates), torch.arange(self.queries)
+        band = (2 * (ids // self.clusters + 1).double().log2()).long()
+        columns = {"query": torch.cat([query, fans]), "candidate": torch.cat([candidate, unmet])}
+        described = (
+            {"id": everyone, "segment": everyone % self.segments},
+            {"id": ids, "cluster": ids % self.clusters, "band": band},
+        )
+        pairs, queries, candidates = (
+            pa.table({name: column.numpy() for name, column in each.items()})
+            for each in (columns, *described)
+        )
+        return Corpus.from_tables(
+            pairs,
+            query_features=queries,
+            candidate_features=candidates,
+            source="The planted corpus",
+        )
+
+    def _size(self, cluster: Tensor) -> Tensor:
+        """Return how many candidates clusters have, float64."""
+        return ((self.candidates - cluster - 1) // self.clusters + 1).double()
+
+    def _cluster(self, segment: Tensor, draw: torch.Generator) -> Tensor:
+        """Draw a cluster for each segment [n]."""
+        chance = torch.rand(len(segment), generator=draw, dtype=torch.float64)
+        drawn = torch.empty_like(segment)
+        for block in torch.split(torch.arange(self.segments), BLOCK):
+            here = torch.nonzero((segment >= block[0]) & (segment <= block[-1])).flatten()
+            upto = self.liking(block).cumsum(1)[segment[here] - block[0]]
+            drawn[here] = torch.searchsorted(upto, chance[here, None]).flatten()
+        return drawn.clamp(max=self.clusters - 1)
+
+    def _member(self, cluster: Tensor, draw: torch.Generator) -> Tensor:
+        """Draw a candidate of each cluster [n], by popularity."""
+        chance = torch.rand(len(cluster), generator=draw, dtype=torch.float64)
+        rank = (chance.pow(POWER) * self._size(cluster)).long()
+        return rank * self.clusters + cluster
+
+    def _fans(self, cluster: Tensor, draw: torch.Generator) -> Tensor:
+        """Draw a query for each cluster [n], by how much its segment likes it."""
+        chance = torch.rand(len(cluster), generator=draw, dtype=torch.float64)
+        segment = torch.empty_like(cluster)
+        likes = torch.cat(
+            [self.liking(b).float() for b in torch.split(torch.arange(self.segments), BLOCK)]
+        )
+        for block in torch.split(torch.arange(self.clusters), BLOCK):
+            here = torch.nonzero((cluster >= block[0]) & (cluster <= block[-1])).flatten()
+            upto = likes[:, block].double().T.cumsum(1)
+            upto = (upto / upto[:, -1:])[cluster[here] - block[0]]
+            segment[here] = torch.searchsorted(upto, chance[here, None]).flatten()
+        segment = segment.clamp(max=self.segments - 1)
+        sizes = (self.queries - segment - 1) // self.segments + 1
+        again = torch.rand(len(cluster), generator=draw, dtype=torch.float64)
+        return (again * sizes).long() * self.segments + segment

@@ -19,7 +19,7 @@ from evergram.errors import DataError
 from evergram.training import Progress, RunContext, fit_encoder, pick_device
 from reproduction import results
 from reproduction.experiment import Experiment, Training
-from reproduction.planted import planted_corpus
+from reproduction.planted import Planted
 from reproduction.results import Result
 
 PREFIX = "$EVERGRAM_DATA/"
@@ -216,4 +216,6 @@ def _split(job: Job, recipe: Recipe, loaded: dict[str, Split]) -> Split:
 def _corpus(job: Job, recipe: Recipe) -> Corpus:
     if job.training.planted is None:
         return load_corpus(recipe)
-    return planted_corpus(**job.training.planted, seed=job.seed)
+    size = dict(job.training.planted)
+    interactions = size.pop("interactions")
+    return Planted(**size, seed=job.seed).corpus(interactions)

@@ -140,10 +140,12 @@ def test_growth_compares_at_equal_steps_and_at_equal_time() -> None:
     for size in growth.SIZES:
         for how in growth.PRECONDITION:
             high = 0.2 if size == growth.SIZES[-1] else 0.12
-            made.append(map_result(growth.label(growth.SAMPLING, how, size), [0.05, 0.1]))
-            slow = map_result(growth.label(growth.SOGRAM, how, size), [0.08, high])
-            slow.series["map"]["cpu_seconds"] = [1.5, 3.0]
-            made.append(slow)
+            for method, values, seconds in (
+                (growth.SAMPLING, [0.05, 0.1], [1.0, 2.0]),
+                (growth.SOGRAM, [0.08, high], [1.5, 3.0]),
+            ):
+                series = {"cpu_seconds": seconds, "fresh": values}
+                made.append(result(growth.label(method, how, size), map=series))
     runs = runs_of(made)
     how = next(iter(growth.PRECONDITION))
     assert growth.gains(runs, how, 10_000, equal="steps") == [pytest.approx(20)]

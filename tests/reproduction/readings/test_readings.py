@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from reproduction.planted import Planted
+from reproduction.readings.fresh_map import FreshMap
 from reproduction.readings.gramian_errors import GramianErrors
 from reproduction.readings.map_over_time import MapOverTime
 from reproduction.readings.reading import CpuClock, Reading
@@ -15,7 +17,7 @@ from torch import Tensor
 from evergram import Recipe, load_corpus, split_for
 from evergram.data import Split
 from evergram.training import RunContext, Trained, fit_encoder
-from reproduction.gramian import methods
+from reproduction.gramian import growth, methods
 
 CPU = torch.device("cpu")
 
@@ -155,3 +157,35 @@ def test_the_clock_counts_between_ticks_and_not_what_is_left_out() -> None:
     clock.resume()
     clock.tick()
     assert clock.seconds - first < first / 2
+
+
+def test_fresh_map_is_the_mean_over_interactions_drawn_afresh() -> None:
+    world = Planted(60, 200)
+    settings = ["model.kind=factorization", "model.dim=4", "training.epochs=1", "data.kind=python"]
+    recipe = Recipe.load(growth.RECIPE, [*settings, "split.share=0.01"])
+    corpus = world.corpus(3000)
+    split = split_for(recipe, corpus, 0)
+    watch = FreshMap(60, 200, every=23, judged=10).watch(recipe, split)
+    trained = fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[watch], warns=False))
+    series = watch.read(trained)
+    assert series["step"] == [23]  # the last step of the only epoch
+    keys = {
+        side: torch.tensor(entities.vocabulary.keys.to_pylist())
+        for side, entities in (
+            ("query", split.training.queries),
+            ("candidate", split.training.candidates),
+        )
+    }
+    rows = torch.randperm(60, generator=torch.Generator().manual_seed(recipe.seed))[:10]
+    lists = keys["candidate"][(trained.query[rows] @ trained.candidate.T).topk(10).indices]
+    segments = keys["query"][rows] % world.segments
+    everything = torch.arange(200).expand(10, -1)
+    draw = torch.Generator().manual_seed(7)
+    drawn = torch.multinomial(
+        world.chances(segments, everything), 40_000, replacement=True, generator=draw
+    )
+    hits = drawn[:, :, None] == lists[:, None, :]  # AP of one target is 1 / its place
+    by_hand = (hits / torch.arange(1, 11)).sum(2).mean()
+    assert series["fresh"][0] == pytest.approx(float(by_hand), rel=0.03)
+    assert series["popularity"] < series["best"]
+    assert series["fresh"][0] <= series["best"]
