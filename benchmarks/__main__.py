@@ -66,15 +66,6 @@ class Section:
     pictures: Callable[[Any], dict[str, bytes]] = lambda _: {}
 
 
-def _table3(recipe: str) -> Section:
-    return Section(
-        partial(table3.section, recipe),
-        partial(table3.tiny, recipe),
-        needs_data=True,
-        pictures=lambda _: table3.figures(recipe),
-    )
-
-
 def _quality(name: str, kind: str) -> Section:
     return Section(
         partial(quality.quality, name),
@@ -144,8 +135,7 @@ SECTIONS = {
     "known-consumers": Section(
         known_consumers.measure, known_consumers.tiny, known_consumers.table, needs_data=True
     ),
-    "table3": _table3("table3-movielens"),
-    "table3-factorization": _table3("table3-factorization"),
+    "table3": Section(table3.section, table3.tiny, needs_data=True),
     "text": Section(text.measure, text.tiny, text.table, needs_data=True),
 }
 DOCUMENTS = [ROOT / "README.md"] + [
