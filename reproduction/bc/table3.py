@@ -132,8 +132,8 @@ SENTENCES = (
         "how much higher its (1) is, points",
         claims.linear_costs_less,
         of_queries=True,
-        remark="λ = 16 outweighs the task on Amazon Beauty, where every joint method loses alike in "
-        "(1), with whatever transform and loss; Figure 5 has smaller λ.",
+        remark="λ = 16 outweighs the task on Amazon Beauty, where every joint method loses alike "
+        "in (1), with whatever transform and loss; Figure 5 has smaller λ.",
     ),
     Sentence(
         "Joint-Lin-SLoss performs relatively poorly on unintended tasks.",
@@ -162,8 +162,8 @@ SENTENCES = (
         "how much higher its sum is than the best of the paper's others, points",
         claims.aligner_has_the_best_sum,
         of_queries=True,
-        remark="λ = 16 outweighs the task on Amazon Beauty, where every joint method loses alike in "
-        "(1), with whatever transform and loss; Figure 5 has smaller λ. Post-hoc methods "
+        remark="λ = 16 outweighs the task on Amazon Beauty, where every joint method loses alike "
+        "in (1), with whatever transform and loss; Figure 5 has smaller λ. Post-hoc methods "
         "lose nothing there, and cost the one consumer task nothing: on Amazon Beauty and "
         "MovieLens version 0 embeds known ids alone, and any vector for what came later is "
         "a gain for its consumers, which post-hoc transforms give, too.",

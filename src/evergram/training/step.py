@@ -183,8 +183,8 @@ class Step:
     @contextmanager
     def look(self) -> Iterator[Embeddings]:
         """Give the embeddings as the next step will see them; the run stays as it was."""
-        # Normalisation by batch keeps running statistics, and dropout draws. Only a step may leave a
-        # trace of either; modules of the user's do both when rows are read.
+        # Normalisation by batch keeps running statistics, and dropout draws. Only a step may leave
+        # a trace of either; modules of the user's do both when rows are read.
         kept = [(b, b.clone()) for b in self.encoder.buffers()]
         device = next(self.encoder.parameters()).device
         devices = [device] if device.type == "cuda" else []
