@@ -76,7 +76,7 @@ def test_a_candidate_that_nobody_met_is_met_by_one_who_likes_its_cluster() -> No
     world = Planted(200, 20_000)
     corpus = world.corpus(50)
     query, candidate = (ids(corpus, side)[50:] for side in ("query", "candidate"))
-    assert len(candidate.unique()) == len(candidate)
+    assert len(torch.unique(candidate)) == len(candidate)
     likes = world.liking(torch.arange(world.segments))
     shares = likes / likes.sum(0)
     met = shares[query % world.segments, candidate % world.clusters].mean()
