@@ -15,5 +15,5 @@ ROWS = (
     Row.of(figure3.EXPERIMENT, LARGE),
     Row.of(figure4.EXPERIMENT, LARGE),
     Row.of(figure5.EXPERIMENT, LARGE),
-    Row.of(images.EXPERIMENT, "the papers have none"),
+    Row.of(images.EXPERIMENT, "does not exist"),
 )

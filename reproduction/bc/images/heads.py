@@ -107,6 +107,7 @@ def head_readings(
             past_encoders={0: first},
             device=device,
             progress=progress.of(method),
+            readings=False,
         )
         lineage.publish(artefact)
         old, new = (

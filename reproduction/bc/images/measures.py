@@ -107,29 +107,35 @@ def finds_itself(query: Tensor, index: Tensor) -> float:
     return rank_metrics(query, index, relevance, [ITSELF])[ITSELF]
 
 
-def measured(
-    reading: Reading, old: Tensor, label: Tensor, roles: Roles, consumers: Consumers
-) -> dict[str, Any]:
-    """Return what a method gives, on test images.
+def measure_all(
+    readings: Mapping[str, Reading], old: Tensor, label: Tensor, roles: Roles, consumers: Consumers
+) -> dict[str, dict[str, Any]]:
+    """Return what each method gives, on test images.
 
     Args:
+        readings: by method; vectors that several share are measured once.
         old: [N, D_0], version 0's own vectors.
         label: int64 [N].
-    Returns: by group of images "own" (MAP@10 of the newest version's searches), "old index" (that
-        of its vectors read as version 0, as queries to an index of version 0's), "itself" (the
-        share of images that find themselves there) and "error" ([BC] metric 3, "l2" and
-        "relative"); and "consumers", their AUC by task.
+    Returns: by method and then by group of images "own" (MAP@10 of the newest version's searches),
+        "old index" (that of its vectors read as version 0, as queries to an index of version 0's),
+        "itself" (the share of images that find themselves there) and "error" ([BC] metric 3, "l2"
+        and "relative"); and "consumers", their AUC by task.
     """
-    by_group: dict[str, dict[str, Any]] = {
-        "own": {},
-        "old index": {},
-        "itself": {},
-        "error": {},
+    groups = roles.tested
+    own: dict[int, dict[str, float]] = {}
+    past: dict[int, dict[str, Any]] = {}
+    for reading in readings.values():
+        mine, theirs = reading.own, reading.as_old
+        if id(mine) not in own:
+            own[id(mine)] = {g: search(mine[r], mine[r], label[r]) for g, r in groups.items()}
+        if id(theirs) not in past:
+            past[id(theirs)] = {
+                "old index": {g: search(theirs[r], old[r], label[r]) for g, r in groups.items()},
+                "itself": {g: finds_itself(theirs[r], old[r]) for g, r in groups.items()},
+                "error": {g: drift(theirs[r], old[r]) for g, r in groups.items()},
+                "consumers": consumers.auc(theirs),
+            }
+    return {
+        name: {"own": own[id(reading.own)], **past[id(reading.as_old)]}
+        for name, reading in readings.items()
     }
-    for group, rows in roles.tested.items():
-        own, as_old, index = reading.own[rows], reading.as_old[rows], old[rows]
-        by_group["own"][group] = search(own, own, label[rows])
-        by_group["old index"][group] = search(as_old, index, label[rows])
-        by_group["itself"][group] = finds_itself(as_old, index)
-        by_group["error"][group] = drift(as_old, index)
-    return by_group | {"consumers": consumers.auc(reading.as_old)}

@@ -9,20 +9,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from evergram import Recipe
 from evergram.compatibility import Aligner
-from evergram.evaluation import as_dim
 from evergram.training import Progress
 from reproduction.bc.images.heads import HeadSettings, head_readings
 from reproduction.bc.images.made_up import made_up_vectors
-from reproduction.bc.images.measures import Consumers, Reading, measured
+from reproduction.bc.images.measures import Consumers, Reading, measure_all
 from reproduction.bc.images.roles import Roles, roles_of, tasks_of
 from reproduction.bc.images.vectors import CIFAR, ImageSet, ImageVectors, read_vectors
 from reproduction.bc.methods import FIX, KEEP_ALL, NON_BC, POST_CLOSED
 
-# The two ways: the encoders' own vectors, of length 1; and those of a head on each.
+# The two ways: the encoders' own vectors, reduced; and those of a head on each.
 ENCODERS, HEADS = "encoders", "heads"
 POST_ORTHOGONAL = "post-orthogonal"
 
@@ -33,12 +33,14 @@ class Upgrades:
 
     Args:
         images: the encoded images; None has made-up vectors.
+        dim: principal components that are kept of an encoder's own vectors.
         heads: settings of heads.
         consumers: classifiers of a task.
         examples: images that a consumer learns from, at most.
     """
 
     images: ImageSet | None
+    dim: int
     heads: HeadSettings
     consumers: int
     examples: int
@@ -50,7 +52,7 @@ class Upgrades:
     def __call__(
         self, recipe: Recipe, progress: Progress, device: str, work: Path | None = None
     ) -> dict[str, Any]:
-        """Return for `ENCODERS` and `HEADS` what `measured` says of each method, by its name;
+        """Return for `ENCODERS` and `HEADS` what `measure_all` says of each method, by its name;
         and "images" (how many, by role) and "unseen" (the names of classes).
 
         Args:
@@ -62,7 +64,7 @@ class Upgrades:
         roles = roles_of(vectors, recipe.seed)
         with TemporaryDirectory() as folder:
             ways = {
-                ENCODERS: encoder_readings(vectors, roles),
+                ENCODERS: encoder_readings(vectors, roles, self.dim),
                 HEADS: head_readings(
                     recipe, vectors, roles, self.heads, (Path(folder), device, progress)
                 ),
@@ -93,26 +95,34 @@ class Upgrades:
         tasks = tasks_of(vectors, roles, self.examples, seed)
         consumers = Consumers.fit(old, tasks, self.consumers)
         each = {first: version_0, **dict(readings)}
-        return {
-            name: measured(reading, old, vectors.label, roles, consumers)
-            for name, reading in each.items()
-        }
+        return measure_all(each, old, vectors.label, roles, consumers)
 
 
-def encoder_readings(vectors: ImageVectors, roles: Roles) -> Iterator[tuple[str, Reading]]:
-    """Yield each method's reading of all images, of vectors of length 1; the first is `FIX`.
+def principal(features: Tensor, fitted: Tensor, dim: int) -> Tensor:
+    """Return the first principal components of features [N, D] at length 1, [N, dim], as the rows
+    `fitted` have them."""
+    mean = features[fitted].mean(0)
+    training = features[fitted] - mean
+    _, directions = torch.linalg.eigh(training.T @ training)
+    return normalize((features - mean) @ directions.flip(1)[:, :dim], dim=1)
+
+
+def encoder_readings(
+    vectors: ImageVectors, roles: Roles, dim: int
+) -> Iterator[tuple[str, Reading]]:
+    """Yield each method's reading of all images, of `principal` vectors; the first is `FIX`.
 
     Transforms are fitted to the training images of seen classes, post hoc and in closed form.
     """
-    old, new = normalize(vectors.old, dim=1), normalize(vectors.new, dim=1)
+    rows = roles.fitted
+    old, new = (principal(features, rows, dim) for features in (vectors.old, vectors.new))
     yield FIX, Reading(old, old)
     yield KEEP_ALL, Reading(new, old)
-    yield NON_BC, Reading(new, as_dim(new, old.shape[1]))
-    rows = roles.fitted
+    yield NON_BC, Reading(new, new)
     for name, kind in ((POST_CLOSED, "linear"), (POST_ORTHOGONAL, "orthogonal")):
         aligner = Aligner(kind).fit(new[rows], old[rows])
         yield name, Reading(new, torch.as_tensor(aligner.transform(new)))
 
 
-SMALL = Upgrades(CIFAR, HeadSettings((64, 80), each=8), consumers=3, examples=4000)
-TINY = replace(SMALL, images=None, heads=HeadSettings((8, 12), each=8), consumers=1)
+SMALL = Upgrades(CIFAR, 256, HeadSettings((64, 80), each=6), consumers=2, examples=2000)
+TINY = replace(SMALL, images=None, dim=16, heads=HeadSettings((8, 12), each=8), consumers=1)

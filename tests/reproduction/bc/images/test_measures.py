@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reproduction.bc.images.made_up import made_up_vectors
-from reproduction.bc.images.measures import Consumers, Reading, finds_itself, measured, search
+from reproduction.bc.images.measures import Consumers, Reading, finds_itself, measure_all, search
 from reproduction.bc.images.roles import TASKS, roles_of, tasks_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -66,23 +66,29 @@ def test_a_consumer_reads_what_a_logistic_regression_would() -> None:
         assert mixed[name] < own[name]
 
 
-def test_version_0_read_as_itself_has_no_error() -> None:
+def test_version_0_read_as_itself_has_no_error_and_noise_has() -> None:
     consumers = Consumers.fit(VECTORS.old, tasks_of(VECTORS, ROLES, 200, 0), 1)
-    kept = measured(Reading(VECTORS.new, VECTORS.old), VECTORS.old, VECTORS.label, ROLES, consumers)
-    for group in ROLES.tested:
-        assert kept["error"][group] == {"l2": 0.0, "relative": 0.0}
-        assert kept["itself"][group] == 1.0
-    assert tuple(kept["consumers"]) == TASKS
     noise = torch.randn(VECTORS.old.shape, generator=torch.Generator().manual_seed(0))
     noisy = VECTORS.old + 3 * noise
-    worse = measured(Reading(VECTORS.new, noisy), VECTORS.old, VECTORS.label, ROLES, consumers)
-    assert worse["own"] == kept["own"]
+    readings = {
+        "kept": Reading(VECTORS.new, VECTORS.old),
+        "noisy": Reading(VECTORS.new, noisy),
+        "first": Reading(VECTORS.old, VECTORS.old),
+    }
+    made = measure_all(readings, VECTORS.old, VECTORS.label, ROLES, consumers)
+    kept, worse, first = (made[name] for name in readings)
+    assert worse["own"] == kept["own"] != first["own"]
+    assert tuple(kept["consumers"]) == TASKS
+    assert kept["consumers"] == first["consumers"] != worse["consumers"]
     for group, rows in ROLES.tested.items():
+        assert kept["error"][group] == {"l2": 0.0, "relative": 0.0}
+        assert kept["itself"][group] == 1.0
         distance = (noisy - VECTORS.old)[rows].norm(dim=1).mean()
         assert worse["error"][group]["l2"] == pytest.approx(float(distance))
         assert worse["itself"][group] < 1
-        own = VECTORS.new[rows]
-        assert kept["own"][group] == pytest.approx(naive_search(own, own, VECTORS.label[rows]))
+        own, label = VECTORS.new[rows], VECTORS.label[rows]
+        assert kept["own"][group] == pytest.approx(naive_search(own, own, label))
         query, index = noisy[rows], VECTORS.old[rows]
-        expected = naive_search(query, index, VECTORS.label[rows])
+        expected = naive_search(query, index, label)
         assert worse["old index"][group] == pytest.approx(expected)
+        assert first["own"][group] == pytest.approx(naive_search(index, index, label))

@@ -19,6 +19,7 @@ from reproduction.bc.images.upgrades import (
     SMALL,
     TINY,
     encoder_readings,
+    principal,
 )
 from reproduction.bc.methods import FIX, KEEP_ALL, NON_BC, POST_CLOSED, RECIPES
 from torch.nn.functional import normalize
@@ -56,33 +57,52 @@ def test_a_run_measures_every_method_of_both_ways() -> None:
 
 
 def test_transforms_of_encoders_are_fitted_to_seen_training_images_alone() -> None:
-    readings = dict(encoder_readings(VECTORS, ROLES))
+    readings = dict(encoder_readings(VECTORS, ROLES, 8))
     others = torch.ones(len(VECTORS.label), dtype=torch.bool)
     others[ROLES.fitted] = False
     changed = VECTORS.old.clone()
     changed[others] = torch.randn_like(changed[others])
-    again = dict(encoder_readings(replace(VECTORS, old=changed), ROLES))
+    again = dict(encoder_readings(replace(VECTORS, old=changed), ROLES, 8))
     for method in (POST_CLOSED, POST_ORTHOGONAL):
         assert torch.equal(again[method].as_old, readings[method].as_old)
     moved = VECTORS.old.clone()
     moved[ROLES.fitted] = torch.randn_like(moved[ROLES.fitted])
-    other = dict(encoder_readings(replace(VECTORS, old=moved), ROLES))
+    other = dict(encoder_readings(replace(VECTORS, old=moved), ROLES, 8))
     assert not torch.allclose(other[POST_CLOSED].as_old, readings[POST_CLOSED].as_old, atol=0.1)
 
 
-def test_encoders_are_read_at_length_1_and_without_a_transform_by_coordinates() -> None:
-    readings = dict(encoder_readings(VECTORS, ROLES))
-    old, new = (normalize(v, dim=1) for v in (VECTORS.old, VECTORS.new))
+def test_components_are_those_of_a_singular_value_decomposition() -> None:
+    fitted = VECTORS.new[ROLES.fitted].double()
+    centred = VECTORS.new.double() - fitted.mean(0)
+    _, _, directions = torch.linalg.svd(fitted - fitted.mean(0), full_matrices=False)
+    expected = normalize(centred @ directions[:5].T, dim=1)
+    made = principal(VECTORS.new, ROLES.fitted, 5).double()
+    # A direction has no sign.
+    signs = (made * expected).sum(0).sign()
+    assert torch.allclose(made, expected * signs, atol=1e-4)
+
+
+def test_encoders_are_read_without_a_transform_as_they_are() -> None:
+    readings = dict(encoder_readings(VECTORS, ROLES, 8))
+    old, new = (principal(v, ROLES.fitted, 8) for v in (VECTORS.old, VECTORS.new))
     assert torch.equal(readings[FIX].own, old)
     assert torch.equal(readings[KEEP_ALL].own, new)
-    assert torch.equal(readings[NON_BC].as_old, new[:, : old.shape[1]])
-    # Procrustes keeps lengths up to those that the 24 of 32 dims lack.
+    assert torch.equal(readings[NON_BC].as_old, new)
+    # A rotation keeps lengths.
     lengths = readings[POST_ORTHOGONAL].as_old.norm(dim=1)
-    assert float(lengths.max()) <= 1 + 1e-5
+    assert torch.allclose(lengths, torch.ones(len(lengths)), atol=1e-4)
 
 
 def test_every_setting_is_in_the_name_that_makes_the_key() -> None:
-    for part in ("lite0", "pixels=128", "lite2", "pixels=160", "counts=(1000, 500)", "(64, 80)"):
+    for part in (
+        "lite0",
+        "pixels=128",
+        "lite2",
+        "pixels=160",
+        "counts=(1000, 500)",
+        "dim=256",
+        "(64, 80)",
+    ):
         assert part in SMALL.__name__
     names = {
         run.__name__
@@ -91,10 +111,11 @@ def test_every_setting_is_in_the_name_that_makes_the_key() -> None:
             TINY,
             replace(SMALL, heads=HeadSettings((64, 80), each=4)),
             replace(SMALL, consumers=1),
+            replace(SMALL, dim=64),
             replace(SMALL, examples=10),
         )
     }
-    assert len(names) == 5
+    assert len(names) == 6
 
 
 def test_images_that_are_not_there_are_named_with_their_command(tmp_path: Path) -> None:
