@@ -73,7 +73,7 @@ def test_an_image_encoder_is_upgraded_post_hoc_and_jointly(space: dict[str, Any]
         assert metrics["model"]["recall@20"] > 2 * metrics["popularity"]["recall@20"]
     ranking = lineage.metrics(1)["compatibility"]["0"]["ranking"]
     past, chain, raw = (ranking[k]["recall@20"] for k in ("past", "chain", "raw_candidates"))
-    assert chain > 0.9 * past
+    assert chain > 0.8 * past
     assert raw < 0.7 * past
     assert space["as_version_0"].shape == (len(space["ids"]), 16)
 

@@ -64,7 +64,9 @@ def load(encoder: ImageEncoder) -> nn.Module:
     model: nn.Module = architecture.from_name(encoder.name, image_size=encoder.pixels)
     weights = torch.load(holder.get_model_file_path(), map_location="cpu", weights_only=True)
     model.load_state_dict(weights)
-    return model.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.eval()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
 
 
 @torch.inference_mode()

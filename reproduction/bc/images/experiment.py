@@ -49,10 +49,9 @@ def _searches(runs: Runs, label: str, way: str, title: str) -> Table:
 def _consumers(runs: Runs, label: str, way: str, title: str) -> Table:
     rows = []
     for method in _methods(runs, label, way):
-        of_method = {"way": way, "method": method}
-        reads: list[Read] = [partial(auc, **of_method, task=task) for task in TASKS]
-        reads.append(partial(unintended, **of_method))
-        reads += [partial(error, **of_method, group=group) for group in GROUPS]
+        reads: list[Read] = [partial(auc, way=way, method=method, task=task) for task in TASKS]
+        reads.append(partial(unintended, way=way, method=method))
+        reads += [partial(error, way=way, method=method, group=group) for group in GROUPS]
         rows.append([_name(method), *(_cell(runs, label, read) for read in reads)])
     errors = [f"(3), {group}, % of length" for group in GROUPS]
     header = ["", *TASKS, "(2)", *errors]

@@ -51,7 +51,7 @@ def corpus_of(label: Tensor, rows: Tensor, each: int, seed: int) -> Corpus:
     """
     draw = torch.Generator().manual_seed(seed)
     pairs = []
-    for kind in label[rows].unique():
+    for kind in sorted(set(label[rows].tolist())):
         members = rows[label[rows] == kind]
         drawn = torch.randint(len(members), (each, len(members)), generator=draw)
         pairs.append(torch.stack([members.expand_as(drawn), members[drawn]]).flatten(1))
@@ -111,14 +111,14 @@ def head_readings(
         )
         lineage.publish(artefact)
         old, new = (
-            lineage.encoder(version, module=modules).encode(images, convert_to_numpy=False)
+            torch.as_tensor(lineage.encoder(version, module=modules).encode(images))
             for version, modules in enumerate((first, second))
         )
         if method == TRAINED[0]:
             yield FIX, Reading(old, old)
             yield KEEP_ALL, Reading(new, old)
             yield NON_BC, Reading(new, as_dim(new, old.shape[1]))
-        yield method, Reading(new, lineage.view(0).transform(new))
+        yield method, Reading(new, torch.as_tensor(lineage.view(0).transform(new)))
 
 
 def with_method(recipe: Recipe, method: str) -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ def method_series(own: float = 0.6, index: float = 0.5, auc: float = 0.8) -> dic
     }
 
 
-def images_result(seed: int = 0, **changed: dict[str, Any]) -> Result:
+def images_result(seed: int = 0, changed: Mapping[str, dict[str, Any]] | None = None) -> Result:
     """A result of one seed.
 
     Args:
@@ -43,7 +44,7 @@ def images_result(seed: int = 0, **changed: dict[str, Any]) -> Result:
     series: dict[str, Any] = {
         way: {name: method_series() for name in names} for way, names in METHODS.items()
     }
-    for path, values in changed.items():
+    for path, values in (changed or {}).items():
         way, name = path.split("/")
         series[way][name] = series[way][name] | values
     return result("CIFAR-10", seed, **series)
@@ -66,7 +67,7 @@ def test_there_is_a_row_for_each_method_of_both_ways() -> None:
 
 def test_metrics_are_changes_from_keep_all_in_percent() -> None:
     less = method_series(own=0.57, auc=0.6)
-    made = images_result(**{f"{HEADS}/{EVERGRAM}": less})
+    made = images_result(0, {f"{HEADS}/{EVERGRAM}": less})
     assert intended(made, HEADS, EVERGRAM) == pytest.approx(-5)
     assert intended(made, HEADS, KEEP_ALL) == 0
     # A mean of .58 over the tasks, where Keep-All has .78.
@@ -99,13 +100,13 @@ def test_each_claim_is_of_the_right_pair(
     base[9] = 1.0  # what is tolerated
     for number, margin in expected.items():
         base[number] = margin
-    made = margins(runs_of([images_result(**{path: values})]))
-    assert made == [(pytest.approx(margin, abs=1e-9),) for margin in base]
+    made = margins(runs_of([images_result(0, {path: values})]))
+    assert [margin for (margin,) in made] == pytest.approx(base, abs=1e-9)
 
 
 def test_claims_are_judged_over_seeds() -> None:
     seeds = [
-        images_result(seed, **{f"{ENCODERS}/{FIX}": method_series(own=0.5 + 0.001 * seed)})
+        images_result(seed, {f"{ENCODERS}/{FIX}": method_series(own=0.5 + 0.001 * seed)})
         for seed in range(5)
     ]
     judgement = judge(CLAIMS[1], runs_of(seeds))
