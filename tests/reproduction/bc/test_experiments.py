@@ -22,6 +22,9 @@ from evergram.training import Progress
 from reproduction.bc import figure5, methods
 
 BY_NAME = experiments_of(ROWS)
+IMAGES = "bc/images"
+# Those that compare methods over several versions of a corpus of interactions.
+COMPARISONS = [name for name in BY_NAME if name != IMAGES]
 QUIET = Progress(quiet=True)
 
 
@@ -83,8 +86,9 @@ def test_without_results_nothing_is_measured(name: str) -> None:
     assert {judge(claim, empty).verdict for claim in experiment.claims} <= {"not measured"}
 
 
-@pytest.mark.parametrize("preset", ["tiny", "small", "paper"])
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize(
+    ("name", "preset"), [(name, preset) for name in BY_NAME for preset in BY_NAME[name].presets]
+)
 def test_every_recipe_of_a_preset_is_a_recipe(name: str, preset: str) -> None:
     jobs = jobs_of(BY_NAME[name], preset, [0], Path("data"))
     for job in jobs:
@@ -92,13 +96,19 @@ def test_every_recipe_of_a_preset_is_a_recipe(name: str, preset: str) -> None:
         assert recipe.training.patience == 0
         assert recipe.upgrade.weight == 16
         assert recipe.upgrade.unit == "paper"
-        if preset == "small":
+        if preset == "small" and name in COMPARISONS:
             assert recipe.upgrade.objects == "all"
             assert recipe.split.versions in ([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.7, 0.9])
             assert len(recipe.model.dim) == len(recipe.split.versions)
     assert len({job.key for job in jobs}) == len(jobs)
     paths = {path_of(Path(), j.experiment, preset, j.training.label, 0) for j in jobs}
     assert len(paths) == len(jobs), "two trainings would be kept in one file"
+
+
+def test_comparisons_have_a_preset_of_the_papers_and_images_that_it_lacks_have_none() -> None:
+    for name in COMPARISONS:
+        assert tuple(BY_NAME[name].presets) == ("tiny", "small", "paper")
+    assert tuple(BY_NAME[IMAGES].presets) == ("tiny", "small")
 
 
 def test_table_3_has_all_methods_and_figure_5_all_strengths() -> None:
