@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from reproduction.claims import Claim
 from reproduction.experiment import Experiment, Line, Panel, Preset, Runs, Table, Training
 from reproduction.gramian import map_series, methods
@@ -80,11 +82,9 @@ def trainings(catalogues: Mapping[int, Catalogue], **settings: Any) -> tuple[Tra
 
 
 def at_equal_time(result: Result, seconds: float) -> float:
-    """Return the best MAP@10 within so many CPU seconds of training."""
+    """Return MAP@10 after so many CPU seconds of training, between two measures in proportion."""
     series = result.series["map"]
-    pairs = zip(series["cpu_seconds"], series["fresh"], strict=True)
-    # Clocks differ by a little between runs of the same length.
-    return max((value for spent, value in pairs if spent <= 1.02 * seconds), default=0.0)
+    return float(np.interp(seconds, series["cpu_seconds"], series["fresh"]))
 
 
 def gains(runs: Runs, how: str, size: int, *, equal: str) -> list[float]:
