@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.exact_versions import SIDE, exact_lineage, exact_version
 from tests.support.publishing import publish_next
@@ -67,6 +67,7 @@ def test_ids_and_vectors_of_every_library_become_arrow_and_torch(ids: Any) -> No
     assert rows.shape == (2, 3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 12), max_size=5), max_size=5))
 def test_an_id_that_occurs_twice_is_named_wherever_it_is(parts: list[list[int]]) -> None:
     ids = [i for part in parts for i in part]

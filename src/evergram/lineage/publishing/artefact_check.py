@@ -4,33 +4,49 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from evergram.compatibility.certificate import StepError
+from evergram.compatibility.kinds import TRANSFORMS
 from evergram.compatibility.transforms import Transform
 from evergram.errors import DataError, LineageError, ShapeError
-from evergram.lineage.artefact import Artefact, are_metrics
+from evergram.lineage.artefact import Artefact, EncoderParts, are_metrics
 from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.disk.names import check_name
 from evergram.lineage.disk.plain_json import plain_numbers
-from evergram.lineage.publishing.block_check import checked_block
+from evergram.lineage.publishing.canary_check import CanaryCheck
+
+# Of σ's largest entry or of a coordinate's mean square, what rounding may make of its symmetry and
+# of its least eigenvalue.
+ROUNDING = 1e-6
 
 
 def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
     """Refuse an artefact that cannot be the next version; see `Lineage.check_artefact`.
 
-    Ids and vectors that are not canaries are checked as they are written.
+    Ids and vectors are checked as they are written, and canaries compared with them.
     """
     if isinstance(artefact.dim, bool) or not isinstance(artefact.dim, int) or artefact.dim < 1:
         raise ShapeError(f"dim is {artefact.dim!r}; it must be a whole number ≥ 1.")
     if not artefact.embeddings:
         raise DataError("The artefact has no embeddings; a version has at least one side.")
-    for side in artefact.embeddings:
+    for side, source in artefact.embeddings.items():
         check_name(side, "a side")
-    for side, (ids, vectors) in artefact.canaries.items():
-        checked_block(ids, vectors, side, artefact.dim)
+        if not callable(source) and not (isinstance(source, tuple | list) and len(source) == 2):
+            raise DataError(
+                f"The {side} embeddings are of type {type(source).__name__}; give ids and vectors, "
+                "or a function that returns blocks of them."
+            )
+    check_canaries(artefact)
+    if artefact.encoder is not None and not isinstance(artefact.encoder, EncoderParts):
+        raise DataError(
+            f"encoder is of type {type(artefact.encoder).__name__}; it must be EncoderParts, as "
+            "`train` and `upgrade` make them, or None."
+        )
     if not are_metrics(artefact.metrics):
         raise DataError(
             "The metrics of a version must have numbers by name in metrics.model, and in probes a "
@@ -38,15 +54,53 @@ def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
         )
     for name, value in (("metrics", artefact.metrics), ("recipe", artefact.recipe)):
         _check_json(name, value)
-    if artefact.transform is not None and not isinstance(artefact.transform, Transform):
-        raise ShapeError(
-            f"transform is of type {type(artefact.transform).__name__}; it must be a Transform, "
-            "and an Aligner's as_transform() is one."
-        )
+    if artefact.transform is not None:
+        _check_transform(artefact.transform)
     if catalog.next_version:
         _check_predecessor(catalog, artefact)
     elif artefact.transform is not None:
         raise ShapeError("Version 0 has no version before it and takes no transform.")
+
+
+def check_canaries(artefact: Artefact) -> dict[str, CanaryCheck]:
+    """Return what compares the canaries of each side with its vectors.
+
+    Raises: DataError, ShapeError: they cannot be any version's.
+    """
+    other = sorted(set(artefact.canaries) - set(artefact.embeddings))
+    if other:
+        raise DataError(
+            f"The artefact has canaries of the side {other[0]}, and embeddings of "
+            f"{', '.join(artefact.embeddings)}; canaries are some of these."
+        )
+    return {
+        side: CanaryCheck(ids, vectors, side, artefact.dim)
+        for side, (ids, vectors) in artefact.canaries.items()
+        if len(ids)
+    }
+
+
+def _check_transform(transform: Transform) -> None:
+    """Refuse a transform that would not be read back as it is."""
+    if not isinstance(transform, Transform):
+        raise ShapeError(
+            f"transform is of type {type(transform).__name__}; it must be a Transform, "
+            "and an Aligner's as_transform() is one."
+        )
+    if transform.kind not in TRANSFORMS:
+        raise ShapeError(
+            f"The transform {transform.kind!r} is none of {', '.join(TRANSFORMS)}; register its "
+            "settings in TRANSFORMS, so that it can be read back."
+        )
+    owner = TRANSFORMS[transform.kind].transform_class()
+    if type(transform) is not owner:
+        raise ShapeError(
+            f"{type(transform).__name__} has the kind {transform.kind!r}, which is read back as "
+            f"{owner.__name__}; give your class a kind of its own."
+        )
+    for name, values in transform.state_dict().items():
+        if not bool(values.isfinite().all()):
+            raise DataError(f"The transform's {name} has a NaN or an infinity.")
 
 
 def _check_predecessor(catalog: Catalog, artefact: Artefact) -> None:
@@ -73,6 +127,13 @@ def _check_predecessor(catalog: Catalog, artefact: Artefact) -> None:
         )
     if artefact.error is not None:
         _check_error(artefact.error, old_dim)
+    gone = sorted(set(catalog.manifest(catalog.newest).embeddings) - set(artefact.embeddings))
+    if gone:
+        raise DataError(
+            f"Version {catalog.newest} has embeddings of the side {gone[0]} and the artefact has "
+            f"none, so that nobody could read this side any more; give all sides, which are "
+            f"{', '.join(catalog.manifest(catalog.newest).embeddings)}."
+        )
 
 
 def _check_error(error: StepError, old_dim: int) -> None:
@@ -85,6 +146,15 @@ def _check_error(error: StepError, old_dim: int) -> None:
         )
     if not bool(sigma.isfinite().all()):
         raise DataError("The sigma of the artefact's error has a NaN or an infinity.")
+    wide = sigma.detach().double().cpu()
+    power = error.power if isfinite(error.power) else 0.0  # NaN where nothing was measured
+    rounding = ROUNDING * max(float(wide.abs().max()), power / old_dim)
+    uneven = float((wide - wide.T).abs().max()) > rounding
+    if uneven or float(torch.linalg.eigvalsh(wide)[0]) < -rounding:
+        raise DataError(
+            "The sigma of the artefact's error is no mean of δ ⊗ δ: it must be symmetric without "
+            "negative eigenvalues, as `StepError.of` makes it."
+        )
 
 
 def _check_json(name: str, value: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from evergram.lineage.disk.permissions import file_mode
 from evergram.lineage.locks.training_claim import clear_work
 from evergram.lineage.locks.write_lock import clear_left, unchanged, write_record, writing
 from evergram.lineage.pair_history import PairHistory, pair_history_of
-from evergram.lineage.publishing.artefact_check import check_artefact
+from evergram.lineage.publishing.artefact_check import check_artefact, check_canaries
 from evergram.lineage.publishing.id_types import blocks_with_id_type, with_id_type
 from evergram.lineage.publishing.lost_race import keep_lost
 from evergram.lineage.publishing.publish_statistics import RowSample, forward_map
@@ -83,6 +83,7 @@ def _write(catalog: Catalog, artefact: Artefact, pairs: PairHistory) -> Manifest
     old = _files_before(catalog)
     dims = [artefact.dim, *([catalog.manifest(catalog.newest).dim] if old else [])]
     mode = file_mode(catalog.path)
+    canaries = check_canaries(artefact)
     samples: dict[str, RowSample] = {}
     hashes: dict[str, str] = {}
     with new_folder(catalog.embeddings_folder(number), mode) as folder:
@@ -95,6 +96,7 @@ def _write(catalog: Catalog, artefact: Artefact, pairs: PairHistory) -> Manifest
                 catalog.address,
             )
             blocks = samples[side].through(blocks)
+            blocks = canaries[side].through(blocks) if side in canaries else blocks
             write_embeddings(folder / f"{side}.parquet", blocks)
             hashes[side] = sha256(folder / f"{side}.parquet")
     facts = PublicationFacts(

@@ -23,6 +23,7 @@ from evergram.lineage.disk.plain_json import plain_numbers
 from evergram.lineage.disk.tensor_files import save_tensors
 from evergram.lineage.disk.trained_pairs import FILE as PAIRS
 from evergram.lineage.disk.trained_pairs import write_trained_pairs
+from evergram.lineage.publishing.block_check import checked_block
 from evergram.lineage.publishing.publish_statistics import ForwardMap, Moments
 from evergram.vector_files.parquet import vectors_to_arrow
 
@@ -138,7 +139,9 @@ def _canary_table(artefact: Artefact) -> pa.Table:
                 "vector": vectors_to_arrow(vectors),
             }
         )
-        for side, (ids, vectors) in artefact.canaries.items()
+        for side, block in artefact.canaries.items()
+        for ids, vectors in [checked_block(*block, side, artefact.dim)]
+        if len(ids)
     ]
     if not tables:
         return pa.table({"side": [], "id": [], "vector": []})
