@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evergram.errors import DataError
 from evergram.training import Progress
 from reproduction import results
-from reproduction.catalogue import Listed, find, listing, runs_of
+from reproduction.catalogue import EXPERIMENTS, Listed, find, listing, runs_of
 from reproduction.claims import Judgement, judge
 from reproduction.experiment import ROOT, Table
 from reproduction.report.write import write_report
@@ -73,10 +74,12 @@ class Outcome:
 def reproduce(run: Run, progress: Progress) -> Outcome:
     """Run what has no result yet, and return the tables and verdicts of all seeds that there are.
 
-    Raises: DataError, RecipeError, TrainingError.
+    Raises: DataError: `run.out` is a file, before anything is trained, and others; RecipeError,
+        TrainingError.
     """
     experiment = find(run.name)
     folder = results.FOLDER if run.out is None else run.out
+    results.refuse_file(folder)
     jobs = jobs_of(experiment, run.preset, range(run.seeds), run.data)
     for _ in run_all(jobs, folder, progress, run.device):
         pass
@@ -118,7 +121,15 @@ def make_report(out: Path | None = None) -> list[Path]:
     Args:
         out: the folder of results, into which the report is written too; None is
             `reproduction/results`, of which the report is in `docs`.
+    Raises: DataError: `out` is a file, or has no results; or a result cannot be read.
     """
     if out is None:
         return write_report(results.FOLDER, ROOT / "docs")
+    results.refuse_file(out)
+    sources = {experiment.source for experiment in EXPERIMENTS.values()}
+    if not any(results.are_there(out, source) for source in sources):
+        raise DataError(
+            f"{out} has no results, of which a report could be made; --out is the folder that "
+            "`evergram reproduce NAME --out` wrote its results into."
+        )
     return write_report(out, out)

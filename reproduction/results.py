@@ -99,6 +99,18 @@ def read_all(folder: Path, experiment: str, preset: str) -> list[Result]:
     return [read(path) for path in sorted((folder / experiment / preset).glob("[!.]*.json"))]
 
 
+def are_there(folder: Path, experiment: str) -> bool:
+    """Say whether an experiment has results of any preset below a folder."""
+    return any((folder / experiment).glob("*/[!.]*.json"))
+
+
+def refuse_file(folder: Path) -> None:
+    """Raises: DataError: a file is where the folder of results, or a folder above it, would be."""
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise DataError(f"{place} is a file, and --out is a folder of results; choose another.")
+
+
 @cache
 def machine() -> dict[str, Any]:
     """Return the processor's name, its cores, and the threads that torch uses."""

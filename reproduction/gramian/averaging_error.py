@@ -92,7 +92,7 @@ CLAIMS = (
         "error of the best other α less that of the lowest, over the last quarter",
         slowest_is_best_late,
         "With α = 0.001 the zero start alone takes thousands of steps to fade, (1 − α)^t, and the "
-        "small preset has hundreds; the papers' trajectories are longer by orders of magnitude.",
+        "small preset has 2,500; the papers' trajectories are longer by orders of magnitude.",
         {
             "gowalla": "The zero start of α = 0.001 takes most of the three thousand steps to "
             "fade. From 0.5 down to 0.01 the errors do decay to lower values.",

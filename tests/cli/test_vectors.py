@@ -270,6 +270,24 @@ def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Command) -> None:
     assert "came from a file" in evergram("evaluate", lineage).err
 
 
+def test_one_id_of_text_among_integers_is_refused_before_a_lineage_begins(
+    tmp_path: Path, evergram: Command
+) -> None:
+    new, old = new_vectors(), tmp_path / "old.parquet"
+    write_vectors(old, [(pa.array(range(len(new))), new)])
+    np.save(tmp_path / "new.npy", new.numpy())
+    names = [str(row) for row in range(len(new) - 1)]
+    (tmp_path / "t.txt").write_text("\n".join([*names, "abc"]) + "\n")
+    options = ("--new-ids", tmp_path / "t.txt", "--lineage", tmp_path / "in" / "l")
+    before = set(tmp_path.iterdir())
+    refusal = evergram("align", old, tmp_path / "new.npy", *options).refusal()
+    assert "ids in" in refusal
+    assert "old.parquet are integers, and now there is the text 'abc'" in refusal
+    assert set(tmp_path.iterdir()) == before
+    (tmp_path / "t.txt").write_text("\n".join([*names, str(len(new))]) + "\n")
+    assert evergram("align", old, tmp_path / "new.npy", *options).code == 0
+
+
 def test_a_lineage_of_a_trained_model_is_not_gone_on_from(
     tmp_path: Path, evergram: Command
 ) -> None:

@@ -15,6 +15,7 @@ from evergram.lineage.catalog.catalog_changes import CatalogChanges
 from evergram.lineage.catalog.record_changes import NEWEST, STABLE
 from evergram.lineage.locks.training_claim import training_claim
 from evergram.lineage.publishing.artefact_check import check_artefact
+from evergram.lineage.publishing.beginning import beginning
 from evergram.lineage.publishing.lost_race import read_lost
 from evergram.lineage.publishing.publication import check_id_types, publish_version
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
@@ -112,6 +113,18 @@ class Lineage(ReadOnlyLineage):
             then as it was.
         """
         return publish_version(self._catalog, artefact, promote=promote)
+
+    @contextmanager
+    def beginning(self, first: Artefact) -> Iterator[None]:
+        """Publish version 0 of a new lineage for a block that publishes version 1.
+
+        If the block raises, and neither version 1 nor a consumer is there, version 0 is removed
+        again, with the folders that were created for it.
+
+        Raises: as `publish`.
+        """
+        with beginning(self._catalog, first):
+            yield
 
     def check_artefact(self, artefact: Artefact) -> None:
         """Refuse an artefact that cannot be the next version; `publish` does so, too.

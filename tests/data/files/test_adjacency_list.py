@@ -34,6 +34,14 @@ def test_a_line_is_a_query_and_its_candidates(tmp_path: Path) -> None:
     assert not corpus.shared_ids
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path: Path, suffix: str) -> None:
+    content = b"\xef\xbb\xbf0 5 7\n1 5\n"
+    path = tmp_path / f"train.txt{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix else content)
+    assert pairs(load_adjacency_list(path)) == [(0, 5), (0, 7), (1, 5)]
+
+
 def test_ids_are_texts_where_one_is_no_integer(tmp_path: Path) -> None:
     assert pairs(load_adjacency_list(written(tmp_path, "0 007\n1 8\n"))) == [(0, "007"), (1, "8")]
     assert pairs(load_adjacency_list(written(tmp_path, "ann 7\n"))) == [("ann", 7)]

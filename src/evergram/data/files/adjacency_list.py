@@ -44,7 +44,8 @@ def read_adjacency_list(path: Path) -> pa.Table:
 def _text(path: Path) -> str:
     try:
         with GzipReader(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            return file.read().decode()
+            # A byte-order mark, which programs of Windows begin a file with, is no part of an id.
+            return file.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not in UTF-8; save the file as UTF-8.") from error
     except DAMAGED as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -152,7 +153,6 @@ def align(
     if strict_probes:
         refuse_untried(lineage)
     before = checked_past(old, new, lineage)
-    lineage.check_ids({SIDE: new.ids()})
     alignment = _aligned(before, new, lineage, settings, progress)
     error = alignment.readings["transformed"]["relative_error"]
     refuse_error(
@@ -164,12 +164,13 @@ def align(
     if settings.transform == "low_rank":
         recorded["rank"] = settings.rank_of(before.dim, new.dim)
     recorded |= {"old": str(before.path), "new": str(new.path)}
-    if not lineage.versions:
-        recipe = {"align": {**recorded, **facts_of(before)}}
-        lineage.publish(first_version(before, (ids, canaries.old), recipe))
-    recipe = {"align": {**recorded, **facts_of(new)}}
-    artefact = _next_version(alignment, lineage, recipe, (ids, canaries.new))
-    published = publish(lineage, artefact, strict_probes=strict_probes, promote=promote, warn=warn)
+    recipe = {"align": {**recorded, **facts_of(before)}}
+    first = first_version(before, (ids, canaries.old), recipe)
+    with nullcontext() if lineage.versions else lineage.beginning(first):
+        recipe = {"align": {**recorded, **facts_of(new)}}
+        artefact = _next_version(alignment, lineage, recipe, (ids, canaries.new))
+        strict = strict_probes
+        published = publish(lineage, artefact, strict_probes=strict, promote=promote, warn=warn)
     return dict(published.metrics)
 
 

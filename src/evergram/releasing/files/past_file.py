@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.publishing.id_types import with_id_type
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.pairing import Pairing
 from evergram.vector_files.prefetch import ahead
@@ -29,7 +30,8 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
         old: a file, or the number of the newest version, whose stored vectors are then read.
         new: the file to align to them.
     Raises: LineageError: the old vectors are others than the newest version's, or the new ones are
-        of a version there is already. DataError: only one of the files has ids.
+        of a version there is already. DataError: only one of the files has ids, or the new ones
+        are text where the old ones are integers.
     """
     _refuse_known(new, lineage)
     past = _past_file(old, lineage)
@@ -40,6 +42,10 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
         advice = "begin a lineage whose ids are given: 'evergram import FILE --ids IDS'"
     _refuse_row_numbers(past, new, advice)
     _refuse_row_numbers(new, past, _by_option("--new-ids", new))
+    if lineage.versions:
+        lineage.check_ids({SIDE: new.ids()})
+    else:
+        with_id_type(new.ids(), past.ids().type, SIDE, str(past.path))
     return past
 
 
