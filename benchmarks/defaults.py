@@ -52,7 +52,9 @@ METRIC = "recall@20"
 # epoch takes longer than the epoch.
 JUDGED = 4000
 # Half of the 95 % interval of a mean of n is this many standard errors (Student's t).
-STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+STUDENT = {
+    2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 20: 2.09,
+}  # fmt: skip
 KEPT = gowalla.ROOT / "build" / "defaults"
 
 

@@ -33,7 +33,7 @@ from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.recipe import Recipe
 
-SEEDS = range(5)
+SEEDS = range(20)
 TIMES = (0.6, 0.75, 0.9, 1.0)
 MUS = (0.0, 0.5, 0.9)
 SETTINGS = [

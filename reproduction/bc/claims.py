@@ -37,7 +37,7 @@ from reproduction.results import Result
 # Matrices whose relative distance is below it are the same; no distance is below that of rounding.
 SAME_MATRIX = 1e-6
 ROUNDING = 1e-16
-FIRST, MUSICAL = "first corpus", "Musical Instruments"
+FIRST, MUSICAL = "Amazon Beauty", "Musical Instruments"
 
 
 @dataclass(frozen=True)

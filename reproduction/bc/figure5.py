@@ -179,11 +179,8 @@ CLAIMS = (
         "As λ increases, all the methods have larger degradation in the intended task.",
         SOURCE,
         "how much lower (1) is at the largest λ than at the smallest, points, of the method with "
-        "the smallest change; first corpus",
+        "the smallest change; Amazon Beauty",
         on_first(large_costs),
-        "Here alignment raises (1): of a few thousand interactions a model learns so little that "
-        "earlier versions are a prior that helps it, we think. On Amazon Beauty λ = 16 costs a "
-        "seventh (Table 3). The smallest change of three methods is also low by chance.",
     ),
     Claim(
         "As λ increases, all the methods have smaller degradation in the unintended tasks.",
@@ -205,9 +202,8 @@ CLAIMS = (
         "For fixed λ, BC-Aligner often gives the best or comparable performance.",
         SOURCE,
         f"at how many λ its (1)+(2) is the best of the three or within {COMPARABLE:g} point of it, "
-        "less half of them; first corpus",
+        "less half of them; Amazon Beauty",
         on_first(aligner_is_often_best),
-        NOISE,
     ),
     Claim(
         "At the same λ evergram costs consumers less than BC-Aligner.",
