@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from fractions import Fraction
 from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,15 +26,18 @@ def chance_of(places: tuple[int, ...], chances: Tensor) -> Tensor:
     return torch.stack([ends[i] - chances[i] / 2 for i in places])
 
 
+@example(torch.tensor([2.4645e-308], dtype=torch.float64))
+@example(torch.tensor([1e308, 1e308], dtype=torch.float64))
 @settings(max_examples=100, deadline=None)
 @given(SCORES)
 def test_probabilities_add_up_and_none_is_smaller_than_the_uniform_share(scores: Tensor) -> None:
     chances = proposal(scores)
     assert float(chances.sum()) == pytest.approx(1)
     assert float(chances.min()) >= (1 - 1e-9) * MIX / len(scores)
-    if float(scores.sum()) > 0:
-        expected = (1 - MIX) * scores / scores.sum() + MIX / len(scores)
-        torch.testing.assert_close(chances, expected)
+    if float(scores.max()) >= sys.float_info.min:
+        exact = [Fraction(score) for score in scores.tolist()]
+        shares = torch.tensor([float(x / sum(exact)) for x in exact], dtype=torch.float64)
+        torch.testing.assert_close(chances, (1 - MIX) * shares + MIX / len(scores))
     else:
         torch.testing.assert_close(chances, torch.full_like(chances, 1 / len(scores)))
 

@@ -25,9 +25,13 @@ def proposal(scores: Tensor) -> Tensor:
     Source: docs/method.md, "Adaptive sampling".
     """
     wide = scores.double()
-    total = wide.sum()
+    # By the largest, so that no sum overflows; what is below all normal numbers counts as 0.
+    least = torch.finfo(torch.float64).tiny
+    largest = wide.max()
+    shares = wide / largest.clamp(min=least)
     even = torch.full_like(wide, 1 / len(wide))
-    return torch.where(total > 0, (1 - MIX) * wide / total.clamp(min=1e-300) + MIX * even, even)
+    uneven = (1 - MIX) * shares / shares.sum().clamp(min=least) + MIX * even
+    return torch.where(largest >= least, uneven, even)
 
 
 @dataclass(frozen=True)
