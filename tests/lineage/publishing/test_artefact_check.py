@@ -51,6 +51,11 @@ def _broken() -> LinearTransform:
         lambda ids, z: {"transform": object()},
         lambda ids, z: {"error": StepError(torch.eye(2), 60, 1.0)},
         lambda ids, z: {"error": StepError(-torch.eye(OLD_DIM), 60, 1.0)},
+        lambda ids, z: {"error": StepError(torch.zeros(OLD_DIM, OLD_DIM), 0, float("nan"))},
+        lambda ids, z: {"error": StepError(torch.eye(OLD_DIM), 60, float("inf"))},
+        lambda ids, z: {"error": StepError(torch.eye(OLD_DIM), 1e9, 1.0)},  # type: ignore[arg-type]
+        lambda ids, z: {"canaries": {SIDE: None}},
+        lambda ids, z: {"canaries": {SIDE: (5, z[:1])}},
         lambda ids, z: {"dim": 0},
         lambda ids, z: {"transform": _broken()},
         lambda ids, z: {"transform": Inherited(OLD_DIM, z.shape[1])},

@@ -43,7 +43,7 @@ def test_another_vector_is_refused(factor: float) -> None:
 
 
 def test_an_id_that_the_version_lacks_is_refused() -> None:
-    for name in (7, "x"):
+    for name in (7, "x", "²", "9" * 30):
         check = CanaryCheck([name], Z[:1], "shop", 3)
         with pytest.raises(DataError, match=f"The canary {name!r} of the side shop is not among"):
             list(check.through(blocks(3, False)))

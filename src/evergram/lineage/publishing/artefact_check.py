@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from math import isfinite
+from math import inf, isnan
 from typing import Any
 
 import torch
@@ -36,11 +36,8 @@ def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
         raise DataError("The artefact has no embeddings; a version has at least one side.")
     for side, source in artefact.embeddings.items():
         check_name(side, "a side")
-        if not callable(source) and not (isinstance(source, tuple | list) and len(source) == 2):
-            raise DataError(
-                f"The {side} embeddings are of type {type(source).__name__}; give ids and vectors, "
-                "or a function that returns blocks of them."
-            )
+        if not callable(source):
+            _check_pair(source, f"{side} embeddings", ", or a function that returns blocks of them")
     check_canaries(artefact)
     if artefact.encoder is not None and not isinstance(artefact.encoder, EncoderParts):
         raise DataError(
@@ -73,11 +70,20 @@ def check_canaries(artefact: Artefact) -> dict[str, CanaryCheck]:
             f"The artefact has canaries of the side {other[0]}, and embeddings of "
             f"{', '.join(artefact.embeddings)}; canaries are some of these."
         )
+    for side, block in artefact.canaries.items():
+        _check_pair(block, f"canaries of the side {side}")
     return {
         side: CanaryCheck(ids, vectors, side, artefact.dim)
         for side, (ids, vectors) in artefact.canaries.items()
-        if len(ids)
+        if not hasattr(ids, "__len__") or len(ids)
     }
+
+
+def _check_pair(block: Any, name: str, otherwise: str = "") -> None:
+    if not isinstance(block, tuple | list) or len(block) != 2:
+        raise DataError(
+            f"The {name} are of type {type(block).__name__}; give ids and vectors{otherwise}."
+        )
 
 
 def _check_transform(transform: Transform) -> None:
@@ -127,6 +133,8 @@ def _check_predecessor(catalog: Catalog, artefact: Artefact) -> None:
         )
     if artefact.error is not None:
         _check_error(artefact.error, old_dim)
+        assert transform is not None
+        _check_measured(artefact.error, transform)
     gone = sorted(set(catalog.manifest(catalog.newest).embeddings) - set(artefact.embeddings))
     if gone:
         raise DataError(
@@ -144,16 +152,36 @@ def _check_error(error: StepError, old_dim: int) -> None:
             f"The sigma of the artefact's error is {shape}; that of its transform is "
             f"[{old_dim}, {old_dim}]."
         )
+    if isinstance(error.objects, bool) or not isinstance(error.objects, int) or error.objects < 0:
+        raise DataError(f"The artefact's error is over {error.objects!r} objects; give a count.")
+    if not isinstance(error.power, float) or not (isnan(error.power) or 0 <= error.power < inf):
+        raise DataError(
+            f"The power of the artefact's error is {error.power!r}; it is a mean square."
+        )
     if not bool(sigma.isfinite().all()):
         raise DataError("The sigma of the artefact's error has a NaN or an infinity.")
     wide = sigma.detach().double().cpu()
-    power = error.power if isfinite(error.power) else 0.0  # NaN where nothing was measured
+    power = 0.0 if isnan(error.power) else error.power
     rounding = ROUNDING * max(float(wide.abs().max()), power / old_dim)
     uneven = float((wide - wide.T).abs().max()) > rounding
     if uneven or float(torch.linalg.eigvalsh(wide)[0]) < -rounding:
         raise DataError(
             "The sigma of the artefact's error is no mean of δ ⊗ δ: it must be symmetric without "
             "negative eigenvalues, as `StepError.of` makes it."
+        )
+
+
+def _check_measured(error: StepError, transform: Transform) -> None:
+    """Refuse an error that was not measured, unless the transform changes nothing."""
+    if not isnan(error.power):
+        return
+    points = torch.cat([torch.eye(transform.new_dim), torch.zeros(1, transform.new_dim)])
+    with torch.no_grad():
+        moved = transform(points)
+    if moved.shape != points.shape or not torch.equal(moved, points):
+        raise DataError(
+            "The artefact's error has no power, which says that its transform is the identity and "
+            "needs no measurement; it is another, so measure it by `StepError.of`."
         )
 
 

@@ -64,6 +64,5 @@ class CanaryCheck:
             return self.ids
         if pa.types.is_string(kind):
             return self.ids.cast(pa.string())
-        texts = self.ids.to_pylist()
-        numbers = [int(t) if str(t).lstrip("-").isdigit() else None for t in texts]
-        return pa.array(numbers, pa.int64())
+        numeric = pc.match_substring_regex(self.ids, r"^-?[0-9]{1,18}$")
+        return pc.if_else(numeric, self.ids, None).cast(pa.int64())
