@@ -1,164 +1,38 @@
-"""`make bench`: measure, print, and with --write put the figures where the documents show them."""
+"""`make bench`: measure, print, and write one JSON a run; with --write put the figures where the
+documents show them."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks import (
-    alignment,
-    alignment_objects,
-    by_command,
-    candidates,
-    crossover,
-    defaults,
-    dumps,
-    errors,
-    fast_paths,
-    gowalla,
-    graphs,
-    growth,
-    known_consumers,
-    losses,
-    measure,
-    pinned,
-    plots,
-    postgres_fast_path,
-    quality,
-    ranking_memory,
-    rewriting,
-    serving,
-    snapshot_engine,
-    steps,
-    table3,
-    text,
-    towers,
-)
+from benchmarks import gowalla, plots
+from benchmarks.instrument import compare, machine, runs
+from benchmarks.instrument.figures import Figure, figures_of_table, together
+from benchmarks.instrument.runs import KEPT, UNKEPT
+from benchmarks.sections import SECTIONS, listing
+from evergram.errors import DataError
 
 ROOT = gowalla.ROOT
 
 
-@dataclass(frozen=True)
-class Section:
-    """A measurement, and how its figures are shown.
-
-    Args:
-        measure: takes the measurement and returns its figures.
-        tiny: the same in seconds on small made-up data, to check that it runs.
-        table: makes a table in Markdown of the figures of either.
-        drawn: whether `plots.draw` makes a picture of the figures.
-        needs_data: whether it reads real data.
-        pictures: returns other pictures for docs/, by name.
-    """
-
-    measure: Callable[[], Any]
-    tiny: Callable[[], Any]
-    table: Callable[[Any], str] = str
-    drawn: bool = False
-    needs_data: bool = False
-    pictures: Callable[[Any], dict[str, bytes]] = lambda _: {}
-
-
-def _quality(name: str, kind: str) -> Section:
-    return Section(
-        partial(quality.quality, name),
-        partial(quality.tiny, kind),
-        quality.table,
-        drawn=True,
-        needs_data=True,
-    )
-
-
-SECTIONS = {
-    "timing": Section(
-        measure.view_throughput, partial(measure.view_throughput, (8,), 1000), measure.table
-    ),
-    "steps": Section(steps.step_ratios, steps.tiny, steps.table),
-    "alignment": Section(alignment.measure, alignment.tiny, alignment.table),
-    "candidates": Section(candidates.measure, candidates.tiny, candidates.table, needs_data=True),
-    "growth": Section(growth.growth, growth.tiny, growth.table, drawn=True),
-    "ranking-memory": Section(ranking_memory.measure, ranking_memory.tiny, ranking_memory.table),
-    "crossover": Section(crossover.crossover, crossover.tiny, crossover.table, drawn=True),
-    "serving-transform": Section(
-        serving.transform_rates, serving.tiny_transform, serving.transform_table
-    ),
-    "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
-    "serving-fast-paths": Section(
-        fast_paths.fast_paths, fast_paths.tiny_fast_paths, fast_paths.table
-    ),
-    "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
-    "snapshot-engine": Section(
-        snapshot_engine.measure, snapshot_engine.tiny, snapshot_engine.table
-    ),
-    "fast-paths": Section(
-        postgres_fast_path.measure, postgres_fast_path.tiny, postgres_fast_path.table
-    ),
-    "pinned": Section(pinned.measure, pinned.tiny, pinned.table, needs_data=True),
-    "transform": Section(rewriting.measure, rewriting.tiny, rewriting.table),
-    "errors": Section(errors.errors, errors.tiny, errors.table, drawn=True),
-    "dumps": Section(dumps.measure, dumps.tiny, dumps.table),
-    "demo": Section(
-        by_command.demo,
-        by_command.tiny_demo,
-        by_command.demo_table,
-        pictures=lambda demo: {"demo.png": demo.picture},
-    ),
-    "movielens": Section(
-        by_command.movielens_section, partial(by_command.tiny_movielens, "random"), needs_data=True
-    ),
-    "movielens-growing": Section(
-        partial(by_command.movielens_section, "recipes/movielens-growing.toml"),
-        partial(by_command.tiny_movielens, "growing"),
-        needs_data=True,
-    ),
-    "gowalla": Section(by_command.gowalla_section, by_command.tiny_gowalla, needs_data=True),
-    "defaults": Section(defaults.measure, defaults.tiny, defaults.table, needs_data=True),
-    "defaults-large": Section(
-        defaults.measure_large, defaults.tiny, defaults.table, needs_data=True
-    ),
-    "losses": Section(losses.measure, losses.tiny, losses.table, needs_data=True),
-    "quality-movielens": _quality("movielens", "random"),
-    "quality-gowalla": _quality("gowalla", "given"),
-    "towers": Section(towers.section, towers.tiny, needs_data=True),
-    "graph-steps": Section(graphs.steps_section, graphs.tiny_steps, needs_data=True),
-    "graph-quality": Section(graphs.quality_section, graphs.tiny_quality, needs_data=True),
-    "alignment-objects": Section(
-        alignment_objects.measure, alignment_objects.tiny, alignment_objects.table, needs_data=True
-    ),
-    "known-consumers": Section(
-        known_consumers.measure, known_consumers.tiny, known_consumers.table, needs_data=True
-    ),
-    "table3": Section(table3.section, table3.tiny, needs_data=True),
-    "text": Section(text.measure, text.tiny, text.table, needs_data=True),
-}
-DOCUMENTS = [ROOT / "README.md"] + [
-    ROOT / "docs" / f"{name}.md"
-    for name in (
-        "align",
-        "results",
-        "training",
-        "two-tower",
-        "graph",
-        "upgrading",
-        "compare",
-        "serving",
-        "snapshot-engine",
-        "stores",
-        "wikipedia",
-    )
-]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def put(name: str, text: str) -> None:
-    """Replace what stands between `<!-- name -->` and `<!-- end name -->` in the documents."""
+    """Replace what stands between `<!-- name -->` and `<!-- end name -->` in the documents.
+
+    Where no document has these marks, a line on stderr says so.
+    """
     start, end = f"<!-- {name} -->", f"<!-- end {name} -->"
+    if not any(start in path.read_text() for path in DOCUMENTS):
+        print(f"No document has a place for {name}, {start}; nothing was written.", file=sys.stderr)
     for path in DOCUMENTS:
         document = path.read_text()
         if start in document:
@@ -168,42 +42,119 @@ def put(name: str, text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run sections and return the exit code: 1 if one has failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
-    parser.add_argument("--write", action="store_true", help="put the figures into the documents")
-    parser.add_argument(
-        "--tiny", action="store_true", help="show in seconds that a section runs; no real data"
-    )
+    """Run sections and return the exit code: 1 if one has failed, 2 if nothing could start."""
+    parser = _parser()
     chosen = parser.parse_args(arguments)
     unknown = set(chosen.sections) - set(SECTIONS)
     if unknown:
         parser.error(f"unknown section {sorted(unknown)[0]}; there are {', '.join(SECTIONS)}")
-    if chosen.tiny and chosen.write:
+    if chosen.tiny and (chosen.write or chosen.keep):
         parser.error("--tiny shows that a section runs; its figures are not for the documents")
-    failed, left_out = [], []
-    for name in chosen.sections or SECTIONS:
-        if SECTIONS[name].needs_data and not chosen.tiny and not gowalla.available():
-            left_out.append(name)
-            continue
-        try:
-            show(name, tiny=chosen.tiny, write=chosen.write)
-        except Exception:
-            # One section's failure is not the next one's.
-            failed.append(name)
-            print(f"\n## {name}\n\nfailed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-    if left_out:
-        print(f"\nLeft out, as real data is not at {gowalla.DATA}: {', '.join(left_out)}.")
+    if chosen.repeats < 1:
+        parser.error(f"--repeats is {chosen.repeats}; it must be 1 or more")
+    if chosen.list:
+        print(listing(SECTIONS))
+        return 0
+    try:
+        before = baselines(chosen.compare, chosen.sections or list(SECTIONS))
+        run, failed = measured(chosen)
+    except DataError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    for name in run.sections if chosen.compare else ():
+        said = f"No kept run has {name}; --keep keeps this one."
+        if name in before:
+            said = compare.table(name, before[name], run)
+        print(f"\n{said}", file=sys.stderr if chosen.json else sys.stdout)
+    if chosen.json:
+        print(runs.as_json(run))
     if failed:
         print(f"\nFailed: {', '.join(failed)}.", file=sys.stderr)
     return 1 if failed else 0
 
 
-def show(name: str, *, tiny: bool, write: bool) -> None:
-    """Measure a section, print its table, and with `write` put it into the documents."""
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    add = parser.add_argument
+    add("sections", nargs="*", metavar="SECTION", help="see --list; all by default")
+    add("--list", action="store_true", help="list the sections")
+    add("--write", action="store_true", help="put the figures into the documents")
+    add("--tiny", action="store_true", help="show in seconds that a section runs; no real data")
+    add("--repeats", type=int, default=1, help="measure so often; a spread takes three")
+    add("--keep", action="store_true", help="write the run into benchmarks/results")
+    add("--out", type=Path, help="write the run here: a folder, or a file that ends in .json")
+    add("--compare", metavar="last|FILE", help="lay the ratios beside those of a kept run")
+    add("--json", action="store_true", help="print the run as JSON, and tables to stderr")
+    return parser
+
+
+def measured(chosen: argparse.Namespace) -> tuple[runs.Run, list[str]]:
+    """Run the chosen sections, and write the run after each.
+
+    Returns: the run, and the names of sections that failed. Raises: DataError: it cannot be
+    written.
+    """
+    run = runs.begin()
+    output = sys.stderr if chosen.json else sys.stdout
+    failed, left_out = [], []
+    for name in chosen.sections or SECTIONS:
+        if SECTIONS[name].needs_data and not chosen.tiny and not gowalla.available():
+            left_out.append(name)
+            continue
+        load, started = machine.load(), time.perf_counter()
+        try:
+            with contextlib.redirect_stdout(output):
+                figures = show(name, tiny=chosen.tiny, write=chosen.write, repeats=chosen.repeats)
+        except Exception:
+            # One section's failure is not the next one's.
+            failed.append(name)
+            print(f"\n## {name}\n\nfailed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            continue
+        run.sections[name] = runs.Measured(load, round(time.perf_counter() - started, 1), figures)
+        if chosen.out or chosen.keep or not chosen.tiny:
+            # After each section: what a killed run has measured is not lost.
+            path = runs.write(run, chosen.out or (KEPT if chosen.keep else UNKEPT))
+            print(f"\nWritten to {path}.", file=sys.stderr)
+        if run.is_busy(name):
+            print(f"\n{compare.busy_note(run, name)}", file=output, flush=True)
+    if left_out:
+        missing = f"Left out, as real data is not at {gowalla.DATA}: {', '.join(left_out)}."
+        print(f"\n{missing}", file=output)
+    return run, failed
+
+
+def baselines(named: str | None, sections: Sequence[str]) -> dict[str, runs.Run]:
+    """Return the run to compare each section with, for those that have one.
+
+    Args:
+        named: "last", the path of a run, or None for no comparison.
+    Raises: DataError: the file is no run, or has none of the sections.
+    """
+    if named is None:
+        return {}
+    if named == "last":
+        return runs.last_of_each(runs.kept(KEPT))
+    before = runs.read(Path(named))
+    if not set(sections) & set(before.sections):
+        raise DataError(
+            f"{named} has the sections {', '.join(before.sections) or 'none'}, and none of "
+            f"{', '.join(sections)}; name one of its own."
+        )
+    return dict.fromkeys(before.sections, before)
+
+
+def show(name: str, *, tiny: bool, write: bool, repeats: int = 1) -> list[Figure]:
+    """Measure a section, print its table, and with `write` put it into the documents.
+
+    Returns: its figures, with the values of all repeats; the table is the last one's.
+    """
     section = SECTIONS[name]
-    figures = section.tiny() if tiny else section.measure()
-    text = section.table(figures)
+    repeated = []
+    for _ in range(repeats):
+        figures = section.tiny() if tiny else section.measure()
+        text = section.table(figures)
+        own = section.figures
+        repeated.append(figures_of_table(text) if own is None else own(figures))
     print(f"\n## {name}\n\n{text}", flush=True)
     if section.drawn and (tiny or write):
         with tempfile.TemporaryDirectory() as folder:
@@ -213,6 +164,7 @@ def show(name: str, *, tiny: bool, write: bool) -> None:
         put(name, text)
     for picture, content in pictures.items():
         (ROOT / "docs" / picture).write_bytes(content)
+    return together(repeated)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def rows_per_second(rows: int) -> dict[str, float]:
         for count in (rows // 10, rows):
             before = _peak()
             for name, (table, columns, _) in TABLES.items():
-                path = _write(Path(folder), name, count, rows // 10)
+                path = write(Path(folder), name, count, rows // 10)
                 # Columns that are read have capitals.
                 read = [c.lower() for c in columns.split() if c != c.lower()]
                 text = ("title", "_to", "interwiki")
@@ -67,7 +67,7 @@ def whole_dump(rows: int) -> dict[str, float]:
             ("pagelinks", rows),
             ("categorylinks", pages * 3),
         ):
-            _write(Path(folder), name, count, pages)
+            write(Path(folder), name, count, pages)
         gc.collect()
         before, start = _peak(), time.process_time()
         _, report = load_mediawiki(Path(folder))
@@ -81,7 +81,7 @@ def whole_dump(rows: int) -> dict[str, float]:
     }
 
 
-def _write(folder: Path, name: str, rows: int, pages: int) -> Path:
+def write(folder: Path, name: str, rows: int, pages: int) -> Path:
     """Write the dump of one table of a wiki of so many pages."""
     table, columns, row = TABLES[name]
     path = folder / f"wiki-{table}.sql.gz"

@@ -13,10 +13,10 @@ import torch
 from benchmarks.measure import base, base_split
 from evergram.data.corpus import Corpus
 from evergram.training.build import Companions, prepare
+from evergram.training.joint import Joint
 from evergram.training.loop import no_denormals, run_epoch
 from evergram.training.recipe import Recipe, TrainingRecipe
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.step import Joint
 
 ENCODERS = {
     "factorization": [],

@@ -140,3 +140,28 @@ def test_no_other_file_syncs_or_renames_into_place() -> None:
             if renames and not isinstance(node.args[0], ast.Dict):
                 others.append(f"{path.relative_to(SOURCE)}:{node.lineno} {ast.unparse(node)}")
     assert others == []
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_folders_are_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: bool
+) -> None:
+    if not kernel:
+        monkeypatch.setattr(atomic_files, "_exchange", lambda one, other: False)
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(name)
+    atomic_files.exchange_folders(tmp_path / "new", tmp_path / "old")
+    assert (tmp_path / "old" / "new").read_text() == "new"
+    assert (tmp_path / "new" / "old").read_text() == "old"
+    assert not atomic_files.displaced(tmp_path / "old").exists()
+
+
+def test_a_displaced_folder_is_put_back(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    atomic_files.displaced(folder).mkdir()
+    atomic_files.restore_displaced(folder)
+    assert folder.is_dir()
+    atomic_files.displaced(folder).mkdir()
+    atomic_files.restore_displaced(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

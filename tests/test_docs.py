@@ -195,6 +195,7 @@ def test_the_python_of_the_aligner_page_runs(
     printed = capsys.readouterr().out
     assert "better_than_chance=True" in printed
     assert "relative error at version 0: about 0.00, at most 0.00" in printed
+    assert space["lineage"].newest == 2
     assert float(space["loss"].detach()) > 0
 
 
@@ -370,7 +371,7 @@ def test_the_readmes_numbers_are_filled_in() -> None:
         ("serving", ("serving-transform", "serving-fetch")),
         ("stores", ("serving-search", "fast-paths")),
         ("snapshot-engine", ("snapshot-engine",)),
-        ("training", ("steps", "ranking-memory")),
+        ("training", ("steps", "ranking-memory", "checkpoints")),
     ],
 )
 def test_the_numbers_of_a_page_are_filled_in(page: str, names: tuple[str, ...]) -> None:

@@ -36,7 +36,10 @@ EVERY = [(table, kind) for table, kinds in TABLES.items() for kind in kinds]
 BASE = {"data": {"kind": "synthetic"}}
 # What a kind cannot be chosen without, by a recipe that penalises.
 NEEDED: dict[tuple[str, str], dict[str, Any]] = {
-    ("prior", "files"): {"query": "/q.parquet", "candidate": "/c.parquet"}
+    ("prior", "files"): {"query": "/q.parquet", "candidate": "/c.parquet"},
+    # Without rows to hash into, a seed of the hash is refused.
+    ("model", "factorization"): {"hash_rows": 5},
+    ("model", "two_tower"): {"hash_rows": 5},
 }
 
 

@@ -34,6 +34,7 @@ class Outer(BaseModel):
     rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
     kinds: list[Inner] = []
     names: dict[Literal["query", "candidate"], str] = {}
+    sides: dict[Literal["query", "candidate"], Inner] = {}
     many: Annotated[list[str], Field(min_length=2)] = ["a", "b"]
     flag: bool = False
 
@@ -54,7 +55,11 @@ class Outer(BaseModel):
             {"inner": {"sise": 1}},
             "the key inner.sise is unknown; allowed here are: size, name; did you mean inner.size?",
         ),
-        ({"zzz": 1}, "the key zzz is unknown; allowed here are: inner, rate, kinds, names, many, "),
+        (
+            {"sides": {"qery": {}}},
+            "the key sides.qery is unknown; allowed here are: query, candidate; did you mean sid",
+        ),
+        ({"zzz": 1}, "the key zzz is unknown; allowed here are: inner, rate, kinds, names, "),
         (
             {"names": {"qery": "a"}},
             "the key names.qery is unknown; allowed here are: query, candidate; did you mean nam",

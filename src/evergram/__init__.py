@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from evergram import training as training
     from evergram import vector_files as vector_files
     from evergram.data.corpus import Corpus
+    from evergram.data.prepared.writing.prepare import prepare
+    from evergram.data.prepared.writing.settings import PrepareSettings
     from evergram.encoders.encoder_modules import EncoderModules
     from evergram.errors import EvergramError
     from evergram.lineage.artefact import Artefact
@@ -59,6 +61,7 @@ __all__ = [
     "EncoderModules",
     "EvergramError",
     "Lineage",
+    "PrepareSettings",
     "PretrainedEncoder",
     "Reader",
     "Recipe",
@@ -67,6 +70,7 @@ __all__ = [
     "evaluate",
     "load_corpus",
     "load_encoder",
+    "prepare",
     "publish",
     "split_for",
     "train",
@@ -77,6 +81,8 @@ export_lazily(
     __name__,
     {
         "data.corpus": "Corpus",
+        "data.prepared.writing.prepare": "prepare",
+        "data.prepared.writing.settings": "PrepareSettings",
         "encoders.encoder_modules": "EncoderModules",
         "errors": "EvergramError",
         "lineage.artefact": "Artefact",

@@ -7,6 +7,7 @@ moment, or a machine that loses its power, leaves the old file or the new one.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import stat
@@ -16,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+# Of Linux's renameat2: names are relative to the current folder; and exchange them.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 # Permissions of a file that only its owner may read.
 OWNER_ALONE = 0o600
 
@@ -119,6 +122,46 @@ def new_folder(folder: Path, mode: int | None = None) -> Iterator[Path]:
         commit(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def exchange_folders(new: Path, folder: Path) -> None:
+    """Put a folder, whose files are synced, in the place of another, which it takes the place of.
+
+    On Linux that is one step of the kernel. Where it is none, the old folder is renamed to
+    `displaced(folder)` for a moment; a process that is killed in it leaves that name, and
+    `restore_displaced` undoes it.
+    """
+    if not _exchange(new, folder):
+        old = displaced(folder)
+        remove_tree(old)
+        folder.rename(old)
+        new.rename(folder)
+        old.rename(new)
+    sync(folder.parent)
+
+
+def displaced(folder: Path) -> Path:
+    """Return the name of a folder while another takes its place."""
+    return folder.with_name(f".{folder.name}.old")
+
+
+def restore_displaced(folder: Path) -> None:
+    """Put a folder back that a killed process took away to put another in its place."""
+    old = displaced(folder)
+    if old.is_dir() and not folder.exists():
+        old.rename(folder)
+    remove_tree(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; return False where the system has no such step."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    names = (os.fsencode(path.absolute()) for path in (one, other))
+    first, second = names
+    return bool(call(_AT_FDCWD, first, _AT_FDCWD, second, _RENAME_EXCHANGE) == 0)
 
 
 def write_bytes(path: Path, content: bytes, mode: int | None = None) -> None:

@@ -139,12 +139,14 @@ def _place(location: Sequence[int | str], model: type[BaseModel] | None) -> tupl
             if item is not None:  # in a list of tables, the index says which
                 names[-1] += f"[{part}]"
                 kind = item
+        elif part == "[key]":  # the name before it is the problem, not what it leads to
+            continue
         elif _is_model(kind):
             names.append(part)
             holder = kind
             field = kind.model_fields.get(part)
             kind = None if field is None else field.annotation
-        elif get_origin(kind) is dict and part != "[key]":
+        elif get_origin(kind) is dict:
             names.append(part)
             kind = get_args(kind)[1]
     return names, holder

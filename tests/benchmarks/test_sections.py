@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from benchmarks.__main__ import SECTIONS, main
+from benchmarks.__main__ import main
+from benchmarks.instrument.runs import begin, read, write
+from benchmarks.sections import SECTIONS
 
 from benchmarks import __main__ as benchmarks
 
@@ -59,3 +62,57 @@ def test_tiny_figures_are_not_written(capsys: pytest.CaptureFixture[str]) -> Non
         main(["timing", "--tiny", "--write"])
     assert stop.value.code == 2
     assert "not for the documents" in capsys.readouterr().err
+
+
+def test_a_run_is_written_compared_and_printed_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.json"
+    assert main(["timing", "--tiny", "--repeats", "3", "--out", str(path)]) == 0
+    capsys.readouterr()
+    assert main(["timing", "--tiny", "--compare", str(path), "--json"]) == 0
+    captured = capsys.readouterr()
+    run = json.loads(captured.out)
+    (figure,) = run["sections"]["timing"]["figures"]
+    assert (figure["row"], figure["unit"], len(figure["values"])) == ("D = 8", "ratio", 1)
+    assert "| timing, against" in captured.err
+    assert read(path).sections["timing"].figures[0].spread is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--compare", "absent.json"], "absent.json is no run of the benchmarks"),
+        (["--compare", "other.json"], "none of timing; name one of its own"),
+    ],
+)
+def test_a_comparison_with_nothing_is_refused_before_anything_is_measured(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(begin(), tmp_path / "other.json")
+    monkeypatch.setitem(SECTIONS, "timing", replace(SECTIONS["timing"], tiny=broken))
+    assert main(["timing", "--tiny", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_section_without_a_kept_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(benchmarks, "KEPT", tmp_path)
+    assert main(["timing", "--tiny", "--compare", "last"]) == 0
+    assert "No kept run has timing" in capsys.readouterr().out
+
+
+def test_the_list_names_every_section_and_what_needs_data(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(SECTIONS)
+    needing = {line.split()[0] for line in lines if line.endswith("[real data]")}
+    assert needing == {name for name, section in SECTIONS.items() if section.needs_data}

@@ -115,6 +115,23 @@ def test_a_comparison_is_a_table_and_one_json_object(
     assert "--fresh" in err
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--checkpoint-every", "soon"), "--checkpoint-every soon is not understood; give a time"),
+        (("--keep-checkpoints", "0"), "--keep-checkpoints 0 keeps none"),
+        (("--resume", "always"), "--resume always is not known; it must be auto or never"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "upgrade"])
+def test_options_of_checkpoints_are_checked_before_a_training(
+    evergram: Command, growing_shop: Path, command: str, options: tuple[str, str], words: str
+) -> None:
+    ran = evergram(command, "shop.toml", "--lineage", "other", *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert words in ran.err
+
+
 @pytest.mark.long
 def test_the_demo_tells_its_story(evergram: Command, tmp_path: Path) -> None:
     ran = evergram(

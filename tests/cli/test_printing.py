@@ -158,3 +158,25 @@ def test_probes_are_lines_of_a_table(capsys: Output, monkeypatch: pytest.MonkeyP
 def test_warnings_name_their_version(capsys: Output) -> None:
     print_warnings({0: [], 1: ["Few objects.", "No figure."]})
     assert capsys.readouterr().out == "Version 1: Few objects.\nVersion 1: No figure.\n"
+
+
+def test_a_sampled_metric_has_its_error_and_the_samples_size(capsys: Output) -> None:
+    sampled = {"queries": 5000, "of": 60_000, "errors": {"model": {"recall@20": 0.0123}}}
+    metrics = {"model": {"recall@20": 0.25}, "popularity": {"recall@20": 0.5}}
+    reading = {
+        "queries": 1000,
+        "ranking": {"past": {"recall@20": 0.5}},
+        "sampled": {"queries": 1000, "of": 4000, "errors": {"past": {"recall@20": 0.02}}},
+        "drift": {},
+        "overlap@10": 0.5,
+    }
+    report = {"version": 1, "metrics": metrics, "sampled": sampled, "compatibility": {"0": reading}}
+    print_version("lineage", report, as_json=False)
+    text = words(capsys)
+    assert "0.2500 ±0.0123" in text
+    assert "0.5000 ±" not in text.split("Read as version 0")[0]
+    assert "Measured on 5,000 of 60,000 test queries, drawn at random; ± is a standard" in text
+    assert "by 1000 of the 4000 test queries that it knew" in text
+    assert "0.5000 ±0.0200" in text
+    print_version("lineage", {"version": 1, "metrics": metrics}, as_json=False)
+    assert "±" not in words(capsys)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
+from tests.support.several_processes import ended, start
+from tests.support.thread_processes import in_threads
 from torch import Tensor
 
-from evergram.compatibility.closed_form_fit import KINDS, fit_closed_form, pairs_needed
+from evergram.compatibility.closed_form_fit import (
+    FOR_RIDGE,
+    KINDS,
+    fit_closed_form,
+    moments_by_use,
+    pairs_needed,
+)
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.errors import ShapeError
 
@@ -83,3 +94,34 @@ def test_a_tolerance_gives_a_smaller_map_for_a_little_error() -> None:
     assert float(torch.linalg.matrix_norm(exact.weight, 2)) > 10
     assert float(torch.linalg.matrix_norm(small.weight, 2)) < 2
     assert held.error(small.weight, None) < 1.2 * held.error(exact.weight, None)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(5, 3), (101, 2), (1, 4)])
+def test_processes_share_the_pairs_of_each_use(rows: int, size: int) -> None:
+    new, old = randn(5, rows, 3), randn(6, rows, 2)
+    tenth = torch.arange(rows) % FOR_RIDGE == 0
+    direct = SecondMoments(2, 3), SecondMoments(2, 3)
+    for moments, mask in zip(direct, (~tenth, tenth), strict=True):
+        moments.add(old[mask], new[mask])
+    for result in in_threads(size, lambda p: moments_by_use(new, old, p))[0]:
+        for moments, expected in zip(result, direct, strict=True):
+            assert moments.count == expected.count
+            state = moments.state_dict()["sum"]
+            torch.testing.assert_close(state, expected.state_dict()["sum"], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.long
+def test_processes_solve_what_one_does(tmp_path: Path) -> None:
+    """To 1e-10 in float64, in real processes."""
+    solved = {}
+    for count in (1, 2, 3):
+        out = tmp_path / f"{count}.safetensors"
+        for code, output in ended(start(count, "-m", "tests.support.shared_moments", str(out))):
+            assert code == 0, output
+        solved[count] = load_file(out)
+    assert solved[1].keys() >= {*KINDS, "affine offset", "held", "seen"}
+    for count in (2, 3):
+        assert solved[count].keys() == solved[1].keys()
+        for name, value in solved[1].items():
+            assert value.dtype == torch.float64
+            torch.testing.assert_close(solved[count][name], value, rtol=1e-10, atol=1e-10)

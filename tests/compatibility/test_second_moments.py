@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from tests.support.thread_processes import in_threads
 from torch import Tensor
 
 from evergram.compatibility.second_moments import PANEL, SecondMoments
@@ -105,6 +107,17 @@ def test_errors_need_no_vectors(seed: int, with_offset: bool) -> None:
     assert moments.error(weight, offset, metric) == pytest.approx(float(weighed))
 
 
+@pytest.mark.parametrize("metric", [None, torch.eye(3)])
+def test_the_error_of_a_map_that_is_no_number_is_no_number(metric: Tensor | None) -> None:
+    """An error of 0 would be the best of all."""
+    moments = SecondMoments(3, 2)
+    moments.add(torch.randn(9, 3), torch.randn(9, 2))
+    weight = torch.zeros(3, 2)
+    assert moments.error(weight, metric=metric) > 0
+    weight[1, 1] = float("nan")
+    assert math.isnan(moments.error(weight, metric=metric))
+
+
 def test_floats_of_any_size_are_summed_in_float64() -> None:
     # 1 + 2⁻³⁰ is not a float32.
     moments = SecondMoments(1, 1)
@@ -169,3 +182,16 @@ def test_pairs_matrices_and_files_that_do_not_fit_are_refused(tmp_path: Path) ->
     save_file({"weight": torch.eye(2)}, tmp_path / "other")
     with pytest.raises(DataError, match="not second moments"):
         SecondMoments.load(tmp_path / "other")
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS, st.integers(1, 30), st.integers(1, 4))
+def test_processes_sum_what_each_has_added(seed: int, rows: int, size: int) -> None:
+    old, new = pairs(seed, rows, 3, 2)
+    mine = [slice(rank, None, size) for rank in range(size)]
+    results, _ = in_threads(
+        size, lambda p: moments_of(old[mine[p.rank]], new[mine[p.rank]]).summed(p)
+    )
+    for summed in results:
+        same(summed, moments_of(old, new))
+        assert torch.equal(summed.second()[1], results[0].second()[1])

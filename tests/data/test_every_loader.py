@@ -90,8 +90,9 @@ def test_a_damaged_source_is_refused_in_one_sentence(
     if kind == "baskets" and content:
         pytest.skip("the page's loader reads text alone, to stay short")
     settings = SOURCES[kind](tmp_path)
-    for file in tmp_path.iterdir():
-        file.write_bytes(content)
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            file.write_bytes(content)
     with pytest.raises(DataError) as caught:
         ALL[kind](settings, 0)
     assert str(tmp_path) in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from evergram.data.corpus import Corpus
 from evergram.data.rolling_window import RollingWindow
 from evergram.errors import DataError
 
@@ -33,16 +34,21 @@ def test_other_texts_are_refused(text: str) -> None:
         RollingWindow.parse(text)
 
 
+def at(times: torch.Tensor) -> Corpus:
+    """A corpus with an interaction at each time."""
+    return Corpus.of({"query": times.numpy(), "candidate": times.numpy(), "time": times.numpy()})
+
+
 @pytest.mark.parametrize("units", [1, 10**3, 10**6, 10**9])
 def test_a_day_is_a_day_in_every_unit(units: int) -> None:
     hours = torch.arange(100) * 3600
-    time = (1_500_000_000 + hours) * units
+    time = at((1_500_000_000 + hours) * units)
     # The last at hour 99: hours 75 to 99 are in the window, 75 before it.
     assert RollingWindow.parse("1 day").begins(time) == 75
 
 
 def test_times_that_are_no_dates_take_a_share_alone() -> None:
-    time = torch.arange(100)
+    time = at(torch.arange(100))
     assert RollingWindow.parse("5 %").begins(time) == 95
     with pytest.raises(DataError, match="99, which is not between 1980 and 2100"):
         RollingWindow.parse("7 days").begins(time)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import pairwise
 
 import pyarrow as pa
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
-from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws, measure, measures
+from evergram.data.sampling import (
+    GATHERED,
+    Batch,
+    EntitySampler,
+    ExampleSampler,
+    PairDraws,
+    measure,
+    measures,
+)
 from evergram.errors import DataError
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30)
@@ -108,6 +117,33 @@ def test_a_short_batch_holds_what_fills_no_batch(
         assert sorted(map(tuple, drawn.T.tolist())) == sorted(map(tuple, observed.T.tolist()))
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    PAIRS,
+    st.integers(1, 8),
+    st.sampled_from(["examples", "queries"]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_an_epoch_goes_on_from_any_batch(
+    pairs: list[tuple[int, int]],
+    batch_size: int,
+    positives: str,
+    negatives: bool,
+    short: bool,
+    start: int,
+) -> None:
+    draws = PairDraws(positives=positives, negatives=negatives, short_batch=short)
+    sampler = ExampleSampler(corpus(pairs), draws, batch_size=batch_size, seed=4)
+    whole, rest = list(sampler.epoch(2)), list(sampler.epoch(2, start))
+    assert len(rest) == max(0, len(whole) - start)
+    for one, other in zip(whole[start:], rest, strict=True):
+        for field in fields(Batch):
+            a, b = getattr(one, field.name), getattr(other, field.name)
+            assert (a is None and b is None) or torch.equal(a, b), field.name
+
+
 def test_negatives_are_uniform_over_what_the_query_has_not_met() -> None:
     data = corpus([(0, 0), (0, 1), (1, 2), (1, 3), (2, 4)])
     sampler = ExampleSampler(data, PairDraws(negatives=True), batch_size=5, seed=0)
@@ -146,6 +182,8 @@ def test_entity_draws_are_a_function_of_seed_and_epoch() -> None:
     assert first == [d.ids.tolist() for d in two.epoch(0, 4)]
     assert first != [d.ids.tolist() for d in one.epoch(1, 4)]
     assert all(a != b for a, b in pairwise(first))
+    for start in range(6):
+        assert [d.ids.tolist() for d in two.epoch(0, 4, start)] == first[start:]
 
 
 def test_the_sparse_weights_keep_their_sum_however_pairs_are_drawn() -> None:
@@ -179,3 +217,34 @@ def test_an_epoch_is_every_pair_once_and_the_same_for_the_same_seed() -> None:
 def test_values_as_targets_need_values() -> None:
     with pytest.raises(DataError, match=r"task\.target"):
         ExampleSampler(corpus([(0, 0)]), PairDraws(target="value"), batch_size=1, seed=0)
+
+
+@pytest.mark.parametrize("batch_size", [7, GATHERED])
+def test_batches_gathered_together_are_those_gathered_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, batch_size: int
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    columns = {side: torch.randint(9, (100,), generator=draw) for side in ("query", "candidate")}
+    corpus = Corpus.from_tables(
+        pa.table({s: c.numpy() for s, c in columns.items()} | {"value": [1.5] * 100})
+    )
+    sampler = ExampleSampler(
+        corpus, PairDraws("value", negatives=True), batch_size=batch_size, seed=3
+    )
+    kept = []
+    for size in (GATHERED, 20, 1):  # all at once, two batches, one batch
+        monkeypatch.setattr("evergram.data.sampling.GATHERED", size)
+        kept.append(list(sampler.epoch(2)))
+    for batches in zip(*kept, strict=True):
+        first = batches[0]
+        assert torch.equal(first.query_weight, sampler.query_weights[first.query])
+        for other in batches[1:]:
+            for field in (
+                "query",
+                "candidate",
+                "target",
+                "query_weight",
+                "candidate_weight",
+                "negative",
+            ):
+                assert torch.equal(getattr(first, field), getattr(other, field))

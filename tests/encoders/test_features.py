@@ -53,3 +53,24 @@ def test_sides_share_a_vocabulary_if_the_corpus_shares_its_ids() -> None:
     assert len(shared.ids("query")) == 2
     assert "feature.tags" in Schema.of(tagged_corpus(), features=True).vocabularies
     assert "feature.tags" not in Schema.of(tagged_corpus(), features=False).vocabularies
+
+
+def test_inputs_in_the_order_of_their_vocabulary_are_read_without_a_mask() -> None:
+    corpus = tagged_corpus()
+    own = Schema.of(corpus, features=True).read("candidate", corpus.candidates)
+    assert own.in_order
+    assert own.has_all_ids
+    rows = torch.tensor([1, 0, 1])
+    taken = own.take(rows)
+    assert taken.ids.tolist() == own.ids[rows].tolist()
+    assert taken.has_all_ids
+    assert not taken.in_order
+    # An id outside the vocabulary, and ids in another order.
+    pairs = pa.table({"query": ["?"] * 3, "candidate": ["a", "c", "b"]})
+    other = SCHEMA.read("candidate", Corpus.from_tables(pairs).candidates)
+    assert not other.has_all_ids
+    assert other.take(rows).ids.tolist() == [-1, 1, -1]
+    turned = SCHEMA.read("candidate", Corpus.from_tables(pairs.take([0, 2])).candidates)
+    assert turned.has_all_ids
+    assert not turned.in_order
+    assert turned.take(torch.tensor([1, 0])).ids.tolist() == [0, 1]

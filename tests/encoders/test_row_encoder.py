@@ -33,3 +33,34 @@ def test_no_entities_have_no_vectors() -> None:
     assert isinstance(encoder, TwoTower)
     nobody = stranger([]).candidates.take(torch.zeros(0, dtype=torch.int64))
     assert encoder.encode("candidate", nobody).shape == (0, 4)
+
+
+def test_layers_in_bfloat16_train_with_float32_rows_and_evaluate_in_float32() -> None:
+    """The rows and the gradients are those of float32 up to bfloat16's eight bits."""
+    data = tagged_corpus()
+    encoder = default_encoder(TwoTower, data)
+    assert isinstance(encoder, TwoTower)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in encoder.parameters():  # layers that start at zero say nothing
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    inputs = encoder.schema.read("candidate", data.candidates)
+    # The last layer: a ReLU before it may switch where its input is near zero.
+    tower = encoder.hidden["candidate"]
+    assert isinstance(tower, torch.nn.Sequential)
+    layer = tower[-1]
+    assert isinstance(layer, torch.nn.Linear)
+    rows: dict[torch.dtype, torch.Tensor] = {}
+    gradients: dict[torch.dtype, torch.Tensor] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        encoder.layer_dtype = dtype
+        embedded = encoder.train().embed("candidate", inputs)
+        encoder.zero_grad()
+        embedded.square().sum().backward()  # type: ignore[no-untyped-call]
+        rows[dtype] = embedded.detach()
+        assert layer.weight.grad is not None
+        gradients[dtype] = layer.weight.grad.clone()
+    for exact, lower in ((r[torch.float32], r[torch.bfloat16]) for r in (rows, gradients)):
+        assert lower.dtype == torch.float32
+        assert not torch.equal(exact, lower)
+        assert float((exact - lower).norm() / exact.norm()) < 0.02
+    assert torch.equal(encoder.eval().embed("candidate", inputs), rows[torch.float32])

@@ -13,7 +13,7 @@ from tests.support.peak_tensor_bytes import PeakTensorBytes
 
 from evergram.errors import RecipeError, ShapeError
 from evergram.evaluation import score_blocks
-from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
+from evergram.evaluation.ranking import Relevance, popularity_metrics, query_metrics, rank_metrics
 
 NAMES = ("recall@1", "recall@3", "ndcg@3", "map@3", "ndcg@50", "map@50")
 
@@ -185,3 +185,30 @@ def test_a_masked_target_is_a_miss_however_long_the_list(name: str) -> None:
     both = rank_metrics(query, candidate, relevance([(0, 0), (0, 1)], [(0, 0)]), [name])
     best = {"recall@50": 1 / 2, "ndcg@50": 1 / (1 + 1 / math.log2(3)), "map@50": 1 / 2}
     assert both[name] == pytest.approx(best[name])
+
+
+def test_the_metrics_of_each_query_have_the_mean_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    query, candidate = torch.randn(40, 4, generator=draw), torch.randn(30, 4, generator=draw)
+    case = relevance([(q, (7 * q + i) % 30) for q in range(40) for i in range(q % 4)], [(1, 3)])
+    monkeypatch.setattr(score_blocks, "SCORE_BYTES", 400)
+    each = query_metrics(query, candidate, case, NAMES)
+    assert {len(values) for values in each.values()} == {len(case)}
+    whole = rank_metrics(query, candidate, case, NAMES)
+    assert {n: float(v.mean()) for n, v in each.items()} == pytest.approx(whole)
+    first = relevance([(1, 7)], [(1, 3)])
+    assert rank_metrics(query, candidate, first, ["ndcg@50"])["ndcg@50"] == float(
+        each["ndcg@50"][0]
+    )
+
+
+@pytest.mark.parametrize("large", [1e19, 3e38])
+def test_finite_embeddings_with_infinite_scores_are_refused(large: float) -> None:
+    one = relevance([(0, 0)], [])
+    with pytest.raises(ShapeError, match="not finite"):
+        rank_metrics(torch.full((1, 4), large), torch.full((3, 4), large), one)
+    with pytest.raises(ShapeError, match="not finite"):
+        rank_metrics(torch.full((1, 4), large), torch.full((3, 4), -large), one)
+    # No score overflows here, though the bound by the largest coordinates does.
+    query = torch.tensor([[large, 0.0]])
+    assert rank_metrics(query, torch.tensor([[0.0, large], [0.0, 0.0]]), one, ["recall@2"])

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from tests.support.largest_tensor import LargestTensor
 from tests.support.peak_tensor_bytes import PeakTensorBytes
 
-from evergram.evaluation.score_blocks import ScoreBlocks, best_candidates
+from evergram.evaluation.score_blocks import (
+    ScoreBlocks,
+    best_candidates,
+    group_size,
+    largest_scores,
+)
 
 sizes = st.integers(1, 30)
 
@@ -83,3 +88,32 @@ def test_lists_hold_no_more_than_the_budget_beside_the_blocks(
         best = best_candidates(query, candidate, k, budget)
     # The lists that are returned are held while they are put together, and once more then.
     assert peak.bytes <= budget + max(budget, one) + 2 * best.nbytes + 64
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 4),
+    st.integers(0, 700),
+    st.integers(1, 40),
+    st.integers(1, 1000),
+    st.integers(0, 10**6),
+)
+def test_they_are_the_first_of_a_sorted_row(
+    rows: int, width: int, k: int, values: int, seed: int
+) -> None:
+    """With few distinct values there are ties across groups, and masked scores are −∞."""
+    draw = torch.Generator().manual_seed(seed)
+    scores = torch.randint(values, (rows, width), generator=draw).float()
+    scores[torch.rand(rows, width, generator=draw) < 0.1] = -torch.inf
+    expected = scores.sort(dim=1, descending=True).values[:, :k]
+    sorted_ = largest_scores(scores, k).sort(dim=1, descending=True).values
+    assert torch.equal(sorted_, expected)
+
+
+def test_equal_scores_are_all_kept() -> None:
+    assert largest_scores(torch.ones(2, 5000), 21).tolist() == [[1.0] * 21] * 2
+
+
+def test_groups_are_smaller_than_the_root_and_never_empty() -> None:
+    assert [group_size(w, 21) for w in (21, 84, 336, 10_000, 131_072)] == [1, 2, 4, 16, 64]
+    assert group_size(20, 21) == group_size(0, 0) == 1

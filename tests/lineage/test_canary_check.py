@@ -17,6 +17,7 @@ from evergram.errors import DataError, IntegrityError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.canary_check import CompatibilityLimits, diagnose_lineage, past_limits
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.publishing import publication
 
 DIMS = (2, 3, 4)
 
@@ -101,6 +102,34 @@ def test_a_value_past_its_limit_is_a_sentence(lineage: Lineage) -> None:
     assert "past the limit of 1e-09" in sentences[0]
     with pytest.raises(DataError, match="limit of the bound is nan"):
         past_limits(readings, CompatibilityLimits(bound=math.nan))
+
+
+@pytest.mark.parametrize("size", [50, 8])
+def test_a_certificate_of_another_transform_is_belied_by_seen_canaries(
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody says which of them alignment never saw; a limit reads what they show in any case."""
+    # As it was published before publication tried transforms on canaries itself.
+    monkeypatch.setattr(publication, "check_transform_on_canaries", lambda *_: None)
+    lineage = Lineage.create(tmp_path / "lineage")
+    ids, draw = pa.array(range(size)), torch.Generator().manual_seed(0)
+    past, now = (torch.randn(size, 3, generator=draw) for _ in range(2))
+    block = {"object": (ids, past)}
+    first = Artefact(3, block, None, {"metrics": {}}, {}, canaries=block)
+    publish_next(lineage, first)
+    exact = StepError.of(past.repeat(10, 1), past.repeat(10, 1))
+    block = {"object": (ids, now)}
+    wrong = LinearTransform(3, 3)
+    publish_next(
+        lineage,
+        Artefact(3, block, wrong, {"metrics": {}}, {}, canaries=block, error=exact),
+    )
+    readings = diagnose_lineage(lineage)
+    assert readings[0].unseen is None
+    limited = past_limits(readings, CompatibilityLimits(error=0.1))
+    assert any("its error is" in sentence for sentence in limited)
+    belied = past_limits(readings, CompatibilityLimits(bound=0.1))
+    assert (len(belied) == 1 and "on 50 canaries it is" in belied[0]) == (size == 50)
 
 
 def test_a_value_that_is_not_known_is_past_any_limit(tmp_path: Path) -> None:

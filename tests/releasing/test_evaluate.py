@@ -11,7 +11,7 @@ from evergram.data.synthetic import generate
 from evergram.errors import DataError, LineageError, UnknownVersionError
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.pair_history import PairHistory
-from evergram.releasing.evaluate import evaluate
+from evergram.releasing.evaluate import Ranking, evaluate
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.diagnose import diagnose
 
@@ -59,3 +59,17 @@ def test_a_corpus_that_was_passed_is_needed_again_and_never_taken_from_the_recip
     assert evaluate(recipe, lineage, corpus=corpus)["model"] == pytest.approx(published)
     lineage.publish(upgrade(recipe, lineage, corpus, progress=False))
     assert lineage.recipe(1)["data"]["kind"] == "python"
+
+
+def test_a_sample_and_an_index_say_so(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    lineage, recipe = tiny_lineage(tmp_path / "l"), tiny_recipe()
+    whole = evaluate(recipe, lineage)
+    assert set(whole) == {"model", "popularity"}
+    assert evaluate(recipe, lineage, ranking=Ranking(10**6)) == whole
+    part = evaluate(recipe, lineage, ranking=Ranking(4))
+    assert part["sampled"]["queries"] == 4 < part["sampled"]["of"]
+    by_index = evaluate(recipe, lineage, ranking=Ranking(index="ivf"))
+    assert set(by_index) == {"model", "popularity", "index"}
+    assert 0.95 <= by_index["index"]["recall"] <= 1
+    assert by_index["popularity"] == pytest.approx(whole["popularity"])

@@ -131,9 +131,9 @@ def test_a_recipe_says_whether_it_is_over_pairs_or_objects(
     fits: list[PairFit | None] = []
     finish = BackwardTransformFit.finish
 
-    def watched(self: Any, new: Any, pairs: PairFit | None = None) -> None:
+    def watched(self: Any, new: Any, pairs: PairFit | None = None, *more: Any) -> None:
         fits.append(pairs)
-        finish(self, new, pairs)
+        finish(self, new, pairs, *more)
 
     monkeypatch.setattr(BackwardTransformFit, "finish", watched)
     matrices = {}

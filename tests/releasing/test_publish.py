@@ -23,7 +23,7 @@ from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.version_warnings import LEAST_QUERIES
 from evergram.releasing.probes import with_probes
-from evergram.releasing.publish import publish, refuse_degradation
+from evergram.releasing.publish import degradation, publish, refuse_degradation, worst_degradation
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.recipe import Recipe
 
@@ -132,6 +132,36 @@ def test_losses_are_held_to_the_limit() -> None:
         refuse_degradation(report(), [0], 15)
     with pytest.raises(DegradationError, match=r"loses 10\.00 % to the model trained alone, 20"):
         refuse_degradation(report(), [0], 5)
+
+
+def sampled(alone: Any, past: Any) -> Artefact:
+    """The report with standard errors of the losses to the model alone and to version 0."""
+    read = reading(now=0.4)
+    read["0"] = {**read["0"], "sampled": {"loss": {"past": {"recall@20": past}}}}
+    return report(compatibility=read, sampled={"loss": {"alone": {"recall@20": alone}}})
+
+
+def test_a_sampled_loss_is_held_to_the_limit_at_its_worse_end() -> None:
+    whole = report().metrics
+    assert worst_degradation(whole, "recall@20") == degradation(whole, "recall@20")
+    # 10 % to the model alone, 20 % as version 0, each ± 1.96 standard errors.
+    refuse_degradation(sampled(1.0, 1.0), [0], 22.0)
+    refuse_degradation(sampled(5.0, 0.0), [0], 20.1)
+    with pytest.raises(DegradationError, match=r"loses 20\.00 %, by its sample .* up to 21\.96 %"):
+        refuse_degradation(sampled(1.0, 1.0), [0], 21.0)
+    with pytest.raises(DegradationError, match=r"loses 10\.00 %, by its sample .* up to 29\.60 %"):
+        refuse_degradation(sampled(10.0, 0.0), [0], 21.0)
+
+
+@pytest.mark.parametrize("error", [None, math.nan, math.inf, -3.0, "1", {}])
+def test_a_sampled_loss_without_an_error_is_refused(error: Any) -> None:
+    for case in (sampled(error, 0.1), sampled(0.1, error)):
+        with pytest.raises(DegradationError, match="only a sample of queries was ranked"):
+            refuse_degradation(case, [0], 1e9)
+    unreadable: list[Any] = [{}, "x", {"loss": 3}, {"loss": {"alone": []}}]
+    for broken in unreadable:
+        with pytest.raises(DegradationError, match="only a sample of queries was ranked"):
+            refuse_degradation(report(sampled=broken), [0], 1e9)
 
 
 def test_a_training_is_said_to_be_kept_only_where_its_checkpoints_are() -> None:

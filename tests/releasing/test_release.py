@@ -9,6 +9,7 @@ import pytest
 from evergram.errors import DataError, DegradationError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.release import ReleaseOptions, train_and_publish, upgrade_and_publish
+from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.recipe import Recipe
 
 
@@ -44,3 +45,8 @@ def test_limits_that_cannot_be_met_are_refused_before_training(
     frozen = Recipe.of(recipe.model_dump(exclude={"upgrade"}), ["upgrade.method=fix-m0"])
     with pytest.raises(DataError, match="'frozen' trains no model"):
         upgrade_and_publish(frozen, lineage, board=tmp_path)
+    often = CheckpointSettings(steps=1)
+    with pytest.raises(DataError, match="--kept trains no model, so there are no checkpoints"):
+        upgrade_and_publish(recipe, lineage, ReleaseOptions(kept=True), checkpoints=often)
+    with pytest.raises(DataError, match="'frozen' trains no model, so there are no checkpoints"):
+        upgrade_and_publish(frozen, lineage, checkpoints=often)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from tests.support.tiny_training import tiny_lineage, tiny_recipe
 from evergram.data.corpus import Corpus
 from evergram.lineage.lineage import Lineage
 from evergram.releasing import upgrade_steps
+from evergram.releasing.publish import degradation, publish, worst_degradation
+from evergram.releasing.upgrade import train
 from evergram.releasing.upgrade_plan import UpgradeOptions, UpgradePlan, plan_upgrade
 from evergram.releasing.upgrade_steps import (
     FittedUpgrade,
@@ -96,3 +99,32 @@ def test_a_past_version_that_cannot_be_read_is_a_warning(
     assert report["compatibility"] == {}
     assert caplog.records[0].message.startswith("Reading the new version as version 0 is not")
     assert "past_encoders={0: EncoderModules(" in caplog.text
+
+
+def test_a_sampled_upgrade_is_measured_on_the_same_queries_and_held_to_its_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both models, and all readings as a version, are of one sample each; the gate reads it."""
+    for module in (
+        "evergram.training.monitors.evaluation_work",
+        "evergram.releasing.upgrade_steps",
+    ):
+        monkeypatch.setattr(f"{module}.LEAST", 12)
+    size = "data.queries=150", "data.interactions=3000", 'metrics=["recall@3"]'
+    lineage, corpus = Lineage.create(tmp_path / "lineage"), load_corpus(tiny_recipe(*size))
+    publish(lineage, train(tiny_recipe(*size), corpus, progress=False))
+    plan, fitted = carried_out(lineage, corpus, *size, "training.evaluate_share=1e-9")
+    report = measure_upgrade(plan, fitted)
+    sampled = report["sampled"]
+    assert sampled["queries"] == 12 < sampled["of"] == report["data"]["test_queries"]
+    assert set(sampled["errors"]) == {"model", "popularity", "alone"}
+    assert 0 < sampled["loss"]["alone"]["recall@3"] < 1000
+    (reading,) = report["compatibility"].values()
+    assert reading["queries"] == reading["sampled"]["queries"] == 12 < reading["sampled"]["of"]
+    assert set(reading["sampled"]["errors"]) == set(reading["ranking"])
+    means, worst = degradation(report, "recall@3"), worst_degradation(report, "recall@3")
+    assert set(worst) == {"alone", "0"}
+    assert all(means[name] < worst[name] < 1000 for name in worst)
+    whole = measure_upgrade(*carried_out(lineage, corpus, *size))
+    assert "sampled" not in whole
+    assert "sampled" not in whole["compatibility"]["0"]

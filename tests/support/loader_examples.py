@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.prepared import write_prepared
+
+from evergram.data.corpus import Corpus
+
 
 @dataclass(frozen=True)
 class LoaderSettings:
@@ -77,6 +81,15 @@ def table(folder: Path) -> LoaderSettings:
     return LoaderSettings(str(folder / "rows.csv"), columns={"query": "user"})
 
 
+def prepared(folder: Path) -> LoaderSettings:
+    rows = [("ann", 8, 10), ("ben", 7, 20), ("ann", 7, 30)]
+    names = ("query", "candidate", "time")
+    corpus = Corpus.of([dict(zip(names, row, strict=True)) for row in rows])
+    if not (folder / "prepared").exists():
+        write_prepared(corpus, folder / "prepared", 0.5)
+    return LoaderSettings(str(folder / "prepared"))
+
+
 def synthetic(folder: Path) -> LoaderSettings:
     return LoaderSettings()
 
@@ -89,5 +102,6 @@ EXAMPLES: dict[str, Callable[[Path], LoaderSettings]] = {
     "wikispeedia": wikispeedia,
     "adjacency_list": adjacency_list,
     "table": table,
+    "prepared": prepared,
     "synthetic": synthetic,
 }

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
-from evergram.errors import DataError, RecipeError, ShapeError
+from evergram.errors import RecipeError, ShapeError
 from evergram.training.build import (
     Companions,
-    build_measures,
     build_sampler,
     pick_device,
     prepare,
@@ -41,39 +38,6 @@ def recipe(**tables: dict[str, Any]) -> Recipe:
 
 def settings(version: int = 0, **tables: dict[str, Any]) -> FitSettings:
     return FitSettings.of(recipe(**tables), CORPUS, version)
-
-
-def test_a_measure_is_a_power_of_the_counts_or_a_file_of_weights(tmp_path: Path) -> None:
-    path = tmp_path / "weights.parquet"
-    pq.write_table(pa.table({"id": ["b", "elsewhere", "a"], "weight": [3, 9, 1]}), path)
-    task = recipe(
-        task={
-            "penalty": [1.0, 1.0, 1.0],
-            "query_measure": [0.0, 1.0, str(path)],
-            "candidate_measure": [0.0, 0.0, 0.0],
-        }
-    ).task
-    expected = [[1 / 3, 3 / 5, 1 / 4], [1 / 3, 1 / 5, 3 / 4], [1 / 3, 1 / 5, 0.0]]
-    measures = build_measures(task, CORPUS, "query")
-    torch.testing.assert_close(measures, torch.tensor(expected, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        (["1", "2"], "column 'weight' is string; it must be a number"),
-        ([1.0, -2.0], "row 2: weight is -2.0; it must be 0 or a positive finite number"),
-        ([float("nan"), 1.0], "row 1: weight is nan"),
-        ([0.0, 0.0], "gives no weight to any entity of the corpus"),
-    ],
-)
-def test_a_file_of_weights_that_cannot_be_a_measure_is_refused(
-    tmp_path: Path, weights: list[Any], message: str
-) -> None:
-    path = tmp_path / "weights.parquet"
-    pq.write_table(pa.table({"id": ["a", "b"], "weight": weights}), path)
-    with pytest.raises(DataError, match=message):
-        build_measures(recipe(task={"query_measure": str(path)}).task, CORPUS, "query")
 
 
 def test_excluded_pairs_take_exactly_their_penalty_off_again() -> None:
@@ -137,3 +101,15 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         assert pick_device("auto") == CPU
         with pytest.raises(RecipeError, match="this machine has none; use auto or cpu"):
             pick_device("cuda")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_layers_have_the_precision_of_the_recipe(precision: str) -> None:
+    chosen = recipe(model={"kind": "two_tower"}, training={"precision": precision})
+    step, _, _ = prepare(FitSettings.of(chosen, CORPUS, 0), CORPUS, CPU)
+    assert step.encoder.layer_dtype == getattr(torch, precision)
+
+
+def test_free_vectors_have_no_layers_whose_precision_could_be_chosen() -> None:
+    with pytest.raises(RecipeError, match=r"training\.precision is used with model\.kind"):
+        recipe(training={"precision": "bfloat16"})

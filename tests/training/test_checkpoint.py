@@ -12,6 +12,7 @@ from tests.support.lineages import lineage_of
 
 from evergram.data.corpus import Corpus, Side, Vocabulary
 from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.mapped_tensors import mapped_zeros
 from evergram.errors import LineageError, UnknownVersionError
 from evergram.training import checkpoint
 from evergram.training.checkpoint import held_out, load_encoder, trained_pairs
@@ -68,3 +69,19 @@ def test_trained_pairs_are_hashed_with_the_salt() -> None:
     salt, pairs = trained_pairs(corpus, "films")
     assert (salt, len(pairs)) == ("films", 2)
     assert trained_pairs(corpus, "other")[1].marks.tolist() != pairs.marks.tolist()
+
+
+def test_vectors_from_a_file_and_shapes_without_numbers_are_published_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "BLOCK", 4)
+    ids, vectors = pa.array(range(10)), torch.randn(10, 4)
+    assert checkpoint._published(ids, vectors) == (ids, vectors)
+    mapped = mapped_zeros((10, 4), tmp_path).copy_(vectors)
+    for kept in (mapped, vectors.to("meta")):
+        blocks = checkpoint._published(ids, kept)
+        assert callable(blocks)
+        parts = list(blocks())
+        assert [len(i) for i, _ in parts] == [4, 4, 2]
+        assert pa.concat_arrays([i for i, _ in parts]).equals(ids)
+        assert kept.is_meta or torch.cat([v for _, v in parts]).equal(vectors)

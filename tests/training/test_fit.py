@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from evergram.errors import TrainingError
-from evergram.training.corpora import load_corpus, split_for
-from evergram.training.fit import RunContext, Trained, fit_encoder
+from evergram.training.corpora import final_split, load_corpus, split_for
+from evergram.training.fit import Refit, RunContext, Trained, fit_encoder
+from evergram.training.loop import Trainer
 from evergram.training.recipe import Recipe
+from evergram.training.step import Step
 
 CPU = torch.device("cpu")
 
@@ -156,7 +159,7 @@ def test_an_objective_that_rises_is_a_warning(
 ) -> None:
     assert not any("rose" in sentence for sentence in outcome(small)[3])
     # This training's objective falls to nine tenths; count as a rise what ends above half.
-    monkeypatch.setattr("evergram.training.fit.RISEN", 0.5)
+    monkeypatch.setattr("evergram.training.monitors.run_warnings.RISEN", 0.5)
     sentence = next(s for s in outcome(small)[3] if "rose" in s)
     assert re.match(r"version 0: the objective rose from 0\.\d+ to 0\.\d+, so steps", sentence)
     assert "set training.precondition = 0." in sentence
@@ -175,3 +178,21 @@ def test_a_best_epoch_that_is_the_last_is_a_warning(
     _, _, ended, warnings = outcome(small, "training.epochs=50", "training.budget=0.000001")
     assert ended == "budget"
     assert "raise training.budget" in warnings[0]
+
+
+@pytest.mark.parametrize("refit", ["true", "false"])
+def test_nothing_of_a_run_waits_for_the_collector_to_be_freed(small: Recipe, refit: str) -> None:
+    """A run is as large as what is published of it, and would stay beside it."""
+    recipe = Recipe.of(small.model_dump(), ["training.epochs=2", f"training.refit={refit}"])
+    split = split_for(recipe, load_corpus(recipe), 0)
+    again = Refit(final_split(split, refits=True)) if refit == "true" else None
+    # What the first one of a process imports leaves the frames that made it to the collector.
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    gc.collect()
+    gc.disable()
+    try:
+        trained = fit_encoder(recipe, split, 0, RunContext(CPU), None, again)
+        assert trained.best_epoch
+        assert not [kept for kept in gc.get_objects() if type(kept) in (Trainer, Step)]
+    finally:
+        gc.enable()

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
-from evergram.errors import RecipeError
+from evergram.data.corpus import Corpus
+from evergram.errors import RecipeError, TrainingError
 from evergram.releasing.upgrade import train
 from evergram.training import memory
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.memory import memory_bytes, needed_bytes, refuse_too_large
+from evergram.training.memory import (
+    memory_bytes,
+    needed_bytes,
+    place_tables,
+    refuse_too_large,
+)
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -56,3 +68,73 @@ def test_a_container_may_have_less_than_the_machine(
     assert machine >= whole
     (tmp_path / "max").write_text("1000000\n")
     assert memory_bytes() == 1_000_000
+
+
+def fit_settings(recipe: Recipe, *overrides: str) -> tuple[FitSettings, Corpus]:
+    changed = Recipe.of(recipe.model_dump(), overrides)
+    corpus = split_for(changed, load_corpus(changed), 0).training
+    return FitSettings.of(changed, corpus, 0), corpus
+
+
+def test_tables_are_mapped_where_the_recipe_says_so(small: Recipe, tmp_path: Path) -> None:
+    for choice, expected in (("memory", None), ("auto", None), ("mapped", tmp_path / "run")):
+        settings, corpus = fit_settings(small, f"training.tables={choice}")
+        assert place_tables(settings, corpus, CPU, tmp_path / "run") == expected
+    assert place_tables(settings, corpus, CPU, None) == Path(tempfile.gettempdir())
+
+
+def test_auto_maps_what_memory_cannot_hold_and_says_so(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, corpus = fit_settings(small)
+    needed = needed_bytes(settings.model, corpus, 0)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: needed)
+    assert place_tables(settings, corpus, CPU, tmp_path) is None
+    monkeypatch.setattr(memory, "memory_bytes", lambda: needed - 1)
+    assert place_tables(settings, corpus, CPU, tmp_path) == tmp_path
+    assert f"they are mapped from files in {tmp_path}, at the speed" in caplog.text
+    in_memory, _ = fit_settings(small, "training.tables=memory")
+    with pytest.raises(RecipeError, match=r"needs at least [\d,]+ bytes of memory.*lower model"):
+        place_tables(in_memory, corpus, CPU, tmp_path)
+    # What is no row of a table must fit into memory in any case.
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 100)
+    with pytest.raises(RecipeError, match="bytes of memory"):
+        place_tables(settings, corpus, CPU, tmp_path)
+
+
+def test_a_disk_without_room_is_said_before_training(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, corpus = fit_settings(small, "training.tables=mapped")
+    rows = 4 * 8 * (len(corpus.queries) + len(corpus.candidates))
+    usage = shutil.disk_usage(tmp_path)
+    for free, folder in ((5 * rows, tmp_path), (3 * rows, None)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, f=free: usage._replace(free=f))
+        place_tables(settings, corpus, CPU, folder)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, f=free: usage._replace(free=f - 1))
+        with pytest.raises(TrainingError, match=rf"at least {free:,} bytes of disk, .* make room"):
+            place_tables(settings, corpus, CPU, folder)
+
+
+def test_tables_that_cannot_be_mapped_are_refused_with_the_reason(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, corpus = fit_settings(small, "training.tables=mapped")
+    with pytest.raises(RecipeError, match=r"'mapped', and tables on cuda are in the device's mem"):
+        place_tables(settings, corpus, torch.device("cuda"), tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RecipeError, match=r"2 processes share each batch.*tables = 'memory'"):
+        place_tables(settings, corpus, CPU, tmp_path)
+    # "auto" keeps them in memory then, and refuses what is too large.
+    settings, corpus = fit_settings(small)
+    assert place_tables(settings, corpus, CPU, tmp_path) is None
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 1)
+    with pytest.raises(RecipeError, match="bytes of memory"):
+        place_tables(settings, corpus, CPU, tmp_path)
+
+
+def test_a_model_without_such_tables_takes_no_setting_for_them(small: Recipe) -> None:
+    with pytest.raises(RecipeError, match=r"training\.tables is used with model\.kind = 'factor"):
+        Recipe.of(small.model_dump(), ["model.kind=lightgcn", "training.tables=mapped"])
+    settings, corpus = fit_settings(small, "model.kind=lightgcn")
+    assert place_tables(settings, corpus, CPU, None) is None

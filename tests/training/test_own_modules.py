@@ -17,8 +17,8 @@ from evergram.encoders.encoder_modules import EncoderModules
 from evergram.errors import DataError, LineageError, RecipeError, ShapeError, TrainingError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade, upgrade_lost
-from evergram.training import resume
 from evergram.training.callbacks import Callback, Point
+from evergram.training.checkpoints.settings import CheckpointSettings
 from evergram.training.corpora import load_corpus
 from evergram.training.recipe import Recipe
 
@@ -209,19 +209,20 @@ def test_modules_that_another_loop_has_trained(
 def test_a_killed_run_with_dropout_resumes_bit_for_bit(
     recipe: Recipe, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resume.ResumeFile, "due", lambda self: self.path is not None)
+    often = CheckpointSettings(steps=1)
     whole = train(recipe, corpus, encoder=modules(corpus), progress=False)
     real = ExampleSampler.epoch
 
-    def dies(self: ExampleSampler, number: int) -> Any:
-        if number == 2:
-            raise KeyboardInterrupt
-        return real(self, number)
+    def dies(self: ExampleSampler, number: int, start: int = 0) -> Any:
+        for place, batch in enumerate(real(self, number, start), start):
+            if (number, place) == (2, 3):
+                raise KeyboardInterrupt
+            yield batch
 
     with monkeypatch.context() as patch:
         patch.setattr(ExampleSampler, "epoch", dies)
         with pytest.raises(KeyboardInterrupt):
-            train(recipe, corpus, encoder=modules(corpus), folder=tmp_path, progress=False)
+            train(recipe, corpus, encoder=modules(corpus), folder=tmp_path, checkpoints=often)
     torch.rand(17)
     again = train(recipe, corpus, encoder=modules(corpus), folder=tmp_path, progress=False)
     assert torch.equal(whole.block("query")[1], again.block("query")[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from evergram.data.row_pairs import RowPairs
 from evergram.data.split import Split
 from evergram.errors import TrainingError
 from evergram.training.corpora import load_corpus, split_for
-from evergram.training.fit import RunContext, fit_encoder
+from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.pilots import (
     LEAST_GAIN,
     MOST_PILOTS,
@@ -113,6 +114,31 @@ def test_no_test_pair_is_looked_at() -> None:
 def test_what_is_decided_already_needs_no_pilot(sections: dict[str, dict[str, Any]]) -> None:
     recipe = recipe_of(**sections)
     assert run_pilots(recipe, split_of(recipe), 0, CONTEXT) == Pilots(recipe)
+
+
+def test_pilots_that_were_killed_go_on_after_the_last_that_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of()
+    split = split_of(recipe)
+    whole = run_pilots(recipe, split, 0, CONTEXT)
+    ran: list[str] = []
+
+    def dies(*args: Any) -> Trained:
+        ran.append(args[3].title)
+        if len(ran) == 4:
+            raise KeyboardInterrupt
+        return fit_encoder(*args)
+
+    monkeypatch.setattr("evergram.training.pilots.fit_encoder", dies)
+    context = replace(CONTEXT, folder=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_pilots(recipe, split, 0, context)
+    assert run_pilots(recipe, split, 0, context) == whole
+    assert ran[:5] == [*(f"train pilot {n}" for n in (1, 2, 3, 4)), "train pilot 4"]
+    done = len(ran)
+    assert run_pilots(recipe, split, 0, context) == whole
+    assert len(ran) == done
 
 
 def test_large_data_goes_by_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:

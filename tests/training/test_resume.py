@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import torch
-from safetensors import SafetensorError
 
-from evergram.data.corpus import Corpus
 from evergram.data.sampling import ExampleSampler
 from evergram.errors import TrainingError
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.upgrade import train, upgrade
-from evergram.training import resume
-from evergram.training.corpora import load_corpus
+from evergram.training.build import prepare
+from evergram.training.callbacks import FiniteLoss
+from evergram.training.checkpoints.settings import CheckpointSettings
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.loop import Trainer
 from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 
 
 class KilledError(Exception):
     """Stands for a signal that no code can answer."""
 
 
-@pytest.fixture(autouse=True)
-def save_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume.ResumeFile, "due", lambda self: self.path is not None)
+# Before a kill at a batch, the last checkpoint may be some batches ago.
+OFTEN = CheckpointSettings(steps=2)
 
 
-def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
-    """Let an epoch die after three batches from now on. Returns: the epochs begun."""
+def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[tuple[int, int]]:
+    """Let an epoch die after seven batches from now on. Returns: the epochs begun, and where."""
     real = ExampleSampler.epoch
-    begun: list[int] = []
+    begun: list[tuple[int, int]] = []
 
-    def epoch(self: ExampleSampler, which: int) -> Any:
-        begun.append(which)
-        for i, batch in enumerate(real(self, which)):
-            if which == number and i == 3:
+    def epoch(self: ExampleSampler, which: int, start: int = 0) -> Any:
+        begun.append((which, start))
+        for i, batch in enumerate(real(self, which, start), start):
+            if which == number and i == 7:
                 raise KilledError
             yield batch
 
@@ -54,7 +54,7 @@ def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
         "model.kind=two_tower",
         "model.kind=graphsage training.layer_rate=0.01",
         "model.kind=graphsage task.kind=bpr task.penalty=0",
-        "model.kind=graphsage gramian.kind=exact training.batch_size=1000 model.layers=3",
+        "model.kind=graphsage gramian.kind=exact training.batch_size=400 model.layers=3",
         "model.kind=lightgcn gramian.kind=storm",
         "gramian.kind=storm gramian.rate=auto",
         "gramian.kind=storm gramian.batch=independent gramian.decay=0.2",
@@ -79,17 +79,25 @@ def test_train_resumes_bit_for_bit(
     with monkeypatch.context() as patch:
         kill_in_epoch(patch, 3)
         with pytest.raises(KilledError):
-            train(recipe, folder=tmp_path)
+            train(recipe, folder=tmp_path, checkpoints=OFTEN)
     begun = kill_in_epoch(monkeypatch, -1)
-    again = train(recipe, folder=tmp_path)
-    assert begun == [3, 4]
+    torch.rand(17)
+    again = train(recipe, folder=tmp_path, checkpoints=OFTEN)
+    (first, start), *rest = begun
+    assert (first, rest) == (3, [(4, 0)])
+    assert start > 0
     assert whole.encoder is not None
     assert again.encoder is not None
     for name, value in whole.encoder.state.items():
         assert torch.equal(value, again.encoder.state[name]), name
     assert again.metrics["metrics"] == whole.metrics["metrics"]
-    best = [m["training"]["best_epoch"] for m in (whole.metrics, again.metrics)]
-    assert best[0] == best[1]
+    assert objectives(again) == objectives(whole)
+
+
+def objectives(artefact: Artefact) -> list[dict[str, float]]:
+    """Return an artefact's history, without its times."""
+    history = artefact.metrics["training"]["history"]
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in history]
 
 
 def test_patience_of_a_resumed_run_ends_where_it_would_have_ended(
@@ -104,10 +112,10 @@ def test_patience_of_a_resumed_run_ends_where_it_would_have_ended(
     with monkeypatch.context() as patch:
         kill_in_epoch(patch, whole["best_epoch"] + 2)
         with pytest.raises(KilledError):
-            train(recipe, folder=tmp_path)
+            train(recipe, folder=tmp_path, checkpoints=OFTEN)
     begun = kill_in_epoch(monkeypatch, -1)
     again = train(recipe, folder=tmp_path).metrics["training"]
-    assert begun == [whole["best_epoch"] + 2, whole["best_epoch"] + 3]
+    assert [epoch for epoch, _ in begun] == [whole["best_epoch"] + 2, whole["best_epoch"] + 3]
     for key in ("best_epoch", "epochs", "ended", "warnings"):
         assert again[key] == whole[key], key
     # A run that patience ended is not resumed.
@@ -126,19 +134,20 @@ def test_a_refit_resumes_bit_for_bit(
         # Epochs are counted from 0 in each of the two trainings: kill in the second one's last.
         real, seen = ExampleSampler.epoch, []
 
-        def epoch(self: ExampleSampler, which: int) -> Any:
+        def epoch(self: ExampleSampler, which: int, start: int = 0) -> Any:
             seen.append(which)
-            for i, batch in enumerate(real(self, which)):
+            for i, batch in enumerate(real(self, which, start), start):
                 if len(seen) == epochs and i == 3:
                     raise KilledError
                 yield batch
 
         patch.setattr(ExampleSampler, "epoch", epoch)
         with pytest.raises(KilledError):
-            train(recipe, folder=tmp_path)
+            train(recipe, folder=tmp_path, checkpoints=CheckpointSettings(steps=1))
     begun = kill_in_epoch(monkeypatch, -1)
     again = train(recipe, folder=tmp_path)
-    assert begun == [epochs - 4]
+    # The look ahead may have been drawn for the next step.
+    assert begun == [(epochs - 4, 3)]
     for side in ("query", "candidate"):
         assert torch.equal(whole.block(side)[1], again.block(side)[1])
     assert again.metrics["metrics"] == whole.metrics["metrics"]
@@ -156,7 +165,7 @@ def test_upgrade_resumes_bit_for_bit(
     with monkeypatch.context() as patch:
         kill_in_epoch(patch, 2)
         with pytest.raises(KilledError):
-            upgrade(small, lineage, corpus, folder=lineage.work_dir)
+            upgrade(small, lineage, corpus, folder=lineage.work_dir, checkpoints=OFTEN)
     assert list(lineage.work_dir.iterdir())
     again = upgrade(small, lineage, corpus, folder=lineage.work_dir)
     assert whole.transform is not None
@@ -168,55 +177,98 @@ def test_upgrade_resumes_bit_for_bit(
     assert not lineage.work_dir.exists()
 
 
-def test_another_recipe_starts_anew(
-    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_says_where_it_resumes_and_keeps_the_newest_checkpoints(
+    small: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patch:
+        kill_in_epoch(patch, 1)
+        with pytest.raises(KilledError):
+            train(small, folder=tmp_path, checkpoints=CheckpointSettings(steps=1, keep=3))
+    batches = len(range(0, 4000 - 255, 256))
+    numbers = [batches + done for done in (5, 6, 7)]
+    names = [f"version-0.{number:012d}.safetensors" for number in numbers]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    (tmp_path / names[-1]).write_bytes(b"cut")
+    capsys.readouterr()
+    train(small, folder=tmp_path)
+    assert f"version 0: resumes in epoch 2, after 6 of its {batches} batches" in (
+        capsys.readouterr().err
+    )
+    train(small, folder=tmp_path)
+    assert "version 0: resumes after epoch 3" in capsys.readouterr().err
+
+
+def test_another_recipe_or_never_starts_anew_and_says_so(
+    small: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     train(small, folder=tmp_path)
     begun = kill_in_epoch(monkeypatch, -1)
     train(small, folder=tmp_path)
     assert begun == []
+    caplog.clear()
     train(Recipe.of(small.model_dump(), ["task.penalty=6.0"]), folder=tmp_path)
-    assert begun == [0, 1, 2]
-    (next(tmp_path.glob("*.safetensors"))).write_bytes(b"cut")
+    anew = [(0, 0), (1, 0), (2, 0)]
+    assert begun == anew
+    (path,) = tmp_path.iterdir()
+    assert f"{path.name} is of another recipe (task.penalty changed). So version 0 is trained " in (
+        caplog.text
+    )
+    path.write_bytes(b"cut")
+    caplog.clear()
     train(small, folder=tmp_path)
-    assert begun == [0, 1, 2, 0, 1, 2]
+    assert begun == 2 * anew
+    assert f"{path.name} is damaged: it is cut" in caplog.text
+    caplog.clear()
+    train(small, folder=tmp_path, checkpoints=CheckpointSettings(resume="never"))
+    assert begun == 3 * anew
+    assert f"--resume never: drops {path.name}" in caplog.text
 
 
-def test_a_run_is_known_by_its_recipe_version_data_and_modules() -> None:
-    """Changed keys would restart half-done trainings: this one was recorded."""
-    corpus = Corpus.from_tables(pa.table({"query": ["a", "b"], "candidate": ["x", "y"]}))
-    other = Corpus.from_tables(pa.table({"query": ["a", "c"], "candidate": ["x", "y"]}))
-    frozen, moved = torch.nn.Linear(1, 1), torch.nn.BatchNorm1d(2)
-    keys = [
-        resume.run_key("{}", 0, corpus),
-        resume.run_key("{ }", 0, corpus),
-        resume.run_key("{}", 1, corpus),
-        resume.run_key("{}", 0, other),
-        resume.run_key("{}", 0, corpus, joint=moved),
-        resume.run_key("{}", 0, corpus, start=frozen),
-    ]
-    assert len(set(keys)) == len(keys)
-    # Parameters of a joint module are trained: only its buffers say which run it is.
-    assert resume.run_key("{}", 0, corpus, joint=frozen) == keys[0]
-    start = f"{{}}0 {torch.__version__} {corpus.interactions.schema}".encode()
-    columns = [corpus.column(name).numpy().tobytes() for name in ("query", "candidate")]
-    assert keys[0] == hashlib.sha256(start + b"".join(columns) + b"a\nbx\ny").hexdigest()
-
-
-def test_a_state_that_cannot_be_written_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cache_on_disk_that_moved_on_does_not_leak_into_the_resumed_run(
+    small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = resume.ResumeFile(tmp_path / "work", "run", "key")
-    state.save({"a": torch.ones(3)}, {"epoch": 1})
+    recipe = Recipe.of(small.model_dump(), ["gramian.kind=sagram", "gramian.memory=0"])
+    whole = train(recipe)
+    with monkeypatch.context() as patch:
+        kill_in_epoch(patch, 1)
+        with pytest.raises(KilledError):
+            train(recipe, folder=tmp_path, checkpoints=CheckpointSettings(steps=3))
+    caches = sorted(tmp_path.glob("cache-*.bin"))
+    assert len(caches) == 2
+    for cache in caches:  # as if it had been written after the checkpoint
+        cache.write_bytes(b"\x7f" * cache.stat().st_size)
+    again = train(recipe, folder=tmp_path)
+    for side in ("query", "candidate"):
+        assert torch.equal(whole.block(side)[1], again.block(side)[1])
 
-    def full(_: object, path: Path, **__: object) -> None:
-        Path(path).write_bytes(b"half")
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("evergram.training.resume.save_file", full)
-    with pytest.raises(TrainingError, match=r"20 bytes, cannot be kept in .*: I/O error: No space"):
-        state.save({"a": torch.ones(5)}, {"epoch": 2})
-    assert [p.name for p in (tmp_path / "work").iterdir()] == ["run.safetensors"]
-    saved = state.load()
-    assert saved is not None
-    assert saved[1] == {"epoch": 1}
+def test_a_loss_that_is_not_finite_is_seen_where_a_limit_of_steps_was_reached(
+    small: Recipe,
+) -> None:
+    """Saved after the last step, and killed before its epoch was reported."""
+    run = run_of(small, steps := 5)
+    assert run.steps == steps
+    run.batches = 5
+    run.total = torch.tensor(float("nan"))
+    state = run.state()
+    later = run_of(small, 0)
+    later.callbacks = [FiniteLoss({})]
+    later.load_state(state)
+    with pytest.raises(TrainingError, match="loss is nan"):
+        later.fit(steps=steps)
+
+
+def run_of(recipe: Recipe, steps: int) -> Trainer:
+    """Return a trainer after so many steps."""
+    corpus = split_for(recipe, load_corpus(recipe), 0).training
+    settings = FitSettings.of(recipe, corpus, 0)
+    run = Trainer(*prepare(settings, corpus, torch.device("cpu")), seed=settings.version_seed)
+    if steps:
+        run.fit(steps=steps)
+    return run

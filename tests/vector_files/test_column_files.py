@@ -24,6 +24,7 @@ from tests.support.vector_file_makers import (
 
 from evergram.errors import DataError
 from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.parquet import write_embeddings
 
 
 @pytest.mark.parametrize("kind", ["fixed", "list", "large"])
@@ -110,3 +111,20 @@ def test_columns_that_are_no_ids_or_vectors_are_refused(
     with pytest.raises(DataError, match=message) as caught:
         whole(open_embeddings(path))
     assert str(path) in str(caught.value) or "x.ids.txt" in str(caught.value)
+
+
+def test_reading_a_parquet_file_holds_a_few_blocks_and_not_the_file(tmp_path: Path) -> None:
+    size, blocks, dim = 2000, 40, 64
+    draw = torch.Generator().manual_seed(0)
+    every = (
+        (pa.array(range(n * size, (n + 1) * size)), torch.randn(size, dim, generator=draw))
+        for n in range(blocks)
+    )
+    write_embeddings(tmp_path / "z.parquet", every)
+    before, held, rows = pa.total_allocated_bytes(), 0, 0
+    for ids, _ in open_embeddings(tmp_path / "z.parquet").blocks(size):
+        rows += len(ids)
+        held = max(held, pa.total_allocated_bytes() - before)
+    assert rows == size * blocks
+    # A block, its decoded pages and READ_AHEAD of each column.
+    assert held < size * blocks * dim * 4 / 4

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from evergram.collectives import is_first_process
 from evergram.errors import EvergramError
 from evergram.validation import sentence_of
 
@@ -44,7 +45,7 @@ class _WarningPrinter(logging.Handler):
 def warnings_on_stderr() -> Iterator[None]:
     """Print the library's warnings for a `with` block; `serve` has a log of its own."""
     logger, handler = logging.getLogger("evergram"), _WarningPrinter(logging.WARNING)
-    if sys.argv[1:2] != ["serve"]:
+    if sys.argv[1:2] != ["serve"] and is_first_process():
         logger.addHandler(handler)
     try:
         yield
@@ -132,3 +133,10 @@ def _log(error: Exception) -> str:
     except OSError as failed:
         return f"{path} could not be written ({failed.strerror}), so the details follow.\n{details}"
     return f"the details, for a report of it, are in {path}."
+
+
+def error_line(sentence: str) -> str:
+    """Return the line that reports an error, with the process where there are several."""
+    if is_first_process():
+        return f"error: {sentence}\n"
+    return f"error in a process that is not the first: {sentence}\n"

@@ -8,8 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergram.cli.options import As, Force, Json, LineageFolder, app
-from evergram.cli.printing import dump, file_written, number, paragraph, print_warnings, table
+from evergram.cli.options import (
+    As,
+    Force,
+    Json,
+    LineageFolder,
+    OneShard,
+    ShardCount,
+    app,
+    other_processes,
+)
+from evergram.cli.printing import (
+    dump,
+    file_written,
+    number,
+    paragraph,
+    print_warnings,
+    shard_facts,
+    shards_written,
+    table,
+)
+from evergram.collectives import is_first_process
 
 if TYPE_CHECKING:
     from evergram.lineage.canary_check import Reading
@@ -40,6 +59,7 @@ def versions(
             "retired": m.version in opened.retired,
             "held": m.version in opened.versions_with_embeddings,
             "metrics": opened.metrics(m.version).get("metrics", {}),
+            **_sample_of(opened.metrics(m.version)),
             "warnings": warnings[m.version],
         }
         for m in opened.versions
@@ -57,7 +77,7 @@ def versions(
             str(r["version"]),
             str(r["dim"]),
             r["created"][:10],
-            *([number(_measured(r).get(metric))] if metric else []),
+            *([_with_error(r, metric)] if metric else []),
             r["fingerprint"].removeprefix("sha256:")[:_SHORT],
             ", ".join([*r["labels"], *(s for s in ("production", "retired") if r[s])]),
         ]
@@ -80,6 +100,19 @@ def _measured(row: dict[str, Any]) -> dict[str, float]:
     """Return the metrics of the model itself; none where its publisher stated none."""
     measured: dict[str, float] = row["metrics"].get("model", {})
     return measured
+
+
+def _sample_of(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return `sampled` of metrics of a sample of queries; nothing of others."""
+    return {"sampled": metrics["sampled"]} if "sampled" in metrics else {}
+
+
+def _with_error(row: dict[str, Any], metric: str) -> str:
+    """Return the model's metric, with ± its standard error if it is of a sample of queries."""
+    from evergram.lineage.sampled_metrics import standard_errors, with_error
+
+    error = standard_errors(row.get("sampled"), "model").get(metric)
+    return with_error(number(_measured(row).get(metric)), error)
 
 
 def _metric(recipe: dict[str, Any], measured: dict[str, float]) -> str | None:
@@ -158,19 +191,26 @@ def export(
         typer.Argument(
             metavar="OUT",
             help="File to write; its suffix says the format: .parquet, .arrow, .npy (its ids in a "
-            "file beside it), .safetensors or .csv.",
+            "file beside it), .safetensors or .csv. With --shards, a folder.",
         ),
     ],
     side: Annotated[str, typer.Option(help="query or candidate; object in a lineage of files.")],
     as_version: As = None,
+    shards: ShardCount = None,
+    shard: OneShard = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Write embeddings at any version to a file of ids and float32 vectors."""
+    """Write embeddings at any version to a file, or a folder, of ids and float32 vectors."""
     from evergram.lineage.lineage import Lineage
+    from evergram.vector_files.shards import Shards
 
+    parts = Shards.parsed(out, shards, shard, other_processes())
     view = Lineage.open(lineage).view(as_version)
-    rows = view.export(out, side, overwrite=force)
+    outcome = None if parts is None else view.export_shards(parts, side, overwrite=force)
+    rows = view.export(out, side, overwrite=force) if outcome is None else outcome.rows
+    if not is_first_process():
+        return
     if as_json:
         dump(
             {
@@ -180,12 +220,14 @@ def export(
                 "side": side,
                 "version": view.source,
                 "as": view.version,
+                **shard_facts(outcome),
             }
         )
         return
     sys.stdout.write(
         f"{rows} {side} embeddings of version {view.source}, read as version {view.version} "
-        f"({view.dim} dims): {file_written(out)}\n"
+        f"({view.dim} dims): "
+        f"{file_written(out) if outcome is None else shards_written(out, outcome)}\n"
     )
 
 

@@ -10,32 +10,36 @@ import typer
 
 from evergram.cli.options import (
     AllowSmallOverlap,
-    As,
     Board,
+    CheckpointEvery,
     Device,
     Json,
+    KeepCheckpoints,
+    Kept,
     LineageFolder,
     LineageOption,
+    MaxDegradation,
     NoPromote,
     RecipeFile,
+    Resume,
     Seed,
     Set,
     StrictProbes,
     app,
     load_recipe,
     new_progress,
+    refuse_shared_fit,
     refuse_unread,
     with_seed,
 )
-from evergram.cli.printing import dump, metrics_table, number, print_version, table
+from evergram.cli.printing import dump, number, print_diagnosis, print_version, table
+from evergram.collectives import is_first_process
 from evergram.errors import DataError
 
 if TYPE_CHECKING:
     from evergram.releasing.demo import DemoVersion
-    from evergram.training.diagnose import Diagnosis
 
-# Tables of a recipe that an evaluation does not read, and keys that a comparison's methods set.
-NOT_EVALUATED = ("name", "model", "task", "prior", "gramian", "training", "upgrade", "compare")
+# Keys that a comparison's methods set.
 SET_BY_METHODS = tuple(
     f"upgrade.{key}"
     for key in ("method", "fit", "transform", "steps", "start", "solver", "objects", "alone")
@@ -51,20 +55,28 @@ def train(
     device: Device = "auto",
     set_: Set = None,
     tensorboard: Board = None,
+    checkpoint_every: CheckpointEvery = None,
+    keep_checkpoints: KeepCheckpoints = 2,
+    resume: Resume = "auto",
 ) -> None:
     """Train version 0 and publish it as a new lineage."""
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.release import train_and_publish
+    from evergram.releasing import release
+    from evergram.training.checkpoints.settings import CheckpointSettings
 
+    checkpoints = CheckpointSettings.of(checkpoint_every, keep_checkpoints, resume)
     chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"))
-    artefact = train_and_publish(
+    if not is_first_process():
+        return release.take_part_in_training(chosen, device=device)
+    artefact = release.train_and_publish(
         chosen,
         Lineage.create(lineage, chosen.name),
         device=device,
         progress=new_progress(),
         board=tensorboard,
+        checkpoints=checkpoints,
     )
-    print_version(lineage, dict(artefact.metrics), as_json)
+    return print_version(lineage, dict(artefact.metrics), as_json)
 
 
 @app.command()
@@ -76,67 +88,38 @@ def upgrade(
     device: Device = "auto",
     set_: Set = None,
     tensorboard: Board = None,
-    max_degradation: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="PERCENT",
-            help="Publish only if neither the model nor a past version loses more of the metric.",
-        ),
-    ] = None,
+    max_degradation: MaxDegradation = None,
     strict_probes: StrictProbes = False,
     allow_small_overlap: AllowSmallOverlap = False,
     no_promote: NoPromote = False,
-    kept: Annotated[
-        bool,
-        typer.Option(
-            "--kept",
-            help="Publish a model that was trained when another upgrade was published first; only "
-            "its transform is fitted.",
-        ),
-    ] = False,
+    checkpoint_every: CheckpointEvery = None,
+    keep_checkpoints: KeepCheckpoints = 2,
+    resume: Resume = "auto",
+    kept: Kept = False,
 ) -> None:
     """Train the next version with its backward transform, and publish it."""
     from evergram.lineage.lineage import Lineage
-    from evergram.releasing.release import ReleaseOptions, upgrade_and_publish
+    from evergram.releasing import release
+    from evergram.training.checkpoints.settings import CheckpointSettings
 
-    published = upgrade_and_publish(
-        load_recipe(recipe, seed, set_, unread=("compare",)),
-        Lineage.open(lineage),
-        ReleaseOptions(max_degradation, strict_probes, not no_promote, allow_small_overlap, kept),
+    checkpoints = CheckpointSettings.of(checkpoint_every, keep_checkpoints, resume)
+    refuse_shared_fit(kept=kept)
+    chosen, opened = load_recipe(recipe, seed, set_, unread=("compare",)), Lineage.open(lineage)
+    if not is_first_process():
+        return release.take_part_in_upgrade(
+            chosen, opened, device=device, allow_small_overlap=allow_small_overlap
+        )
+    small, promote = allow_small_overlap, not no_promote
+    published = release.upgrade_and_publish(
+        chosen,
+        opened,
+        release.ReleaseOptions(max_degradation, strict_probes, promote, small, kept),
         device=device,
         progress=new_progress(),
         board=tensorboard,
+        checkpoints=checkpoints,
     )
-    print_version(lineage, dict(published.metrics), as_json)
-
-
-@app.command()
-def evaluate(
-    lineage: LineageFolder,
-    as_version: As = None,
-    as_json: Json = False,
-    seed: Seed = None,
-    device: Device = "auto",
-    set_: Set = None,
-) -> None:
-    """Measure the stored embeddings, read as any version, on the newest version's test pairs.
-
-    The data is read from where the newest version's recipe says; --set data.path=PATH if it moved.
-    """
-    from evergram.lineage.lineage import Lineage
-    from evergram.releasing.evaluate import evaluate as evaluate_version
-    from evergram.training.recipe import Recipe
-
-    opened = Lineage.open(lineage)
-    refuse_unread(set_, NOT_EVALUATED)
-    recipe = Recipe.stored(opened.recipe(opened.newest), with_seed(set_, seed))
-    read_as = opened.newest if as_version is None else opened.resolve(as_version)
-    metrics = evaluate_version(recipe, opened, read_as, device=device)
-    if as_json:
-        dump({"version": opened.newest, "as": read_as, "metrics": metrics})
-        return
-    metrics_table(f"Version {opened.newest} read as version {read_as}", metrics)
+    return print_version(lineage, dict(published.metrics), as_json)
 
 
 @app.command()
@@ -193,29 +176,9 @@ def diagnose(
     if as_json:
         dump({"lineage": str(lineage), **diagnosis.as_json()})
         return
-    _print_diagnosis(diagnosis, steps)
+    print_diagnosis(diagnosis, steps)
     if out is not None:
         sys.stdout.write(f"Plots: {out}\n")
-
-
-def _print_diagnosis(diagnosis: Diagnosis, steps: int) -> None:
-    """Print the spectrum of each side, the scores, and the error of each estimator."""
-    table(
-        f"Version {diagnosis.version}",
-        ["", *next(iter(diagnosis.sides.values()))],
-        [[side, *(f"{v:.4g}" for v in facts.values())] for side, facts in diagnosis.sides.items()],
-    )
-    scores, tracking = diagnosis.histograms, diagnosis.tracking
-    sys.stdout.write(
-        f"Mean score of observed pairs {scores.means[0]:.4f}, of random pairs "
-        f"{scores.means[1]:.4f}; an observed one is higher {scores.separation:.1%} of the time.\n"
-    )
-    gramian, gradient = tracking.mean(tracking.gramian), tracking.mean(tracking.gradient)
-    table(
-        f"Errors over the second half of {steps} steps{tracking.sampling}",
-        ["estimator", "Gramian", "gradient"],
-        [[name, str(gramian[name]), str(gradient[name])] for name in gramian],
-    )
 
 
 @app.command()

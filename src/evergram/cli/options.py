@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evergram.collectives import ALONE, Collectives, is_first_process, process_count
 from evergram.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from evergram.training.progress import Progress
     from evergram.training.recipe import Recipe
+
+# Commands whose processes, started by torchrun, share one work.
+SHARING = ("train", "upgrade", "align", "export", "transform")
 
 app = typer.Typer(
     help="Train embeddings without negative sampling; ship new versions without breaking anyone.",
@@ -38,6 +42,22 @@ As = Annotated[
         "--as", metavar="VERSION", help="Read as this version or label (default: newest)."
     ),
 ]
+MaxDegradation = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        metavar="PERCENT",
+        help="Publish only if neither the model nor a past version loses more of the metric.",
+    ),
+]
+Kept = Annotated[
+    bool,
+    typer.Option(
+        "--kept",
+        help="Publish a model that was trained when another upgrade was published first; only its "
+        "transform is fitted.",
+    ),
+]
 NoPromote = Annotated[
     bool,
     typer.Option("--no-promote", help="Publish the version, and leave production where it is."),
@@ -60,7 +80,35 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe."),
 ]
+CheckpointEvery = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-every",
+        metavar="TIME|STEPS",
+        help="Save the training every so often: 60s, 5m, or a number of steps (default: 60s, and "
+        "at most 2 % of the time).",
+    ),
+]
+KeepCheckpoints = Annotated[
+    int, typer.Option("--keep-checkpoints", metavar="N", help="Keep the newest N of them.")
+]
+Resume = Annotated[
+    str,
+    typer.Option(
+        "--resume",
+        metavar="auto|never",
+        help="Resume an interrupted training, or drop its checkpoints.",
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+ShardCount = Annotated[
+    int | None,
+    typer.Option("--shards", min=1, help="Write a folder of so many Parquet files; resumes."),
+]
+OneShard = Annotated[
+    str | None,
+    typer.Option("--shard", metavar="I/N", help="Write only shard I, from 0, of N."),
+]
 IdColumn = Annotated[
     str | None, typer.Option(help="The column (or tensor) of ids.", show_default="id")
 ]
@@ -141,6 +189,37 @@ def stores_by_side(options: Sequence[str]) -> dict[str, str]:
 
 
 def new_progress() -> Progress:
+    """Return what shows progress on stderr: of several processes, the first one's."""
     from evergram.training.progress import Progress
 
-    return Progress()
+    return Progress(quiet=not is_first_process())
+
+
+def other_processes() -> Collectives:
+    """Return the operations that this process does together with those that torchrun started."""
+    if process_count() == 1:
+        return ALONE
+    import torch
+
+    from evergram.training.distributed.process_group import join_processes
+
+    return join_processes(torch.device("cpu"))
+
+
+def refuse_unshared(arguments: Sequence[str]) -> None:
+    """Refuse a command whose processes would all do the same. Raises: RecipeError."""
+    command = next((a for a in arguments if not a.startswith("-")), "")
+    if process_count() > 1 and command and command not in SHARING:
+        sharing = f"{', '.join(SHARING[:-1])} and {SHARING[-1]}"
+        raise RecipeError(
+            f"evergram {command} runs in one process, and WORLD_SIZE is {process_count()}; only "
+            f"{sharing} share their work: start it without torchrun."
+        )
+
+
+def refuse_shared_fit(*, kept: bool) -> None:
+    """Refuse `--kept` in several processes: it trains nothing. Raises: RecipeError."""
+    if kept and process_count() > 1:
+        raise RecipeError(
+            "--kept trains no model, so there is nothing to share; leave out torchrun."
+        )

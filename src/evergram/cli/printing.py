@@ -6,8 +6,13 @@ import json
 import math
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from evergram.training.diagnose import Diagnosis
+    from evergram.vector_files.shards import WrittenShards
 
 
 def dump(value: dict[str, Any]) -> None:
@@ -27,11 +32,26 @@ def file_written(path: Path) -> str:
     return f"{path}, with its ids in {ids}" if ids.is_file() else f"{path}, without ids"
 
 
+def shards_written(folder: Path, outcome: WrittenShards) -> str:
+    """Return a folder of shards for a sentence, and whether the set is whole."""
+    written, kept, missing = map(len, (outcome.written, outcome.kept, outcome.missing))
+    whole = f"missing: {missing}" if missing else "the set is whole"
+    return f"{folder} (shards written: {written}; there already: {kept}; {whole})"
+
+
+def shard_facts(outcome: WrittenShards | None) -> dict[str, Any]:
+    """Return the keys about shards of a command's JSON; none if a single file was written."""
+    if outcome is None:
+        return {}
+    return {"written": outcome.written, "kept": outcome.kept, "missing": outcome.missing}
+
+
 def print_version(lineage: str | Path, metrics: dict[str, Any], as_json: bool) -> None:
     if as_json:
         dump({"lineage": str(lineage), **metrics})
         return
-    metrics_table(f"Version {metrics['version']} in {lineage}", metrics["metrics"])
+    title, sampled = f"Version {metrics['version']} in {lineage}", metrics.get("sampled")
+    metrics_table(title, metrics["metrics"], sampled)
     if metrics.get("training", {}).get("history"):
         sys.stdout.write(_training_sentence(metrics["training"]) + "\n")
     if "overlap" in metrics:
@@ -53,8 +73,10 @@ def _print_reading(past: str, reading: dict[str, Any]) -> None:
     """Print how well a new version is read as a past one, and what could not be measured."""
     if reading["queries"]:
         metrics_table(
-            f"Read as version {past} (by the {reading['queries']} test queries that it knew)",
-            {_READINGS[name]: values for name, values in reading["ranking"].items()},
+            f"Read as version {past} (by {_known_queries(reading)} test queries that it knew)",
+            reading["ranking"],
+            reading.get("sampled"),
+            _READINGS,
         )
     else:
         sys.stdout.write(
@@ -70,6 +92,12 @@ def _print_reading(past: str, reading: dict[str, Any]) -> None:
             f"{drift['l2']:.4f} ({drift['relative']:.1%} of their length)\n"
         )
     sys.stdout.write(f"overlap@10 with version {past}: {number(reading['overlap@10'])}\n")
+
+
+def _known_queries(reading: dict[str, Any]) -> str:
+    """Return how many queries a reading is by: all that the past version knew, or some of them."""
+    of = reading.get("sampled", {}).get("of")
+    return f"the {reading['queries']}" if of is None else f"{reading['queries']} of the {of}"
 
 
 def print_probes(probes: list[dict[str, Any]], title: str = "Consumers' probes") -> None:
@@ -129,10 +157,29 @@ _READINGS = {
 }
 
 
-def metrics_table(title: str, metrics: dict[str, dict[str, float]]) -> None:
+def metrics_table(
+    title: str,
+    metrics: dict[str, dict[str, float]],
+    sampled: dict[str, Any] | None = None,
+    titles: Mapping[str, str] | None = None,
+) -> None:
+    """Print a row of metrics for each model.
+
+    Args:
+        sampled: of metrics of a sample of queries, their standard errors and the sample's size.
+        titles: of the rows, by model; the model's name where there is none.
+    """
+    from evergram.lineage.sampled_metrics import sample_sentence, standard_errors, with_error
+
     names = list(next(iter(metrics.values())))
-    lines = [[row, *(number(v.get(n)) for n in names)] for row, v in metrics.items()]
+    lines = []
+    for model, values in metrics.items():
+        errors = standard_errors(sampled, model)
+        cells = [with_error(number(values.get(n)), errors.get(n)) for n in names]
+        lines.append([(titles or {}).get(model, model), *cells])
     table(title, ["", *names], lines)
+    if (sentence := sample_sentence(sampled)) is not None:
+        sys.stdout.write(sentence + "\n")
 
 
 def table(title: str, header: list[str], lines: list[list[str]]) -> None:
@@ -156,3 +203,23 @@ def paragraph(text: str) -> None:
 
 def number(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.4f}"
+
+
+def print_diagnosis(diagnosis: Diagnosis, steps: int) -> None:
+    """Print the spectrum of each side, the scores, and the error of each estimator."""
+    table(
+        f"Version {diagnosis.version}",
+        ["", *next(iter(diagnosis.sides.values()))],
+        [[side, *(f"{v:.4g}" for v in facts.values())] for side, facts in diagnosis.sides.items()],
+    )
+    scores, tracking = diagnosis.histograms, diagnosis.tracking
+    sys.stdout.write(
+        f"Mean score of observed pairs {scores.means[0]:.4f}, of random pairs "
+        f"{scores.means[1]:.4f}; an observed one is higher {scores.separation:.1%} of the time.\n"
+    )
+    gramian, gradient = tracking.mean(tracking.gramian), tracking.mean(tracking.gradient)
+    table(
+        f"Errors over the second half of {steps} steps{tracking.sampling}",
+        ["estimator", "Gramian", "gradient"],
+        [[name, str(gramian[name]), str(gradient[name])] for name in gramian],
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from evergram.cli.options import Json, LineageFolder, app, stores_by_side
 
 if TYPE_CHECKING:
     from evergram.serving.server import Server
+    from evergram.serving.server_processes import ServerProcesses
 
 
 Host = Annotated[
@@ -39,6 +40,9 @@ MaxBuffered = Annotated[
 ]
 Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds of one request.")]
 Workers = Annotated[int, typer.Option(min=1, help="Requests worked on at once.")]
+Processes = Annotated[
+    int, typer.Option(min=1, help="Processes behind the port; limits hold for each.")
+]
 MaxWaiting = Annotated[
     int, typer.Option(min=0, help="Requests that may wait; the next is answered 503.")
 ]
@@ -76,6 +80,7 @@ def serve(
     max_buffered: MaxBuffered = 256,
     timeout: Timeout = 30.0,
     workers: Workers = 4,
+    processes: Processes = 1,
     max_waiting: MaxWaiting = 1000,
     max_connections: MaxConnections = 1000,
     silence: Silence = 10.0,
@@ -88,7 +93,7 @@ def serve(
     New versions, moved labels and changed consumers are loaded without a restart. The environment
     variable EVERGRAM_ADMIN_TOKEN is the administrator's token.
     """
-    from evergram.serving import ServiceSettings, admin_token, listen
+    from evergram.serving import ServiceSettings, admin_token, listen, listen_processes
 
     settings = ServiceSettings(
         host=host,
@@ -108,7 +113,13 @@ def serve(
     )
     _log_to_stderr()
     stores = stores_by_side(store or ()) or None
-    with listen(lineage, port=port, stores=stores, settings=settings) as server:
+    where: dict[str, Any] = {"port": port, "stores": stores, "settings": settings}
+    service = (
+        listen(lineage, **where)
+        if processes == 1
+        else listen_processes(lineage, processes, **where)
+    )
+    with service as server:
         _announce(lineage, server, as_json)
         server.run()
 
@@ -119,7 +130,7 @@ def _log_to_stderr() -> None:
     logging.getLogger("evergram").setLevel(logging.INFO)
 
 
-def _announce(lineage: str, server: Server, as_json: bool) -> None:
+def _announce(lineage: str, server: Server | ServerProcesses, as_json: bool) -> None:
     """Print where the server listens, for people on stderr and as JSON on stdout."""
     sys.stderr.write(f"{server.checked_sentence}\n")
     facts = server.as_json()

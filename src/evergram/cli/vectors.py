@@ -15,13 +15,25 @@ from evergram.cli.options import (
     Json,
     LineageOption,
     NoPromote,
+    OneShard,
+    ShardCount,
     StrictProbes,
     VectorColumn,
     app,
     columns_of,
     new_progress,
+    other_processes,
 )
-from evergram.cli.printing import dump, file_written, number, print_probes, table
+from evergram.cli.printing import (
+    dump,
+    file_written,
+    number,
+    print_probes,
+    shard_facts,
+    shards_written,
+    table,
+)
+from evergram.collectives import is_first_process
 from evergram.errors import DataError
 
 _MAPPINGS = {
@@ -88,14 +100,18 @@ def align(
 
     The two files (Parquet, Arrow, .npy or safetensors) have ids in common. No model is needed.
     """
+    from evergram.lineage.lineage import Lineage
     from evergram.releasing.files.align import align as align_files
     from evergram.releasing.files.align_settings import AlignSettings
+    from evergram.releasing.files.shared_alignment import take_part_in_alignment
     from evergram.releasing.files.target_lineage import open_or_create
     from evergram.vector_files.open_embeddings import open_embeddings
 
-    target = open_or_create(lineage, name)
+    # The first process alone creates a lineage.
+    target = open_or_create(lineage, name) if is_first_process() else None
     version = None
     if not Path(old).exists() and not Path(old).suffix:
+        target = Lineage.open(lineage) if target is None else target
         version = int(old) if old.isdecimal() else target.resolve(old)
     if version is not None and old_ids is not None:
         raise DataError(
@@ -103,11 +119,16 @@ def align(
         )
     files = [new] if version is not None else [Path(old), new]
     columns = columns_of(files, id_column, vector_column)
+    past = open_embeddings(Path(old), ids=old_ids, **columns) if version is None else version
+    vectors = open_embeddings(new, ids=new_ids, **columns)
+    settings = AlignSettings(transform, rank, scaled, held_out, seed, allow_small_overlap)
+    if target is None or not is_first_process():
+        return take_part_in_alignment(past, vectors, target, settings)
     facts = align_files(
-        open_embeddings(Path(old), ids=old_ids, **columns) if version is None else version,
-        open_embeddings(new, ids=new_ids, **columns),
+        past,
+        vectors,
         target,
-        AlignSettings(transform, rank, scaled, held_out, seed, allow_small_overlap),
+        settings,
         max_error=max_error,
         promote=not no_promote,
         progress=new_progress(),
@@ -115,10 +136,11 @@ def align(
     )
     if as_json:
         dump({"lineage": str(lineage), **facts})
-        return
+        return None
     _print_alignment(lineage, facts)
     if facts["probes"]:
         print_probes(facts["probes"])
+    return None
 
 
 def _print_alignment(lineage: str, facts: dict[str, Any]) -> None:
@@ -159,7 +181,10 @@ def transform(
     as_version: Annotated[
         str, typer.Option("--as", metavar="VERSION", help="The version or label to write.")
     ],
-    out: Annotated[Path, typer.Option(help="File to write; its suffix says the format.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="File to write; its suffix says the format. With --shards, a folder."),
+    ],
     from_version: Annotated[
         str | None,
         typer.Option(
@@ -169,27 +194,38 @@ def transform(
     id_column: IdColumn = None,
     vector_column: VectorColumn = None,
     ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
+    shards: ShardCount = None,
+    shard: OneShard = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Rewrite a file of one version's vectors as another version's, in constant memory."""
     from evergram.lineage.lineage import Lineage
     from evergram.releasing.files.transform_file import transform_file
+    from evergram.releasing.files.transform_shards import transform_shards
     from evergram.vector_files.open_embeddings import open_embeddings
+    from evergram.vector_files.shards import Shards
 
+    parts = Shards.parsed(out, shards, shard, other_processes())
     opened = Lineage.open(lineage)
     source = opened.newest if from_version is None else opened.resolve(from_version)
     target = opened.resolve(as_version)
     vectors = open_embeddings(file, ids=ids, **columns_of([file], id_column, vector_column))
-    rows = transform_file(
-        vectors, opened, target, out, source=source, progress=new_progress(), overwrite=force
-    )
+    options: dict[str, Any] = {"progress": new_progress(), "overwrite": force}
+    if parts is None:
+        outcome = None
+        rows = transform_file(vectors, opened, target, out, source=source, **options)
+    else:
+        outcome = transform_shards(vectors, opened, (source, target), parts, **options)
+        rows = outcome.rows
+    if not is_first_process():
+        return
     dim = opened.manifest(target).dim
     if as_json:
         facts = {"file": str(out), "rows": rows, "dim": dim, "from": source, "as": target}
-        dump(facts)
+        dump({**facts, **shard_facts(outcome)})
         return
     sys.stdout.write(
         f"{rows} vectors of version {source}, written as version {target} ({dim} dims): "
-        f"{file_written(out)}\n"
+        f"{file_written(out) if outcome is None else shards_written(out, outcome)}\n"
     )

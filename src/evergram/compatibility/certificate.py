@@ -52,7 +52,7 @@ class StepError:
     @property
     def rms(self) -> float:
         """√E‖δ_i‖²."""
-        return math.sqrt(max(0.0, float(self.sigma.trace())))
+        return math.sqrt(max(float(self.sigma.trace()), 0.0))
 
     @property
     def is_known(self) -> bool:
@@ -109,7 +109,7 @@ def certify(
                 f"that step leads, has {weight.shape[1]}; give each step's error under its version."
             )
         through = ((weight @ errors[i].sigma) * weight).sum()
-        terms[i] = math.sqrt(max(0.0, float(through)))
+        terms[i] = math.sqrt(max(float(through), 0.0))
     estimate = math.sqrt(sum(term**2 for term in terms.values()))
     powers = (errors[i].power for i in steps if not math.isnan(errors[i].power))
     length = math.sqrt(next(powers, 0.0)) if target < source else 1.0

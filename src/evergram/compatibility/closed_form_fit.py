@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from evergram.collectives import ALONE, Collectives
 from evergram.compatibility.closed_form_solvers import (
     Affine,
     Spectrum,
@@ -30,6 +32,8 @@ KINDS = ("linear", "affine", "orthogonal", "low_rank")
 # Pairs needed for each free number of an old coordinate. The excess error of least squares is then
 # about 1/(3 − 1), and the ridge reduces it.
 PAIRS_PER_NUMBER = 3
+# One in so many pairs chooses the ridge.
+FOR_RIDGE = 10
 
 
 @dataclass(frozen=True)
@@ -122,3 +126,22 @@ def pairs_needed(kind: str, old_dim: int, new_dim: int, rank: int = 32) -> int:
         "low_rank": rank * (old_dim + new_dim - rank),
     }[kind]
     return math.ceil(PAIRS_PER_NUMBER * free / old_dim)
+
+
+def moments_by_use(
+    new: Tensor, old: Tensor, together: Collectives = ALONE
+) -> tuple[SecondMoments, SecondMoments]:
+    """Return the moments of the pairs that are fitted to, and of those that choose the ridge.
+
+    Args:
+        new: z_k [N, D_k]; old: z_{k-1} [N, D_{k-1}], of the same objects.
+        together: processes that each call this with the same pairs. Each multiplies a share of
+            them, and all have the moments of all.
+    """
+    own = together.share(len(new))
+    apart = (torch.arange(len(new)) % FOR_RIDGE == 0)[own]
+    old, new = old[own], new[own]
+    seen, held = (SecondMoments(old.shape[1], new.shape[1]) for _ in range(2))
+    seen.add(old[~apart], new[~apart])
+    held.add(old[apart], new[apart])
+    return seen.summed(together), held.summed(together)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from evergram.atomic_files import replacing_path
+from evergram.collectives import Collectives
 from evergram.errors import DataError, ShapeError
 
 # Columns multiplied at once; blocks below the diagonal are never computed.
@@ -67,6 +68,14 @@ class SecondMoments:
                 f"of dims {self.old_dim} and {self.new_dim}."
             )
         _compensated(self._sum, self._excess, other._sum - other._excess)
+
+    def summed(self, together: Collectives) -> SecondMoments:
+        """Return the moments of the pairs of all processes, of which each has added some."""
+        if together.size == 1:
+            return self
+        total = SecondMoments(self.old_dim, self.new_dim)
+        total._sum = together.sum(self._sum - self._excess, "moments")
+        return total
 
     def swapped(self) -> SecondMoments:
         """Return the moments of the same pairs with old and new exchanged, for the forward map."""
@@ -133,13 +142,14 @@ class SecondMoments:
             metric: S [D_{k-1}, D_{k-1}]; None is I.
         """
         if metric is not None:
-            return max(0.0, float((self.sigma(weight, offset) * metric.double()).sum()))
+            return max(float((self.sigma(weight, offset) * metric.double()).sum()), 0.0)
         # The trace of sigma takes one product of matrices instead of three.
         w = self._fitting(weight)
         new, cross, old = self.second(centred=True)
         shift = self._shift(w, offset)
         squared = ((w @ new) * w).sum() - 2 * (w * cross).sum() + old.trace() + shift @ shift
-        return max(0.0, float(squared))
+        # In this order NaN stays NaN.
+        return max(float(squared), 0.0)
 
     def _fitting(self, weight: Tensor) -> Tensor:
         if weight.shape != (self.old_dim, self.new_dim):

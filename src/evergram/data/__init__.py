@@ -8,8 +8,10 @@ Read in this order:
    and adjacency lists), `movielens`, `amazon`, `wikispeedia`, `wikipedia/` (MediaWiki's dumps), and
    `synthetic`, a corpus whose answer is known. `loaders` is the table of them by the kind that a
    recipe names.
-3. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
-4. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3);
+3. `prepared/`: corpora that do not fit into memory; `prepare` makes one by DuckDB: `sources/` read
+   and check, `engine/` orders and numbers, `writing/` writes a folder of columns.
+4. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
+5. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3);
    `pools/`: entities that are drawn by what they contribute to the penalty.
 
 [G2]: Krichene et al., *Efficient training on very large corpora via Gramian estimation*, ICLR 2019.
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from evergram.data.pair_hash import PairHash, TrainedPairs
     from evergram.data.pools.pool import Pool
     from evergram.data.pools.pool_sampler import PoolSampler
+    from evergram.data.prepared.writing.prepare import prepare
+    from evergram.data.prepared.writing.settings import PrepareSettings
+    from evergram.data.prepared.writing.summary import PrepareSummary
     from evergram.data.rolling_window import RollingWindow
     from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws
     from evergram.data.split import (
@@ -57,6 +62,8 @@ __all__ = [
     "Planted",
     "Pool",
     "PoolSampler",
+    "PrepareSettings",
+    "PrepareSummary",
     "RollingWindow",
     "Side",
     "Split",
@@ -71,6 +78,7 @@ __all__ = [
     "load_movielens",
     "load_table",
     "load_wikispeedia",
+    "prepare",
     "random_split",
     "time_split",
     "window_split",
@@ -88,6 +96,9 @@ export_lazily(
         "pair_hash": "PairHash TrainedPairs",
         "pools.pool": "Pool",
         "pools.pool_sampler": "PoolSampler",
+        "prepared.writing.prepare": "prepare",
+        "prepared.writing.settings": "PrepareSettings",
+        "prepared.writing.summary": "PrepareSummary",
         "rolling_window": "RollingWindow",
         "sampling": "EntitySampler ExampleSampler PairDraws",
         "split": "HeldOut Split given_split random_split time_split window_split",

@@ -19,6 +19,7 @@ from evergram.data.tables import read_csv
 from evergram.errors import DataError
 
 SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
+IN_COLUMNS = "events.tsv.gz"  # of the folder of Beauty in columns
 LARGEST = 2**53  # beyond it a float skips integers
 
 # Arrow refuses a row that lacks a key that is not nullable, and skips keys that are not here.
@@ -38,6 +39,7 @@ PRODUCT = pa.schema(
         pa.field("categories", pa.list_(pa.list_(pa.string()))),  # 2014
     ]
 )
+ROLES = ["query", "candidate", "value", "time"]
 BAG = pa.list_(pa.string())
 FEATURES = pa.schema([("id", pa.string()), ("brand", BAG), ("category", BAG)])
 EVENT = {"user": pa.string(), "item": pa.string(), "unix_time": pa.int64()}
@@ -75,29 +77,51 @@ def load_amazon(
     if not path.exists():
         raise DataError(f"There is no file or folder {path}.")
     features = None
-    source = path / "events.tsv.gz"
+    source = path / IN_COLUMNS
     if source.is_file():
         table = read_csv(source, str(source), delimiter="\t", types=EVENT)
         table = table.rename_columns(["query", "candidate", "time"])
         if metadata is None:
             features = _features_in_columns(path)
     else:
-        source = path
-        if path.is_dir():
-            source, metadata = _find(path, metadata)
-        table = pa.concat_tables([REVIEW.empty_table(), *read_objects(source, REVIEW, _review)])
-        table = table.rename_columns(["query", "candidate", "value", "time"])
+        source, metadata = find_reviews(path, metadata)
+        table = pa.concat_tables([REVIEW.empty_table().rename_columns(ROLES), *reviews_of(source)])
     if metadata is not None:
-        features, repeated = read_metadata(metadata, pc.unique(table["candidate"]))
-        if repeated:
-            logging.getLogger(__name__).info(
-                "%s: %d rows repeat a product; the first of each counts.", metadata, repeated
-            )
+        features = features_of(metadata, pc.unique(table["candidate"]))
     if features is not None and described_only:
         table = table.filter(pc.is_in(table["candidate"], value_set=features["id"]))
     if features is not None and minimum_products > 1:
         features = _frequent(features, pc.unique(table["candidate"]), minimum_products)
     return Corpus.from_tables(table, candidate_features=features, source=str(source))
+
+
+def find_reviews(path: Path, metadata: Path | None = None) -> tuple[Path, Path | None]:
+    """Return the file of reviews, and `metadata` or the file of metadata beside it in a folder.
+
+    Args:
+        path, metadata: as of `load_amazon`, but not the folder in columns.
+    Raises: DataError: the folder has not one file of reviews, or several of metadata.
+    """
+    return _find(path, metadata) if path.is_dir() else (path, metadata)
+
+
+def reviews_of(source: Path) -> Iterator[pa.Table]:
+    """Yield the reviews of a file block by block: query, candidate, value and time.
+
+    Raises: DataError: the file is damaged; the error names the row.
+    """
+    for table in read_objects(source, REVIEW, _review):
+        yield table.rename_columns(ROLES)
+
+
+def features_of(metadata: Path, ids: pa.Array) -> pa.Table:
+    """Return the features of products, see `read_metadata`, and log how many rows repeat one."""
+    features, repeated = read_metadata(metadata, ids)
+    if repeated:
+        logging.getLogger(__name__).info(
+            "%s: %d rows repeat a product; the first of each counts.", metadata, repeated
+        )
+    return features
 
 
 def read_metadata(path: Path, ids: pa.Array) -> tuple[pa.Table, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from evergram.data.columnar.features import Feature, Side, features_of_sides, take_ragged
 from evergram.data.columnar.frames import interactions_of, table_of
 from evergram.data.columnar.interactions import checked_interactions
+from evergram.data.columnar.pair_blocks import PairBlock, PairRule
 from evergram.data.columnar.vocabulary import Vocabulary, plain, to_tensor
 from evergram.errors import DataError
 
@@ -192,6 +193,12 @@ class Corpus:
         return "time" in self.interactions.column_names
 
     @property
+    def time_span(self) -> tuple[float, float]:
+        """The earliest and the latest time."""
+        time = self.interactions["time"]
+        return time[0].as_py(), time[-1].as_py()
+
+    @property
     def repeats(self) -> int:
         """The number of interactions that repeat an earlier pair."""
         pairs = self.column("query") * len(self.candidates) + self.column("candidate")
@@ -201,6 +208,31 @@ class Corpus:
         """Return the interactions of each entity of `side` ("query" or "candidate"), int64 [N]."""
         size = len(self.queries if side == "query" else self.candidates)
         return torch.bincount(self.column(side), minlength=size)
+
+    def blocks(self) -> Iterator[PairBlock]:
+        """Yield all interactions in order, as blocks; a corpus in memory is one block."""
+        value = self.column("value") if self.has_values else None
+        yield PairBlock(0, self.column("query"), self.column("candidate"), value)
+
+    def has_pairs(self, query: Tensor, candidate: Tensor) -> Tensor:
+        """Return bool [m], True for pairs of rows (int64 [m] each) that it has; rows of -1, which
+        stand for an unknown entity, have none."""
+        width = len(self.candidates)
+        pairs = self.column("query") * width + self.column("candidate")
+        return torch.isin(query * width + candidate, pairs) & (query >= 0) & (candidate >= 0)
+
+    def pairs_of(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the query and the candidate, int64 [m] each, of interactions: at least of all
+        those of `queries` (int64 rows); others may be among them."""
+        return self.column("query"), self.column("candidate")
+
+    def before(self, time: float) -> int:
+        """Return the number of interactions that are earlier than `time`."""
+        return int(torch.searchsorted(self.column("time").double(), time))
+
+    def where(self, rule: PairRule) -> Corpus:
+        """Return the corpus of the interactions that a rule marks, and of their entities only."""
+        return self.restrict(torch.cat([torch.nonzero(rule(b)).flatten() for b in self.blocks()]))
 
     def restrict(self, index: Tensor) -> Corpus:
         """Return the corpus of the interactions `index` (int64 [m]) and of their entities only."""

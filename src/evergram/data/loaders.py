@@ -103,6 +103,12 @@ def _table(data: DataSettings, seed: int) -> Corpus:
     )
 
 
+def _prepared(data: DataSettings, seed: int) -> Corpus:
+    from evergram.data.prepared.prepared_corpus import load_prepared
+
+    return load_prepared(path_of(data))
+
+
 def _synthetic(data: DataSettings, seed: int) -> Corpus:
     from evergram.data.synthetic import generate
 
@@ -123,6 +129,7 @@ LOADERS: dict[str, Loader] = {
     "wikispeedia": _wikispeedia,
     "adjacency_list": _adjacency_list,
     "table": _table,
+    "prepared": _prepared,
     "synthetic": _synthetic,
 }
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from evergram.data.corpus import Corpus
 from evergram.errors import DataError
 
 _WINDOW = re.compile(r"(\d+(?:\.\d+)?)\s*(%|hour|day|week)s?")
@@ -45,8 +43,8 @@ class RollingWindow:
             return cls(text, share=number / 100)
         return cls(text, seconds=number * _SECONDS[read[2]])
 
-    def begins(self, time: Tensor) -> int:
-        """Return the number of interactions, at ascending times [n], before the window.
+    def begins(self, corpus: Corpus) -> int:
+        """Return the number of interactions of a corpus, in order of time, before the window.
 
         A length of time counts back from the last interaction; one of exactly that age is in the
         window.
@@ -54,10 +52,10 @@ class RollingWindow:
         Raises: DataError: the window is a length of time and the times are not Unix times.
         """
         if self.share is not None:
-            return round((1 - self.share) * len(time))
+            return round((1 - self.share) * len(corpus))
         assert self.seconds is not None
-        start = float(time[-1]) - self.seconds * _per_second(float(time[-1]), self.text)
-        return int(torch.searchsorted(time.double(), start))
+        latest = float(corpus.time_span[1])
+        return corpus.before(latest - self.seconds * _per_second(latest, self.text))
 
 
 def _per_second(time: float, text: str) -> int:

@@ -53,8 +53,5 @@ def pairs_outside(
     """
     query = corpus.queries.vocabulary.rows(query_ids)
     candidate = corpus.candidates.vocabulary.rows(candidate_ids)
-    width = len(corpus.candidates)
-    known = corpus.column("query") * width + corpus.column("candidate")
-    inside = torch.isin(query * width + candidate, known) & (query >= 0) & (candidate >= 0)
-    kept = pa.array((~inside).numpy())
+    kept = pa.array((~corpus.has_pairs(query, candidate)).numpy())
     return query_ids.filter(kept), candidate_ids.filter(kept)

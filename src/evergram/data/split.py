@@ -14,11 +14,12 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
 
+from evergram.data.columnar.pair_blocks import PairRule
 from evergram.data.columnar.vocabulary import Vocabulary, plain
 from evergram.data.corpus import Corpus
-from evergram.data.pair_hash import PairHash, TrainedPairs, below
+from evergram.data.holdout import rules
+from evergram.data.pair_hash import PairHash, TrainedPairs
 from evergram.data.rolling_window import RollingWindow
 from evergram.data.row_pairs import RowPairs, among, pairs_outside
 from evergram.errors import DataError
@@ -88,7 +89,7 @@ def random_split(corpus: Corpus, *, share: float, held_out: HeldOut) -> Split:
     """
     if not 0 < share < 1:
         raise DataError(f"A random split cannot hold out the share {share}; give one in (0, 1).")
-    held = torch.from_numpy(below(held_out.hash.of_corpus(corpus), share))
+    held = rules.hashed_below(corpus, held_out.hash, share)
     return _split(corpus, ~held, held, held_out)
 
 
@@ -111,20 +112,8 @@ def time_split(corpus: Corpus, *, share: float, until: float, held_out: HeldOut)
 
 def _split_at(corpus: Corpus, past: int, future: int, held_out: HeldOut) -> Split:
     """Return the `time_split` whose ends are numbers of interactions."""
-    query = corpus.column("query")
-    known = torch.zeros(len(corpus.queries), dtype=torch.bool)
-    known[query[:past]] = True
-    position = torch.arange(past, future)
-    arriving = query[past:future]
-    new = ~known[arriving]
-    last = torch.full((len(corpus.queries),), -1)
-    last.scatter_reduce_(0, arriving, position, "amax")
-    many = torch.bincount(arriving, minlength=len(known)) > 1
-    held = torch.zeros(len(corpus), dtype=torch.bool)
-    held[past:future] = ~new | ((last[arriving] == position) & many[arriving])
-    training = torch.zeros(len(corpus), dtype=torch.bool)
-    training[:future] = True
-    return _split(corpus, training & ~held, held, held_out)
+    held = rules.arriving(corpus, past, future)
+    return _split(corpus, rules.first(future) & ~held, held, held_out)
 
 
 def window_split(corpus: Corpus, *, last: RollingWindow, held_out: HeldOut) -> Split:
@@ -137,13 +126,13 @@ def window_split(corpus: Corpus, *, last: RollingWindow, held_out: HeldOut) -> S
     """
     if not corpus.has_times:
         raise DataError("A split by time needs a column 'time'; use split.kind = 'random' instead.")
-    past = last.begins(corpus.column("time"))
+    past = last.begins(corpus)
     if not 0 < past < len(corpus):
-        time = corpus.column("time")
+        earliest, latest = corpus.time_span
         what = "holds no interaction" if past else "holds all interactions"
         raise DataError(
             f"The window split.last = {last.text!r} {what} (there are {len(corpus)}, with times "
-            f"from {time[0]} to {time[-1]}); give a {'longer' if past else 'shorter'} one."
+            f"from {earliest} to {latest}); give a {'longer' if past else 'shorter'} one."
         )
     return _split_at(corpus, past, len(corpus), held_out)
 
@@ -155,23 +144,22 @@ def given_split(corpus: Corpus, test: pa.Table, *, share: float, held_out: HeldO
         corpus: the published training part.
         test: the published test part, columns `query` and `candidate` of external ids.
     """
-    held = torch.from_numpy(below(held_out.hash.of_corpus(corpus), share))
-    training = corpus.restrict(torch.nonzero(~held).flatten())
+    held = rules.hashed_below(corpus, held_out.hash, share)
+    training = corpus.where(~held)
     selection = _pairs(training, *_ids(corpus, held))
     ids = pairs_outside(corpus, plain(test["query"]), plain(test["candidate"]))
     repeated = len(test) - len(ids[0])
     chosen = _pairs(training, *ids, held_out)
-    everything = torch.ones(len(corpus), dtype=torch.bool)
-    final = partial(_final, corpus, everything, ids, held_out, repeated)
+    final = partial(_final, corpus, rules.everything(), ids, held_out, repeated)
     return _with_test(training, chosen, selection, final, repeated)
 
 
-def _split(corpus: Corpus, training: Tensor, held: Tensor, held_out: HeldOut) -> Split:
-    compact = corpus.restrict(torch.nonzero(training).flatten())
+def _split(corpus: Corpus, training: PairRule, held: PairRule, held_out: HeldOut) -> Split:
+    compact = corpus.where(training)
     if held_out.selection == "paper":
         both = _pairs(compact, *_ids(corpus, held), held_out)
         return replace(_with_test(compact, both), selection=both.pairs)
-    selects = held & _selecting(corpus, held_out)[corpus.column("query")]
+    selects = held & rules.of_half_the_queries(corpus, held_out.hash)
     tests = _ids(corpus, held & ~selects)
     selection = _pairs(compact, *_ids(corpus, selects))
     test = _pairs(compact, *tests, held_out)
@@ -179,18 +167,18 @@ def _split(corpus: Corpus, training: Tensor, held: Tensor, held_out: HeldOut) ->
     return _with_test(compact, test, selection, final)
 
 
-def _selecting(corpus: Corpus, held_out: HeldOut) -> Tensor:
-    """Return bool [N], True for queries that select an epoch; the others are tested."""
-    hashes = held_out.hash.of_ids(corpus.queries.vocabulary.keys, "query")
-    return torch.from_numpy(below(hashes, 0.5))
-
-
-def _ids(corpus: Corpus, held: Tensor) -> tuple[pa.Array, pa.Array]:
-    """Return the external ids of the interactions that `held` (bool [n]) marks."""
-    rows = corpus.interactions.filter(pa.array(held.numpy()))
+def _ids(corpus: Corpus, held: PairRule) -> tuple[pa.Array, pa.Array]:
+    """Return the external ids of the interactions that a rule marks."""
+    query, candidate = (
+        torch.cat(rows)
+        for rows in zip(
+            *((b.query[m], b.candidate[m]) for b in corpus.blocks() for m in [held(b)]),
+            strict=True,
+        )
+    )
     return (
-        corpus.queries.vocabulary.keys.take(rows["query"].combine_chunks()),
-        corpus.candidates.vocabulary.keys.take(rows["candidate"].combine_chunks()),
+        corpus.queries.vocabulary.keys.take(pa.array(query.numpy())),
+        corpus.candidates.vocabulary.keys.take(pa.array(candidate.numpy())),
     )
 
 
@@ -231,9 +219,7 @@ def _pairs(
     known = query >= 0
     pairs = torch.unique(query[known] * len(distinct) + distinct.rows(candidate_ids)[known])
     query, candidate = pairs // max(1, len(distinct)), row_of[pairs % max(1, len(distinct))]
-    width = len(training.candidates)
-    trained = training.column("query") * width + training.column("candidate")
-    seen = torch.isin(query * width + candidate, trained) & (candidate >= 0)
+    seen = training.has_pairs(query, candidate)
     return _Testable(
         RowPairs(query[~seen], candidate[~seen]),
         int((~known).sum()),
@@ -244,7 +230,7 @@ def _pairs(
 
 def _final(
     corpus: Corpus,
-    used: Tensor,
+    used: PairRule,
     test: tuple[pa.Array, pa.Array],
     held_out: HeldOut,
     repeated: int = 0,
@@ -254,12 +240,12 @@ def _final(
     The test pairs stay, and no pairs select.
 
     Args:
-        used: bool [n], the interactions of training and of selection.
+        used: marks the interactions of training and of selection.
         test: external ids of the test pairs.
         repeated: how many of them were already left out because the corpus has them.
     """
-    rows = torch.nonzero(used).flatten()
-    training = corpus if len(rows) == len(corpus) else corpus.restrict(rows)
+    is_all = all(bool(used(block).all()) for block in corpus.blocks())
+    training = corpus if is_all else corpus.where(used)
     return _with_test(training, _pairs(training, *test, held_out), repeated=repeated)
 
 
@@ -286,11 +272,12 @@ def _with_test(
 def known_pairs(split: Split) -> RowPairs:
     """Return the pairs that no test list may hold: those of training and those that select.
 
+    Of a corpus in memory all; of a mapped one those of training of the queries that are tested.
     Pairs that both select and are reported, as in [BC], are not among them.
     """
     selects = split.selection
     masked = ~among(selects, split.test) & (selects.candidate >= 0)
+    query, candidate = split.training.pairs_of(split.test.query)
     return RowPairs(
-        torch.cat([split.training.column("query"), selects.query[masked]]),
-        torch.cat([split.training.column("candidate"), selects.candidate[masked]]),
+        torch.cat([query, selects.query[masked]]), torch.cat([candidate, selects.candidate[masked]])
     )

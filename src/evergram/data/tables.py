@@ -61,8 +61,10 @@ def load_table(
     """
     return Corpus.from_tables(
         read_interactions(path, columns),
-        _read_features(query_features, list_separator),
-        _read_features(candidate_features, list_separator),
+        *(
+            None if features is None else read_features(features, list_separator)
+            for features in (query_features, candidate_features)
+        ),
         shared_ids=shared_ids,
         source=str(path),
     )
@@ -274,9 +276,11 @@ def _sentence(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")
 
 
-def _read_features(path: Path | None, separator: str) -> pa.Table | None:
-    if path is None:
-        return None
+def read_features(path: Path, separator: str = "|") -> pa.Table:
+    """Return a table of features; in a file of text, cells with the separator are lists of keys.
+
+    Raises: DataError: as of `read_table`.
+    """
     table = read_table(path, ids=("id",))
     text = TEXT.search(path.name)
     if text is None:

@@ -10,7 +10,8 @@ Read in this order:
    `lightgcn`.
 5. `encoder_inputs`: ids, features and tables of a user's objects, as an encoder reads them.
 6. `module_encoder`: the user's own modules, as `encoder_modules` describes them.
-7. `factory`: an encoder by its `kind`, new or from a published version; `kinds` has their settings.
+7. `factory`: an encoder by its `kind`, new or from a published version; `kinds` has their settings;
+   `mapped_tensors` keeps tables in files.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,11 @@ from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES, EntityInputs, Schema
+from evergram.encoders.mapped_tensors import mapped_zeros
 from evergram.errors import ShapeError
+
+# Entities, or rows of a table, that are embedded, read or drawn at once.
+ROWS = 65_536
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,10 @@ class Scene:
     inputs: Mapping[str, EntityInputs]
     graph: Tensor | None = None
 
+    def size(self, side: str) -> int:
+        """Return N of a side."""
+        return len(self.inputs[side])
+
     def to(self, device: torch.device) -> Scene:
         inputs = {side: entities.to(device) for side, entities in self.inputs.items()}
         return Scene(inputs, None if self.graph is None else self.graph.to(device))
@@ -42,7 +52,7 @@ class Embeddings(ABC):
         """Return [B, D] for rows [B] of a side, "query" or "candidate"; differentiable."""
 
     @abstractmethod
-    def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
+    def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
         """Iterate over all of a side in blocks [b, D], without gradient."""
 
     def whole(self, side: str) -> Tensor | None:
@@ -60,6 +70,11 @@ class Encoder(nn.Module, ABC):
     """
 
     kind: str
+    # Of the layers' products in a training step. Parameters, optimisers, embeddings as they leave
+    # the encoder, Gramians and every evaluation are float32.
+    layer_dtype = torch.float32
+    # Where its tables, and all its embeddings, are mapped from files; None keeps them in memory.
+    tables_folder: Path | None = None
 
     def __init__(self, schema: Schema, dim: int, normalize: bool = False) -> None:
         super().__init__()
@@ -76,14 +91,24 @@ class Encoder(nn.Module, ABC):
         """Return bool [N], True for entities that the encoder has learned anything about."""
 
     def keyed(self) -> dict[str, str]:
-        """Return, by parameter name, the vocabulary of each parameter with one row for each key."""
+        """Return, by parameter name, the vocabulary of each parameter with one row for each key.
+
+        Tables whose rows are hashed are none of them.
+        """
         return {}
 
     def start_from(self, other: Encoder) -> None:
-        """Copy the parameters of another encoder; rows of keys that it lacks stay as they are.
+        """Copy the parameters of another encoder; rows of keys that it lacks stay as they are, and
+        hashed rows are copied whole.
 
         Raises: ShapeError: it has another architecture.
         """
+        if self.schema.hashing != other.schema.hashing:
+            hashes = [s.hashing or "no hash" for s in (self.schema, other.schema)]
+            raise ShapeError(
+                f"Rows of ids are by {hashes[0]} here and by {hashes[1]} in the encoder to start "
+                "from; use its model.hash_rows and model.hash_seed, or upgrade.start = 'fresh'."
+            )
         mine, theirs = self.state_dict(), other.state_dict()
         own_tables, their_tables = self.keyed(), other.keyed()
         if mine.keys() != theirs.keys() or own_tables != their_tables:
@@ -92,22 +117,20 @@ class Encoder(nn.Module, ABC):
                 "upgrade.start = 'fresh'."
             )
         for name, value in mine.items():
-            known, rows = torch.arange(len(value)) if value.ndim else None, theirs[name]
-            if name in own_tables:
-                keys = self.schema.vocabularies[own_tables[name]].keys
-                places = other.schema.vocabularies[own_tables[name]].rows(keys)
-                known = torch.nonzero(places >= 0).flatten()
-                rows = rows[places[known]]
-            if rows.shape[1:] != value.shape[1:] or (known is not None and len(rows) != len(known)):
+            rows, is_table = theirs[name], name in own_tables
+            if rows.shape[is_table:] != value.shape[is_table:]:
                 raise ShapeError(
-                    f"{name} is {list(value.shape)} here and {list(theirs[name].shape)} in the "
+                    f"{name} is {list(value.shape)} here and {list(rows.shape)} in the "
                     "encoder to start from; use the same dims and layers, or upgrade.start = "
                     "'fresh'."
                 )
-            if known is None:
+            if not is_table:
                 value.copy_(rows)
-            else:
-                value[known.to(value.device)] = rows.to(value)
+                continue
+            keys = self.schema.vocabularies[own_tables[name]].keys
+            places = other.schema.vocabularies[own_tables[name]].rows(keys)
+            for known in torch.split(torch.nonzero(places >= 0).flatten(), ROWS):
+                value[known.to(value.device)] = rows[places[known].to(rows.device)].to(value)
 
     def feature_tables(self) -> list[nn.Parameter]:
         """Return the tables whose rows many entities share; a step of one row moves them all."""
@@ -128,8 +151,8 @@ class Encoder(nn.Module, ABC):
         with self.evaluating():
             embeddings: Embeddings = self(scene)
             for side in SIDES:
-                blocks = list(embeddings.blocks(side))
-                vectors[side] = torch.cat(blocks) if blocks else torch.zeros(0, self.dim)
+                blocks, size = embeddings.blocks(side), scene.size(side)
+                vectors[side] = join_blocks(blocks, size, self.dim, self.tables_folder)
         return vectors if isinstance(what, Scene) else {s: v.cpu() for s, v in vectors.items()}
 
     @property
@@ -147,19 +170,76 @@ class Encoder(nn.Module, ABC):
         finally:
             self.train(training)
 
+    def mixed_precision(self) -> torch.autocast:
+        """Return a context in which layers compute in `layer_dtype` while the encoder trains."""
+        lower = self.training and self.layer_dtype != torch.float32
+        return torch.autocast(self.device.type, self.layer_dtype if lower else None, enabled=lower)
+
     def normalized(self, rows: Tensor) -> Tensor:
         """Return the rows, scaled to unit norm if the encoder normalises."""
         return functional.normalize(rows, dim=-1) if self.normalize else rows
 
 
-def embedding_table(size: int, dim: int, scale: float, generator: torch.Generator) -> nn.Embedding:
-    """Return a table [size, dim] of N(0, scale²) rows whose gradient has only the rows it read."""
+def join_blocks(
+    blocks: Iterable[Tensor], size: int, dim: int, folder: Path | None = None
+) -> Tensor:
+    """Return blocks [b, D] of `size` rows in all as one tensor, [N, D].
+
+    Each is copied as it comes: beside the result only one block is in memory.
+
+    Args:
+        folder: where a result of several blocks is mapped from a file; None keeps it in memory.
+    """
+    joined: Tensor | None = None
+    start = 0
+    for block in blocks:
+        if len(block) == size:
+            return block
+        if joined is None:
+            shape = size, dim
+            joined = block.new_empty(shape) if folder is None else mapped_zeros(shape, folder)
+        joined[start : start + len(block)] = block
+        start += len(block)
+    return torch.zeros(0, dim) if joined is None else joined
+
+
+def embedding_table(
+    size: int, dim: int, scale: float, generator: torch.Generator, folder: Path | None = None
+) -> nn.Embedding:
+    """Return a table [size, dim] of N(0, scale²) rows whose gradient has only the rows it read.
+
+    Args:
+        folder: where it is mapped from a file, with the same numbers; None keeps it in memory.
+    """
+    if folder is not None:
+        weight = mapped_zeros((max(size, 1), dim), folder)
+        draw_normal(weight, scale, generator)
+        return nn.Embedding(len(weight), dim, sparse=True, _weight=weight)
     table = nn.Embedding(max(size, 1), dim, sparse=True)
     nn.init.normal_(table.weight, std=scale, generator=generator)
     return table
 
 
-def look_up(table: nn.Embedding, ids: Tensor) -> Tensor:
-    """Return rows of a table for ids [B], as [B, dim]; zeros for the id -1."""
+def draw_normal(table: Tensor, scale: float, generator: torch.Generator) -> None:
+    """Fill a table [N, D] with the numbers N(0, scale²) that one draw of all of it would give.
+
+    It goes over the table once, block by block, as a draw of all would go over it several times:
+    of a table that is larger than memory each time is one of reading and writing the disk.
+    """
+    # torch draws sixteen numbers at a time, and the last sixteen anew where some are left over.
+    ends = [*range(ROWS, len(table) - ROWS + 1, ROWS), len(table)]
+    for start, end in pairwise([0, *ends]):
+        nn.init.normal_(table[start:end], std=scale, generator=generator)
+
+
+def look_up(table: nn.Embedding, ids: Tensor, *, has_all: bool = False) -> Tensor:
+    """Return rows of a table for ids [B], as [B, dim]; zeros for the id -1.
+
+    Args:
+        has_all: no id is -1, which saves a pass over the rows and one over their gradient.
+    """
+    if has_all:
+        known: Tensor = table(ids)
+        return known
     rows: Tensor = table(ids.clamp(min=0))
     return rows * (ids >= 0).unsqueeze(-1)

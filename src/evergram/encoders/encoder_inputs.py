@@ -109,16 +109,16 @@ def inputs_of_columns(
     Raises: DataError: there is no such side; or a column's keys are neither integers nor texts.
     """
     names = names_of(side, schema)
+    ids, hashed = torch.full((size,), -1, dtype=torch.int64), None
     if ID in columns:
-        ids = schema.ids(side).rows(_keys(columns[ID], ID))
-    else:
-        ids = torch.full((size,), -1, dtype=torch.int64)
+        keys = _keys(columns[ID], ID)
+        ids, hashed = schema.ids(side).rows(keys), schema.hashed_rows(side, keys)
     bags = {
         name: _bag(columns.get(name), size, schema.vocabularies[vocabulary], name)
         for name, vocabulary in names.items()
         if name != ID
     }
-    return EntityInputs(ids, bags)
+    return EntityInputs(ids, bags, hashed=hashed)
 
 
 def columns_of(objects: Any) -> dict[str, pa.Array]:

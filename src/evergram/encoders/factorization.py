@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,9 @@ class Factorization(RowEncoder):
     Args:
         scale: standard deviation of the initial rows.
         generator: draws them.
+        hash_rows: so many rows a table, shared by ids of one hash; None gives each id its own.
+        hash_seed: of the hash, see `HashedRows`.
+        folder: where the tables are mapped from files; None keeps them in memory.
     """
 
     kind = "factorization"
@@ -28,16 +33,24 @@ class Factorization(RowEncoder):
         generator: torch.Generator,
         scale: float = 0.1,
         normalize: bool = False,
+        hash_rows: int | None = None,
+        hash_seed: int = 0,
+        folder: Path | None = None,
     ) -> None:
-        super().__init__(schema, dim, normalize)
-        self.query = embedding_table(len(schema.ids("query")), dim, scale, generator)
-        self.candidate = embedding_table(len(schema.ids("candidate")), dim, scale, generator)
+        super().__init__(schema.with_hashed_rows(hash_rows, hash_seed), dim, normalize)
+        self.tables_folder = folder
+        sizes = (self.schema.table_size(self.schema.inputs[side]["id"]) for side in SIDES)
+        queries, candidates = sizes
+        self.query = embedding_table(queries, dim, scale, generator, folder)
+        self.candidate = embedding_table(candidates, dim, scale, generator, folder)
 
     def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
         table: nn.Embedding = self.query if side == "query" else self.candidate
-        return look_up(table, inputs.ids)
+        return look_up(table, inputs.table_rows, has_all=inputs.has_all_ids)
 
     def keyed(self) -> dict[str, str]:
+        if self.schema.hashing is not None:
+            return {}
         return {f"{side}.weight": self.schema.inputs[side]["id"] for side in SIDES}
 
     def known(self, side: str, scene: Scene) -> Tensor:

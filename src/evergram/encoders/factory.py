@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,13 +17,18 @@ from evergram.errors import IntegrityError, LineageError, RecipeError
 
 
 def build_encoder(
-    kind: str, options: Mapping[str, Any], schema: Schema, generator: torch.Generator
+    kind: str,
+    options: Mapping[str, Any],
+    schema: Schema,
+    generator: torch.Generator,
+    folder: Path | None = None,
 ) -> Encoder:
     """Return a new encoder of a kind.
 
     Args:
         options: keywords of its class, as JSON; artefacts keep them.
         generator: draws the initial parameters.
+        folder: where its tables are mapped from files, for a kind that `maps_tables`.
     Raises: RecipeError: the kind is unknown, or its settings or its class say that they are of
         another.
     """
@@ -37,7 +43,8 @@ def build_encoder(
                 f"version would be read again by another class. Set kind = {kind!r} in it."
             )
     make: Callable[..., Encoder] = built
-    return make(schema, **options, generator=generator)
+    place = {} if folder is None else {"folder": folder}
+    return make(schema, **options, **place, generator=generator)
 
 
 def restore_encoder(

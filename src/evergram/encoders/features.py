@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Side, Vocabulary, take_ragged
+from evergram.encoders.hashed_rows import HashedRows
 
 SIDES = ("query", "candidate")
 
@@ -20,10 +22,17 @@ class EntityInputs:
     Args:
         ids: int64 [B], rows of the id vocabulary, -1 for an id that it does not have.
         bags: for each feature, ragged rows of its vocabulary: indices [nnz] and offsets [B + 1].
+        has_all_ids: True where no id is -1, so that reading a table needs no mask.
+        in_order: True where ids are 0 to B - 1, as of the corpus that the vocabularies are of.
+        hashed: int64 [B], rows of the id table where these are hashed, -1 for a missing id; else
+            None.
     """
 
     ids: Tensor
     bags: Mapping[str, tuple[Tensor, Tensor]]
+    has_all_ids: bool = False
+    in_order: bool = False
+    hashed: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -36,13 +45,21 @@ class EntityInputs:
             known = known | (offsets[1:] > offsets[:-1])
         return known
 
+    @property
+    def table_rows(self) -> Tensor:
+        """int64 [B], rows of the id table, -1 for an id that has none."""
+        return self.ids if self.hashed is None else self.hashed
+
     def take(self, rows: Tensor) -> EntityInputs:
         bags = {name: take_ragged(*bag, rows) for name, bag in self.bags.items()}
-        return EntityInputs(self.ids[rows], bags)
+        ids = rows if self.in_order else self.ids[rows]
+        hashed = None if self.hashed is None else self.hashed[rows]
+        return EntityInputs(ids, bags, self.has_all_ids, hashed=hashed)
 
     def to(self, device: torch.device) -> EntityInputs:
         bags = {n: (i.to(device), o.to(device)) for n, (i, o) in self.bags.items()}
-        return EntityInputs(self.ids.to(device), bags)
+        hashed = None if self.hashed is None else self.hashed.to(device)
+        return replace(self, ids=self.ids.to(device), bags=bags, hashed=hashed)
 
 
 @dataclass(frozen=True)
@@ -53,10 +70,12 @@ class Schema:
         vocabularies: by name.
         inputs: for each side, input name ("id" or a feature) to vocabulary name. Two inputs that
             name one vocabulary read the same keys.
+        hashing: gives ids their rows in tables; None gives each id of a vocabulary its own.
     """
 
     vocabularies: Mapping[str, Vocabulary]
     inputs: Mapping[str, Mapping[str, str]]
+    hashing: HashedRows | None = None
 
     @classmethod
     def of(cls, corpus: Corpus, *, features: bool) -> Schema:
@@ -74,6 +93,27 @@ class Schema:
 
     def ids(self, side: str) -> Vocabulary:
         return self.vocabularies[self.inputs[side]["id"]]
+
+    def with_hashed_rows(self, count: int | None, seed: int = 0) -> Schema:
+        """Return the schema in which ids are hashed into so many rows; None leaves it as it is."""
+        return self if count is None else replace(self, hashing=HashedRows(count, seed))
+
+    @property
+    def hashed_tables(self) -> list[str]:
+        """The vocabularies of ids whose rows are hashed."""
+        if self.hashing is None:
+            return []
+        return sorted({names["id"] for names in self.inputs.values()})
+
+    def table_size(self, vocabulary: str) -> int:
+        """Return the number of rows of a vocabulary's table."""
+        if self.hashing is not None and vocabulary in self.hashed_tables:
+            return self.hashing.count
+        return len(self.vocabularies[vocabulary])
+
+    def hashed_rows(self, side: str, ids: pa.Array) -> Tensor | None:
+        """Return the row of each id [n] of a side, see `EntityInputs.hashed`."""
+        return None if self.hashing is None else self.hashing.rows(ids, self.inputs[side]["id"])
 
     def read(self, side: str, entities: Side) -> EntityInputs:
         """Return the inputs of entities of any corpus, in their order.
@@ -95,4 +135,9 @@ class Schema:
             before = torch.zeros(len(known) + 1, dtype=torch.int64)
             torch.cumsum(known, 0, out=before[1:])
             bags[feature] = (indices[known], before[column.offsets])
-        return EntityInputs(self.ids(side).rows(entities.vocabulary.keys), bags)
+        ids = self.ids(side).rows(entities.vocabulary.keys)
+        # Once for a corpus: a batch could not tell without waiting for its device.
+        in_order = torch.equal(ids, torch.arange(len(ids)))
+        has_all = in_order or bool((ids >= 0).all())
+        hashed = self.hashed_rows(side, entities.vocabulary.keys)
+        return EntityInputs(ids, bags, has_all, in_order, hashed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,10 @@ class EncoderSettings(KindSettings):
     # The rates of [training] that its parameters have: `table_rate` (an `nn.Embedding` of ids),
     # `feature_rate` (`Encoder.feature_tables`), `layer_rate` (all else).
     rates: ClassVar[tuple[str, ...]] = ("table_rate", "feature_rate", "layer_rate")
+    # True if a step embeds a batch through layers, whose products may be in bfloat16.
+    mixes_precision: ClassVar[bool] = False
+    # True if its class takes `folder`, from whose files its tables are then mapped.
+    maps_tables: ClassVar[bool] = False
     # The keys that are lists with one entry for each version, as `dim` is.
     per_version: ClassVar[tuple[str, ...]] = ()
     # The keys besides `dim` that set its size; errors about memory name them.
@@ -47,6 +51,15 @@ class EncoderSettings(KindSettings):
         values = self.model_dump()
         return {name: self._at(name, version) for name in values}
 
+    def table_rows(self, entities: int, tables: int) -> int:
+        """Return the rows of all tables of ids.
+
+        Args:
+            entities: of both sides.
+            tables: one if both sides share their ids, else two.
+        """
+        return entities
+
     def layer_numbers(self, dim: int, version: int) -> int:
         """Return a lower bound of the number of parameters of the layers, without tables."""
         return 0
@@ -62,7 +75,26 @@ def at_version(values: list[int], version: int) -> int:
     return values[min(version, len(values) - 1)]
 
 
-class FactorizationSettings(EncoderSettings):
+class IdTableSettings(EncoderSettings):
+    """Tables of ids with one row for each id, or with `hash_rows` rows that ids share by a hash,
+    which `hash_seed` changes.
+    """
+
+    maps_tables = True
+    hash_rows: Annotated[Positive, Field(lt=2**31)] | None = None
+    hash_seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+    def options(self, version: int) -> dict[str, Any]:
+        options = super().options(version)
+        if self.hash_rows is None:  # as published versions have it that know of no hash
+            del options["hash_rows"], options["hash_seed"]
+        return options
+
+    def table_rows(self, entities: int, tables: int) -> int:
+        return entities if self.hash_rows is None else self.hash_rows * tables
+
+
+class FactorizationSettings(IdTableSettings):
     """A free vector for each entity."""
 
     kind = "factorization"
@@ -76,7 +108,7 @@ class FactorizationSettings(EncoderSettings):
         return Factorization
 
 
-class TwoTowerSettings(EncoderSettings):
+class TwoTowerSettings(IdTableSettings):
     """Ids and features through layers.
 
     `input_dim` is the width of each input embedding, by default `dim`; `hidden` are the widths of
@@ -85,6 +117,7 @@ class TwoTowerSettings(EncoderSettings):
     """
 
     kind = "two_tower"
+    mixes_precision = True
     size_keys = ("input_dim", "hidden")
     input_dim: Positive | None = None
     hidden: list[Positive] = Field(default=[64])
@@ -177,6 +210,7 @@ class ModuleSettings(EncoderSettings):
 
     kind = "module"
     made_by_recipe = False
+    mixes_precision = True
     reads_features = False
     rates = ("table_rate", "layer_rate")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
-from evergram.encoders.encoder import Embeddings, Encoder, Scene
+from evergram.encoders.encoder import ROWS, Embeddings, Encoder, Scene, join_blocks
 from evergram.encoders.encoder_inputs import ID, columns_of, refuse_other_ids
 from evergram.encoders.encoder_modules import EncoderModules, outputs_of
 from evergram.encoders.features import SIDES, Schema
@@ -32,6 +32,9 @@ class IdScene(Scene):
 
     keys: Mapping[str, pa.Array] = field(default_factory=dict)
     usable: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def size(self, side: str) -> int:
+        return len(self.keys[side])
 
     def to(self, device: torch.device) -> IdScene:
         return self
@@ -106,7 +109,9 @@ class ModuleEncoder(Encoder):
 
     def embed(self, side: str, ids: list[Any]) -> Tensor:
         """Return [B, D] of B usable ids; differentiable."""
-        return self.normalized(outputs_of(self.encoder_modules, side, ids))
+        with self.mixed_precision():
+            rows = outputs_of(self.encoder_modules, side, ids)
+        return self.normalized(rows)
 
     def encode(
         self,
@@ -135,8 +140,7 @@ class ModuleEncoder(Encoder):
         else:
             keys = self._keys_of(ids, side)
         blocks = _OfIds(self, self._scene({side: keys})).blocks(side, size)
-        rows = [block.cpu() for block in blocks]
-        vectors = torch.cat(rows) if rows else torch.zeros(0, self.dim)
+        vectors = join_blocks((block.cpu() for block in blocks), len(keys), self.dim)
         return vectors.numpy() if convert_to_numpy else vectors
 
     def save_pretrained(self, folder: object, *, overwrite: bool = False) -> NoReturn:
@@ -243,7 +247,7 @@ class _OfIds(Embeddings):
             rows[usable.to(rows.device)] = self.encoder.embed(side, keys)
         return rows[place]
 
-    def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
+    def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
         size = min(batch_size, self.encoder.encoder_modules.batch_size)
         for start in range(0, len(self.scene.keys[side]), size):
             stop = min(start + size, len(self.scene.keys[side]))

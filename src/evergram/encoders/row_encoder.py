@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Side
-from evergram.encoders.encoder import Embeddings, Encoder, Scene
+from evergram.encoders.encoder import ROWS, Embeddings, Encoder, Scene, join_blocks
 from evergram.encoders.features import EntityInputs
 
 
@@ -21,7 +21,9 @@ class RowEncoder(Encoder):
 
     def embed(self, side: str, inputs: EntityInputs) -> Tensor:
         """Return [B, D] for B inputs of a side, "query" or "candidate"; differentiable."""
-        return self.normalized(self._embed(side, inputs))
+        with self.mixed_precision():
+            rows = self._embed(side, inputs)
+        return self.normalized(rows.to(torch.promote_types(rows.dtype, torch.float32)))
 
     @abstractmethod
     def _embed(self, side: str, inputs: EntityInputs) -> Tensor:
@@ -33,7 +35,7 @@ class RowEncoder(Encoder):
     def known(self, side: str, scene: Scene) -> Tensor:
         return scene.inputs[side].is_known
 
-    def blocks(self, side: str, inputs: EntityInputs, batch_size: int = 65_536) -> Iterator[Tensor]:
+    def blocks(self, side: str, inputs: EntityInputs, batch_size: int = ROWS) -> Iterator[Tensor]:
         """Iterate over all embeddings in blocks [b, D], without gradient, in evaluation mode."""
         for start in range(0, len(inputs), batch_size):
             stop = min(start + batch_size, len(inputs))
@@ -42,11 +44,11 @@ class RowEncoder(Encoder):
                 block = self.embed(side, inputs.take(rows).to(self.device))
             yield block
 
-    def encode(self, side: str, entities: Side, batch_size: int = 65_536) -> Tensor:
+    def encode(self, side: str, entities: Side, batch_size: int = ROWS) -> Tensor:
         """Return embeddings [N, D] of a corpus's side, in its row order, on the CPU."""
         inputs = self.schema.read(side, entities)
-        blocks = [block.cpu() for block in self.blocks(side, inputs, batch_size)]
-        return torch.cat(blocks) if blocks else torch.zeros(0, self.dim)
+        blocks = (block.cpu() for block in self.blocks(side, inputs, batch_size))
+        return join_blocks(blocks, len(inputs), self.dim)
 
 
 class _ByRow(Embeddings):
@@ -59,5 +61,5 @@ class _ByRow(Embeddings):
     def rows(self, side: str, ids: Tensor) -> Tensor:
         return self.encoder.embed(side, self.scene.inputs[side].take(ids))
 
-    def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
+    def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
         return self.encoder.blocks(side, self.scene.inputs[side], batch_size)

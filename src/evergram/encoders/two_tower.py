@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,9 @@ class TwoTower(RowEncoder):
             needs `residual` false.
         scale: standard deviation of the initial id tables; of all tables where `residual` is false.
         normalize: True scales embeddings to unit norm.
+        hash_rows: so many rows a table of ids, shared by ids of one hash; None gives each its own.
+        hash_seed: of the hash, see `HashedRows`.
+        folder: where the tables are mapped from files; None keeps them in memory.
     """
 
     kind = "two_tower"
@@ -54,8 +58,13 @@ class TwoTower(RowEncoder):
         concatenate: bool = False,
         scale: float = 0.1,
         normalize: bool = False,
+        hash_rows: int | None = None,
+        hash_seed: int = 0,
+        folder: Path | None = None,
     ) -> None:
+        schema = schema.with_hashed_rows(hash_rows, hash_seed)
         super().__init__(schema, dim, normalize)
+        self.tables_folder = folder
         width = dim if input_dim is None else input_dim
         self.residual = residual
         self.concatenate = concatenate
@@ -64,12 +73,13 @@ class TwoTower(RowEncoder):
         self.tables = nn.ModuleDict(
             {
                 _key(name): embedding_table(
-                    len(vocabulary),
+                    schema.table_size(name),
                     width,
                     scale if name in ids or not residual else 0.0,
                     generator,
+                    folder,
                 )
-                for name, vocabulary in schema.vocabularies.items()
+                for name in schema.vocabularies
             }
         )
         self.skip = nn.ModuleDict()
@@ -85,7 +95,9 @@ class TwoTower(RowEncoder):
             self.hidden[side] = _layers(inputs * width, hidden, dim, generator, zero=residual)
 
     def keyed(self) -> dict[str, str]:
-        return {f"tables.{_key(name)}.weight": name for name in self.schema.vocabularies}
+        hashed = self.schema.hashed_tables
+        names = [name for name in self.schema.vocabularies if name not in hashed]
+        return {f"tables.{_key(name)}.weight": name for name in names}
 
     def feature_tables(self) -> list[nn.Parameter]:
         ids = {_key(self.schema.inputs[side]["id"]) for side in SIDES}
@@ -106,7 +118,7 @@ class TwoTower(RowEncoder):
             table = self.tables[_key(vocabulary)]
             assert isinstance(table, nn.Embedding)
             if name == "id":
-                parts.append(look_up(table, inputs.ids))
+                parts.append(look_up(table, inputs.table_rows, has_all=inputs.has_all_ids))
                 continue
             indices, offsets = inputs.bags[name]
             parts.append(

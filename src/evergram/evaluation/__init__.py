@@ -2,8 +2,10 @@
 
 Read in this order:
 
-1. `score_blocks`: all scores, in blocks of bounded memory. `ranking`: Recall@K, NDCG@K and MAP@K
-   over the whole catalogue. `auc`.
+1. `score_blocks`: all scores, in blocks of bounded memory, and the largest of them. `ranking`:
+   Recall@K, NDCG@K and MAP@K over the whole catalogue. `auc`.
+   `large_catalogues/`: of a sample of queries, with standard errors, and by an index whose recall
+   is measured.
 2. `gramian_error`: an estimated Gramian beside the exact one ([G2] Fig. 2 to 4).
    `sampled_gramian_error`: beside a sample, with an interval.
 3. `version_distance`: the distance of a version read as a past one from that past version.
@@ -37,9 +39,20 @@ if TYPE_CHECKING:
         gramian_error,
         score_histograms,
     )
+    from evergram.evaluation.large_catalogues.candidate_index import CandidateIndex, index_metrics
+    from evergram.evaluation.large_catalogues.metric_sample import (
+        MetricSample,
+        SampledRanking,
+        sample_queries,
+    )
     from evergram.evaluation.map_quality import mapping_readings
     from evergram.evaluation.probes.probe_models import ProbeModel, load_probe_model
-    from evergram.evaluation.ranking import Relevance, popularity_metrics, rank_metrics
+    from evergram.evaluation.ranking import (
+        Relevance,
+        popularity_metrics,
+        query_metrics,
+        rank_metrics,
+    )
     from evergram.evaluation.relevance import relevance_of, test_relevance
     from evergram.evaluation.sampled_gramian_error import (
         Interval,
@@ -50,6 +63,7 @@ if TYPE_CHECKING:
     from evergram.evaluation.version_distance import as_dim, drift, overlap
 
 __all__ = [
+    "CandidateIndex",
     "ConsumerClassifiers",
     "ConsumerFit",
     "ConsumerInputs",
@@ -57,8 +71,10 @@ __all__ = [
     "Degradation",
     "Histograms",
     "Interval",
+    "MetricSample",
     "ProbeModel",
     "Relevance",
+    "SampledRanking",
     "SampledTruth",
     "as_dim",
     "consumer_tasks",
@@ -69,13 +85,16 @@ __all__ = [
     "gradient_error_interval",
     "gramian_error",
     "gramian_error_interval",
+    "index_metrics",
     "load_probe_model",
     "mapping_readings",
     "overlap",
     "popularity_metrics",
+    "query_metrics",
     "rank_metrics",
     "relevance_of",
     "roc_auc",
+    "sample_queries",
     "score_histograms",
     "test_relevance",
 ]
@@ -84,13 +103,15 @@ export_lazily(
     __name__,
     {
         "auc": "roc_auc",
+        "large_catalogues.candidate_index": "CandidateIndex index_metrics",
         "consumer_classifiers": "ConsumerClassifiers ConsumerFit ConsumerInputs fit_consumers",
         "consumer_tasks": "ConsumerTask consumer_tasks",
         "degradation": "Degradation degradation",
         "gramian_error": "Histograms gradient_error gramian_error score_histograms",
         "map_quality": "mapping_readings",
+        "large_catalogues.metric_sample": "MetricSample SampledRanking sample_queries",
         "probes.probe_models": "ProbeModel load_probe_model",
-        "ranking": "Relevance popularity_metrics rank_metrics",
+        "ranking": "Relevance popularity_metrics query_metrics rank_metrics",
         "relevance": "relevance_of test_relevance",
         "sampled_gramian_error": "Interval SampledTruth gradient_error_interval "
         "gramian_error_interval",

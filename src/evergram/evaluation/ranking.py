@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evergram.collectives import ALONE, Collectives
 from evergram.data.corpus import take_ragged
 from evergram.errors import RecipeError, ShapeError
 from evergram.evaluation import score_blocks
-from evergram.evaluation.score_blocks import ScoreBlocks
+from evergram.evaluation.score_blocks import ScoreBlocks, largest_scores
+from evergram.evaluation.shared_queries import NOT_FINITE, measured_by_all
 
 METRICS = ("recall@20", "ndcg@20", "map@10")
 # What a target or a seen candidate takes while its query's block is ranked.
@@ -73,6 +75,7 @@ def rank_metrics(
     names: Sequence[str] = METRICS,
     *,
     device: torch.device | None = None,
+    together: Collectives = ALONE,
 ) -> dict[str, float]:
     """Return means over the queries of Recall@K, NDCG@K and MAP@K.
 
@@ -84,26 +87,34 @@ def rank_metrics(
     Args:
         query: [N_q, D]; candidate: [N_c, D]. Scores are inner products.
         names: "recall@K", "ndcg@K", "map@K", any K.
+        together: processes that each call this with the same arguments, and share the queries.
     Returns: {name: mean}; NaN for empty relevance.
     Raises: ShapeError: the dims differ. RecipeError: a name is none of these.
     """
-    if query.shape[-1] != candidate.shape[-1]:
-        raise ShapeError(
-            f"Queries have dim {query.shape[-1]} and candidates {candidate.shape[-1]}; "
-            "embeddings of one version are needed on both sides."
-        )
-    wanted = {name: _parse(name) for name in names}
-    depth = max(k for _, k in wanted.values())
-    if not len(relevance):
-        return dict.fromkeys(names, float("nan"))
-    candidate = candidate.to(device or query.device)
-    scores = ScoreBlocks(candidate, beside=_list_bytes(depth, candidate))
     totals = dict.fromkeys(names, 0.0)
-    for block in _blocks(relevance, scores.rows):
-        ranks, owner, size = _ranks(query, scores, relevance, block, depth)
-        for name, (kind, k) in wanted.items():
-            totals[name] += float(_score(kind, k, ranks, owner, size).sum())
-    return {name: total / len(relevance) for name, total in totals.items()}
+    for values in _values(query, candidate, relevance, names, device, together):
+        for name in names:
+            totals[name] += float(values[name].sum())
+    size = len(relevance)
+    return {name: total / size if size else float("nan") for name, total in totals.items()}
+
+
+def query_metrics(
+    query: Tensor,
+    candidate: Tensor,
+    relevance: Relevance,
+    names: Sequence[str] = METRICS,
+    *,
+    device: torch.device | None = None,
+    together: Collectives = ALONE,
+) -> dict[str, Tensor]:
+    """Return the metrics of each query, float64 [Q], in the order of `relevance.queries`.
+
+    Their means are `rank_metrics`; arguments and errors are the same.
+    """
+    blocks = list(_values(query, candidate, relevance, names, device, together))
+    none = torch.empty(0, dtype=torch.float64)
+    return {name: torch.cat([none, *(values[name] for values in blocks)]) for name in names}
 
 
 def popularity(counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,12 +130,43 @@ def popularity(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def popularity_metrics(
-    counts: Tensor, relevance: Relevance, names: Sequence[str] = METRICS
+    counts: Tensor,
+    relevance: Relevance,
+    names: Sequence[str] = METRICS,
+    together: Collectives = ALONE,
 ) -> dict[str, float]:
     """Return `rank_metrics` of the popularity baseline."""
     one, candidate = popularity(counts)
     size = _largest(relevance.queries) + 1
-    return rank_metrics(one.expand(size, 1), candidate, relevance, names)
+    return rank_metrics(one.expand(size, 1), candidate, relevance, names, together=together)
+
+
+def _values(
+    query: Tensor,
+    candidate: Tensor,
+    relevance: Relevance,
+    names: Sequence[str],
+    device: torch.device | None,
+    together: Collectives,
+) -> Iterator[dict[str, Tensor]]:
+    """Yield the metrics of each query of a block, float64 [b], block by block."""
+    if query.shape[-1] != candidate.shape[-1]:
+        raise ShapeError(
+            f"Queries have dim {query.shape[-1]} and candidates {candidate.shape[-1]}; "
+            "embeddings of one version are needed on both sides."
+        )
+    wanted = {name: parse_metric(name) for name in names}
+    depth = max(k for _, k in wanted.values())
+    if not len(relevance):
+        return
+    candidate = candidate.to(device or query.device)
+    scores = ScoreBlocks(candidate, beside=_list_bytes(depth, candidate))
+
+    def measured(block: Tensor) -> dict[str, Tensor]:
+        ranks = _ranks(query, scores, relevance, block, depth)
+        return {name: values_of_ranks(metric, *ranks) for name, metric in wanted.items()}
+
+    yield from measured_by_all(measured, _blocks(relevance, scores.rows), list(wanted), together)
 
 
 def _list_bytes(depth: int, candidate: Tensor) -> int:
@@ -160,17 +202,20 @@ def _ranks(
     device = blocks.candidate.device
     score = blocks.candidate.new_full((len(wanted.row),), -torch.inf)
     best = score.new_empty(len(block), 0)
-    for start, scores in blocks.of(query[relevance.queries[block]]):
+    vectors = query[relevance.queries[block]]
+    bounded = blocks.bounded(vectors)
+    for start, scores in blocks.of(vectors):
         # NaN is both the least and the largest.
-        if not all(bool(torch.isfinite(end)) for end in torch.aminmax(scores)):
-            raise ShapeError("A score is not finite; an embedding holds NaN or infinity.")
+        if not (bounded or all(bool(torch.isfinite(end)) for end in torch.aminmax(scores))):
+            raise ShapeError(NOT_FINITE)
         row, column, _ = hidden.within(start, scores)
         scores[row, column] = -torch.inf
         row, column, place = wanted.within(start, scores)
         score[place] = scores[row, column]
         # One place more than the list, so that a tie across its end is noticed.
-        best = torch.cat([best, scores.topk(min(depth + 1, scores.shape[1])).values], dim=1)
-        best = best.topk(min(depth + 1, best.shape[1])).values
+        best = torch.cat([best, largest_scores(scores, depth + 1)], dim=1)
+        if best.shape[1] > depth + 1:
+            best = best.topk(depth + 1, sorted=False).values
     inside = torch.nonzero(wanted.column >= 0).flatten()
     rank = torch.cat(
         [
@@ -207,8 +252,15 @@ class _Cells:
         return tuple(part.to(scores.device) for part in cells)  # type: ignore[return-value]
 
 
-def _score(kind: str, k: int, rank: Tensor, owner: Tensor, size: Tensor) -> Tensor:
-    """Return one metric for each query of a block, float64 [b]."""
+def values_of_ranks(metric: tuple[str, int], rank: Tensor, owner: Tensor, size: Tensor) -> Tensor:
+    """Return one metric for each query of a block, float64 [b].
+
+    Args:
+        metric: as of `parse_metric`.
+        rank, owner: int64 [t], of each target its rank from 1 and the place of its query.
+        size: int64 [b], targets of each query.
+    """
+    kind, k = metric
     hit = rank <= k
     rank, owner = rank[hit], owner[hit]
     total = torch.zeros(len(size), dtype=torch.float64)
@@ -229,7 +281,8 @@ def _score(kind: str, k: int, rank: Tensor, owner: Tensor, size: Tensor) -> Tens
     return total.index_add_(0, owner, gains) / best
 
 
-def _parse(name: str) -> tuple[str, int]:
+def parse_metric(name: str) -> tuple[str, int]:
+    """Return the kind and K of "recall@K", "ndcg@K" or "map@K". Raises: RecipeError: it is none."""
     match = re.fullmatch(r"(recall|ndcg|map)@([1-9]\d*)", name)
     if not match:
         raise RecipeError(f"The metric {name!r} is none of recall@K, ndcg@K, map@K.")

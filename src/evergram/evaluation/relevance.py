@@ -10,9 +10,7 @@ from evergram.evaluation.ranking import Relevance
 
 def relevance_of(corpus: Corpus, pairs: RowPairs) -> Relevance:
     """Return held-out pairs as targets, with the training pairs masked."""
-    return Relevance.of(
-        pairs.query, pairs.candidate, corpus.column("query"), corpus.column("candidate")
-    )
+    return Relevance.of(pairs.query, pairs.candidate, *corpus.pairs_of(pairs.query))
 
 
 def test_relevance(split: Split) -> Relevance:

@@ -177,4 +177,4 @@ def _root(square: Tensor, without: Sequence[Tensor]) -> Interval:
     """Return the root of a squared error, from its values without each group of a sampled side."""
     variance = sum(float((r - r.mean()).square().sum() * (len(r) - 1) / len(r)) for r in without)
     value, half = float(square), STUDENT * math.sqrt(variance)
-    return Interval(*(math.sqrt(max(0.0, x)) for x in (value, value - half, value + half)))
+    return Interval(*(math.sqrt(max(x, 0.0)) for x in (value, value - half, value + half)))

@@ -1,8 +1,9 @@
-"""Scores of queries and candidates, in blocks of at most so many bytes."""
+"""Scores of queries and candidates, in blocks of at most so many bytes; and the best of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isqrt
 
 import torch
 from torch import Tensor
@@ -11,6 +12,10 @@ from torch import Tensor
 SCORE_BYTES = 1 << 25
 # A product of fewer rows is slow, so that a larger catalogue is cut, too.
 LEAST_ROWS = 64
+# Fewer candidates a group save nothing over one search.
+LEAST_GROUP = 4
+# Rows that are searched at once, so that what is gathered of them is small beside all scores.
+SEARCHED_ROWS = 256
 
 
 class ScoreBlocks:
@@ -33,6 +38,16 @@ class ScoreBlocks:
         self.width = max(1, min(len(candidate), scores // LEAST_ROWS))
         self.rows = max(1, min(scores // self.width, budget // max(1, beside)))
         self._memory = candidate.new_empty(0)
+        self._largest: float | None = None
+
+    def bounded(self, query: Tensor) -> bool:
+        """Say whether all scores of these queries [Q, D] must be finite, by the largest coordinates
+        alone; where they need not be, each score has to be looked at."""
+        if self._largest is None:
+            self._largest = _largest_coordinate(self.candidate)
+        product = self._largest * _largest_coordinate(query.detach().to(self.candidate))
+        # NaN and infinity are below nothing.
+        return product * self.candidate.shape[-1] < torch.finfo(self.candidate.dtype).max / 2
 
     def of(self, query: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Yield the first candidate and the scores of each block, [Q, W] with W ≤ `width`.
@@ -52,6 +67,50 @@ class ScoreBlocks:
             scores = self._memory[: shape[0] * shape[1]].view(shape)
             torch.mm(query, block.T, out=scores)
             yield start, scores
+
+
+def _largest_coordinate(vectors: Tensor) -> float:
+    """Return the largest absolute coordinate; NaN if there is one."""
+    if not vectors.numel():
+        return 0.0
+    least, most = torch.aminmax(vectors)
+    return float(torch.maximum(-least, most))
+
+
+def largest_scores(scores: Tensor, k: int) -> Tensor:
+    """Return the k largest scores of each row, in no order, [Q, K]; K is k or W, the smaller.
+
+    Each is in one of the k groups of candidates with the largest maxima, ties included: a score
+    outside these groups is at most k others. So one pass takes the maximum of each group, and only
+    k groups are searched. A group is every W/G-th candidate, whose maxima are taken side by side.
+
+    Args:
+        scores: [Q, W]; not NaN.
+    """
+    k = min(k, scores.shape[1])
+    size = group_size(scores.shape[1], k)
+    if size < LEAST_GROUP:
+        return scores.topk(k, sorted=False).values
+    return torch.cat([_searched(part, k, size) for part in torch.split(scores, SEARCHED_ROWS)])
+
+
+def _searched(scores: Tensor, k: int, size: int) -> Tensor:
+    """`largest_scores`, by groups of so many candidates."""
+    rows, width = scores.shape
+    groups = width // size
+    grouped = scores[:, : groups * size].view(rows, size, groups)
+    # Group g holds the candidates g, g + groups, g + 2 groups, …
+    best = grouped.amax(1).topk(k, sorted=False).indices
+    members = torch.arange(0, groups * size, groups, device=scores.device)
+    values = scores.gather(1, (best[:, :, None] + members).flatten(1))
+    if groups * size < width:
+        values = torch.cat([values, scores[:, groups * size :]], dim=1)
+    return values.topk(k, sorted=False).values
+
+
+def group_size(width: int, k: int) -> int:
+    """Return G, a power of two: W/G maxima are searched and then k G scores, so G ≈ √(W/k)."""
+    return 1 << (isqrt(width // k).bit_length() - 1) if k <= width and k else 1
 
 
 def best_candidates(query: Tensor, candidate: Tensor, k: int, budget: int | None = None) -> Tensor:

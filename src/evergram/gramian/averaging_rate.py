@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from evergram.gramian.host_buffers import HostBuffers
 
 # Batches in a window of which the drift is measured, and the range of an automatic rate.
 WINDOW = 32
@@ -14,7 +16,7 @@ SMOOTHING = 0.3
 UNSEEN = 0.25
 
 
-class AveragingRate(nn.Module):
+class AveragingRate(HostBuffers):
     """α of an estimator, step by step.
 
     `"auto"` minimises the bound of [G2] Prop. 5, variance σ²α/(2 − α) plus squared bias
@@ -37,6 +39,8 @@ class AveragingRate(nn.Module):
 
     Source: docs/method.md, "The averaging rate".
     """
+
+    on_host = ("steps",)
 
     def __init__(
         self,

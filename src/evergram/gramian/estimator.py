@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from evergram.collectives import ALONE, Collectives
+from evergram.gramian.host_buffers import HostBuffers
 
 # Every entity's embedding, its share of the measure and its factors, in blocks:
 # ([b, D], [b], [b, K]).
@@ -26,6 +29,8 @@ class EntityBatch:
             is wanted. K = 0 is the plain Gramian.
         before: [B, D], the same entities before the parameters' last step, for estimators with
             `wants_before`.
+        collectives: of the processes that share a batch between them; each has some of its rows.
+        whole_size: the rows of that whole batch; None where these are all.
     """
 
     ids: Tensor
@@ -33,6 +38,23 @@ class EntityBatch:
     embeddings: Tensor
     factors: Tensor
     before: Tensor | None = None
+    collectives: Collectives = ALONE
+    whole_size: int | None = None
+
+    @property
+    def size(self) -> int:
+        """B of the whole batch, of which these rows may be one process's share."""
+        return len(self.ids) if self.whole_size is None else self.whole_size
+
+    def whole(self) -> EntityBatch:
+        """Return the whole batch, gathered from all processes: B × (D + K) floats and more."""
+        if self.whole_size is None:
+            return self
+        parts = (self.ids, self.weights, self.embeddings, self.factors)
+        ids, weights, embeddings, factors = (
+            self.collectives.rows(part, self.size, "Gramians' rows") for part in parts
+        )
+        return EntityBatch(ids, weights, embeddings, factors)
 
 
 @dataclass(frozen=True)
@@ -100,7 +122,7 @@ class Moment:
         return (factors @ self.right[:, dim : dim + width].T) @ self.left
 
 
-class GramianEstimator(nn.Module, ABC):
+class GramianEstimator(HostBuffers, ABC):
     """An estimate of M = Σ_a p_a u_a ⊗ (u_a, f_a) [D, D + K], kept while the embeddings move.
 
     *The estimate used in a gradient must not contain that gradient's own batch*: [G2] Prop. 1 asks
@@ -149,15 +171,15 @@ class GramianEstimator(nn.Module, ABC):
 
 
 def batch_moment(rows: EntityBatch, embeddings: Tensor | None = None) -> Tensor:
-    """Return S_B = (1/B) Σ_a μ_a u_a ⊗ (u_a, f_a), [D, D + K].
+    """Return S_B = (1/B) Σ_a μ_a u_a ⊗ (u_a, f_a) of the whole batch, [D, D + K].
 
     Args:
         embeddings: [B, D], used instead of the batch's own; None uses the batch's own.
     """
     with torch.no_grad():
         u = rows.embeddings if embeddings is None else embeddings
-        weighted = u * (rows.weights / len(u))[:, None]
-        return weighted.T @ beside(u, rows.factors)
+        weighted = u * (rows.weights / rows.size)[:, None]
+        return rows.collectives.sum(weighted.T @ beside(u, rows.factors), "Gramians")
 
 
 def batch_noise(rows: EntityBatch, moment: Tensor, *, pairs: bool = False) -> Tensor:
@@ -176,8 +198,9 @@ def batch_noise(rows: EntityBatch, moment: Tensor, *, pairs: bool = False) -> Te
         if pairs:
             assert before is not None
             norms = norms + _square(before, before, f) - 2 * _square(u, before, f)
-        size = len(u)
-        spread = (norms.double() * rows.weights.double().square()).mean()
+        size = rows.size
+        total = (norms.double() * rows.weights.double().square()).sum()
+        spread = rows.collectives.sum(total, "Gramians") / size
         noise = (spread - moment.double().square().sum()) / max(1, size - 1)
         return noise.clamp(min=0)
 

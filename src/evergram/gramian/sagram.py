@@ -40,6 +40,8 @@ class SAGram(GramianEstimator):
         file: where to keep the cache on disk, mapped into memory; None keeps it in memory.
     """
 
+    on_host = ("filled", "updates")
+
     def __init__(
         self,
         dim: int,
@@ -81,6 +83,7 @@ class SAGram(GramianEstimator):
         self._sum_anew()
 
     def update(self, rows: EntityBatch) -> None:
+        rows = rows.whole()  # every process keeps the whole cache
         cached = self.cache[rows.ids.to(self.cache.device)].to(rows.embeddings)
         if self.beta == "1":
             change = batch_moment(rows) - batch_moment(rows, cached)
@@ -139,7 +142,7 @@ class SAGram(GramianEstimator):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SAGram:
         """Move to a device; a cache on disk stays where it is."""
         cache = self.cache
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         if self.file is not None:
             self.cache = cache
         return self

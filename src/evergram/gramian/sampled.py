@@ -29,10 +29,11 @@ class SampledGramian(GramianEstimator):
         self.register_buffer("right", torch.zeros(0, dim + factors))
 
     def update(self, rows: EntityBatch) -> None:
-        pairs = self.form == "pairs" or (self.form == "auto" and len(rows.ids) < self.dim)
+        pairs = self.form == "pairs" or (self.form == "auto" and rows.size < self.dim)
         if not pairs:
             self.matrix = batch_moment(rows).to(self.matrix)
             return
+        rows = rows.whole()  # with "auto" these are less than D² floats
         self.left = (rows.embeddings * (rows.weights / len(rows.ids))[:, None]).to(self.matrix)
         self.right = beside(rows.embeddings, rows.factors).to(self.matrix)
 

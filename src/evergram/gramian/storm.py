@@ -31,6 +31,7 @@ class Storm(GramianEstimator):
     """
 
     wants_before = True
+    on_host = ("started",)
 
     def __init__(
         self, dim: int, factors: int = 0, rate: float | str = 0.1, decay: float = 0.0

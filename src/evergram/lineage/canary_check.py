@@ -73,8 +73,8 @@ class CompatibilityLimits:
     """The largest values that a reading may have; None is no limit.
 
     Args:
-        error: relative error, on canaries that alignment never saw, or if they are too few by the
-            certificate's estimate.
+        error: relative error, on canaries that alignment never saw, or if they are too few the
+            larger of the certificate's estimate and of what is measured on all canaries.
         bound: the certificate's, over √E‖z_j‖².
         amplification: the largest singular value of W_k^j.
     """
@@ -229,14 +229,15 @@ def past_limits(readings: list[Reading], limits: CompatibilityLimits) -> list[st
         ]
     sentences = []
     for reading in readings:
-        known = reading.certificate
-        if known is not None and _is_belied(known.relative_bound, reading.unseen):
-            assert reading.unseen is not None
+        known, witness = reading.certificate, _witness(reading)
+        if known is not None and is_belied(known.relative_bound, witness):
+            assert witness is not None
+            which = "objects that alignment never saw" if reading.unseen else "canaries"
             sentences.append(
                 f"Version {reading.version}: its certificate bounds the error by "
-                f"{known.relative_bound:.4g}, and on {reading.unseen.objects} objects that "
-                f"alignment never saw it is {reading.unseen.relative:.4g}; the transforms do not "
-                "lead to these versions' vectors: upgrade again, and withdraw the newest version."
+                f"{known.relative_bound:.4g}, and on {witness.objects} {which} it is "
+                f"{witness.relative:.4g}; the transforms do not lead to these versions' vectors: "
+                "upgrade again, and withdraw the newest version."
             )
         values = {
             "error": _error(reading),
@@ -259,15 +260,25 @@ def past_limits(readings: list[Reading], limits: CompatibilityLimits) -> list[st
     return sentences
 
 
-def _is_belied(bound: float, unseen: Measured | None) -> bool:
+def _witness(reading: Reading) -> Measured | None:
+    """Return the error on unseen canaries; if they are too few, on all, which is seldom larger."""
+    if reading.unseen is not None or reading.measured is None:
+        return reading.unseen
+    return reading.measured if reading.measured.objects >= LEAST_OBJECTS else None
+
+
+def is_belied(bound: float, witness: Measured | None) -> bool:
     """Whether the error is far above the bound; errors of other objects differ by some tenths."""
-    return unseen is not None and unseen.relative > BELIED * bound + ROUNDING
+    return witness is not None and witness.relative > BELIED * bound + ROUNDING
 
 
 def _error(reading: Reading) -> float | None:
     if reading.unseen is not None:
         return reading.unseen.relative
-    return None if reading.certificate is None else reading.certificate.relative
+    if reading.certificate is None:
+        return None
+    estimate = reading.certificate.relative
+    return estimate if reading.measured is None else max(reading.measured.relative, estimate)
 
 
 def as_json(reading: Reading) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from evergram.errors import IntegrityError, LineageError
 from evergram.lineage.catalog.catalog import Catalog
+from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.parquet import read_embeddings
 
 
@@ -53,3 +54,16 @@ def stored_vectors(
     if len(ids) != len(vectors) or ids.null_count:
         raise IntegrityError(f"{path} has a row without an id or without a vector.")
     return ids, vectors
+
+
+def stored_embedding_file(catalog: Catalog, side: str, version: int | None = None) -> EmbeddingFile:
+    """Return the file of a version's vectors of a side, to be read block by block.
+
+    Raises: as `stored_file`.
+    """
+    number = catalog.newest if version is None else catalog.resolve(version)
+    path, dim = stored_file(catalog, side, number), catalog.manifest(number).dim
+    file = open_embeddings(path)
+    if file.dim != dim:
+        raise IntegrityError(f"{path} has dim {file.dim}, its manifest {dim}.")
+    return file

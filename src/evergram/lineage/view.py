@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,19 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+import evergram
 from evergram.compatibility.chain import Chain
 from evergram.errors import DataError, ShapeError
 from evergram.lineage.artefact import Block
 from evergram.lineage.catalog.catalog import Catalog
-from evergram.lineage.stored_embeddings import stored_vectors
+from evergram.lineage.stored_embeddings import stored_embedding_file, stored_vectors
+from evergram.vector_files.base import EmbeddingFile, first_not_finite
 from evergram.vector_files.provenance import provenance_of
+from evergram.vector_files.shards import Shards, WrittenShards, between, write_shards
 from evergram.vector_files.writers import check_writable, write_vectors
+
+if TYPE_CHECKING:
+    from evergram.retrieval.engines.arrow_function import ArrowFunction
 
 # Of any width.
 Floats = npt.NDArray[np.floating[Any]]
@@ -53,6 +59,8 @@ class View:
     computed_from: str
     _chain: Chain
     _read: Callable[[str], Block]
+    _file: Callable[[str], EmbeddingFile]
+    _address: str
 
     def __repr__(self) -> str:
         return f"View(version {self.source} read as {self.version}, dim {self.dim})"
@@ -69,7 +77,7 @@ class View:
         Args:
             embeddings: floats in a tensor or a NumPy array; the same kind is returned.
         Raises: ShapeError: they are neither, hold no floats, or are of another dim. DataError: a
-            number is not finite.
+            number is not finite, or would not be in version j.
         """
         if isinstance(embeddings, np.ndarray):
             if embeddings.dtype.kind != "f":
@@ -90,7 +98,16 @@ class View:
                 "A vector has a number that is not finite (NaN or infinity), and would be one in "
                 "every version; leave its row out."
             )
-        return self._chain.apply(embeddings, self.source, self.version)
+        read = self._apply(embeddings)
+        row = first_not_finite(read.reshape(-1, self.dim))
+        if row is not None:
+            largest = float(embeddings.reshape(-1, embeddings.shape[-1])[row].abs().max())
+            raise DataError(
+                f"Row {row + 1} has numbers as large as {largest:g}, and read as version "
+                f"{self.version} would have one that is too large for {embeddings.dtype}; correct "
+                "it, give float64, or leave the row out."
+            )
+        return read
 
     def embeddings(self, side: str) -> tuple[pa.Array, Tensor]:
         """Return the ids [N] and the vectors [N, D_j] of all stored objects of a side.
@@ -118,17 +135,61 @@ class View:
         """
         path = Path(path)
         check_writable(path, overwrite=overwrite)
-        ids, vectors = self._read(side)
+        fingerprints = provenance_of(self.fingerprint, self.computed_from)
+        stored = self._file(side)
+        blocks = stored.read_as(self._apply, self.version, stored.blocks(batch), 0)
+        return write_vectors(path, blocks, fingerprints, overwrite=overwrite)
 
-        def blocks() -> Iterator[tuple[pa.Array, Tensor]]:
-            for start in range(0, len(ids), batch):
-                yield (
-                    ids.slice(start, batch),
-                    self.transform(vectors[start : start + batch]),
-                )
+    def export_shards(
+        self, shards: Shards, side: str, batch: int = 65_536, *, overwrite: bool = False
+    ) -> WrittenShards:
+        """Write the ids and the vectors of a side to a folder of Parquet files.
+
+        Shards of the same version and side that are there as they were written are kept: a run
+        that was killed goes on. Memory holds a few batches.
+
+        Args:
+            side, batch: as for `export`.
+            overwrite: whether to write all shards anew, and remove those of other settings.
+        Raises: DataError: as `vector_files.shards.write_shards`.
+        """
+        stored = self._file(side)
+
+        def read(start: int, stop: int) -> Iterator[Block]:
+            blocks = between(stored.blocks(batch), start, stop)
+            return stored.read_as(self._apply, self.version, blocks, start)
 
         fingerprints = provenance_of(self.fingerprint, self.computed_from)
-        return write_vectors(path, blocks(), fingerprints, overwrite=overwrite)
+        settings = {"side": side, **fingerprints}
+        return write_shards(shards, stored.rows, read, fingerprints, settings, overwrite=overwrite)
+
+    def _apply(self, embeddings: Tensor) -> Tensor:
+        return self._chain.apply(embeddings, self.source, self.version)
+
+    def arrow_function(
+        self,
+        side: str | None = None,
+        *,
+        id_column: str = "id",
+        vector_column: str = "vector",
+        lists: Literal["fixed", "list"] = "fixed",
+    ) -> ArrowFunction:
+        """Return this view as a function from an Arrow batch to an Arrow batch, for engines.
+
+        Args:
+            side: None reads a column of vectors of version k; "query", "candidate" or "object"
+                reads a column of ids, and looks up that side's stored embeddings.
+            id_column, vector_column: names of the columns; the vectors of version j are put into
+                `vector_column`.
+            lists: "fixed" writes fixed-size lists, "list" lists of any length, as Spark needs them.
+        Raises: LineageError: there is no such side, or the vectors of version k are not stored.
+            DataError: `lists` is of no known kind.
+        """
+        # The rooms above are reached through the package's public names.
+        function: ArrowFunction = evergram.retrieval.ArrowFunction.of(
+            self, self._address, side, columns=(id_column, vector_column), lists=lists
+        )
+        return function
 
 
 def view_of(catalog: Catalog, chain: Chain, version: int | str | None, source: int | None) -> View:
@@ -144,6 +205,8 @@ def view_of(catalog: Catalog, chain: Chain, version: int | str | None, source: i
         catalog.manifest(stored).fingerprint,
         chain,
         lambda side: stored_vectors(catalog, side, stored),
+        lambda side: stored_embedding_file(catalog, side, stored),
+        catalog.address,
     )
 
 

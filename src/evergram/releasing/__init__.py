@@ -24,7 +24,7 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.releasing.comparison.compare import Comparison, compare
-    from evergram.releasing.evaluate import evaluate
+    from evergram.releasing.evaluate import Ranking, evaluate
     from evergram.releasing.files.align import align
     from evergram.releasing.files.align_settings import AlignSettings
     from evergram.releasing.files.import_file import import_embeddings
@@ -40,6 +40,7 @@ __all__ = [
     "KnownConsumer",
     "ProbeReading",
     "Published",
+    "Ranking",
     "align",
     "compare",
     "evaluate",
@@ -56,7 +57,7 @@ export_lazily(
     __name__,
     {
         "comparison.compare": "Comparison compare",
-        "evaluate": "evaluate",
+        "evaluate": "Ranking evaluate",
         "files.align": "align",
         "files.align_settings": "AlignSettings",
         "files.import_file": "import_embeddings",

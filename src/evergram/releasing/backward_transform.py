@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evergram.collectives import ALONE, Collectives
 from evergram.compatibility.alignment_loss import AlignmentLoss, alignment_weight
 from evergram.compatibility.certificate import LEAST_OBJECTS, StepError
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.closed_form_fit import fit_closed_form
-from evergram.compatibility.consumers.side_fit import SideMoments, fit_sides
+from evergram.compatibility.closed_form_fit import fit_closed_form, moments_by_use
+from evergram.compatibility.consumers.side_fit import SideMoments, fit_sides, held_error
 from evergram.compatibility.gradient_fit import GradientFit, fit_by_gradient
 from evergram.compatibility.kinds import build_transform
-from evergram.compatibility.second_moments import SecondMoments
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES
@@ -29,8 +29,6 @@ from evergram.releasing.posthoc_fit import PairFit, fit_over_pairs
 from evergram.training.joint import JointAlignment, JointAlignmentSettings
 from evergram.training.recipe.upgrade import UpgradeRecipe
 
-# One in so many objects chooses the ridge of a closed form.
-FOR_RIDGE = 10
 # The share of the least error on these that is given for a smaller transform. Without it, what new
 # vectors hardly say is stretched as far as it gains anything: the next version's multi-step loss
 # weighs errors in that direction by the square, and loses the task over them.
@@ -177,28 +175,30 @@ class BackwardTransformFit:
         by_gradient = settings.fit == "posthoc" and settings.solver == "gradient"
         return by_gradient and settings.objects != "all" and settings.chosen.is_learned
 
-    def finish(self, new: Mapping[str, Tensor], pairs: PairFit | None = None) -> None:
+    def finish(
+        self,
+        new: Mapping[str, Tensor],
+        pairs: PairFit | None = None,
+        together: Collectives = ALONE,
+    ) -> None:
         """Fit the transform to the trained model, unless joint training has, and freeze it.
 
         Args:
             new: of each side, z_k [N, D_k].
             pairs: how it is fitted over pairs; needed if `fits_over_pairs`.
+            together: processes that each call this with the same model, and share the pass over the
+                objects of a closed form.
         """
         settings = self.settings
-        objects = self._objects(new, self.used), self._objects(self.past, self.used)
-        closed = settings.solver == "closed" and settings.fit != "none"
-        if closed and self.candidate_loss is not None:
-            sides = [self._side(side, new) for side in SIDES]
-            self.transform = fit_sides(settings.transform, *sides, tolerance=TOLERANCE).transform
-        elif closed:
-            self.transform = self._closed(*objects)
+        if settings.solver == "closed" and settings.fit != "none":
+            self.transform = self._solved(new, together)
         elif self.fits_over_pairs:
             assert pairs is not None
             fit_over_pairs(self._alignment(1.0), new, pairs)
         elif settings.fit == "posthoc":
             fit_by_gradient(
                 self.transform,
-                *objects,
+                *self._fitted_to(new),
                 loss=self.loss,
                 settings=GradientFit(
                     rate=settings.transform_rate, epochs=settings.fit_epochs, seed=self.seed
@@ -229,35 +229,41 @@ class BackwardTransformFit:
             return self.known
         return {side: self.known[side] & self.aside[side] for side in SIDES}
 
-    def _closed(self, new: Tensor, past: Tensor) -> Transform:
-        seen, held = self._moments(new, past)
-        return fit_closed_form(
-            self.settings.transform,
-            seen,
-            held,
-            self.loss.metric,
-            tolerance=TOLERANCE,
-            **self.settings.chosen.options(),
-        ).transform
+    @torch.no_grad()
+    def _solved(self, new: Mapping[str, Tensor], together: Collectives) -> Transform:
+        """Return the closed form; or the transform of joint training, where its error is no larger.
 
-    def _side(self, side: str, new: Mapping[str, Tensor]) -> SideMoments:
+        Both have seen the pairs that they are compared on, those that chose the ridge.
+        """
+        kind, options = self.settings.transform, self.settings.chosen.options()
+        if self.candidate_loss is None:
+            moments = moments_by_use(*self._fitted_to(new), together)
+            whole = SideMoments(*moments, self.loss.metric)
+            pairs = whole.moments, whole.held, whole.metric
+            solved = fit_closed_form(kind, *pairs, tolerance=TOLERANCE, **options)
+            sides = [whole]
+        else:
+            sides = [self._side(side, new, together) for side in SIDES]
+            solved = fit_sides(kind, *sides, tolerance=TOLERANCE)
+        trained = self.transform.affine() if self.settings.fit == "joint" else None
+        if trained is None:
+            return solved.transform
+        weight, offset = trained
+        wide = weight.double().cpu(), None if offset is None else offset.double().cpu()
+        if held_error(wide, sides) <= held_error((solved.weight, solved.offset), sides):
+            return self.transform
+        return solved.transform
+
+    def _side(self, side: str, new: Mapping[str, Tensor], together: Collectives) -> SideMoments:
         """Return a side's moments and the matrix that weighs its errors."""
         rows = self.used[side]
-        seen, held = self._moments(new[side][rows], self.past[side][rows])
         loss = self.loss if side == "query" else self.candidate_loss
         assert loss is not None
-        return SideMoments(seen, held, loss.metric)
+        moments = moments_by_use(new[side][rows], self.past[side][rows], together)
+        return SideMoments(*moments, loss.metric)
 
-    def _moments(self, new: Tensor, past: Tensor) -> tuple[SecondMoments, SecondMoments]:
-        """Return the moments of the pairs that are fitted to, and of those that choose the
-        ridge."""
-        apart = torch.arange(len(new)) % FOR_RIDGE == 0
-        seen, held = (
-            SecondMoments(self.transform.old_dim, self.transform.new_dim) for _ in range(2)
-        )
-        seen.add(past[~apart], new[~apart])
-        held.add(past[apart], new[apart])
-        return seen, held
+    def _fitted_to(self, new: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return self._objects(new, self.used), self._objects(self.past, self.used)
 
     def _objects(self, vectors: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([vectors[side][rows[side]] for side in SIDES])

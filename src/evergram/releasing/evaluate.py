@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+from typing import Any
+
 from torch import Tensor
 
 from evergram.data.corpus import Corpus, Vocabulary
 from evergram.encoders.features import SIDES
 from evergram.errors import LineageError
-from evergram.evaluation.ranking import popularity_metrics, rank_metrics
+from evergram.evaluation.large_catalogues.candidate_index import (
+    CandidateIndex,
+    IndexKind,
+    index_metrics,
+)
+from evergram.evaluation.large_catalogues.metric_sample import QueryDraw, SampledRanking
+from evergram.evaluation.ranking import (
+    Relevance,
+    popularity,
+    popularity_metrics,
+    query_metrics,
+    rank_metrics,
+)
 from evergram.evaluation.relevance import test_relevance
 from evergram.lineage.lineage import Lineage
 from evergram.training.build import pick_device
 from evergram.training.corpora import corpus_for, final_split, split_for
 from evergram.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How test queries are ranked.
+
+    Args:
+        queries: so many, drawn by the recipe's seed; None is all.
+        index: the kind of index that finds the candidates; None compares every candidate.
+    """
+
+    queries: int | None = None
+    index: IndexKind | None = None
+
+
+EVERYTHING = Ranking()
 
 
 def evaluate(
@@ -22,12 +53,18 @@ def evaluate(
     corpus: Corpus | None = None,
     *,
     device: str = "auto",
-) -> dict[str, dict[str, float]]:
+    ranking: Ranking = EVERYTHING,
+) -> dict[str, dict[str, Any]]:
     """Return metrics of the stored embeddings, read as `version`, on the newest version's test
     pairs: {"model": {name: value}, "popularity": {name: value}}.
 
+    With a sample of queries there is "sampled": the sample's size and standard errors; with an
+    index "index": its kind and its recall, measured against exact ranking. Popularity is ranked
+    exactly.
+
     Raises: LineageError: no pair is known to be held out from every version of the lineage.
-        DataError: the newest version's corpus was passed in Python, and none is passed.
+        DataError: the newest version's corpus was passed in Python, and none is passed; the index
+        has too low a recall, or faiss is not installed.
     """
     corpus = corpus_for(recipe, corpus, lineage)
     split = split_for(recipe, corpus, lineage.newest, lineage.pair_history)
@@ -43,8 +80,10 @@ def evaluate(
         rows = Vocabulary(ids).rows(entities.vocabulary.keys)
         # An object without a stored vector cannot be told from the others: it scores zero.
         vectors[side] = stored[rows.clamp(min=0)] * (rows >= 0)[:, None]
-    relevance = test_relevance(split)
-    counts = split.training.counts("candidate")
+    relevance, counts = test_relevance(split), split.training.counts("candidate")
+    drawn = QueryDraw(ranking.queries, recipe.seed).of(relevance)
+    if len(drawn) < len(relevance) or ranking.index is not None:
+        return _of_queries(vectors, counts, drawn, len(relevance), (recipe, ranking))
     return {
         "model": rank_metrics(
             vectors["query"],
@@ -55,3 +94,28 @@ def evaluate(
         ),
         "popularity": popularity_metrics(counts, relevance, recipe.metrics),
     }
+
+
+def _of_queries(
+    vectors: dict[str, Tensor],
+    counts: Tensor,
+    drawn: Relevance,
+    population: int,
+    settings: tuple[Recipe, Ranking],
+) -> dict[str, dict[str, Any]]:
+    """Return the metrics of drawn queries, exact or by an index."""
+    (recipe, ranking), query, candidate = settings, vectors["query"], vectors["candidate"]
+    index = None if ranking.index is None else CandidateIndex(candidate, ranking.index)
+    if index is None:
+        model = query_metrics(query, candidate, drawn, recipe.metrics)
+    else:
+        model = index_metrics(query, drawn, index, recipe.metrics, seed=recipe.seed)
+    one, popular = popularity(counts)
+    known = query_metrics(one.expand(len(query), 1), popular, drawn, recipe.metrics)
+    sample = SampledRanking({"model": model, "popularity": known}, population)
+    report: dict[str, dict[str, Any]] = dict(sample.means())
+    if len(drawn) < population:
+        report["sampled"] = sample.as_json()
+    if index is not None and index.measured is not None:
+        report["index"] = {"kind": index.kind, **asdict(index.measured)}
+    return report

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from evergram.collectives import ALONE, Collectives
 from evergram.compatibility.chain import Chain
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split, known_pairs
 from evergram.encoders.features import SIDES
-from evergram.evaluation.ranking import Relevance, rank_metrics
+from evergram.evaluation.large_catalogues.metric_sample import QueryDraw, SampledRanking
+from evergram.evaluation.ranking import Relevance, query_metrics, rank_metrics
 from evergram.evaluation.version_distance import as_dim, drift, overlap
 from evergram.releasing.past_models import PastModel, known_vectors
 from evergram.training.checkpoint import held_out
+
+ALL_QUERIES = QueryDraw()
+# Rankings of one reading: the past, the chain, the new one as it is, and both by own queries.
+RANKINGS = 5
 
 
 @dataclass(frozen=True)
@@ -27,11 +34,13 @@ class PastReading:
         chain: leads from the new version, its newest, to `target`.
         target: the past version.
         model: of the past version.
+        together: processes that each measure it with the same arguments, and share its rankings.
     """
 
     chain: Chain
     target: int
     model: PastModel
+    together: Collectives = ALONE
 
 
 def reading_report(
@@ -40,6 +49,7 @@ def reading_report(
     split: Split,
     held_share: float,
     metrics: Sequence[str],
+    draw: QueryDraw = ALL_QUERIES,
 ) -> dict[str, Any]:
     """Measure a new version read as a past one, on the objects that the past one knew.
 
@@ -47,6 +57,7 @@ def reading_report(
         new: z_k of the split's training entities, [N, D_k] of each side.
         held_share: alignment never saw the objects whose id hashes below it.
         metrics: names of ranking metrics.
+        draw: of the test queries that the past one knew.
     """
     chain, target = reading.chain, reading.target
     past, known = known_vectors(reading.model, split.training)
@@ -60,6 +71,7 @@ def reading_report(
         distance[name] = {**drift(objects[0], objects[1]), "objects": len(objects[0])}
     catalogue = known["candidate"]
     relevance = known_relevance(split, known)
+    drawn = draw.of(relevance)
     # By name, the vectors of queries and of candidates.
     readings = {
         # The past version itself, and the new one in its place on both sides.
@@ -78,12 +90,32 @@ def reading_report(
             past["query"][held["query"]],
             past["candidate"][catalogue],
         ),
-        "queries": len(relevance),
-        "ranking": {
-            name: rank_metrics(q["query"], c["candidate"][catalogue], relevance, metrics)
-            for name, (q, c) in readings.items()
-        },
+        "queries": len(drawn),
+        **_rankings(
+            {name: (q["query"], c["candidate"][catalogue]) for name, (q, c) in readings.items()},
+            drawn,
+            metrics,
+            len(relevance),
+            reading.together,
+        ),
     }
+
+
+def _rankings(
+    vectors: Mapping[str, tuple[Tensor, Tensor]],
+    relevance: Relevance,
+    metrics: Sequence[str],
+    population: int,
+    together: Collectives,
+) -> dict[str, Any]:
+    """Return `ranking`, the metrics by name; and `sampled` where the queries are not all."""
+    if len(relevance) == population:
+        rank = partial(rank_metrics, relevance=relevance, names=metrics, together=together)
+        return {"ranking": {name: rank(*each) for name, each in vectors.items()}}
+    measure = partial(query_metrics, relevance=relevance, names=metrics, together=together)
+    values = {name: measure(*each) for name, each in vectors.items()}
+    sample = SampledRanking(values, population)
+    return {"ranking": sample.means(), "sampled": sample.as_json({"past": ("chain", "past")})}
 
 
 def held_out_rows(corpus: Corpus, share: float) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evergram.errors import DegradationError
+from evergram.evaluation.large_catalogues.metric_sample import NORMAL
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
@@ -143,6 +144,31 @@ def degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
     }
 
 
+def worst_degradation(report: Mapping[str, Any], metric: str) -> dict[str, float]:
+    """Return `degradation` at its worse end: of a sampled metric, the upper end of the loss's 95 %
+    interval; infinity where its standard error is not known."""
+    worst = {}
+    for name, loss in degradation(report, metric).items():
+        sampled = report.get("sampled")
+        if name != ALONE:
+            sampled = report["compatibility"][name].get("sampled")
+        if sampled is None:
+            worst[name] = loss
+        else:
+            reference = ALONE if name == ALONE else "past"
+            worst[name] = loss + NORMAL * _loss_error(sampled, reference, metric)
+    return worst
+
+
+def _loss_error(sampled: Any, reference: str, metric: str) -> float:
+    """Return the standard error of a loss; infinity if it is not recorded."""
+    for key in ("loss", reference, metric):
+        if not isinstance(sampled, Mapping):
+            return math.inf
+        sampled = sampled.get(key)
+    return float(sampled) if _is_number(sampled) and sampled >= 0 else math.inf
+
+
 def refuse_degradation(
     artefact: Artefact, past: Sequence[int], limit: float, *, kept: bool = False
 ) -> None:
@@ -177,11 +203,13 @@ def refuse_degradation(
                 else "Publish the artefact without the limit."
             )
         )
-    worst = {k: v for k, v in degradation(report, metric).items() if v > limit}
+    worst = {k: v for k, v in worst_degradation(report, metric).items() if not v <= limit}
     if not worst:
         return
+    means = degradation(report, metric)
     losses = ", ".join(
-        f"{value:.2f} % {'to the model trained alone' if name == ALONE else f'as version {name}'}"
+        ("" if value == means[name] else f"{means[name]:.2f} %, by its sample of queries up to ")
+        + f"{value:.2f} % {'to the model trained alone' if name == ALONE else f'as version {name}'}"
         for name, value in worst.items()
     )
     raise DegradationError(
@@ -210,7 +238,7 @@ def _pairs(report: Mapping[str, Any], metric: str) -> dict[str, tuple[Any, Any]]
 
 def _unmeasured(report: Mapping[str, Any], metric: str, past: Sequence[int]) -> list[str]:
     """Return why the loss to the model trained alone, or to a past version, is not known."""
-    pairs, losses = _pairs(report, metric), degradation(report, metric)
+    pairs, losses = _pairs(report, metric), worst_degradation(report, metric)
     readings = report.get("compatibility", {})
     queries = {ALONE: report.get("data", {}).get("test_queries", 0)}
     queries |= {j: reading["queries"] for j, reading in readings.items()}
@@ -227,6 +255,8 @@ def _unmeasured(report: Mapping[str, Any], metric: str, past: Sequence[int]) -> 
             )
         elif name not in losses:
             reasons.append(f"{what} had no {metric} above 0, of which something could be lost")
+        elif losses[name] == math.inf:
+            reasons.append(f"{what}: only a sample of queries was ranked, and its error is unknown")
     return reasons
 
 

@@ -10,6 +10,7 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import PlannedMetrics, Published, publish, refuse_unmeasurable
 from evergram.releasing.upgrade import train, upgrade, upgrade_lost
+from evergram.training.checkpoints.settings import AUTOMATIC, CheckpointSettings
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 
@@ -43,6 +44,7 @@ def train_and_publish(
     device: str = "auto",
     progress: Progress | None = None,
     board: Path | None = None,
+    checkpoints: CheckpointSettings = AUTOMATIC,
 ) -> Artefact:
     """Train version 0 and publish it in a new lineage.
 
@@ -52,14 +54,37 @@ def train_and_publish(
         lineage: without versions, see `Lineage.create`.
         progress: where progress is shown; by default nowhere.
         board: folder for TensorBoard's files.
+        checkpoints: when they are written, how many are kept, whether they are read.
     Returns: the published version.
     Raises: as `train` and `Lineage.publish`.
     """
     shown = Progress(quiet=True) if progress is None else progress
     with lineage.training() as folder:
-        artefact = train(recipe, device=device, progress=shown, folder=folder, board=board)
+        artefact = train(
+            recipe,
+            device=device,
+            progress=shown,
+            folder=folder,
+            checkpoints=checkpoints,
+            board=board,
+        )
     publish(lineage, artefact)
     return artefact
+
+
+def take_part_in_training(recipe: Recipe, *, device: str = "auto") -> None:
+    """Train version 0 together with the first process, which publishes it. Raises: as `train`."""
+    train(recipe, device=device, progress=False)
+
+
+def take_part_in_upgrade(
+    recipe: Recipe, lineage: Lineage, *, device: str = "auto", allow_small_overlap: bool = False
+) -> None:
+    """Train the next version together with the first process, which publishes it.
+
+    Raises: as `upgrade`.
+    """
+    upgrade(recipe, lineage, device=device, progress=False, allow_small_overlap=allow_small_overlap)
 
 
 def upgrade_and_publish(
@@ -70,6 +95,7 @@ def upgrade_and_publish(
     device: str = "auto",
     progress: Progress | None = None,
     board: Path | None = None,
+    checkpoints: CheckpointSettings = AUTOMATIC,
 ) -> Published:
     """Train the next version with its backward transform, and publish it if the limits allow.
 
@@ -79,8 +105,10 @@ def upgrade_and_publish(
     Args:
         progress: where progress is shown; by default nowhere.
         board: folder for TensorBoard's files.
+        checkpoints: when they are written, how many are kept, whether they are read.
     Raises: DegradationError: a limit is passed, or cannot be measured. DataError: TensorBoard's
-        files are asked for where no model is trained. Others as `upgrade` and `publish`.
+        files or checkpoints are asked for where no model is trained. Others as `upgrade` and
+        `publish`.
     """
     if board is not None and recipe.upgrade.start == "frozen":
         raise DataError(
@@ -89,6 +117,12 @@ def upgrade_and_publish(
         )
     if board is not None and options.kept:
         raise DataError("--kept trains no model, so --tensorboard has nothing to write; drop one.")
+    if checkpoints != AUTOMATIC and (options.kept or recipe.upgrade.start == "frozen"):
+        why = "--kept" if options.kept else "upgrade.start = 'frozen'"
+        raise DataError(
+            f"{why} trains no model, so there are no checkpoints; leave out --checkpoint-every, "
+            "--keep-checkpoints and --resume."
+        )
     refuse_unmeasurable(
         lineage,
         PlannedMetrics(recipe.training.metric, recipe.metrics, recipe.upgrade.alone),
@@ -108,6 +142,7 @@ def upgrade_and_publish(
             device=device,
             progress=shown,
             folder=lineage.work_dir,
+            checkpoints=checkpoints,
             board=board,
             allow_small_overlap=small,
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from evergram.collectives import is_first_process
 from evergram.data.split import Split
 from evergram.encoders.features import SIDES
 from evergram.training.callbacks import Callback
@@ -27,6 +28,7 @@ def version_report(
         "version": version,
         "dim": trained.query.shape[1],
         "metrics": dict(trained.metrics),
+        **({} if trained.sample is None else {"sampled": trained.sample.as_json()}),
         **({"untested": split.untested} if split.untested else {}),
         "training": {
             **training_report(trained),
@@ -69,8 +71,8 @@ def training_report(trained: Trained) -> dict[str, Any]:
 
 def board_callbacks(folder: str | Path | None, version: int, split: Split) -> list[Callback]:
     """Return the callbacks that write a version's training, with its Gramians' errors, for
-    TensorBoard; none without a folder."""
-    if folder is None:
+    TensorBoard; none without a folder, or where another process writes them."""
+    if folder is None or not is_first_process():
         return []
     from evergram.training.monitors.gramian_tracking import Tracking
     from evergram.training.monitors.tensorboard import TensorBoard

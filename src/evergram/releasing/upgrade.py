@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
+import torch
+
+from evergram.collectives import is_first_process
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
@@ -35,6 +39,7 @@ from evergram.training.checkpoint import (
     restore_any,
     trained_pairs,
 )
+from evergram.training.checkpoints.settings import AUTOMATIC, CheckpointSettings
 from evergram.training.corpora import (
     corpus_for,
     final_split,
@@ -42,6 +47,7 @@ from evergram.training.corpora import (
     salt_of,
     split_for,
 )
+from evergram.training.distributed.process_group import join_processes
 from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
 from evergram.training.pilots import run_pilots
 from evergram.training.progress import Progress
@@ -57,6 +63,7 @@ def train(
     device: str = "auto",
     progress: Progress | bool = True,
     folder: str | Path | None = None,
+    checkpoints: CheckpointSettings = AUTOMATIC,
     callbacks: Sequence[Callback] = (),
     board: str | Path | None = None,
 ) -> Artefact:
@@ -80,6 +87,7 @@ def train(
         progress: whether steps and evaluations are shown on stderr.
         folder: checkpoint folder, such as `lineage.work_dir`; an interrupted run resumes from it.
             None saves nothing.
+        checkpoints: when they are written, how many are kept, whether they are read.
         callbacks: watch the training.
         board: a folder for TensorBoard's files.
     Raises: DataError, RecipeError, TrainingError. ShapeError: a module does not return [B, D].
@@ -95,12 +103,14 @@ def train(
         _path(folder),
         [*callbacks, *board_callbacks(board, 0, split)],
         "version 0",
+        collectives=join_processes(pick_device(device)),
+        checkpoints=checkpoints,
     )
     model = trained_encoder(trained, final.training, normalize=recipe.model.normalize)
     if model is None:
         fitted = _fit_first(recipe, encoder, split, final, context)
     else:
-        fitted = judge(model, final, recipe.metrics)
+        fitted = judge(model, final, recipe, together=context.collectives)
     provenance = Provenance(
         recipe.model_dump(mode="json"),
         options_of(fitted.encoder, recipe.model, 0),
@@ -143,7 +153,7 @@ def _claiming(
     def claimed(
         recipe: Recipe, lineage: Lineage, /, *args: Rest.args, **kwargs: Rest.kwargs
     ) -> Artefact:
-        with lineage.training():
+        with lineage.training() if is_first_process() else nullcontext():
             return train_next(recipe, lineage, *args, **kwargs)
 
     return claimed
@@ -161,6 +171,7 @@ def upgrade(
     device: str = "auto",
     progress: Progress | bool = True,
     folder: str | Path | None = None,
+    checkpoints: CheckpointSettings = AUTOMATIC,
     callbacks: Sequence[Callback] = (),
     board: str | Path | None = None,
     readings: bool = True,
@@ -186,7 +197,7 @@ def upgrade(
     1
 
     Args:
-        corpus, device, progress, folder, callbacks, board: as of `train`.
+        corpus, device, progress, folder, checkpoints, callbacks, board: as of `train`.
         encoder: modules of your own, trained in place of the recipe's encoder; they may differ
             from those of the version before.
         past_encoders: by past version, the modules of your own that it was trained with; without
@@ -209,7 +220,7 @@ def upgrade(
         encoder, past, trained, readings=readings, allow_small_overlap=small, consumers=consumers
     )
     chosen, shown = pick_device(device), Progress.of_choice(progress)
-    context = RunContext(chosen, shown, _path(folder), callbacks)
+    context = RunContext(chosen, shown, _path(folder), callbacks, checkpoints=checkpoints)
     return _upgraded(recipe, lineage, corpus, options, context, board)
 
 
@@ -221,12 +232,16 @@ def _upgraded(
     context: RunContext,
     board: str | Path | None = None,
 ) -> Artefact:
-    """Plan, fit, measure and package an upgrade."""
+    """Plan, fit, measure and package an upgrade, together with the other processes."""
+    context = replace(context, collectives=join_processes(context.device))
     corpus = corpus_for(recipe, corpus, lineage)
     recipe = recorded_recipe(recipe, corpus)
     plan = plan_upgrade(recipe, lineage, corpus, options)
     fitted = fit_upgrade(plan, replace(context, title=f"version {plan.version}"), board)
-    return package_upgrade(plan, fitted, measure_upgrade(plan, fitted))
+    report = measure_upgrade(plan, fitted, context.collectives)
+    artefact = package_upgrade(plan, fitted, report)
+    context.collectives.sum(torch.zeros(()), "end")  # all have read what publishing may remove
+    return artefact
 
 
 @_claiming

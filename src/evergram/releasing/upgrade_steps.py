@@ -11,12 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
+from evergram.collectives import ALONE, Collectives
 from evergram.compatibility.certificate import StepError, certify
 from evergram.data.pair_hash import TrainedPairs
 from evergram.encoders.encoder import Encoder
+from evergram.evaluation.large_catalogues.metric_sample import QueryDraw, SampledRanking
 from evergram.lineage.artefact import Artefact
 from evergram.releasing.past_models import past_model
-from evergram.releasing.past_version_report import PastReading, reading_report
+from evergram.releasing.past_version_report import RANKINGS, PastReading, reading_report
 from evergram.releasing.posthoc_fit import PairFit
 from evergram.releasing.training_report import board_callbacks, training_report, version_report
 from evergram.releasing.upgrade_plan import UpgradePlan
@@ -29,6 +31,7 @@ from evergram.training.checkpoint import (
     trained_pairs,
 )
 from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
+from evergram.training.monitors.evaluation_work import LEAST
 from evergram.training.pilots import Pilots, run_pilots
 
 log = logging.getLogger(__name__)
@@ -77,13 +80,13 @@ def fit_upgrade(
     else:
         model = plan.before if settings.start == "frozen" else plan.trained
         assert isinstance(model, Encoder)
-        trained = judge(model, plan.final, plan.recipe.metrics)
+        trained = judge(model, plan.final, plan.recipe, together=context.collectives)
     started = time.perf_counter()
     new = {"query": trained.query, "candidate": trained.candidate}
     pairs = None
     if plan.backward.fits_over_pairs:
         pairs = PairFit.of(plan.recipe, plan.final.training, plan.version)
-    plan.backward.finish(new, pairs)
+    plan.backward.finish(new, pairs, context.collectives)
     trained.seconds += time.perf_counter() - started
     error = plan.backward.error(new)
     if not settings.alone:
@@ -95,7 +98,12 @@ def fit_upgrade(
         pilots.recipe,
         plan.split,
         plan.version,
-        replace(context, title=f"{context.title} alone", callbacks=()),
+        replace(
+            context,
+            title=f"{context.title} alone",
+            callbacks=(),
+            test_queries=trained.test_queries,  # the same queries
+        ),
         replace(companions, **free),
         None if refit is None else Refit(refit.split, replace(refit.companions, **free)),
     )
@@ -120,16 +128,21 @@ def _companions(plan: UpgradePlan) -> tuple[Companions, Refit | None]:
     return search, Refit(plan.final, last)
 
 
-def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
+def measure_upgrade(
+    plan: UpgradePlan, fitted: FittedUpgrade, together: Collectives = ALONE
+) -> dict[str, Any]:
     """Return the new version's metrics as JSON: its own, those of the model trained alone, what
     reading it as each past version keeps, and the certificate.
 
+    Args:
+        together: processes that each call this with the same upgrade, and share its rankings.
     Source: [BC] §4; the certificate, docs/method.md.
     """
     lineage, new = plan.lineage, fitted.embeddings
     report = version_report(plan.number, plan.final, fitted.trained, plan.recipe.training)
     if fitted.unaligned is not None:
         report["metrics"]["alone"] = fitted.unaligned.metrics["model"]
+        report |= _sampled_beside(fitted.trained, fitted.unaligned)
         if fitted.unaligned is not fitted.trained:
             report["training"]["alone"] = training_report(fitted.unaligned)
     if plan.weighing.consumers:
@@ -138,15 +151,15 @@ def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
     longer = lineage.chain.extended(plan.backward.transform)
     errors = {**lineage.step_errors, plan.number: fitted.error}
     readings: dict[str, Any] = {}
-    unread = []
+    unread, draw = [], _reading_draw(plan, fitted)
     for j in lineage.readable if plan.options.readings else ():
         model = past_model(lineage, j, plan.options.past_encoders.get(j))
         if model is None:
             unread.append(j)
             continue
-        reading = PastReading(longer, j, model)
+        reading = PastReading(longer, j, model, together)
         readings[str(j)] = reading_report(
-            reading, new, plan.final, plan.backward.held_out, plan.recipe.metrics
+            reading, new, plan.final, plan.backward.held_out, plan.recipe.metrics, draw
         )
     if unread:
         log.warning(
@@ -162,7 +175,28 @@ def measure_upgrade(plan: UpgradePlan, fitted: FittedUpgrade) -> dict[str, Any]:
         for j in lineage.readable
         if (certificate := certify(longer, errors, plan.number, j)) is not None
     }
-    return report
+    measured: dict[str, Any] = together.from_first(lambda: report)  # seconds differ by the process
+    return measured
+
+
+def _sampled_beside(trained: Trained, unaligned: Trained) -> dict[str, Any]:
+    """Return `sampled` of a report, with what alignment lost and its error; empty where all queries
+    were ranked, or not the same of both models."""
+    ours, theirs = trained.sample, unaligned.sample
+    if ours is None or theirs is None or trained.test_queries != unaligned.test_queries:
+        return {}
+    values = {**ours.values, "alone": theirs.values["model"]}
+    sample = SampledRanking(values, ours.population)
+    return {"sampled": sample.as_json({"alone": ("model", "alone")})}
+
+
+def _reading_draw(plan: UpgradePlan, fitted: FittedUpgrade) -> QueryDraw:
+    """Return the queries by which readings as past versions are measured: all, where the metrics
+    are of all; else all readings' rankings together are of as many as the metrics."""
+    if fitted.trained.sample is None:
+        return QueryDraw()
+    rankings = RANKINGS * max(1, len(plan.lineage.readable))
+    return QueryDraw(max(LEAST, fitted.trained.test_queries // rankings), plan.recipe.seed)
 
 
 def package_upgrade(

@@ -7,7 +7,8 @@ Read in this order:
    `metric_search`: distance and cosine on an index that knows inner products alone.
 3. `recommend`: the best candidates for known queries. `pretrained/`:
    `PretrainedEncoder`, which embeds an object by its id and features, and stands alone.
-4. `fill`: from a published version to a store. `backfill`: refresh a store's older rows, worst
+4. `engines/`: `ArrowFunction`, which engines such as DuckDB and Spark apply to whole tables.
+5. `fill`: from a published version to a store. `backfill`: refresh a store's older rows, worst
    first, in the order of `backfill_order`; its files are those of `backfill_state` and
    `backfill_journal`, and `backfill_progress` shows them.
 
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from evergram.retrieval.backfill import Backfill
     from evergram.retrieval.backfill_progress import BackfillProgress, backfill_progress
     from evergram.retrieval.embedded import Embedded
+    from evergram.retrieval.engines.arrow_function import ArrowFunction
     from evergram.retrieval.fill import canary_stores, fill, local_stores, open_stores
     from evergram.retrieval.pretrained.pretrained_encoder import PretrainedEncoder
     from evergram.retrieval.reader import Reader
 
 __all__ = [
+    "ArrowFunction",
     "Backfill",
     "BackfillProgress",
     "Embedded",
@@ -48,6 +51,7 @@ export_lazily(
         "backfill": "Backfill",
         "backfill_progress": "BackfillProgress backfill_progress",
         "embedded": "Embedded",
+        "engines.arrow_function": "ArrowFunction",
         "fill": "canary_stores fill local_stores open_stores",
         "pretrained.pretrained_encoder": "PretrainedEncoder",
         "reader": "Reader",

@@ -24,17 +24,20 @@ if TYPE_CHECKING:
     from evergram.serving.app import create_app
     from evergram.serving.client import Client
     from evergram.serving.server import Server, listen, serve
+    from evergram.serving.server_processes import ServerProcesses, listen_processes
     from evergram.serving.service import Service
     from evergram.serving.settings import ServiceSettings, admin_token
 
 __all__ = [
     "Client",
     "Server",
+    "ServerProcesses",
     "Service",
     "ServiceSettings",
     "admin_token",
     "create_app",
     "listen",
+    "listen_processes",
     "serve",
 ]
 
@@ -44,6 +47,7 @@ export_lazily(
         "app": "create_app",
         "client": "Client",
         "server": "Server listen serve",
+        "server_processes": "ServerProcesses listen_processes",
         "service": "Service",
         "settings": "ServiceSettings admin_token",
     },

@@ -122,11 +122,7 @@ def listen(
         `ServiceSettings.check`. EvergramError: the lineage, its consumers or a store cannot be
         opened.
     """
-    settings = ServiceSettings() if settings is None else settings
-    _check_packages()
-    settings.check(has_tokens(ConsumerRegistry.open(place)))
-    allowed = allowed_connections(settings.max_connections)
-    settings = replace(settings, max_connections=allowed)
+    settings = checked_settings(place, ServiceSettings() if settings is None else settings)
     listening = bound_socket(settings.host, port)
     try:
         return Server(Service.open(place, stores), settings, listening)
@@ -148,6 +144,18 @@ def serve(
     """
     with listen(place, port=port, stores=stores, settings=settings) as server:
         server.run()
+
+
+def checked_settings(place: str | Path, settings: ServiceSettings) -> ServiceSettings:
+    """Return the settings with as many connections as this process may hold.
+
+    Raises: ServiceError: a package of `evergram[serve]` is missing, or as `ServiceSettings.check`.
+        EvergramError: the lineage's consumers cannot be read.
+    """
+    _check_packages()
+    settings.check(has_tokens(ConsumerRegistry.open(place)))
+    allowed = allowed_connections(settings.max_connections)
+    return replace(settings, max_connections=allowed)
 
 
 def _check_packages() -> None:

@@ -38,6 +38,7 @@ class ServiceSettings:
         silence: seconds that a client may be silent within a request: in its headers, from one
             part of its body to the next, and while it should take an answer.
         keep_alive: seconds that a connection stays open between two requests.
+        process: number of the process among several behind one port; its metrics carry it.
     """
 
     host: str = "127.0.0.1"
@@ -59,6 +60,7 @@ class ServiceSettings:
     # Longer than clients and proxies keep theirs (httpx 5 s, nginx 60, Go 90): the side that closes
     # first must be the one that knows that no request is on its way.
     keep_alive: float = 120.0
+    process: int | None = None
 
     @cached_property
     def loopback(self) -> bool:

@@ -16,6 +16,7 @@ class BPR(Task):
     """
 
     wants_negatives = True
+    is_mean_of_pairs = True
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
         assert encoded.negative is not None

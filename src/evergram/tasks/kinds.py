@@ -63,12 +63,14 @@ class PointwiseSettings(TaskSettings):
 
         loss = loss_named(self.loss)
         if self.target == "value" and corpus.has_values:
-            value = corpus.column("value")
-            if not bool(((value >= loss.least) & (value <= loss.most)).all()):
+            values = (block.value for block in corpus.blocks())
+            ends = [value.aminmax() for value in values if value is not None]
+            least, most = float(min(e.min for e in ends)), float(max(e.max for e in ends))
+            if not loss.least <= least <= most <= loss.most:
                 raise DataError(
                     f"The {self.loss} loss needs values between {loss.least:g} and {loss.most:g}, "
-                    f"and these range from {float(value.min())} to {float(value.max())}; set "
-                    "task.target = 'one' or task.loss = 'squared'."
+                    f"and these range from {least} to {most}; set task.target = 'one' or "
+                    "task.loss = 'squared'."
                 )
         return Pointwise(self.loss)
 

@@ -64,22 +64,28 @@ class Objective(nn.Module):
         return any(self.penalty) or bool(self.orthogonal) or self.task.wants_means
 
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Loss:
-        """Return the loss of a batch. Raises: ShapeError: the task's is no number to train by."""
+        """Return the loss of a batch, or of a process's portion of one, of which all add up to it.
+
+        Raises: ShapeError: the task's is no number to train by.
+        """
         spread = encoded.spread(batch)
         query, candidate = spread["query"], spread["candidate"]
         loss: Tensor = self.task(encoded, batch, moments)
         self._check(loss, encoded)
-        if self.l2:
-            if self.l2_measure == "penalty":
-                norms = [s.rows.square().sum(-1) * s.weight[:, 0] for s in spread.values()]
-            else:
-                drawn = (encoded.query, encoded.candidate, encoded.negative)
-                norms = [rows.square().sum(-1) for rows in drawn if rows is not None]
+        portion = encoded.portion
+        if self.l2 and self.l2_measure != "penalty":
+            drawn = (encoded.query, encoded.candidate, encoded.negative)
+            norms = [rows.square().sum(-1) for rows in drawn if rows is not None]
             loss = loss + self.l2 * torch.stack([n.mean() for n in norms]).sum()
         if batch.pair_weight is not None:
             missed = score(encoded) - self._prior(encoded)
             loss = loss + (batch.pair_weight * missed.square()).mean()
-        objective = loss.detach() + self.constant
+        if portion != 1:
+            loss = loss * portion
+        if self.l2 and self.l2_measure == "penalty":
+            norms = [s.rows.square().sum(-1) * s.weight[:, 0] for s in spread.values()]
+            loss = loss + self.l2 * torch.stack([n.mean() for n in norms]).sum()
+        objective = loss.detach() + self.constant * portion
         for r, strength in enumerate(self.penalty):
             if not strength:
                 continue
@@ -100,7 +106,7 @@ class Objective(nn.Module):
             spread_penalty = orthogonal_penalty(all_rows.rows, moment, all_rows.weight[:, 0])
             loss = loss + strength * spread_penalty
             value = moment.gramian.square().sum().clamp(min=1 / len(moment.gramian))
-            objective = objective + strength * value
+            objective = objective + strength * value * portion
         return Loss(loss, objective)
 
     def _check(self, loss: object, encoded: Encoded) -> None:

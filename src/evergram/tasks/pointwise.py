@@ -23,6 +23,8 @@ class Pointwise(Task):
     Raises: ValueError: no loss has that name.
     """
 
+    is_mean_of_pairs = True
+
     def __init__(self, loss: str | PairLoss = "squared") -> None:
         super().__init__()
         self.loss = loss

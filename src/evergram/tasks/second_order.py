@@ -22,6 +22,7 @@ class SecondOrderSoftmax(Task):
     """
 
     wants_means = True
+    is_mean_of_pairs = True
 
     def __init__(self, temperature: float = 1.0, centred: bool = True) -> None:
         super().__init__()

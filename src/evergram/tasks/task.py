@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from evergram.data.sampling import Batch
@@ -29,6 +30,13 @@ class Spread:
     weight: Tensor
     factors: Tensor | None = None
 
+    @classmethod
+    def part(cls, rows: Tensor, weight: Tensor, factors: Tensor | None, portion: float) -> Spread:
+        """Return some of the rows, which count for a portion of the mean over all."""
+        if portion != 1:
+            weight = weight.to(torch.promote_types(weight.dtype, rows.dtype)) * portion
+        return cls(rows, weight, factors)
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -40,6 +48,8 @@ class Encoded:
         query_factors, candidate_factors: [B, K], rows of the prior; None without a prior.
         everyone: all entities of each side, if their embeddings are computed anyway; None lets the
             batch stand for them.
+        portion: what these pairs count for in the whole batch's loss; below 1 where processes share
+            the batch. Weights of `everyone` contain theirs.
     """
 
     query: Tensor
@@ -48,14 +58,19 @@ class Encoded:
     query_factors: Tensor | None = None
     candidate_factors: Tensor | None = None
     everyone: Mapping[str, Spread] | None = None
+    portion: float = 1.0
 
     def spread(self, batch: Batch) -> Mapping[str, Spread]:
         """Return the rows that stand for all entities of each side."""
         if self.everyone is not None:
             return self.everyone
         return {
-            "query": Spread(self.query, batch.query_weight, self.query_factors),
-            "candidate": Spread(self.candidate, batch.candidate_weight, self.candidate_factors),
+            "query": Spread.part(
+                self.query, batch.query_weight, self.query_factors, portion=self.portion
+            ),
+            "candidate": Spread.part(
+                self.candidate, batch.candidate_weight, self.candidate_factors, portion=self.portion
+            ),
         }
 
 
@@ -66,6 +81,9 @@ class Task(nn.Module, ABC):
     # of the moments.
     wants_negatives = False
     wants_means = False
+    # True if the loss is a mean over pairs, each of its own rows and the moments alone, without
+    # state: processes that share a batch then need not show each other their rows.
+    is_mean_of_pairs = False
 
     @abstractmethod
     def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:

@@ -8,8 +8,8 @@ Read in this order:
 3. `step`: one step, in the order that the estimators ask for ([G2] Algorithms 1 and 2). `joint`:
    the alignment to the version before, in the same step ([BC] Eq. 3).
 4. `fit`: one training, which keeps its best epoch. `loop`: its epochs of steps; `callbacks` and
-   `monitors/` stop, measure and report. `resume` restores an interrupted run bit for bit;
-   `checkpoint` turns a trained encoder into an artefact and back.
+   `monitors/` stop, measure and report. `resume` restores an interrupted run bit for bit, from
+   its `checkpoints/`; `checkpoint` turns a trained encoder into an artefact and back.
 5. `diagnose`: the spectrum, the scores and the estimators' errors of a trained version.
 
 Sources: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from evergram.training.build import Companions, pick_device
     from evergram.training.callbacks import Budget, Callback, Point
     from evergram.training.checkpoint import load_encoder
+    from evergram.training.checkpoints.settings import CheckpointSettings
     from evergram.training.corpora import load_corpus, split_for
     from evergram.training.diagnose import Diagnosis, diagnose
     from evergram.training.fit import RunContext, Trained, fit_encoder
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Budget",
     "Callback",
+    "CheckpointSettings",
     "Companions",
     "Diagnosis",
     "EarlyStopping",
@@ -61,6 +63,7 @@ export_lazily(
     {
         "build": "Companions pick_device",
         "callbacks": "Budget Callback Point",
+        "checkpoints.settings": "CheckpointSettings",
         "checkpoint": "load_encoder",
         "corpora": "load_corpus split_for",
         "diagnose": "Diagnosis diagnose",

@@ -7,28 +7,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import Corpus, Vocabulary, to_tensor
+from evergram.collectives import ALONE, Collectives
+from evergram.data.corpus import Corpus
 from evergram.data.pools.pool_sampler import entity_sampler
-from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws, measure
-from evergram.data.tables import read_keyed
+from evergram.data.prepared.block_sampler import BlockSampler
+from evergram.data.prepared.mapped_corpus import MappedCorpus
+from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.module_encoder import ModuleEncoder
-from evergram.errors import DataError, RecipeError
+from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import EstimatorSettings
 from evergram.tasks.objective import Objective
-from evergram.training.memory import refuse_too_large
+from evergram.training.joint import Joint
+from evergram.training.memory import place_tables
 from evergram.training.optimizers.build_optimizers import build_optimizers
 from evergram.training.priors.factors import prior_constant
-from evergram.training.recipe import GramianRecipe, ModelRecipe, TaskRecipe
+from evergram.training.priors.measures import build_measures
+from evergram.training.recipe import GramianRecipe, ModelRecipe
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.step import Joint, Step
+from evergram.training.sharding.sharded_factorization import ShardedFactorization
+from evergram.training.sharding.sharding_limits import refuse_unshardable
+from evergram.training.step import Step
 
 
 @dataclass(frozen=True)
@@ -57,40 +62,32 @@ def encoder_options(model: ModelRecipe, version: int) -> dict[str, Any]:
     return options | model.chosen.options(version)
 
 
-def build_measures(task: TaskRecipe, corpus: Corpus, side: str) -> Tensor:
-    """Return the R measures of a side, float64 [N, R].
-
-    Raises: DataError: a file of weights cannot be used.
-    """
-    powers_or_files = task.query_measure if side == "query" else task.candidate_measure
-    entities = corpus.queries if side == "query" else corpus.candidates
-    counts = corpus.counts(side)
-    columns = [
-        _weights_of(Path(item), entities.vocabulary)
-        if isinstance(item, str)
-        else measure(counts, item)
-        for item in powers_or_files
-    ]
-    return torch.stack(columns, dim=1)
-
-
 def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
     """Return the sampler of each epoch's pairs.
 
     Raises: DataError: a column that the task needs is absent.
     """
-    task = settings.task
-    measures = {side: build_measures(task, corpus, side) for side in SIDES}
+    task, size, seed = settings.task, settings.batch_size, settings.version_seed
+    measures = {side: build_measures(task.measures_of(side), corpus, side) for side in SIDES}
+    draws = PairDraws(
+        task.chosen.pair_target,
+        task.drawn,
+        task.chosen.wants_negatives,
+        settings.training.short_batch,
+    )
+    if isinstance(corpus, MappedCorpus):
+        if len(corpus) > BlockSampler.least and task.sparse != "exclude":
+            weighted = task.sparse == "weight"
+            return BlockSampler(
+                corpus, draws, batch_size=size, seed=seed, measures=measures, weighted=weighted
+            )
+        # So few, or what needs all: the order is that of a corpus in memory.
+        corpus = corpus.in_memory()
     return ExampleSampler(
         corpus,
-        PairDraws(
-            task.chosen.pair_target,
-            task.drawn,
-            task.chosen.wants_negatives,
-            settings.training.short_batch,
-        ),
-        batch_size=settings.batch_size,
-        seed=settings.version_seed,
+        draws,
+        batch_size=size,
+        seed=seed,
         measures=measures,
         pair_weight=_sparse(task.sparse, settings.strengths.penalty, corpus, measures),
     )
@@ -151,18 +148,26 @@ def prepare(
     device: torch.device,
     companions: Companions | None = None,
     folder: Path | None = None,
+    collectives: Collectives = ALONE,
 ) -> tuple[Step, ExampleSampler, dict[str, EntitySampler] | None]:
     """Return a run's step, the sampler of its pairs, and those of entities drawn apart, if any.
 
     Args:
-        folder: where an estimator's state that is too large for memory goes; None keeps it there.
+        folder: where tables and an estimator's state go that are too large for memory; None keeps
+            the state there, and maps tables from a folder for temporary files.
+        collectives: of the processes among which tables are divided, if the recipe wants it.
     Raises: DataError. RecipeError: also if the machine has too little memory.
     """
     companions = Companions() if companions is None else companions
-    refuse_too_large(settings.model, corpus, settings.version, companions.own)
-    encoder = _encoder(settings, corpus, companions).to(device)
+    place = folder
+    if settings.training.tables == "sharded":
+        refuse_unshardable(settings, corpus, companions, collectives)
+    elif companions.own is None:  # a user's modules are in memory already
+        place = place_tables(settings, corpus, device, folder)
+    encoder = _encoder(settings, corpus, companions, place, collectives).to(device)
     if companions.start is not None:
         encoder.start_from(companions.start)
+    encoder.layer_dtype = getattr(torch, settings.training.precision)
     if companions.joint is not None:
         companions.joint.to(device)
     sampler = build_sampler(settings, corpus)
@@ -192,6 +197,8 @@ def prepare(
         settings.training.precondition,
         samples_gradient=settings.gramian.gradient == "sampled",
     )
+    if isinstance(encoder, ShardedFactorization):
+        encoder.attach(step.optimizers)
     if not independent:
         return step, sampler, None
     return (
@@ -214,14 +221,28 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and available) else "cpu")
 
 
-def _encoder(settings: FitSettings, corpus: Corpus, companions: Companions) -> Encoder:
-    """Return the encoder to train: the recipe's at its start, or a copy of the user's."""
+def _encoder(
+    settings: FitSettings,
+    corpus: Corpus,
+    companions: Companions,
+    folder: Path | None,
+    collectives: Collectives,
+) -> Encoder:
+    """Return the encoder to train: the recipe's at its start, or a copy of the user's.
+
+    Args:
+        folder: where its tables are mapped from files; None keeps them in memory.
+        collectives: of the processes among which they are divided, if the recipe wants it.
+    """
     if companions.own is not None:
         return companions.own.copied()
     model = settings.model
     generator = torch.Generator().manual_seed(settings.version_seed)
     schema = Schema.of(corpus, features=model.chosen.reads_features)
-    return build_encoder(model.kind, encoder_options(model, settings.version), schema, generator)
+    options = encoder_options(model, settings.version)
+    if settings.training.tables == "sharded":
+        return ShardedFactorization(schema, options, generator, collectives, folder)
+    return build_encoder(model.kind, options, schema, generator, folder)
 
 
 def _objective(
@@ -265,25 +286,3 @@ def _sparse(
         total += strength * measures["query"][query, r] * measures["candidate"][candidate, r]
     weight: Tensor = -total * len(corpus) / times[place]
     return weight
-
-
-def _weights_of(path: Path, vocabulary: Vocabulary) -> Tensor:
-    """Return the measure of a file with columns `id` and `weight`, float64 [N]; an id that it lacks
-    weighs 0. Raises: DataError: the file cannot be used."""
-    ids, column = read_keyed(path, "weight")
-    kind = column.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        raise DataError(f"{path} column 'weight' is {kind}; it must be a number.")
-    value = to_tensor(column.cast(pa.float64()))
-    bad = ~(torch.isfinite(value) & (value >= 0))
-    if bool(bad.any()):
-        row = int(torch.nonzero(bad)[0])
-        raise DataError(
-            f"{path} row {row + 1}: weight is {float(value[row])}; it must be 0 or a positive "
-            "finite number."
-        )
-    rows = Vocabulary(ids).rows(vocabulary.keys)
-    weight = torch.where(rows >= 0, value[rows.clamp(min=0)], 0.0)
-    if float(weight.sum()) == 0:
-        raise DataError(f"{path} gives no weight to any entity of the corpus.")
-    return weight / weight.sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -53,6 +53,18 @@ class Callback:
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         """Run after each step. `objective` is detached; reading its value waits for the device."""
 
+    def wants_state(self, run: Trainer) -> bool:
+        """Return whether `on_step_end` is to be called after this step.
+
+        It is asked where several processes hold parts of the state, which are then put together;
+        False saves that exchange.
+        """
+        return True
+
+    def on_step_end(self, run: Trainer) -> None:
+        """Run when every callback has seen the step, so that the run can be saved; the time that
+        this takes is no training time."""
+
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
         """Run after each epoch.
 
@@ -73,6 +85,16 @@ class Callback:
     def stop(self, run: Trainer) -> str:
         """Return why no epoch should follow, in a word such as "patience"; empty to go on."""
         return ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint should hold of this callback: tensors and JSON, by name.
+
+        A callback that says nothing here begins anew in a resumed run.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`; before `on_start`. Tensors must be copied."""
 
 
 class Budget(Callback):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -13,12 +14,13 @@ from torch import Tensor
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Corpus, Side, Vocabulary
-from evergram.data.pair_hash import PairHash, TrainedPairs
+from evergram.data.pair_hash import TrainedPairs
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.factory import restore_encoder
 from evergram.encoders.features import SIDES, Schema
+from evergram.encoders.mapped_tensors import mapping_folder
 from evergram.encoders.module_encoder import (
     ModuleEncoder,
     check_vectors,
@@ -33,6 +35,8 @@ from evergram.training.build import encoder_options
 from evergram.training.fit import Trained
 from evergram.training.recipe import ModelRecipe
 
+# Rows that are published at once of vectors that are mapped from a file.
+BLOCK = 65_536
 # Canaries kept of each side; enough for a mean, small enough to keep for ever.
 CANARIES = 1000
 # Canaries of each side that a user's modules are tried on when they are given again.
@@ -153,7 +157,7 @@ def make_artefact(
     encoder = trained.encoder
     return Artefact(
         dim=encoder.dim,
-        embeddings={s: (e.vocabulary.keys, vectors[s]) for s, e in sides.items()},
+        embeddings={s: _published(e.vocabulary.keys, vectors[s]) for s, e in sides.items()},
         transform=backward.transform,
         metrics=metrics,
         recipe=provenance.recipe,
@@ -181,7 +185,23 @@ def options_of(encoder: Encoder, model: ModelRecipe, version: int) -> dict[str, 
 def trained_pairs(corpus: Corpus, salt: str) -> tuple[str, TrainedPairs]:
     """Return the pairs of a training corpus as a lineage remembers them, after the salt of their
     hashes."""
-    return salt, TrainedPairs.of(PairHash(salt).of_corpus(corpus))
+    return salt, TrainedPairs.of_corpus(corpus, salt)
+
+
+def _published(
+    ids: pa.Array, vectors: Tensor
+) -> tuple[pa.Array, Tensor] | Callable[[], Iterator[Block]]:
+    """Return a side's ids [N] and vectors [N, D] as an artefact takes them: in blocks if they are
+    mapped from a file, or are the shapes of another process's, which has no numbers of them."""
+    in_memory = not vectors.is_meta and mapping_folder(vectors) is None
+    return (ids, vectors) if in_memory else partial(_blocks, ids, vectors)
+
+
+def _blocks(ids: pa.Array, vectors: Tensor) -> Iterator[Block]:
+    """Yield ids [N] and vectors [N, D] in blocks, so that what is written of them is not in memory
+    at once."""
+    for start in range(0, len(ids), BLOCK):
+        yield ids.slice(start, BLOCK), vectors[start : start + BLOCK]
 
 
 def _canaries(vocabulary: Vocabulary, past: Block | None) -> Tensor:

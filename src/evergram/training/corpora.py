@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import torch
-
 from evergram.data.corpus import Corpus
 from evergram.data.data_sets import existing
+from evergram.data.holdout import rules
 from evergram.data.loaders import READ_FROM_A_PATH, load
 from evergram.data.pair_hash import TrainedPairs
 from evergram.data.rolling_window import RollingWindow
@@ -43,10 +42,9 @@ def load_corpus(recipe: Recipe) -> Corpus:
     if data.minimum_value is not None:
         if not corpus.has_values:
             raise DataError("data.minimum_value needs a column 'value', and there is none.")
-        kept = torch.nonzero(corpus.column("value") >= data.minimum_value).flatten()
-        if not len(kept):
+        corpus = corpus.where(rules.of_at_least(data.minimum_value))
+        if not len(corpus):
             raise DataError(f"No interaction has a value of at least {data.minimum_value}.")
-        corpus = corpus.restrict(kept)
     return replace(corpus, origin=_origin(recipe))
 
 
@@ -110,6 +108,7 @@ def split_for(
     if recipe.split.kind == "given":
         columns = {str(k): v for k, v in recipe.data.columns.items()}
         test = read_interactions(existing(str(recipe.data.test)), columns)
+        test = test.select(["query", "candidate"])  # of a large test file, what is used alone
         split = given_split(corpus, test, share=recipe.split.share, held_out=held_out)
     else:
         split = _split_of(recipe.split, corpus, version, held_out)

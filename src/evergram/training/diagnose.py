@@ -15,12 +15,13 @@ from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError
 from evergram.evaluation.gramian_error import Histograms, score_histograms
 from evergram.lineage.lineage import Lineage
-from evergram.training.build import Companions, build_measures, pick_device, prepare
+from evergram.training.build import Companions, pick_device, prepare
 from evergram.training.checkpoint import load_encoder
 from evergram.training.corpora import corpus_for, split_for
 from evergram.training.loop import Trainer
 from evergram.training.monitors.gramian_tracking import Tracking
 from evergram.training.monitors.progress_report import ProgressReport
+from evergram.training.priors.measures import build_measures
 from evergram.training.progress import Progress
 from evergram.training.recipe import GramianRecipe, Recipe
 from evergram.training.recipe.fit_settings import FitSettings
@@ -130,7 +131,9 @@ def diagnose(
     vectors = model.embed_all(training)
     pairs = (training.column("query"), training.column("candidate"))
     sides = {
-        side: _side(vectors[side], build_measures(recipe.task, training, side)[:, 0])
+        side: _side(
+            vectors[side], build_measures(recipe.task.measures_of(side), training, side)[:, 0]
+        )
         for side in SIDES
     }
     histograms = score_histograms(vectors["query"], vectors["candidate"], pairs, seed=recipe.seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,31 +10,33 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from evergram.data.corpus import Corpus
+from evergram.collectives import ALONE, Collectives
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
-from evergram.evaluation.ranking import popularity_metrics, rank_metrics
-from evergram.evaluation.relevance import test_relevance
+from evergram.evaluation.large_catalogues.metric_sample import SampledRanking
 from evergram.training.build import Companions, prepare
 from evergram.training.callbacks import Budget, Callback, FiniteLoss
+from evergram.training.checkpoints.checkpoint_folder import CheckpointFolder
+from evergram.training.checkpoints.run_identity import RunIdentity
+from evergram.training.checkpoints.settings import AUTOMATIC, CheckpointSettings
+from evergram.training.distributed.agreement import follow_selection, share_step
+from evergram.training.distributed.shared_embedding import embed_together
 from evergram.training.loop import Trainer
-from evergram.training.monitors.early_stopping import (
-    EarlyStopping,
-    SelectionMetric,
-    time_to_reach,
-)
+from evergram.training.monitors import early_stopping
+from evergram.training.monitors.early_stopping import SELECTION, EarlyStopping, SelectionMetric
+from evergram.training.monitors.evaluation_work import RankingWork, distinct, epoch_work
+from evergram.training.monitors.final_metrics import final_metrics, metrics_of_first
 from evergram.training.monitors.map_watch import MapWatch
 from evergram.training.monitors.progress_report import ProgressReport
+from evergram.training.monitors.run_warnings import warned
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.fit_settings import FitSettings
-from evergram.training.recipe.training import TrainingRecipe
-from evergram.training.resume import ResumeFile, Resumption, run_key
+from evergram.training.resume import Resumption
+from evergram.training.sharding.gathered_factorization import GatheredFactorization
+from evergram.training.sharding.sharded_state import keep_shards
 
 QUIET = Progress(quiet=True)
-log = logging.getLogger(__name__)
-# An objective that ends so many times above its first epoch's is no noise: it grows.
-RISEN = 1.1
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,12 @@ class RunContext:
         device: of the parameters while they are trained.
         progress: shows its steps and evaluations.
         folder: checkpoint folder; an interrupted run resumes from it. None saves nothing.
+        checkpoints: when they are written, how many are kept, whether they are read.
         callbacks: watch the search for the best epoch; a refit is not watched.
         title: the run's name in the folder, in progress and in warnings.
         warns: whether warnings are logged; the result has them in any case.
+        test_queries: so many, of all, are ranked for the result's metrics; None follows the recipe.
+        collectives: of the processes that share batches and evaluations; the first does all else.
     """
 
     device: torch.device
@@ -57,6 +61,9 @@ class RunContext:
     callbacks: Sequence[Callback] = ()
     title: str = "train"
     warns: bool = True
+    collectives: Collectives = ALONE
+    checkpoints: CheckpointSettings = AUTOMATIC
+    test_queries: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,8 @@ class Trained:
             CPU.
         query, candidate: [N, D], embeddings of the entities of the corpus it was last trained on.
         metrics: on the test pairs, `model` and `popularity`.
+        sample: of each query, where they are of a sample of the test queries; else None.
+        test_queries: so many of them were ranked.
         history: one entry an evaluation: epoch, seconds of training, objective, the metric.
         best_epoch: epochs that the kept encoder has had.
         seconds: of training, evaluation not counted.
@@ -113,6 +122,8 @@ class Trained:
     table_rate: float = 0.0
     pilots: list[dict[str, float | str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    sample: SampledRanking | None = None
+    test_queries: int = 0
 
 
 def fit_encoder(
@@ -131,15 +142,19 @@ def fit_encoder(
     Raises: TrainingError: the loss is not finite. DataError, RecipeError.
     """
     companions = Companions() if companions is None else companions
-    settings = recipe.training
-    job = _Job.of(recipe, split.training, version, context, companions)
+    settings, together = recipe.training, context.collectives
+    job = _Job.of(recipe, split, version, context, companions)
     # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
     select_after = recipe.upgrade.select_after if companions.joint is not None else 0
-    stopping = _stopping(settings, split, select_after)
-    watch = _watch(settings, split, recipe.seed)
+    stopping = EarlyStopping(settings.metric, settings.patience, select_after)
+    watch = MapWatch.of(settings, split, recipe.seed)
     run = job.search(stopping, [*context.callbacks, *([] if watch is None else [watch])])
+    an_epoch = job.plan_selection(stopping, run)
     ended = run.fit(epochs=settings.epochs)
-    seconds, last = run.seconds, None
+    follow_selection(stopping, together, kept=refit is None)
+    # It refers to the run, which refers to it: neither would be freed before what follows.
+    stopping.copied = early_stopping.cloned
+    seconds, last, trained = run.seconds, None, an_epoch * run.epoch
     if refit is None:
         encoder = run.finish(stopping.kept)
     else:
@@ -148,18 +163,20 @@ def fit_encoder(
         stopping.kept = {}
         del run
         again = replace(context, title=f"{context.title} refit")
-        job = _Job.of(recipe, refit.split.training, version, again, refit.companions)
+        job = _Job.of(recipe, refit.split, version, again, refit.companions)
         run = job.refitted(steps)
         encoder = run.finish()
         last = {"steps": steps, "interactions": len(refit.split.training), "seconds": run.seconds}
         seconds += run.seconds
+        trained += an_epoch * run.epoch
+    final = split if refit is None else refit.split
     return replace(
-        judge(encoder, split if refit is None else refit.split, recipe.metrics),
+        judge(encoder, final, recipe, job.test_queries(encoder, final, trained), together),
         history=stopping.history,
         best_epoch=stopping.best_epoch,
         seconds=seconds,
         watched=[] if watch is None else watch.records,
-        reached=time_to_reach(stopping.history, settings.metric, settings.reach),
+        reached=early_stopping.time_to_reach(stopping.history, settings.metric, settings.reach),
         state_bytes=run.state_bytes,
         ended=ended,
         refit=last,
@@ -167,21 +184,24 @@ def fit_encoder(
         l2=run.step.objective.l2,
         batch_size=run.sampler.batch_size,
         table_rate=job.settings.table_rate,
-        warnings=_warnings(settings, stopping, ended, context),
+        warnings=warned(
+            *(settings, stopping, ended, context.title, encoder.schema),
+            logs=context.warns and together.is_first,
+        ),
     )
 
 
 @dataclass(frozen=True)
 class _Job:
-    """One training: its settings, its corpus, and where it runs.
+    """One training: its settings, its data, and where it runs.
 
     Args:
-        recipe: JSON of the whole recipe; a checkpoint of another recipe is ignored.
+        recipe: JSON of the whole recipe; a checkpoint of another recipe is not resumed.
     """
 
     settings: FitSettings
     recipe: str
-    corpus: Corpus
+    split: Split
     context: RunContext
     companions: Companions
 
@@ -189,108 +209,103 @@ class _Job:
     def of(
         cls,
         recipe: Recipe,
-        corpus: Corpus,
+        split: Split,
         version: int,
         context: RunContext,
         companions: Companions,
     ) -> Self:
-        settings = FitSettings.of(recipe, corpus, version)
-        return cls(settings, recipe.model_dump_json(), corpus, context, companions)
+        settings = FitSettings.of(recipe, split.training, version)
+        return cls(settings, recipe.model_dump_json(), split, context, companions)
 
     def trainer(self) -> Trainer:
         """Return its trainer, with no callbacks yet."""
-        folder = self.context.folder
-        parts = prepare(self.settings, self.corpus, self.context.device, self.companions, folder)
-        return Trainer(*parts, seed=self.settings.version_seed)
+        context, corpus = self.context, self.split.training
+        folder = context.folder if context.collectives.is_first else None
+        beside = corpus, context.device, self.companions, folder, context.collectives
+        parts = prepare(self.settings, *beside)
+        seed = share_step(parts[0], context.collectives, self.settings.version_seed)
+        return Trainer(*parts, seed=seed)
 
     def search(self, stopping: EarlyStopping, callbacks: Sequence[Callback]) -> Trainer:
         """Return the trainer of the search for the best epoch, ready to run."""
         run, settings, context = self.trainer(), self.settings.training, self.context
+        stopping.copied = run.copied
         steps = settings.epochs * len(run.sampler)
         run.callbacks += [
+            self.resumption(run),
             FiniteLoss(self.settings.rates),
             *([] if settings.budget is None else [Budget(settings.budget)]),
             stopping,
-            self.resumption(stopping),
             ProgressReport(context.progress, context.title, steps, settings.metric),
             *callbacks,
         ]
         return run
 
-    def resumption(self, stopping: EarlyStopping | None, purpose: str = "") -> Resumption:
+    def plan_selection(self, stopping: EarlyStopping, run: Trainer) -> int:
+        """Let the selection rank no more queries, and no more often, than the recipe's share
+        allows. Returns: the multiply-adds of an epoch of training."""
+        settings, seed, split = self.settings.training, self.settings.seed, self.split
+        passes = self.settings.model.chosen.needs_graph
+        an_epoch = epoch_work(run, split.training, passes_over_graph=passes)
+        queries = distinct(split.selection.query)
+        work = RankingWork.of(run.encoder, queries, split.training)
+        plan = work.plan(settings.evaluate_share, settings.evaluate_every * an_epoch)
+        stopping.every = settings.evaluate_every * plan.every
+        stopping.evaluate = SelectionMetric(settings.metric, split, plan.queries, seed)
+        if self.settings.training.tables != "sharded":  # those the first process reads
+            run.shared[SELECTION] = stopping.evaluate
+        return an_epoch
+
+    def test_queries(self, encoder: Encoder, split: Split, training: int) -> int:
+        """Return how many test queries are ranked for the metrics, after so much `training`."""
+        if self.context.test_queries is not None:
+            return self.context.test_queries
+        settings = self.settings.training
+        share = "full" if settings.final_metrics == "full" else settings.evaluate_share
+        work = RankingWork.of(encoder, distinct(split.test.query), split.training)
+        return work.plan(share, training).queries
+
+    def resumption(self, run: Trainer, purpose: str = "") -> Resumption:
         """Return the callback that saves and restores it.
 
         Args:
             purpose: distinguishes runs of the same recipe, data and version.
         """
-        folder, beside, key = self.context.folder, self.companions, ""
-        if folder is not None:
-            parts = beside.joint, beside.start, beside.own
-            key = run_key(self.recipe, self.settings.version, self.corpus, *parts)
-        return Resumption(ResumeFile(folder, self.context.title, key + purpose), stopping)
+        context = self.context
+        of_run = self.recipe, self.settings.version, self.split, self.companions, purpose
+        identity = None if context.folder is None else RunIdentity.of(*of_run)
+        folder = CheckpointFolder(context.folder, context.title, identity, context.checkpoints)
+        keep_shards(folder, run.encoder)
+        return Resumption(folder, context.progress)
 
     def refitted(self, steps: int) -> Trainer:
         """Train for so many steps, without selection. Returns: the trainer, done."""
         run = self.trainer()
         run.callbacks = [
+            self.resumption(run, f"refit, {steps} steps"),
             FiniteLoss(self.settings.rates),
-            self.resumption(None, f"refit, {steps} steps"),
             ProgressReport(self.context.progress, self.context.title, steps),
         ]
         run.fit(steps=steps)
         return run
 
 
-def _stopping(settings: TrainingRecipe, split: Split, select_after: int) -> EarlyStopping:
-    return EarlyStopping(
-        settings.metric,
-        settings.patience,
-        select_after,
-        evaluate=SelectionMetric(settings.metric, split),
-        every=settings.evaluate_every,
-    )
+def judge(
+    encoder: Encoder,
+    split: Split,
+    recipe: Recipe,
+    queries: int | None = None,
+    together: Collectives = ALONE,
+) -> Trained:
+    """Measure an encoder, trained or not, on a version's data.
 
-
-def _watch(settings: TrainingRecipe, split: Split, seed: int) -> MapWatch | None:
-    if settings.watch_minutes is None:
-        return None
-    size = settings.watch_candidates
-    return MapWatch(split, minutes=settings.watch_minutes, size=size, seed=seed)
-
-
-def _warnings(
-    settings: TrainingRecipe, stopping: EarlyStopping, ended: str, context: RunContext
-) -> list[str]:
-    """Return sentences for a person to read, and log them."""
-    sentences = []
-    if stopping.best_is_last:
-        more = "budget" if ended == "budget" else "epochs"
-        sentences.append(
-            f"{context.title}: the best of {len(stopping.history)} evaluations is the last (epoch "
-            f"{stopping.best_epoch}, {settings.metric} {stopping.best:.4f}), so more training may "
-            f"be better; raise training.{more} ({getattr(settings, more):g})."
-        )
-    objectives = [record["objective"] for record in stopping.history]
-    if objectives and objectives[-1] > RISEN * objectives[0] > 0:
-        sentences.append(
-            f"{context.title}: the objective rose from {objectives[0]:.4g} to "
-            f"{objectives[-1]:.4g}, so steps are too long; lower "
-            "training.layer_rate or training.table_rate, or set training.precondition = 0."
-        )
-    if context.warns:
-        for sentence in sentences:
-            log.warning(sentence)
-    return sentences
-
-
-def judge(encoder: Encoder, split: Split, metrics: Sequence[str]) -> Trained:
-    """Measure an encoder, trained or not, on a version's data."""
-    corpus = split.training
-    vectors = encoder.embed_all(corpus)
-    query, candidate = vectors["query"], vectors["candidate"]
-    test = test_relevance(split)
-    measured = {
-        "model": rank_metrics(query, candidate, test, metrics),
-        "popularity": popularity_metrics(corpus.counts("candidate"), test, metrics),
-    }
-    return Trained(encoder, query, candidate, measured)
+    Args:
+        queries: of the test that are ranked, drawn by the recipe's seed; None is all.
+        together: processes that each call this with the same arguments, and share the work.
+    """
+    vectors = embed_together(encoder, split.training, together)
+    divided = isinstance(encoder, GatheredFactorization)
+    measured = metrics_of_first if divided else final_metrics
+    ranking = measured(vectors, split, recipe.metrics, queries, recipe.seed, together)
+    trained = Trained(encoder, vectors["query"], vectors["candidate"], ranking.metrics)
+    return replace(trained, sample=ranking.sample, test_queries=ranking.queries)

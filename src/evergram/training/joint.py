@@ -2,20 +2,68 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from evergram.collectives import Collectives
 from evergram.compatibility.alignment_loss import AlignmentLoss
 from evergram.compatibility.transforms import Transform
 from evergram.data.sampling import Batch
 from evergram.encoders.encoder import Embeddings
 from evergram.encoders.features import SIDES
+from evergram.training.distributed.shares import WholeRows, rows_of_all
 from evergram.training.recipe.upgrade import AlignedObjects
-from evergram.training.step import Joint
+
+
+class Joint(nn.Module, ABC):
+    """A module trained together with the encoder; its loss is added to the task's.
+
+    Its own parameters are trained at `training.layer_rate`, or at its own `rate`.
+    """
+
+    rate: float | None = None
+    # False if `forward` ignores `query` and `candidate`, so that processes which share a batch need
+    # not show each other their rows of it.
+    reads_pairs = True
+
+    @abstractmethod
+    def forward(
+        self, query: Tensor, candidate: Tensor, batch: Batch, embeddings: Embeddings
+    ) -> Tensor:
+        """Return a scalar loss.
+
+        Args:
+            query, candidate: the batch's embeddings, [B, D] each.
+            embeddings: gives those of any other entities.
+        """
+
+    def part(
+        self,
+        rows: tuple[Tensor, Tensor],
+        batch: Batch,
+        embeddings: Embeddings,
+        collectives: Collectives,
+    ) -> Tensor:
+        """Return one process's part of the loss, which every process computes of the whole batch.
+
+        Args:
+            rows: the embeddings of the whole batch's pairs, or of this process's share of them.
+            batch: the whole batch.
+        """
+        query, candidate = rows
+        size = len(batch.query)
+        if collectives.size == 1:
+            alone: Tensor = self(query, candidate, batch, embeddings)
+            return alone
+        if self.reads_pairs and len(query) != size:
+            query, candidate = (rows_of_all(part, size, collectives) for part in rows)
+        whole: Tensor = self(query, candidate, batch, WholeRows(embeddings, collectives))
+        return whole / collectives.size
 
 
 @dataclass(frozen=True)
@@ -79,6 +127,7 @@ class JointAlignment(Joint):
         self.candidate_loss = candidate_loss
         self.settings = settings
         self.rate = settings.rate
+        self.reads_pairs = settings.objects != "all"
         for side in SIDES:
             lifted = self._loss_of(side).lifted(past[side])
             self.register_buffer(f"lifted_{side}", lifted, persistent=False)

@@ -1,20 +1,30 @@
-"""Refuse a training that needs more memory than the machine has, before it starts."""
+"""Decide where tables are, and refuse what neither memory nor disk can hold, before it starts."""
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
-from torch import nn
+import torch
 
+from evergram.atomic_files import make_folder
+from evergram.collectives import process_count
 from evergram.data.corpus import Corpus
-from evergram.errors import RecipeError
+from evergram.errors import RecipeError, TrainingError
 from evergram.training.recipe import ModelRecipe
+from evergram.training.recipe.fit_settings import FitSettings
+
+log = logging.getLogger(__name__)
 
 FLOAT = 4
-# Vectors are held in the model, as the best so far, and as what is published; a layer has its
-# gradient and Adam's two means beside it.
-TABLE_COPIES, LAYER_COPIES = 2, 4
+# A layer has its gradient and Adam's two means beside it.
+LAYER_COPIES = 4
+# Mapped tables and those of the best epoch are files, as are the embeddings of all entities that
+# are evaluated and published; a checkpoint has the first two.
+MAPPED_COPIES, CHECKPOINT_COPIES = 2, 2
 # Files that state a container's limit.
 CGROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -22,17 +32,64 @@ CGROUPS = (
 )
 
 
-def refuse_too_large(
-    model: ModelRecipe, corpus: Corpus, version: int, own: nn.Module | None = None
-) -> None:
-    """Compare what a training needs at least with what the machine has.
+def place_tables(
+    settings: FitSettings, corpus: Corpus, device: torch.device, folder: Path | None
+) -> Path | None:
+    """Return the folder from which a training's tables are mapped; None keeps them in memory.
 
     Args:
-        own: the user's encoder; it is in memory already, and nothing is checked.
+        folder: of the run, on the disk that has room for it; None takes one for temporary files.
+    Raises: RecipeError: the training needs more memory than there is, or tables cannot be mapped
+        here. TrainingError: the disk has no room for them.
+    """
+    model, version, choice = settings.model, settings.version, settings.training.tables
+    obstacle = _obstacle(model, device)
+    if choice == "mapped" and obstacle:
+        raise RecipeError(
+            f"training.tables is 'mapped', and {obstacle}; set training.tables = 'memory'."
+        )
+    exceeds = needed_bytes(model, corpus, version) > memory_bytes()
+    if choice == "memory" or obstacle or (choice == "auto" and not exceeds):
+        refuse_too_large(model, corpus, version)
+        return None
+    tables, vectors = _tables_bytes(model, corpus, version), _vectors_bytes(model, corpus, version)
+    if needed_bytes(model, corpus, version) - tables - vectors > memory_bytes():
+        refuse_too_large(model, corpus, version)
+    place = Path(tempfile.gettempdir()) if folder is None else folder
+    make_folder(place)
+    copies = MAPPED_COPIES + (0 if folder is None else CHECKPOINT_COPIES)
+    needed = copies * tables + vectors
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise TrainingError(
+            f"Tables mapped from files need at least {needed:,} bytes of disk, and {place} has "
+            f"{free:,} left; make room there, train where there is more, or lower model.dim."
+        )
+    if exceeds:
+        log.warning(
+            f"Tables of {tables:,} bytes and as many vectors as there are entities do not fit into "
+            f"memory: they are mapped from files in "
+            f"{place}, at the speed of that disk."
+        )
+    return place
+
+
+def _obstacle(model: ModelRecipe, device: torch.device) -> str:
+    """Return why a model's tables cannot be mapped, in a clause; empty if they can."""
+    if not model.chosen.maps_tables:
+        return f"the tables of {model.kind} take part in every step as a whole"
+    if device.type != "cpu":
+        return f"tables on {device.type} are in the device's memory"
+    if process_count() > 1:
+        return f"{process_count()} processes share each batch, each with tables of its own"
+    return ""
+
+
+def refuse_too_large(model: ModelRecipe, corpus: Corpus, version: int) -> None:
+    """Compare what a training with tables in memory needs at least with what the machine has.
+
     Raises: RecipeError: the training needs more.
     """
-    if own is not None:
-        return
     needed, there = needed_bytes(model, corpus, version), memory_bytes()
     if needed > there:
         entities = len(corpus.queries) + len(corpus.candidates)
@@ -47,11 +104,24 @@ def refuse_too_large(
 
 def needed_bytes(model: ModelRecipe, corpus: Corpus, version: int) -> int:
     """Return the bytes that a training of this version needs at least; it will use far more."""
-    entities = len(corpus.queries) + len(corpus.candidates)
     dim = model.dim_of(version)
     # Both sides' second moments are published in float64.
-    total = 2 * 2 * FLOAT * dim * dim + TABLE_COPIES * FLOAT * entities * dim
+    total = 2 * 2 * FLOAT * dim * dim + _vectors_bytes(model, corpus, version)
+    total += _tables_bytes(model, corpus, version)
     return total + LAYER_COPIES * FLOAT * model.chosen.layer_numbers(dim, version)
+
+
+def _tables_bytes(model: ModelRecipe, corpus: Corpus, version: int) -> int:
+    """Return the bytes of the tables of ids."""
+    entities = len(corpus.queries) + len(corpus.candidates)
+    rows = model.chosen.table_rows(entities, 1 if corpus.shared_ids else 2)
+    return FLOAT * rows * model.dim_of(version)
+
+
+def _vectors_bytes(model: ModelRecipe, corpus: Corpus, version: int) -> int:
+    """Return the bytes of one vector for each entity."""
+    entities = len(corpus.queries) + len(corpus.candidates)
+    return FLOAT * entities * model.dim_of(version)
 
 
 def memory_bytes() -> int:

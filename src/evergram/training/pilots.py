@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ import torch
 from evergram.data.row_pairs import RowPairs, among
 from evergram.data.split import Split
 from evergram.errors import TrainingError
+from evergram.training.build import Companions
+from evergram.training.checkpoints.pilot_journal import PilotJournal
+from evergram.training.checkpoints.run_identity import RunIdentity
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.automatic import rate_of, strengths_of
@@ -54,7 +57,7 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
 
     Args:
         split: the one that selects an epoch.
-        context: where progress is shown; pilots are not saved.
+        context: where progress is shown, and the folder in which what they measured is kept.
     """
     if not _wants_pilots(recipe, split):
         return Pilots(recipe)
@@ -62,7 +65,13 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
     judged = _with_more_selection(split)
     pilots = Pilots(recipe)
 
-    def measure(settings: _Settings) -> float:
+    identity = None
+    if context.folder is not None:
+        text = recipe.model_dump_json()
+        identity = RunIdentity.of(text, version, judged, Companions(), "pilots")
+    journal = PilotJournal(context.folder, context.title, identity, context.checkpoints)
+
+    def train(settings: _Settings) -> float:
         title = f"{context.title} pilot {len(pilots.tried) + 1}"
         quiet = replace(context, folder=None, callbacks=(), title=title, warns=False)
         try:
@@ -71,16 +80,20 @@ def run_pilots(recipe: Recipe, split: Split, version: int, context: RunContext) 
             if not pilots.tried:
                 raise
             return -math.inf  # these settings diverge; the best so far stays
-        value = max(record[recipe.training.metric] for record in history)
-        pilots.tried.append(
-            {
-                "penalty": settings.penalty,
-                "l2": settings.l2,
-                "l2_measure": settings.l2_measure,
-                "table_rate": settings.rate,
-                recipe.training.metric: value,
-            }
-        )
+        return max(record[recipe.training.metric] for record in history)
+
+    def measure(settings: _Settings) -> float:
+        value = journal.value(asdict(settings), lambda: train(settings))
+        if value > -math.inf:
+            pilots.tried.append(
+                {
+                    "penalty": settings.penalty,
+                    "l2": settings.l2,
+                    "l2_measure": settings.l2_measure,
+                    "table_rate": settings.rate,
+                    recipe.training.metric: value,
+                }
+            )
         return value
 
     start = _Settings(strengths.penalty[0], strengths.l2, strengths.l2_measure, rate_of(recipe))

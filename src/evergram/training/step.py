@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from evergram.collectives import ALONE, Collectives
 from evergram.data.pools.pool import Pool
 from evergram.data.sampling import Batch, Draw
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import SIDES
 from evergram.gramian.contributions import contributions
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Population
-from evergram.gramian.preconditioner import preconditioner
 from evergram.tasks.objective import Objective
 from evergram.tasks.task import Encoded, Moments, Spread
-
-
-class Joint(nn.Module, ABC):
-    """A module trained together with the encoder; its loss is added to the task's.
-
-    Its own parameters are trained at `training.layer_rate`, or at its own `rate`.
-    """
-
-    rate: float | None = None
-
-    @abstractmethod
-    def forward(
-        self, query: Tensor, candidate: Tensor, batch: Batch, embeddings: Embeddings
-    ) -> Tensor:
-        """Return a scalar loss.
-
-        Args:
-            query, candidate: the batch's embeddings, [B, D] each.
-            embeddings: gives those of any other entities.
-        """
+from evergram.training.distributed.gradients import sum_gradients
+from evergram.training.distributed.shares import Part, WholeRows, learned_from, part_of
+from evergram.training.joint import Joint
+from evergram.training.optimizers.turned_gradients import turn_gradients
 
 
 @dataclass
@@ -57,6 +39,7 @@ class Step:
             batch before.
         samples_gradient: whether the penalty's gradient is over the entities drawn apart, as in the
             sampling baselines of [G2] §4, or over those of the pairs.
+        collectives: of the processes that share each batch; every one is given all of it.
     """
 
     encoder: Encoder
@@ -71,13 +54,22 @@ class Step:
     independent: bool = False
     precondition: float = 0.0
     samples_gradient: bool = False
-    # The next batch's embeddings before the last step, for estimators that want them.
-    _seen_before: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    collectives: Collectives = ALONE
+    # Of each side, the next batch's embeddings before the last step (of several processes, each has
+    # its share of them), for estimators that want them.
+    look_ahead: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    # Of each side, the rows of all processes' look ahead together.
+    look_ahead_rows: dict[str, int] = field(default_factory=dict, repr=False)
 
-    def begin_epoch(self) -> None:
-        """Enter training mode and forget the last epoch's look ahead."""
+    def begin_epoch(self, start: int = 0) -> None:
+        """Enter training mode, and forget the last epoch's look ahead.
+
+        Args:
+            start: the epoch's batch that comes first; after others, the look ahead stays.
+        """
         self.encoder.train()
-        self._seen_before = {}
+        if not start:
+            self.look_ahead = {}
 
     def __call__(
         self,
@@ -96,6 +88,7 @@ class Step:
         """
         wanted = self.objective.wants_moments
         everyone: dict[str, Spread] | None = None
+        own = part_of(batch, len(batch.query), self.collectives)
         # One pass serves all that this step asks of a graph: pairs, negatives and Gramians.
         embeddings: Embeddings = self.encoder(self.scene)
         if wanted:
@@ -104,41 +97,39 @@ class Step:
                     estimator.begin(self.population(embeddings, side, r))
             if draws is not None:
                 draws = self.resampled(embeddings, draws)
-                drawn = self._drawn(embeddings, draws)
-                self._update(
-                    {s: (draws[s].ids, draws[s].weights, drawn[s].rows.detach()) for s in SIDES}
-                )
+                parts = {s: part_of(draws[s], len(draws[s].ids), self.collectives) for s in SIDES}
+                drawn = self._drawn(embeddings, parts)
+                self._update({s: (parts[s], drawn[s].rows.detach()) for s in SIDES})
                 if self.samples_gradient:
                     everyone = drawn
-        query, candidate = (
-            embeddings.rows("query", batch.query),
-            embeddings.rows("candidate", batch.candidate),
-        )
-        encoded = self._encoded(embeddings, batch, (query, candidate), everyone)
+        shown, source = self._shown(batch, own, embeddings)
+        pairs = shown.rows
+        query = source.rows("query", pairs.query)
+        candidate = source.rows("candidate", pairs.candidate)
+        encoded = self._encoded(source, shown, (query, candidate), everyone)
         moments = self._moments if wanted else {s: [] for s in SIDES}
         if wanted and self.precondition:
             self._turn(encoded, moments)
-        loss = self.objective(encoded, batch, moments)
+        loss = self.objective(encoded, pairs, moments)
         total = loss.total
         if self.joint is not None:
-            total = total + self.joint(query, candidate, batch, embeddings)
+            rows = query, candidate
+            total = total + self.joint.part(rows, batch, embeddings, self.collectives)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         total.backward()
-        seen_before = self._seen_before
-        self._seen_before = {}
+        value = sum_gradients(self.optimizers, loss.objective, self.collectives)
+        seen_before = self.look_ahead
+        self.look_ahead = {}
         if wanted and upcoming is not None and self.wants_before:
+            ahead = {s: part_of(i, len(i), self.collectives).rows for s, i in upcoming.items()}
+            self.look_ahead_rows = {s: len(ids) for s, ids in upcoming.items()}
             with torch.no_grad():
-                self._seen_before = {s: embeddings.rows(s, upcoming[s]) for s in SIDES}
+                self.look_ahead = {s: embeddings.rows(s, ahead[s]) for s in SIDES}
         for optimizer in self.optimizers:
             optimizer.step()
         if wanted and not self.independent:
-            rows = {
-                "query": (batch.query, batch.query_weight, query.detach()),
-                "candidate": (batch.candidate, batch.candidate_weight, candidate.detach()),
-            }
-            self._update(rows, seen_before)
-        value: Tensor = loss.objective
+            self._update(learned_from(own, query, candidate), seen_before)
         return value
 
     @property
@@ -163,21 +154,23 @@ class Step:
         A pool is embedded in evaluation mode: it moves no running statistics.
 
         Args:
-            moments: of both sides, made without knowledge of the draws; None: the step's own. They
-                may be of the first measures alone.
+            moments: of both sides, made without knowledge of the draws; they may be of the first
+                measures alone. None: the step's own, and all processes embed the pool together.
         """
+        collectives = self.collectives if moments is None else ALONE
         chosen = dict(draws)
         for side, other in zip(SIDES, reversed(SIDES), strict=True):
             pool = draws[side]
             if isinstance(pool, Pool):
+                part = part_of(Draw(pool.ids, pool.weights), len(pool.ids), collectives)
                 with self.encoder.evaluating():
-                    rows = embeddings.rows(side, pool.ids)
+                    rows = embeddings.rows(side, part.rows.ids)
                 others = (self._moments if moments is None else moments)[other]
                 # Without λ, where only a task or an orthogonal term uses Gramians, all count alike.
                 penalty = self.objective.penalty
                 strengths = (penalty if any(penalty) else [1.0] * len(penalty))[: len(others)]
-                scores = contributions(rows, pool.weights, others, strengths)
-                chosen[side] = pool.resample(scores)
+                scores = contributions(rows, part.rows.weights, others, strengths)
+                chosen[side] = pool.resample(collectives.rows(scores, part.size, "pools"))
         return chosen
 
     @contextmanager
@@ -209,20 +202,32 @@ class Step:
 
         return blocks
 
-    def _drawn(self, embeddings: Embeddings, draws: Mapping[str, Draw]) -> dict[str, Spread]:
+    def _shown(
+        self, batch: Batch, own: Part[Batch], embeddings: Embeddings
+    ) -> tuple[Part[Batch], Embeddings]:
+        """Return the pairs whose loss this process computes, and the embeddings that it sees: its
+        own, or all of them for a task that compares pairs with each other."""
+        size = self.collectives.size
+        if size == 1 or self.objective.task.is_mean_of_pairs:
+            return own, embeddings
+        whole = Part(batch, own.size, slice(None), 1 / size)
+        return whole, WholeRows(embeddings, self.collectives)
+
+    def _drawn(self, embeddings: Embeddings, parts: Mapping[str, Part[Draw]]) -> dict[str, Spread]:
         """Return the embeddings of drawn entities; with gradient only if the penalty's is over
         them."""
+        spreads = {}
         with torch.set_grad_enabled(self.samples_gradient):
-            rows = {side: embeddings.rows(side, draws[side].ids) for side in SIDES}
-        factors = {s: self.factors[s][draws[s].ids, : self.prior] for s in SIDES}
-        return {
-            s: Spread(rows[s], draws[s].weights, factors[s] if self.prior else None) for s in SIDES
-        }
+            for side, part in parts.items():
+                rows = embeddings.rows(side, part.rows.ids)
+                factors = self.factors[side][part.rows.ids, : self.prior] if self.prior else None
+                spreads[side] = Spread.part(rows, part.rows.weights, factors, part.portion)
+        return spreads
 
     def _encoded(
         self,
         embeddings: Embeddings,
-        batch: Batch,
+        shown: Part[Batch],
         rows: tuple[Tensor, Tensor],
         everyone: dict[str, Spread] | None,
     ) -> Encoded:
@@ -232,16 +237,16 @@ class Step:
             everyone: drawn rows that stand for all entities; None lets all of them do so if they
                 are at hand, and the batch's rows otherwise.
         """
-        query, candidate = rows
+        batch = shown.rows
         if everyone is None and self.objective.wants_moments:
             everyone = self._everyone(embeddings)
         return Encoded(
-            query,
-            candidate,
+            *rows,
             None if batch.negative is None else embeddings.rows("candidate", batch.negative),
             self.factors["query"][batch.query, : self.prior] if self.prior else None,
             self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
             everyone,
+            shown.portion,
         )
 
     def _everyone(self, embeddings: Embeddings) -> dict[str, Spread] | None:
@@ -254,41 +259,30 @@ class Step:
             rows = embeddings.whole(side)
             if rows is None:
                 return None
-            weight = (self.measures[side] * len(rows)).to(rows)
+            # Every process has them all.
+            weight = (self.measures[side] * (len(rows) / self.collectives.size)).to(rows)
             factors = self.factors[side][:, : self.prior] if self.prior else None
             spreads[side] = Spread(rows, weight, factors)
         return spreads
 
     def _turn(self, encoded: Encoded, moments: Moments) -> None:
         """Multiply the gradients of embeddings by the other side's preconditioner."""
-        penalty = self.objective.penalty
-        other = {s: preconditioner(moments[s], penalty, self.precondition) for s in SIDES}
-        pairs: list[tuple[Tensor | None, Tensor]] = [
-            (encoded.query, other["candidate"]),
-            (encoded.candidate, other["query"]),
-            (encoded.negative, other["query"]),
-        ]
-        if encoded.everyone is not None:
-            query, candidate = (encoded.everyone[side].rows for side in SIDES)
-            if not self.samples_gradient:
-                pairs = []  # the pairs' rows are taken from these
-            pairs += [(query, other["candidate"]), (candidate, other["query"])]
-        for rows, matrix in pairs:
-            # A side that is frozen as a whole has no gradient to multiply.
-            if rows is not None and rows.requires_grad:
-                rows.register_hook(partial(torch.matmul, other=matrix))  # type: ignore[no-untyped-call]
+        whole = encoded.everyone is not None and not self.samples_gradient
+        turn_gradients(encoded, moments, self.objective.penalty, self.precondition, whole=whole)
 
     def _update(
         self,
-        rows: Mapping[str, tuple[Tensor, Tensor, Tensor]],
+        learned: Mapping[str, tuple[Part[Draw], Tensor]],
         before: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Fold rows into the estimators of each side: ids [B], weights [B, R], embeddings [B,
-        D]."""
-        past = self._seen_before if before is None else before
-        for side, (ids, weights, embeddings) in rows.items():
+        """Fold entities with their embeddings [B, D] into the estimators of each side."""
+        past = self.look_ahead if before is None else before
+        for side, (part, embeddings) in learned.items():
+            ids, weights = part.rows.ids, part.counted(part.rows.weights)
             factors = self.factors[side]
             # Without factors nothing is looked up.
             own = factors[ids] if factors.shape[1] else embeddings[:, :0]
+            size = None if self.collectives.size == 1 else part.size
             for r, estimator in enumerate(self.estimators[side]):
-                estimator.update(EntityBatch(ids, weights[:, r], embeddings, own, past.get(side)))
+                rows = EntityBatch(ids, weights[:, r], embeddings, own, past.get(side))
+                estimator.update(replace(rows, collectives=self.collectives, whole_size=size))

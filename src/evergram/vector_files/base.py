@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,10 +28,12 @@ class EmbeddingFile(ABC):
         provenance: which version the file says that its vectors are of, see
             `vector_files.provenance`.
         has_ids: False if the ids are only the numbers of the rows.
+        column: the name of the column of vectors; None where a format has no columns.
     Raises: DataError: the file has no rows or no dims.
     """
 
     has_ids = True
+    column: str | None = None
 
     def __init__(self, path: Path, rows: int, dim: int) -> None:
         if not rows or not dim:
@@ -63,23 +65,64 @@ class EmbeddingFile(ABC):
         start = 0
         for ids, vectors in self._read(size):
             # Vectors are published and written as float32.
-            narrow = vectors.float()
-            # The sum of finite rows is finite unless it is too large itself: then look at each row.
-            if not bool(narrow.sum().isfinite()):
-                bad = (~narrow.isfinite()).any(1).nonzero()
-                if len(bad):
-                    row = int(bad[0])
-                    large = bool(vectors[row].isfinite().all())
-                    what = "a number too large for float32" if large else "a NaN or an infinity"
-                    raise self._error(start + row, ids[row], f"has {what}")
+            row = first_not_finite(vectors.float())
+            if row is not None:
+                raise self._error(start + row, ids[row], f"has {not_finite(vectors[row])}")
             yield ids, vectors
             start += len(ids)
 
+    def read_as(
+        self, read: Callable[[Tensor], Tensor], version: int, blocks: Iterable[Block], start: int
+    ) -> Iterator[Block]:
+        """Yield blocks of this file with their vectors read as a version, [b, D_j], by `read`.
+
+        Args:
+            start: the row that the blocks begin with, for errors.
+        Raises: DataError: what `read` returns has a number that is not finite as float32.
+        """
+        for ids, vectors in blocks:
+            of_version = read(vectors)
+            row = first_not_finite(of_version.float())
+            if row is not None:
+                raise self._error(start + row, ids[row], out_of_range(vectors[row], version))
+            yield ids, of_version
+            start += len(ids)
+
     def _error(self, row: int, id_: pa.Scalar, what: str) -> DataError:
+        vector = "its vector" if self.column is None else f"its vector (column {self.column!r})"
         return DataError(
-            f"{self.path} row {row + 1} (id {id_.as_py()!r}): its vector {what}; "
+            f"{self.path} row {row + 1} (id {id_.as_py()!r}): {vector} {what}; "
             "correct the file or leave the row out."
         )
+
+
+def first_not_finite(vectors: Tensor) -> int | None:
+    """Return the first row of [N, D] that has a NaN or an infinity; None if there is none."""
+    # The sum of finite rows is finite unless it is too large itself: then look at each row.
+    if bool(vectors.sum().isfinite()):
+        return None
+    bad = (~vectors.isfinite()).any(1).nonzero()
+    return int(bad[0]) if len(bad) else None
+
+
+def not_finite(vector: Tensor) -> str:
+    """Return what a vector [D] that is not finite as float32 has, for a sentence."""
+    if bool(vector.isfinite().all()):
+        return f"a number too large for float32 ({float(_largest(vector)):g})"
+    bad = vector[~vector.isfinite()][0]
+    return f"a NaN or an infinity ({float(bad)})"
+
+
+def out_of_range(vector: Tensor, version: int) -> str:
+    """Return why a vector [D] cannot be read as a version, for a sentence that it is part of."""
+    return (
+        f"has numbers as large as {float(_largest(vector)):g}, and read as version {version} would "
+        "have one that is too large for float32"
+    )
+
+
+def _largest(vector: Tensor) -> Tensor:
+    return vector[vector.abs().argmax()]
 
 
 def sentence(error: Exception) -> str:

@@ -19,6 +19,8 @@ from evergram.ids import first_missing, missing_sentence
 from evergram.vector_files.base import Block, EmbeddingFile, sentence
 from evergram.vector_files.provenance import provenance_in
 
+# Bytes of a column that are read at once.
+READ_AHEAD = 1 << 20
 FLOATS = {pa.float16(): np.float32, pa.float32(): np.float32, pa.float64(): np.float64}
 
 
@@ -38,6 +40,7 @@ class ColumnVectors(EmbeddingFile):
             if schema.names.count(name) > 1:
                 raise DataError(f"{path} has two columns {name!r}; each needs a name of its own.")
         self._id, self._vector = id_column, vector_column
+        self.column = vector_column
         kind = schema.field(vector_column).type
         fixed = pa.types.is_fixed_size_list(kind)
         if not fixed and not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
@@ -125,7 +128,9 @@ class ParquetVectors(ColumnVectors):
 
     def _batches(self, size: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         try:
-            with pq.ParquetFile(self.path) as file:
+            # Pre-buffered, row groups that were read stay in memory until the end of the file;
+            # without a buffer, a column of a whole row group is read at once.
+            with pq.ParquetFile(self.path, buffer_size=READ_AHEAD, pre_buffer=False) as file:
                 yield from file.iter_batches(size, columns=columns)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{self.path} cannot be read: {sentence(error)}.") from error

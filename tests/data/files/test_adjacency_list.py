@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evergram.data.corpus import Corpus
+from evergram.data.files import adjacency_list
 from evergram.data.tables import load_adjacency_list
 from evergram.errors import DataError
 
@@ -48,11 +49,20 @@ def test_ids_are_texts_where_one_is_no_integer(tmp_path: Path) -> None:
 
 
 @given(
+    st.integers(1, 30),
     st.lists(
         st.tuples(st.integers(0, 50), st.lists(st.integers(0, 50), max_size=5)), min_size=1
-    ).filter(lambda lines: any(candidates for _, candidates in lines))
+    ).filter(lambda lines: any(candidates for _, candidates in lines)),
 )
 def test_every_pair_of_every_line_is_read(
+    tmp_path_factory: pytest.TempPathFactory, block: int, lines: list[tuple[int, list[int]]]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adjacency_list, "BLOCK", block)
+        reads_every_pair(tmp_path_factory, lines)
+
+
+def reads_every_pair(
     tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[int, list[int]]]
 ) -> None:
     text = "".join(" ".join(map(str, (query, *each))) + "\n" for query, each in lines)

@@ -16,11 +16,11 @@ COUNTS = torch.tensor([1, 2])
 SHARE = torch.tensor([[0.5], [0.5]], dtype=torch.float64)
 
 
-def pools(kind_seed: int = 3, epoch: int = 0) -> list[Pool]:
+def pools(kind_seed: int = 3, epoch: int = 0, start: int = 0) -> list[Pool]:
     counts = torch.arange(1, 30)
     share = measures(counts, [0.0, 1.0])
     sampler = PoolSampler(counts, share, pool_size=40, batch_size=7, seed=kind_seed)
-    return list(sampler.epoch(epoch, 4))
+    return [draw for draw in sampler.epoch(epoch, 4, start) if isinstance(draw, Pool)]
 
 
 def test_pools_are_a_function_of_seed_and_epoch() -> None:
@@ -33,6 +33,7 @@ def test_pools_are_a_function_of_seed_and_epoch() -> None:
     assert first != [key(p) for p in pools(kind_seed=4)]
     assert all(a != b for a, b in pairwise(first))
     assert all((len(p.ids), len(p.chance)) == (40, 7) for p in pools())
+    assert all([key(p) for p in pools(start=start)] == first[start:] for start in range(6))
 
 
 def test_the_first_pass_draws_by_popularity_with_the_weights_of_the_measures() -> None:

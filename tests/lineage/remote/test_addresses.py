@@ -60,7 +60,7 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert cache_folder().name == "evergram"
 
 
-@pytest.mark.parametrize("address", ["nothing://x", "s3://x/y"])
+@pytest.mark.parametrize("address", ["nothing://x", "gs://x/y"])
 def test_an_address_that_fsspec_cannot_open_is_an_error(address: str) -> None:
     with pytest.raises(LineageError, match=f"{address} cannot be opened: .*[^.]\\.$"):
         filesystem(address)

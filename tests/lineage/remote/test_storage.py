@@ -42,7 +42,7 @@ def test_a_storage_that_cannot_be_reached_is_an_error(
         Lineage.open(PLACE)
     with pytest.raises(LineageError, match="cannot be written: no route"):
         publish_next(lineage, artefact(4, 3))
-    for address, message in (("nothing://x", "Protocol not known"), ("s3://x/y", "s3fs")):
+    for address, message in (("nothing://x", "Protocol not known"), ("gs://x/y", "gcsfs")):
         with pytest.raises(LineageError, match=message):
             Lineage.open(address)
 

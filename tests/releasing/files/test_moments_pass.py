@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import torch
 from tests.support.embedding_files import file_of, id_names, randn
+from tests.support.thread_processes import in_threads
+from torch import Tensor
 
 from evergram.compatibility.row_groups import Groups
 from evergram.releasing.files.moments_pass import read_pairs
@@ -54,3 +57,29 @@ def test_progress_counts_every_pair(tmp_path: Path, capsys: pytest.CaptureFixtur
     reading = read_pairs(pairing, (2, 2), groups, torch.tensor([0]), Progress(quiet=True))
     assert reading.seen.count == reading.whole.count == 20
     assert capsys.readouterr().err == ""
+
+
+class SmallBlocks(Pairing):
+    """A pairing that is read seven rows at a time."""
+
+    def blocks(self, size: int = 7) -> Iterator[tuple[Tensor, Tensor]]:
+        return super().blocks(7)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_have_the_moments_and_the_sample_of_one(tmp_path: Path, size: int) -> None:
+    files = [file_of(tmp_path / f"{i}.parquet", randn(i, 60, 3 + i)) for i in (0, 1)]
+    place = torch.arange(60) % 3
+    groups = Groups(place == 0, place == 1, place == 2)
+    kept, quiet = torch.tensor([4, 9, 33]), Progress(quiet=True)
+    alone = read_pairs(SmallBlocks(*files), (3, 4), groups, kept, quiet)
+    results, processes = in_threads(
+        size, lambda p: read_pairs(SmallBlocks(*files), (3, 4), groups, kept, quiet, p)
+    )
+    assert processes[0].kinds == ["moments"] * 3
+    for reading in results:
+        for mine, yours in zip(reading.whole.second(), alone.whole.second(), strict=True):
+            torch.testing.assert_close(mine, yours, rtol=1e-12, atol=1e-14)
+        assert reading.held.count == 20
+        assert torch.equal(reading.sample.new, alone.sample.new)
+        assert reading.zeros == alone.zeros

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 import torch
 from tests.support.embedding_files import file_of, file_without_ids, randn
 from tests.support.lineages import DIMS, lineage_of, read_as, vectors_of
+from tests.support.publishing import publish_next
 
+from evergram.compatibility.transforms import LinearTransform
 from evergram.errors import DataError, ShapeError, UnknownVersionError
+from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.import_file import import_embeddings
 from evergram.releasing.files.transform_file import transform_file
+from evergram.releasing.files.transform_shards import transform_shards
 from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.shards import Shards
 
 ROWS = 300
 IDS = pa.array(range(ROWS))
@@ -58,6 +64,23 @@ def test_another_dim_or_version_is_refused_and_nothing_is_written(
     file = file_of(tmp_path / "new.parquet", vectors_of(2), IDS)
     with pytest.raises(UnknownVersionError):
         transform_file(file, lineage, 9, out)
+    assert not out.exists()
+
+
+def test_a_vector_that_would_overflow_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    lineage = lineage_of(tmp_path / "line", versions=1)
+    back = LinearTransform.from_matrix(10 * torch.eye(DIMS[0]))
+    artefact = {"object": (IDS, torch.ones(ROWS, DIMS[0]))}
+    facts: dict[str, Any] = {"metrics": {"model": {}}}
+    publish_next(lineage, Artefact(DIMS[0], artefact, back, facts, {}))
+    vectors = torch.ones(ROWS, DIMS[0])
+    vectors[4, 1] = -3e38
+    file, out = file_of(tmp_path / "new.parquet", vectors, IDS), tmp_path / "out.parquet"
+    message = r"row 5 \(id 4\): its vector \(column 'vector'\) has numbers as large as -3e\+38"
+    with pytest.raises(DataError, match=message):
+        transform_file(file, lineage, 0, out)
+    with pytest.raises(DataError, match=message):
+        transform_shards(file, lineage, (None, 0), Shards(tmp_path / "out", 100))
     assert not out.exists()
 
 

@@ -165,7 +165,7 @@ def test_a_smaller_learning_rate_is_judged_on_one_averaging_rate() -> None:
 
 def test_what_is_remarked_of_gowalla_is_what_its_results_say() -> None:
     runs = runs_of_preset(table2.EXPERIMENT, "gowalla", results.FOLDER)
-    assert runs.seeds == [0, 1, 2]
+    assert len(runs.seeds) >= 5
     on_test = {
         label: runs.values(label, lambda r: r.series["map"]["test"]["model"])
         for label in runs.labels

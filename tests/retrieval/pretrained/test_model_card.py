@@ -56,3 +56,18 @@ def test_each_past_version_is_beside_its_own_vectors() -> None:
     ranking = {"past": {"recall@20": 0.5}, "chain": {"recall@20": 0.25, "ndcg@20": 0.125}}
     text = card({"compatibility": {"0": {"ranking": ranking}}})
     assert "| 0 | recall@20 | 0.5 | 0.25 |\n| 0 | ndcg@20 | not measured | 0.125 |" in text
+
+
+def test_a_sampled_metric_has_its_error_and_the_samples_size() -> None:
+    ranking = {"past": {"recall@20": 0.5}, "chain": {"recall@20": 0.4}}
+    errors = {"chain": {"recall@20": 0.01}}
+    text = card(
+        {
+            "metrics": {"model": {"recall@20": 0.25}},
+            "sampled": {"queries": 5000, "of": 60_000, "errors": {"model": {"recall@20": 0.0123}}},
+            "compatibility": {"0": {"ranking": ranking, "sampled": {"errors": errors}}},
+        }
+    )
+    assert "| recall@20 | 0.25 ±0.0123 |" in text
+    assert "Measured on 5,000 of 60,000 test queries" in text
+    assert "| 0 | recall@20 | 0.5 | 0.4 ±0.0100 |" in text

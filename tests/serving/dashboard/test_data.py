@@ -173,3 +173,19 @@ def test_a_diagnosis_is_made_once(lineage: Lineage) -> None:
 def test_a_lineage_without_versions(tmp_path: Path) -> None:
     with pytest.raises(UnknownVersionError, match="no version yet"):
         dashboard_data(Lineage.create(tmp_path / "lineage"), [], Live())
+
+
+def test_metrics_of_a_sample_have_their_errors_and_its_size(
+    lineage: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = lineage.metrics
+    sampled = {"queries": 50, "of": 900, "errors": {"model": {"recall@20": 0.01}, "other": {}}}
+
+    def metrics(version: int) -> dict[str, Any]:
+        return {**whole(version), **({"sampled": sampled} if version == 1 else {})}
+
+    monkeypatch.setattr(lineage, "metrics", metrics)
+    data = dashboard_data(lineage, [], Live())
+    assert data.versions[1].errors == {"model": {"recall@20": 0.01}}
+    assert "50 of 900 test queries" in (data.versions[1].sample or "")
+    assert (data.versions[0].errors, data.versions[0].sample) == ({}, None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.running_service import Running
 
+from evergram.serving.monitoring.metrics import Metrics
+
 
 def samples(served: Running) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     text = served.get("/metrics").text
@@ -51,3 +53,24 @@ def test_the_dashboard_shows_requests_errors_latency_and_drift(served: Running) 
     assert 0 < live["latency_ms"]["p50"] <= live["latency_ms"]["p99"]
     assert live["rows"] == {"object": {"2": 300}}
     assert live["drift"][0]["vectors"] == 3
+
+
+def test_the_series_of_one_of_several_processes_carry_its_number() -> None:
+    metrics = {number: Metrics(number) for number in (None, 3)}
+    for each in metrics.values():
+        each.served(0, {2: 6})
+        each.answered("/v1/search", "ads", 0, 200, 0.1)
+    plain, labelled = (
+        {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(each.page().decode())
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        }
+        for each in metrics.values()
+    )
+    process = ("process", "3")
+    assert labelled == {
+        (name, labels | {process}): value for (name, labels), value in plain.items()
+    }
+    assert metrics[3].page() == metrics[3].page()

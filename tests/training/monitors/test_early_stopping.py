@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from evergram.training.monitors.early_stopping import EarlyStopping, time_to_reach
+from evergram.evaluation.large_catalogues.metric_sample import MetricSample
+from evergram.training.monitors.early_stopping import REFERENCE, EarlyStopping, time_to_reach
 
 METRIC = "recall@20"
 
@@ -27,6 +34,19 @@ def test_patience_is_counted_from_the_best() -> None:
     assert len(follow([0.3, 0.3, 0.3, 0.3], patience=2).history) == 3
     # 0 goes on to the end.
     assert len(follow([0.3, 0.1, 0.1, 0.1], patience=0).history) == 4
+
+
+def test_its_state_goes_on_as_it_was_with_a_copy_of_what_is_kept() -> None:
+    stopping = follow([0.1, 0.3, 0.2], patience=3)
+    stopping.kept = {"encoder|a": torch.ones(2)}
+    state = stopping.state_dict()
+    resumed = EarlyStopping(METRIC, 3)
+    resumed.load_state_dict(state)
+    assert (resumed.best, resumed.best_epoch, resumed.history) == (0.3, 2, stopping.history)
+    stopping.kept["encoder|a"].zero_()
+    assert torch.equal(resumed.kept["encoder|a"], torch.ones(2))
+    resumed.add({"epoch": 4, METRIC: 0.2}, last=False)
+    assert len(stopping.history) == 3
 
 
 def test_patience_begins_where_the_best_is_looked_for() -> None:
@@ -58,3 +78,72 @@ def test_the_clock_of_a_metric() -> None:
     assert time_to_reach(history, "recall@20", 0.2) == 4.0
     assert time_to_reach(history, "recall@20", 0.4) is None
     assert time_to_reach(history, "recall@20", None) is None
+
+
+class Run:
+    """What selection needs of a trainer."""
+
+    def __init__(self) -> None:
+        self.epoch, self.seconds = 0, 0.0
+        self.shown: list[Mapping[str, float]] = []
+
+    def parameters(self, earlier: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"encoder|epoch": torch.tensor(self.epoch)}
+
+    def evaluated(self, record: Mapping[str, float]) -> None:
+        self.shown.append(record)
+
+
+def sampled(epochs: Sequence[Tensor], stopping: EarlyStopping) -> EarlyStopping:
+    """Evaluate epochs by these values of each query, of very many, from where `stopping` is."""
+    run = Run()
+    for epoch in range(len(stopping.history) + 1, len(epochs) + 1):
+        if stopping.exhausted:
+            break
+        run.epoch = epoch
+        stopping.evaluate = lambda run: MetricSample(epochs[run.epoch - 1], 10**6)
+        stopping.on_epoch(run, 1.0, last=epoch == len(epochs))  # type: ignore[arg-type]
+    return stopping
+
+
+def noisy(means: list[float], seed: int = 0) -> list[Tensor]:
+    """Values of 400 queries: what a query is worth, what the epoch is, and a little of both."""
+    draw = torch.Generator().manual_seed(seed)
+    worth = torch.randn(400, generator=draw)
+    return [(m + worth + 0.1 * torch.randn(400, generator=draw)).double() for m in means]
+
+
+def test_patience_is_not_renewed_by_noise() -> None:
+    """The best is still the largest mean; patience counts from the last that is seen to be so."""
+    flat = noisy([0.0] + [0.5] * 60)
+    stopping = sampled(flat, EarlyStopping(METRIC, 5))
+    assert len(stopping.history) <= 12
+    assert stopping.reference_epoch <= stopping.best_epoch
+    assert stopping.best == max(record[METRIC] for record in stopping.history)
+    # Every mean by itself has an error that hides all of this, but the same queries are compared.
+    assert stopping.history[-1]["standard_error"] == pytest.approx(1 / 20, rel=0.15)
+
+
+def test_small_gains_add_up() -> None:
+    """Each epoch gains half a standard error of a paired difference, and none is left out."""
+    error = 0.1 * math.sqrt(2 / 400)
+    growing = sampled(noisy([0.5 * error * e for e in range(60)]), EarlyStopping(METRIC, 10))
+    assert len(growing.history) == 60
+
+
+@pytest.mark.parametrize("cut", [1, 4, 7])
+def test_a_sampled_run_goes_on_from_what_is_kept(cut: int) -> None:
+    epochs = noisy([0.1, 0.3, 0.3, 0.2, 0.3, 0.31, 0.3, 0.3, 0.3, 0.3, 0.3])
+    whole = sampled(epochs, EarlyStopping(METRIC, 4))
+    part = sampled(epochs[:cut], EarlyStopping(METRIC, 4))
+    again = EarlyStopping(METRIC, 4, 0, list(part.history), part.best, part.best_epoch, part.kept)
+    sampled(epochs, again)
+    assert again.history == whole.history or cut == len(whole.history)
+    assert again.best_epoch == whole.best_epoch
+    assert again.reference_epoch == whole.reference_epoch
+
+
+def test_the_reference_is_no_parameter() -> None:
+    stopping = sampled(noisy([0.1, 0.5, 0.3]), EarlyStopping(METRIC))
+    assert set(stopping.kept) == {"encoder|epoch", REFERENCE}
+    assert int(stopping.kept["encoder|epoch"]) == 2

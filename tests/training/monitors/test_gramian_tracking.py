@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from evergram.data.sampling import Batch
 from evergram.encoders.features import SIDES
 from evergram.evaluation.gramian_error import OTHER
+from evergram.training.build import prepare
 from evergram.training.callbacks import Callback, Point
+from evergram.training.checkpoints.state_file import TrainingState
 from evergram.training.corpora import load_corpus, split_for
 from evergram.training.diagnose import rivals
 from evergram.training.fit import RunContext, fit_encoder
+from evergram.training.loop import Trainer
 from evergram.training.monitors.gramian_tracking import OWN, Tracking
 from evergram.training.recipe import GramianRecipe, Recipe
+from evergram.training.recipe.fit_settings import FitSettings
 
 CPU = torch.device("cpu")
 
@@ -129,3 +135,43 @@ def test_a_rival_may_draw_adaptively_by_its_own_estimates(small: Recipe) -> None
     fit_encoder(recipe, split, 0, RunContext(CPU, callbacks=[look]))
     mean = {name: interval.value for name, interval in look.mean(look.gramian).items()}
     assert 0 < mean["adaptive"] < mean["linear"]
+
+
+@pytest.mark.parametrize("kind", ["storm", "sogram"])
+def test_what_is_tracked_goes_on_after_any_step(small: Recipe, kind: str) -> None:
+    """Of a run that is resumed, and of one that is saved again before its first step."""
+    recipe = Recipe.of(small.model_dump(), ["training.batch_size=900"])
+    chosen = {
+        "own": GramianRecipe.of({"kind": kind, "batch_size": 32}),
+        "pools": GramianRecipe.of({"kind": "sampled", "batch_size": 8, "sampler": "adaptive"}),
+    }
+    whole = tracking(recipe, chosen, every=2)
+    copies = Copies()
+    run_of(recipe, whole, copies).fit(epochs=2)
+    for state in copies.states[:-1:2]:
+        for _ in range(2):
+            look = tracking(recipe, chosen, every=2)
+            run = run_of(recipe, look, Callback())
+            run.load_state(state)
+            state = run.state()
+        run.fit(epochs=2)
+        assert look.steps == whole.steps
+        assert (look.gramian, look.gradient) == (whole.gramian, whole.gradient)
+
+
+class Copies(Callback):
+    """Keeps a copy of the state after each step, as a file would hold it."""
+
+    def __init__(self) -> None:
+        self.states: list[TrainingState] = []
+
+    def on_step_end(self, run: Trainer) -> None:
+        state = run.state()
+        tensors = {name: value.clone() for name, value in state.tensors.items()}
+        self.states.append(TrainingState(tensors, json.loads(json.dumps(state.facts))))
+
+
+def run_of(recipe: Recipe, *callbacks: Callback) -> Trainer:
+    corpus = split_for(recipe, load_corpus(recipe), 0).training
+    settings = FitSettings.of(recipe, corpus, 0)
+    return Trainer(*prepare(settings, corpus, CPU), callbacks=callbacks, seed=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -62,3 +64,15 @@ def test_the_fixed_candidates_and_the_targets_are_ranked(small: Recipe, size: in
         ["map@10"],
     )
     assert watch.records[0]["map@10 validation"] == pytest.approx(expected["map@10"])
+
+
+def test_a_measurement_that_is_running_is_part_of_the_state(small: Recipe) -> None:
+    split = split_for(small, load_corpus(small), 0)
+    step, _, _ = prepare(FitSettings.of(small, split.training, 0), split.training, CPU)
+    watch, resumed = (MapWatch(split, minutes=1, size=50, seed=0) for _ in range(2))
+    watch.due = 120.0
+    watch._measure(Point(1, 1, 60.0, step))
+    state = json.loads(json.dumps(watch.state_dict()))
+    assert [record["seconds"] for record in state["records"]] == [60.0]
+    resumed.load_state_dict(state)
+    assert (resumed.records, resumed.due) == (watch.records, 120.0)

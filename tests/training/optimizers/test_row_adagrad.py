@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from tests.support.largest_tensor import LargestTensor
 from torch import Tensor, nn
 
+from evergram.encoders.mapped_tensors import mapped_zeros, mapping_folder
 from evergram.training.optimizers.row_adagrad import RowAdagrad
 
 
@@ -63,3 +67,24 @@ def test_the_basis_does_not_matter() -> None:
     turned = filled(normal(6, 3) @ turn)
     moved = run(turned, BATCHES, turn)
     torch.testing.assert_close(moved, run(plain, BATCHES) @ turn, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sparse_step_makes_nothing_of_the_size_of_the_table() -> None:
+    table = nn.Embedding(50_000, 3, sparse=True)
+    optimizer = RowAdagrad(table.parameters(), 0.1)
+    table(torch.tensor([7, 7, 49_999])).square().sum().backward()
+    with LargestTensor() as largest:
+        optimizer.step()
+    assert largest.bytes < 1000
+
+
+def test_the_state_of_a_mapped_table_is_mapped_and_moves_it_as_one_in_memory(
+    tmp_path: Path,
+) -> None:
+    rows = normal(6, 3)
+    in_file = mapped_zeros((6, 3), tmp_path)
+    in_file.copy_(rows)
+    mapped = nn.Embedding(6, 3, sparse=True, _weight=in_file)
+    optimizer = RowAdagrad(mapped.parameters(), 0.1)
+    assert mapping_folder(optimizer.state[mapped.weight]["sum"]) == tmp_path
+    assert torch.equal(run(mapped, BATCHES), run(filled(rows), BATCHES))

@@ -30,7 +30,10 @@ TINY: dict[str, Any] = {
     ("overrides", "sentence"),
     [
         ("data.path=x.csv", "data.path is used with data.kind = 'movielens' or .* is 'synthetic'"),
-        ("data.test=x.csv", "data.test is used with data.kind = 'table' or 'python' only"),
+        (
+            "data.test=x.csv",
+            "data.test is used with data.kind = 'table' or 'prepared' or 'python' only",
+        ),
         (
             "split.versions=[0.5]",
             "split.versions is used with split.kind = 'time' only, .*'random'",

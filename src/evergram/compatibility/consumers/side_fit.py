@@ -69,10 +69,13 @@ def fit_sides(
     sides = first, second
     offset = kind == "affine"
     unit = _power(sides)
-    errors = {rho * unit: _error(solve(sides, rho * unit, offset=offset), sides) for rho in RIDGES}
+    errors = {
+        rho: held_error(solve(sides, rho, offset=offset), sides)
+        for rho in (ridge * unit for ridge in RIDGES)
+    }
     zero = torch.zeros(first.moments.old_dim, first.moments.new_dim, dtype=torch.float64)
     # Of ridges whose errors differ by rounding only, the smallest.
-    enough = min(errors.values()) + 1e-12 * _error((zero, None), sides)
+    enough = min(errors.values()) + 1e-12 * held_error((zero, None), sides)
     near = [rho for rho, error in sorted(errors.items()) if error <= (1 + tolerance) * enough]
     rho = near[-1] if tolerance else near[0]
     weight, shift = solve([side.merged() for side in sides], rho, offset=offset)
@@ -117,6 +120,13 @@ def solve(sides: Sequence[SideMoments], rho: float, *, offset: bool = False) -> 
     return (weight[:, :-1], weight[:, -1]) if offset else (weight, None)
 
 
+def held_error(fitted: Affine, sides: Sequence[SideMoments]) -> float:
+    """Return Σ_s n_s E_s[δᵀ S_s δ] over the held pairs; 0 if there are none."""
+    return sum(
+        side.held.count * side.held.error(*fitted, side.metric) for side in sides if side.held.count
+    )
+
+
 def _moments(moments: SecondMoments, rho: float, *, offset: bool) -> tuple[Tensor, Tensor]:
     """Return C + ρ I and X; with an offset, of z_k with a constant 1 at its end."""
     gram, cross, _ = moments.second()
@@ -139,13 +149,6 @@ def _shared_basis(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     basis = vectors[:, kept] / values[kept].sqrt()
     shares, turn = torch.linalg.eigh(basis.T @ first @ basis)
     return basis @ turn, shares.clamp(0, 1)
-
-
-def _error(fitted: Affine, sides: Sequence[SideMoments]) -> float:
-    """Return Σ_s n_s E_s[δᵀ S_s δ] over the held pairs."""
-    return sum(
-        side.held.count * side.held.error(*fitted, side.metric) for side in sides if side.held.count
-    )
 
 
 def _power(sides: Sequence[SideMoments]) -> float:

@@ -9,13 +9,14 @@ from evergram.errors import DataError
 from evergram.ids import first_missing, missing_sentence
 
 
-def checked_interactions(table: pa.Table, source: str) -> pa.Table:
+def checked_interactions(table: pa.Table, source: str, *, first_row: int = 0) -> pa.Table:
     """Return the table with `value` and `weight` as float32 and `time` as int64 or float64.
 
     Args:
         table: columns `query`, `candidate`, optionally `value`, `time` (a number, a date or a
             timestamp) and `weight`.
         source: name of the table, for errors.
+        first_row: rows of the source before this table, if it is read in pieces.
     Raises: DataError: a column is missing or of a wrong type, there is no row, an id is missing, or
         a number is null, not finite, or a negative weight; the error names the row.
     """
@@ -26,7 +27,7 @@ def checked_interactions(table: pa.Table, source: str) -> pa.Table:
     if table.num_rows == 0:
         raise DataError(f"{source} has no rows; at least one interaction is needed.")
     for name in ("query", "candidate"):
-        check_ids(table[name], name, source)
+        check_ids(table[name], name, source, first_row=first_row)
     for name in ("value", "time", "weight"):
         if name not in table.column_names:
             continue
@@ -45,16 +46,19 @@ def checked_interactions(table: pa.Table, source: str) -> pa.Table:
         bad = pc.is_null(column, nan_is_null=True)
         if pa.types.is_floating(column.type):
             bad = pc.or_kleene(bad, pc.invert(pc.fill_null(pc.is_finite(column), False)))
-        _refuse_first_bad(bad, column, name, source, "a finite number")
+        where = (name, source, first_row)
+        _refuse_first_bad(bad, column, where, "a finite number")
         if name == "weight":
             negative = pc.less(column, 0)
-            _refuse_first_bad(negative, column, name, source, "a finite number of at least 0")
+            _refuse_first_bad(negative, column, where, "a finite number of at least 0")
     return table
 
 
-def check_ids(column: pa.ChunkedArray, name: str, source: str) -> None:
+def check_ids(column: pa.ChunkedArray, name: str, source: str, *, first_row: int = 0) -> None:
     """Refuse a column that cannot be ids.
 
+    Args:
+        first_row: rows of the source before this column, if it is read in pieces.
     Raises: DataError: it holds neither integers nor strings, a cell is empty, or an integer is 2⁶³
         or more.
     """
@@ -69,37 +73,49 @@ def check_ids(column: pa.ChunkedArray, name: str, source: str) -> None:
         raise DataError(
             f"{source} column {name!r} is {kind}{example}; ids must be integers or strings."
         )
-    refuse_missing(column, name, source)
+    refuse_missing(column, name, source, first_row=first_row)
     if pa.types.is_uint64(kind):
-        _refuse_large(column, name, source)
+        _refuse_large(column, (name, source, first_row))
 
 
 def refuse_missing(
-    column: pa.ChunkedArray, name: str, source: str, *, text_file: bool = False
+    column: pa.ChunkedArray,
+    name: str,
+    source: str,
+    *,
+    text_file: bool = False,
+    first_row: int = 0,
 ) -> None:
     """Refuse a column of ids in which one is missing, see `evergram.ids`.
 
     Args:
         text_file: True if the cells come from a file of text, in which a word such as NULL may
             stand for a missing id.
+        first_row: rows of the source before this column, if it is read in pieces.
     Raises: DataError: an id is missing; the error names its row.
     """
     row = first_missing(column, text_file=text_file)
     if row >= 0:
-        where, cell = f"{source} row {row + 1}", column[row].as_py()
+        where, cell = f"{source} row {first_row + row + 1}", column[row].as_py()
         raise DataError(missing_sentence(where, name, cell, text_file=text_file))
 
 
-def _refuse_large(column: pa.ChunkedArray, name: str, source: str) -> None:
+def _refuse_large(column: pa.ChunkedArray, where: tuple[str, str, int]) -> None:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     large = pc.greater_equal(column, pa.scalar(2**63, pa.uint64()))
     wanted = "below 2⁶³ to be an integer id, or be given as text"
-    _refuse_first_bad(large, column, name, source, wanted)
+    _refuse_first_bad(large, column, where, wanted)
 
 
-def _refuse_first_bad(bad: pa.Array, column: pa.Array, name: str, source: str, wanted: str) -> None:
+def _refuse_first_bad(
+    bad: pa.Array, column: pa.Array, where: tuple[str, str, int], wanted: str
+) -> None:
+    """Refuse the first bad cell; `where` is the column, the source, and its rows before."""
     row = pc.index(bad, True).as_py()
     if row >= 0:
-        cell = column[row].as_py()
-        raise DataError(f"{source} row {row + 1}: {name} is {cell}; it must be {wanted}.")
+        name, source, first_row = where
+        raise DataError(
+            f"{source} row {first_row + row + 1}: {name} is {column[row].as_py()}; it must be "
+            f"{wanted}."
+        )

@@ -9,6 +9,7 @@ import os
 import zipfile
 import zlib
 from pathlib import Path
+from typing import IO
 
 from evergram.errors import DataError
 
@@ -27,13 +28,17 @@ DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile, lzma.LZMAError, Ru
 class GzipReader(gzip.GzipFile):
     """A reader of a gzip file, as of `gzip.open`, up to the limit of expansion.
 
+    Args:
+        path: the file, or its address if it is open already.
+        opened: the open file and its bytes, where it is on no disk of this machine.
     Raises: DataError: on reading past the limit.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str, opened: tuple[IO[bytes], int] | None = None) -> None:
+        stream, size = (None, Path(path).stat().st_size) if opened is None else opened
         self._path = path
-        self._most = self._left = most_bytes(path.stat().st_size)
-        super().__init__(path, "rb")
+        self._most = self._left = most_bytes(size)
+        super().__init__(path, "rb", fileobj=stream)
 
     def read(self, size: int | None = -1) -> bytes:
         """Return at most `size` bytes; all that are left if it is negative or None."""
@@ -94,7 +99,7 @@ def _times() -> float:
     return times
 
 
-def _too_large(path: Path, most: int) -> DataError:
+def _too_large(path: Path | str, most: int) -> DataError:
     return DataError(
         f"{path} expands to more than {most >> 20} MiB, over {_times():g} times its size, as no "
         "genuine data does; get it from a source that you trust, or if it is right, set "

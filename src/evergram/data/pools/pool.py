@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evergram.data.sampling import Draw, places
+from evergram.data.sampling import Draw, moved_to, places
 
 # The share of draws that are uniform over the pool: no weight is multiplied by more than 1/MIX.
 MIX = 0.1
@@ -47,7 +47,7 @@ class Pool(Draw):
     chance: Tensor
 
     def to(self, device: torch.device) -> Pool:
-        return Pool(self.ids.to(device), self.weights.to(device), self.chance.to(device))
+        return Pool(*(moved_to(v, device) for v in (self.ids, self.weights, self.chance)))
 
     def resample(self, scores: Tensor) -> Draw:
         """Return B entities of the pool, drawn with replacement by `proposal(scores)`.

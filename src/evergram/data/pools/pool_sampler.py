@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from evergram.data.pools.pool import Pool
-from evergram.data.sampling import EntitySampler
+from evergram.data.sampling import EntitySampler, places
 from evergram.errors import RecipeError
 
 # P/B where the size of the pool is not chosen.
@@ -32,13 +31,13 @@ class PoolSampler(EntitySampler):
         super().__init__(counts, measures, kind="linear", batch_size=batch_size, seed=seed)
         self.pool_size = pool_size
 
-    def epoch(self, number: int, batches: int) -> Iterator[Pool]:
-        """Yield `batches` pools for an epoch."""
-        generator = self._generator(number)
-        for _ in range(batches):
-            ids = self._ids(self.pool_size, generator)
-            chance = torch.rand(self.batch_size, generator=generator, dtype=torch.float64)
-            yield Pool(ids, self.weights[ids], chance)
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return self.pool_size, self.batch_size
+
+    def _draw(self, chances: Sequence[Tensor]) -> Pool:
+        ids = places(self.bounds, chances[0])
+        return Pool(ids, self.weights[ids], chances[1])
 
 
 def entity_sampler(

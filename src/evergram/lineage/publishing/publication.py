@@ -25,6 +25,7 @@ from evergram.lineage.publishing.artefact_check import check_artefact, check_can
 from evergram.lineage.publishing.id_types import blocks_with_id_type, with_id_type
 from evergram.lineage.publishing.lost_race import keep_lost
 from evergram.lineage.publishing.publish_statistics import RowSample, forward_map
+from evergram.lineage.publishing.transform_check import check_transform_on_canaries
 from evergram.lineage.publishing.version_writer import PublicationFacts, write_version
 from evergram.lineage.stored_embeddings import stored_file
 from evergram.vector_files.parquet import write_embeddings
@@ -35,6 +36,9 @@ def publish_version(catalog: Catalog, artefact: Artefact, *, promote: bool = Tru
     number = catalog.next_version
     pairs = pair_history_of(catalog)
     check_artefact(catalog, artefact)
+    if number:
+        newest = catalog.newest
+        check_transform_on_canaries(artefact, catalog.reader(newest).canaries(), newest)
     with writing(catalog.path, catalog.remote):
         record = _unchanged_record(catalog, artefact)
         if number:

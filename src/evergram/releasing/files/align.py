@@ -34,6 +34,7 @@ from evergram.releasing.files.pair_split import (
 )
 from evergram.releasing.files.past_file import SIDE, checked_past
 from evergram.releasing.publish import publish, refuse_untried
+from evergram.training.distributed.process_group import join_processes
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import EmbeddingFile
 from evergram.vector_files.pairing import Pairing
@@ -41,6 +42,7 @@ from evergram.vector_files.pairing import Pairing
 QUIET = Progress(quiet=True)
 log = logging.getLogger(__name__)
 DEFAULT = AlignSettings()
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ def align(
 
     A lineage without versions gets `old` as version 0 first. One that has versions must have the
     vectors of `old` as its newest; then the loss is the multi-step one where the chain is affine.
+    Of several processes the first calls it, and the others `take_part_in_alignment`.
 
     Args:
         old: a file, or the number of the newest version, whose stored vectors are then read.
@@ -244,7 +247,7 @@ def _aligned(
     past = lineage.canaries(lineage.newest).get(SIDE, (None,))[0] if lineage.versions else None
     kept = canary_rows(pairing.ids, hashes, groups.held, past)
     rows = torch.cat([queries, catalogue, kept])
-    read = read_pairs(pairing, dims, groups, rows, progress)
+    read = read_pairs(pairing, dims, groups, rows, progress, join_processes(CPU))
     whole = read.whole
     refuse_degenerate(old.path, new.path, whole, read.zeros)
     metric = _metric(lineage) if lineage.versions else None

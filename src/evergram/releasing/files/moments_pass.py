@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evergram.collectives import ALONE, Collectives
 from evergram.compatibility.second_moments import SecondMoments
 from evergram.evaluation.map_quality import VectorPairs
 from evergram.releasing.files.pair_split import Groups
@@ -54,13 +55,21 @@ class PairReading:
 
 
 def read_pairs(
-    pairing: Pairing, dims: tuple[int, int], groups: Groups, rows: Tensor, progress: Progress
+    pairing: Pairing,
+    dims: tuple[int, int],
+    groups: Groups,
+    rows: Tensor,
+    progress: Progress,
+    together: Collectives = ALONE,
 ) -> PairReading:
     """Read both files once.
 
     Args:
         dims: of the old and of the new file.
         rows: of the pairing, whose vectors are kept.
+        together: processes that each read the same pairs. Each multiplies some of the blocks, and
+            has the moments of all; reading, which files allow from their front only, is no part of
+            what is shared.
     """
     seen, chosen, held = (SecondMoments(*dims) for _ in range(3))
     parts = ((seen, groups.seen), (chosen, groups.chosen), (held, groups.held))
@@ -70,15 +79,17 @@ def read_pairs(
     zeros = [0, 0]
     start = 0
     with progress.task("pairs", len(pairing)) as bar:
-        for pair in ahead(pairing.blocks()):
+        for number, pair in enumerate(ahead(pairing.blocks())):
             old, new = pair
             part = slice(start, start + len(old))
-            for moments, mask in parts:
-                moments.add(old[mask[part]], new[mask[part]])
+            if number % together.size == together.rank:
+                for moments, mask in parts:
+                    moments.add(old[mask[part]], new[mask[part]])
             kept.append((old[wanted[part]].float(), new[wanted[part]].float()))
             zeros = [n + int((~v.any(1)).sum()) for n, v in zip(zeros, pair, strict=True)]
             start += len(old)
             bar.advance(len(old), len(old))
     both = (torch.cat(side) for side in zip(*kept, strict=True))
     sample = VectorSample(wanted.nonzero().squeeze(1), *both)
+    seen, chosen, held = (moments.summed(together) for moments in (seen, chosen, held))
     return PairReading(seen, chosen, held, sample, (zeros[0], zeros[1]))

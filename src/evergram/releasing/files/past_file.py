@@ -34,7 +34,7 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
         are text where the old ones are integers.
     """
     _refuse_known(new, lineage)
-    past = _past_file(old, lineage)
+    past = past_file(old, lineage)
     if lineage.versions and not isinstance(old, int):
         _refuse_another(past, lineage)
     advice = _by_option("--old-ids", past)
@@ -49,7 +49,7 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
     return past
 
 
-def _past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
+def past_file(old: EmbeddingFile | int, lineage: Lineage) -> EmbeddingFile:
     """Return the file of old vectors; where a version was given, that of its stored ones.
 
     Raises: LineageError: the vectors of that version are not stored, or it was trained.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from evergram.errors import ShapeError
@@ -37,29 +38,22 @@ def transform_file(
         overwrite: whether to write over a file that is there.
     Returns: rows written. The file records the fingerprints of `target` and of `source`.
     Raises: ShapeError: the file's dim is not that version's. LineageError: the file has the
-        fingerprint of another version. UnknownVersionError. DataError: a vector cannot be used;
+        fingerprint of another version. UnknownVersionError. DataError: a vector cannot be used, or
+        is too large to be read as `target`;
         `out` is there or cannot be written; or the file has no ids, and `out` would present the
         numbers of its rows as the version's ids.
     """
-    version = lineage.newest if source is None else lineage.resolve(source)
-    wanted = lineage.resolve(target)
+    version, wanted = versions_of(file, lineage, source, target)
     chain = lineage.chain
-    lineage.check_fingerprint(file.fingerprint, version, str(file.path))
-    if chain.dim(version) != file.dim:
-        raise ShapeError(
-            f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "
-            f"{chain.dim(version)}. Name the version that these vectors are of with --from."
-        )
     named = out.suffix.lower() != ".npy" or file.has_ids
     if named:
         refuse_unnamed_rows(file, lineage, version)
-    chain.is_affine(version, wanted)  # refuses a version that there is not
     check_writable(out, overwrite=overwrite)
     with progress.task(f"as version {wanted}", file.rows) as bar:
 
         def rewritten() -> Iterator[Block]:
-            for ids, vectors in ahead(file.blocks()):
-                yield ids, chain.apply(vectors, version, wanted)
+            apply = partial(chain.apply, source=version, target=wanted)
+            return file.read_as(apply, wanted, ahead(file.blocks()), 0)
 
         def counted() -> Iterator[Block]:
             for ids, vectors in ahead(rewritten()):
@@ -70,3 +64,22 @@ def transform_file(
         return write_vectors(
             out, counted(), provenance_of(*fingerprints), overwrite=overwrite, named=named
         )
+
+
+def versions_of(
+    file: EmbeddingFile, lineage: Lineage, source: int | str | None, target: int | str
+) -> tuple[int, int]:
+    """Return the numbers of the version of `file` and of the version to write it as.
+
+    Raises: as `transform_file`.
+    """
+    version = lineage.newest if source is None else lineage.resolve(source)
+    wanted = lineage.resolve(target)
+    lineage.check_fingerprint(file.fingerprint, version, str(file.path))
+    if lineage.chain.dim(version) != file.dim:
+        raise ShapeError(
+            f"{file.path} has dim {file.dim}; version {version} of {lineage} has dim "
+            f"{lineage.chain.dim(version)}. Name the version that these vectors are of with --from."
+        )
+    lineage.chain.is_affine(version, wanted)  # Refuses a version that there is not.
+    return version, wanted

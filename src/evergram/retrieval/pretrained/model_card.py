@@ -8,6 +8,7 @@ from typing import Any
 from evergram.encoders.kinds import ENCODERS
 from evergram.kinds import kinds_where
 from evergram.lineage.disk.manifest import EncoderRecord
+from evergram.lineage.sampled_metrics import sample_sentence, standard_errors, with_error
 from evergram.retrieval.pretrained.encoder_folder import EncoderFacts
 
 
@@ -71,7 +72,11 @@ def _measured(metrics: Mapping[str, Any]) -> Iterator[str]:
     if ranking:
         yield "| metric | value |"
         yield "|---|---|"
-        yield from (f"| {name} | {_number(value)} |" for name, value in ranking.items())
+        errors = standard_errors(metrics.get("sampled"), "model")
+        for name, value in ranking.items():
+            yield f"| {name} | {with_error(_number(value), errors.get(name))} |"
+        if (sentence := sample_sentence(metrics.get("sampled"))) is not None:
+            yield f"\n{sentence}"
     past = metrics.get("compatibility", {})
     if not past:
         return
@@ -80,8 +85,11 @@ def _measured(metrics: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---|"
     for version, reading in past.items():
         then, now = reading["ranking"]["past"], reading["ranking"]["chain"]
+        before, after = (standard_errors(reading.get("sampled"), n) for n in ("past", "chain"))
         for name in now:
-            yield f"| {version} | {name} | {_number(then.get(name))} | {_number(now[name])} |"
+            was = with_error(_number(then.get(name)), before.get(name))
+            value = with_error(_number(now[name]), after.get(name))
+            yield f"| {version} | {name} | {was} | {value} |"
 
 
 def _number(value: Any) -> str:

@@ -17,6 +17,7 @@ from evergram.errors import LineageError
 from evergram.lineage.canary_check import Reading, diagnose_lineage, measure_canaries
 from evergram.lineage.consumers.record import Consumer, Probe
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.sampled_metrics import sample_sentence, standard_errors
 from evergram.serving.dashboard.schemas import (
     ConsumerFacts,
     DashboardData,
@@ -99,6 +100,8 @@ def _version(lineage: Lineage, version: int, published: PublishedFacts) -> Versi
         retired=version in lineage.retired,
         withdrawn=None,
         quality=_quality(published.metrics[version]),
+        errors=_errors(published.metrics[version]),
+        sample=sample_sentence(published.metrics[version].get("sampled")),
         step=published.steps.get(version),
         past=published.past.get(version),
     )
@@ -133,6 +136,13 @@ def _quality(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         for model in ("model", "popularity", "alone")
         if model in by_model
     }
+
+
+def _errors(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the standard errors of metrics of a sample of queries, by model."""
+    models = _quality(metrics)
+    errors = {model: standard_errors(metrics.get("sampled"), model) for model in models}
+    return {model: each for model, each in errors.items() if each}
 
 
 def _step(lineage: Lineage, version: int, before: int) -> StepFacts:

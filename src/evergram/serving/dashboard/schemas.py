@@ -51,6 +51,8 @@ class VersionFacts(_Facts):
             withdrawn version.
         fingerprint: its first 12 digits.
         quality: "model", "popularity", "alone" to metric to value.
+        errors: the same to standard errors, of metrics of a sample of queries.
+        sample: a sentence on that sample; None where all queries were ranked.
         withdrawn: the reason, of a withdrawn version.
         step: the backward transform; None of the first version.
         past: None of the newest version, and of those that are no longer read.
@@ -66,6 +68,8 @@ class VersionFacts(_Facts):
     retired: bool
     withdrawn: str | None
     quality: dict[str, dict[str, float]]
+    errors: dict[str, dict[str, float]] = {}
+    sample: str | None = None
     step: StepFacts | None
     past: PastFacts | None
 

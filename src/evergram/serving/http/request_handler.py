@@ -48,7 +48,7 @@ class RequestHandler:
 
     def __init__(self, service: Service, settings: ServiceSettings) -> None:
         self.service, self.settings = service, settings
-        self.metrics = Metrics()
+        self.metrics = Metrics(settings.process)
         self.traffic = TrafficLog()
         self.workers = Workers(settings.workers, settings.max_waiting)
         self.bodies = BodyBudget(max(settings.max_buffered, settings.max_body))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
 
 from evergram.serving.monitoring.drift import Drift
 
@@ -14,9 +15,15 @@ _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 
 
 class Metrics:
-    """The metrics of one service, in a registry of its own."""
+    """The metrics of one service, in a registry of its own.
 
-    def __init__(self) -> None:
+    Args:
+        process: number of the process among several of a service; every series has it as the label
+            `process`.
+    """
+
+    def __init__(self, process: int | None = None) -> None:
+        self._process = process
         self.registry = registry = CollectorRegistry()
         self.drift = Drift()
         self.requests = Counter(
@@ -104,5 +111,21 @@ class Metrics:
             self.looked_at.labels(side, str(version)).set(count)
             if relative is not None:
                 self.distance.labels(side, str(version)).set(relative)
-        page: bytes = generate_latest(self.registry)
+        named = self.registry if self._process is None else _OfProcess(self.registry, self._process)
+        page: bytes = generate_latest(named)
         return page
+
+
+class _OfProcess:
+    """A registry's series, each with the label `process`: else the counters of several processes
+    behind one port would be taken for one that jumps."""
+
+    def __init__(self, registry: CollectorRegistry, process: int) -> None:
+        self._registry, self._label = registry, {"process": str(process)}
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [
+                s._replace(labels={**s.labels, **self._label}) for s in family.samples
+            ]
+            yield family

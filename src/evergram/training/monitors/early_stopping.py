@@ -4,22 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from evergram.collectives import ALONE
 from evergram.data.split import Split
-from evergram.evaluation.ranking import rank_metrics
+from evergram.evaluation.large_catalogues.metric_sample import MetricSample, sample_queries
+from evergram.evaluation.ranking import query_metrics, rank_metrics
 from evergram.evaluation.relevance import relevance_of
 from evergram.training.callbacks import Callback
+from evergram.training.distributed.agreement import begin_shared
+from evergram.training.distributed.shared_embedding import embed_together
+from evergram.training.recipe.training import TrainingRecipe
 
 if TYPE_CHECKING:
     from evergram.training.loop import Trainer
+
+# Beside the kept parameters: the metric of each query at `reference_epoch`.
+REFERENCE = "reference|values"
+# The name of the selection's metric among what processes share.
+SELECTION = "selection"
+
+
+def cloned(name: str, value: Tensor) -> Tensor:
+    """Return a copy of a tensor in memory, whatever its name."""
+    return value.clone()
 
 
 @dataclass
 class EarlyStopping(Callback):
     """Evaluates as training goes, keeps the best parameters, and stops when patience runs out.
+
+    A metric of a sample of queries has noise, and what is noise must not go on with training:
+    patience then counts from the last best record that was above the one before it in paired
+    differences of the same queries, by more than their 95 % interval is wide. Small gains add up,
+    as that record stays the reference until one is above it.
 
     Args:
         metric: the record's entry that should be high.
@@ -28,9 +48,11 @@ class EarlyStopping(Callback):
         select_after: only epochs after this one can be the best, and patience is counted from it.
         history: all records, in order; each has `epoch` and the metric.
         best, best_epoch: of the best record so far, the first of those that are equal.
-        kept: the tensors of the model at that epoch.
-        evaluate: gives the metric's value of a run as it stands.
+        kept: the tensors of the model at that epoch; and of a sampled metric, each query's at the
+            reference.
+        evaluate: gives the metric of a run as it stands, of all queries or of a sample.
         every: epochs between two evaluations; the last epoch is always evaluated.
+        copied: copies a tensor of `kept` by its name, see `Trainer.copied`.
     """
 
     metric: str
@@ -40,21 +62,53 @@ class EarlyStopping(Callback):
     best: float = -1.0
     best_epoch: int = 0
     kept: Mapping[str, Tensor] = field(default_factory=dict)
-    evaluate: Callable[[Trainer], float] = field(default=lambda run: 0.0, repr=False)
+    evaluate: Callable[[Trainer], float | MetricSample] = field(default=lambda run: 0.0, repr=False)
     every: int = 1
+    copied: Callable[[str, Tensor], Tensor] = field(default=cloned, repr=False)
+
+    @classmethod
+    def of(cls, settings: TrainingRecipe, split: Split, select_after: int) -> EarlyStopping:
+        """Return the selection that a recipe asks for, by the split's selection pairs."""
+        return cls(
+            settings.metric,
+            settings.patience,
+            select_after,
+            evaluate=SelectionMetric(settings.metric, split),
+            every=settings.evaluate_every,
+        )
 
     def on_epoch(self, run: Trainer, objective: float, last: bool) -> None:
         if not last and run.epoch % self.every:
             return
-        value = self.evaluate(run)
+        reference = self.reference_epoch
+        measured = self.evaluate(run)
         record = {"epoch": run.epoch, "seconds": run.seconds, "objective": objective}
-        record[self.metric] = value
+        record[self.metric] = measured.mean if isinstance(measured, MetricSample) else measured
         if self.add(record, last):
-            self.kept = run.parameters()
+            before = self.kept.get(REFERENCE)
+            self.kept = run.parameters(self.kept)
+            if isinstance(measured, MetricSample):
+                if before is None or measured.above(before):
+                    before, reference = measured.values, run.epoch
+                self.kept = {**self.kept, REFERENCE: before}
+        if isinstance(measured, MetricSample):
+            record["standard_error"] = measured.standard_error
+            record["reference_epoch"] = reference
         run.evaluated(record)
 
     def stop(self, run: Trainer) -> str:
         return "patience" if self.exhausted else ""
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = {f"kept|{name}": value for name, value in self.kept.items()}
+        records = {"history": self.history, "best": self.best, "best_epoch": self.best_epoch}
+        return {**records, **kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history = [dict(record) for record in state["history"]]
+        self.best, self.best_epoch = state["best"], state["best_epoch"]
+        kept = {k.removeprefix("kept|"): v for k, v in state.items() if k.startswith("kept|")}
+        self.kept = {name: self.copied(name, value) for name, value in kept.items()}
 
     def add(self, record: dict[str, float], last: bool) -> bool:
         """Append an evaluation. Returns: whether it is the best, so that `kept` should be set.
@@ -74,9 +128,16 @@ class EarlyStopping(Callback):
     def exhausted(self) -> bool:
         """Whether patience has run out. It follows from the history, so that a run that was
         interrupted ends where it would have ended."""
-        start = max(self.best_epoch, self.select_after)
+        start = max(self.reference_epoch, self.select_after)
         since = sum(record["epoch"] > start for record in self.history)
         return 0 < self.patience <= since
+
+    @property
+    def reference_epoch(self) -> int:
+        """The epoch that patience is counted from: the best one; of a sampled metric, the last that
+        was seen to be better."""
+        last = self.history[-1] if self.history else {}
+        return int(last.get("reference_epoch", self.best_epoch))
 
     @property
     def best_is_last(self) -> bool:
@@ -85,16 +146,32 @@ class EarlyStopping(Callback):
 
 
 class SelectionMetric:
-    """A ranking metric of a run on the pairs that select its epoch."""
+    """A ranking metric of a run on the pairs that select its epoch.
 
-    def __init__(self, metric: str, split: Split) -> None:
+    Where it is the run's `shared[SELECTION]`, several processes measure it together.
+
+    Args:
+        queries: so many are ranked, drawn once by `seed`, the same in every epoch; None is all.
+    """
+
+    def __init__(
+        self, metric: str, split: Split, queries: int | None = None, seed: int = 0
+    ) -> None:
         self.metric = metric
         self.relevance = relevance_of(split.training, split.selection)
+        self.population = len(self.relevance)
+        if queries is not None:
+            self.relevance = sample_queries(self.relevance, queries, seed)
 
-    def __call__(self, run: Trainer) -> float:
-        now = run.encoder.embed_all(run.step.scene)
-        values = rank_metrics(now["query"], now["candidate"], self.relevance, [self.metric])
-        return values[self.metric]
+    def __call__(self, run: Trainer) -> float | MetricSample:
+        together = run.step.collectives if run.shared.get(SELECTION) is self else ALONE
+        begin_shared(SELECTION, together)
+        now = embed_together(run.encoder, run.step.scene, together)
+        vectors, metric = (now["query"], now["candidate"]), self.metric
+        if len(self.relevance) == self.population:
+            return rank_metrics(*vectors, self.relevance, [metric], together=together)[metric]
+        values = query_metrics(*vectors, self.relevance, [metric], together=together)[metric]
+        return MetricSample(values, self.population)
 
 
 def time_to_reach(

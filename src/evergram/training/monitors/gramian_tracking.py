@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from evergram.evaluation.sampled_gramian_error import (
 )
 from evergram.gramian.estimator import EntityBatch, GramianEstimator
 from evergram.training.callbacks import Callback, Point
+from evergram.training.checkpoints.run_state import named
 from evergram.training.recipe import GramianRecipe
 from evergram.training.step import Step
 
@@ -34,9 +37,35 @@ class _Shadow:
     """One side of an estimator that learns from entities of its own."""
 
     estimator: GramianEstimator
-    draws: Iterator[Draw]
+    epoch: Callable[[int], Iterator[Draw]]
+    # How many draws the estimator has learned from.
+    learned: int = 0
+    draws: Iterator[Draw] | None = None
     upcoming: Draw | None = None
     before: Tensor | None = None
+
+    def next_draw(self, device: torch.device) -> Draw:
+        if self.draws is None:
+            self.draws = self.epoch(self.learned)
+        return next(self.draws).to(device)
+
+    def state(self, prefix: str) -> dict[str, Any]:
+        """Return all of it for a checkpoint; the draw that comes next follows from their number."""
+        state: dict[str, Any] = {f"{prefix}learned": self.learned}
+        if self.before is not None:
+            state[f"{prefix}before"] = self.before
+        tensors = self.estimator.state_dict()
+        return state | {f"{prefix}estimator|{name}": value for name, value in tensors.items()}
+
+    def restore(self, state: Mapping[str, Any], prefix: str, device: torch.device) -> None:
+        """Continue from `state(prefix)`, if it is among the names of a checkpoint."""
+        if f"{prefix}learned" not in state:
+            return
+        self.learned = state[f"{prefix}learned"]
+        self.estimator.load_state_dict(named(state, f"{prefix}estimator"))
+        if f"{prefix}before" in state:
+            self.before = state[f"{prefix}before"].to(device, copy=True)
+            self.upcoming = self.next_draw(device)
 
 
 class Tracking(Callback):
@@ -82,6 +111,8 @@ class Tracking(Callback):
         # Entities that were drawn of each side for a measure; 0 where it was exact.
         self.drawn: dict[str, int] = {}
         self._shadows: dict[str, dict[str, _Shadow]] = {}
+        # The shadows' state in the run that is resumed, until they are made.
+        self._restored: dict[str, Any] = {}
 
     def on_step(self, at: Point, batch: Batch, objective: Tensor) -> None:
         run = at.training
@@ -90,7 +121,11 @@ class Tracking(Callback):
             return
         with run.look() as now:
             if not self._shadows:
-                self._shadows = {n: self._shadow(run, now, s) for n, s in self.rivals.items()}
+                self._shadows = {
+                    name: self._shadow(run, now, settings, f"{place}|")
+                    for place, (name, settings) in enumerate(self.rivals.items())
+                }
+                self._restored = {}
             for shadows in self._shadows.values():
                 self._follow(run, now, shadows, at.device)
             if measured:
@@ -119,7 +154,32 @@ class Tracking(Callback):
             name: Interval.mean(each[len(each) // 2 :]) for name, each in errors.items() if each
         }
 
-    def _shadow(self, run: Step, now: Embeddings, settings: GramianRecipe) -> dict[str, _Shadow]:
+    def state_dict(self) -> dict[str, Any]:
+        # Shadows that no step has made anew are as they were restored.
+        state = {**self._restored, "steps": list(self.steps), "drawn": dict(self.drawn)}
+        for name in ("gramian", "gradient"):
+            errors: Mapping[str, Sequence[Interval]] = getattr(self, name)
+            state[name] = {k: [asdict(interval) for interval in v] for k, v in errors.items()}
+        for place, shadows in enumerate(self._shadows.values()):
+            for side, shadow in shadows.items():
+                state |= shadow.state(f"{place}|{side}|")
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.steps, self.drawn = list(state["steps"]), dict(state["drawn"])
+        for name in ("gramian", "gradient"):
+            errors = {k: [Interval(**one) for one in v] for k, v in state[name].items()}
+            setattr(self, name, errors)
+        self._restored = dict(state)
+
+    def _shadow(
+        self, run: Step, now: Embeddings, settings: GramianRecipe, prefix: str
+    ) -> dict[str, _Shadow]:
+        """Return an estimator of each side, as new, or as it was in the run that is resumed.
+
+        Args:
+            prefix: of its names in a checkpoint.
+        """
         shadows: dict[str, _Shadow] = {}
         for i, side in enumerate(SIDES):
             measures = run.measures[side][:, :1]
@@ -136,7 +196,8 @@ class Tracking(Callback):
                 pool_size=settings.pool_size,
                 seed=self.seed + i,
             )
-            shadows[side] = _Shadow(estimator, draws.epoch(0, 1 << 40))
+            shadows[side] = _Shadow(estimator, partial(draws.epoch, 0, 1 << 40))
+            shadows[side].restore(self._restored, f"{prefix}{side}|", factors.device)
         return shadows
 
     def _follow(
@@ -144,7 +205,7 @@ class Tracking(Callback):
     ) -> None:
         draws: dict[str, Draw] = {}
         for side, shadow in shadows.items():
-            draws[side] = shadow.upcoming or next(shadow.draws).to(device)
+            draws[side] = shadow.upcoming or shadow.next_draw(device)
             shadow.estimator.begin(run.population(now, side))
         moments = {side: [shadow.estimator.moment()] for side, shadow in shadows.items()}
         for side, draw in run.resampled(now, draws, moments).items():
@@ -157,8 +218,9 @@ class Tracking(Callback):
                 shadow.before,
             )
             shadow.estimator.update(rows)
+            shadow.learned += 1
             if shadow.estimator.wants_before:
-                shadow.upcoming = next(shadow.draws).to(device)
+                shadow.upcoming = shadow.next_draw(device)
                 shadow.before = now.rows(side, shadow.upcoming.ids)
 
     def _measure(self, run: Step, now: Embeddings, step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from evergram.data.split import Split
 from evergram.encoders.encoder import Embeddings
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.training.callbacks import Callback, Point
+from evergram.training.recipe.training import TrainingRecipe
 
 METRIC = "map@10"
 # Queries judged of each part.
@@ -34,6 +36,13 @@ class MapWatch(Callback):
         size: of the sample of candidates.
     Source: [G2] §4.3, Fig. 3.
     """
+
+    @classmethod
+    def of(cls, settings: TrainingRecipe, split: Split, seed: int) -> MapWatch | None:
+        """Return the measurements that a recipe asks for, if any."""
+        if settings.watch_minutes is None:
+            return None
+        return cls(split, minutes=settings.watch_minutes, size=settings.watch_candidates, seed=seed)
 
     def __init__(self, split: Split, *, minutes: float, size: int, seed: int) -> None:
         self.every = 60 * minutes
@@ -73,6 +82,16 @@ class MapWatch(Callback):
     def on_end(self, at: Point) -> None:
         if self._thread is not None:
             self._thread.join()
+
+    def state_dict(self) -> dict[str, Any]:
+        # A measurement that is running belongs to the steps that a checkpoint holds.
+        if self._thread is not None:
+            self._thread.join()
+        return {"records": [dict(record) for record in self.records], "due": self.due}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.records = [dict(record) for record in state["records"]]
+        self.due = state["due"]
 
     def _measure(self, at: Point) -> None:
         run = at.training

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -67,6 +68,12 @@ class TensorBoard(Callback):
         query, candidate = (now[side].cpu() for side in SIDES)
         figure = draw_histograms(score_histograms(query, candidate, self.pairs))
         self.writer.add_figure("scores", figure, at.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"written": self.written}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.written = state["written"]
 
     def on_end(self, at: Point) -> None:
         self.writer.close()

@@ -9,9 +9,9 @@ from torch import nn
 
 from evergram.encoders.encoder import Encoder
 from evergram.errors import RecipeError
+from evergram.training.joint import Joint
 from evergram.training.optimizers.row_adagrad import RowAdagrad
 from evergram.training.recipe.training import TrainingRecipe
-from evergram.training.step import Joint
 
 
 def id_tables(encoder: Encoder) -> list[nn.Parameter]:

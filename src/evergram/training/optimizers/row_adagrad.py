@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from evergram.encoders.mapped_tensors import zeros_beside
+
 
 class RowAdagrad(torch.optim.Optimizer):
     """x_a ← x_a − rate · g_a / √(Σ_t mean_d g_{a,t}²), for the rows a that a batch has touched.
@@ -15,7 +17,8 @@ class RowAdagrad(torch.optim.Optimizer):
     which basis the columns of a table are written in does not matter.
 
     Args:
-        parameters: tables [N, D]; their gradients may be sparse.
+        parameters: tables [N, D]; their gradients may be sparse. The state of a table that is
+            mapped from a file is in a file, too.
         rate: the first step moves a row by √D times this.
     Source: Duchi et al. 2011, with the rows for coordinates.
     """
@@ -24,7 +27,7 @@ class RowAdagrad(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": rate})
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter]["sum"] = parameter.new_zeros(len(parameter))
+                self.state[parameter]["sum"] = zeros_beside(parameter, len(parameter))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -34,13 +37,14 @@ class RowAdagrad(torch.optim.Optimizer):
                     self._move(parameter, parameter.grad, group["lr"])
 
     def _move(self, parameter: Tensor, gradient: Tensor, rate: float) -> None:
-        rows = torch.arange(len(parameter), device=parameter.device)
         if gradient.is_sparse:
             gradient = gradient.coalesce()
             rows, gradient = gradient.indices()[0], gradient.values()
+        else:  # numbers of all rows, which a sparse gradient must not pay for
+            rows = torch.arange(len(parameter), device=parameter.device)
         total = self.state[parameter]["sum"]
-        seen = total[rows] + gradient.square().mean(1)
-        total[rows] = seen
+        seen = total.index_select(0, rows) + gradient.square().mean(1)
+        total.index_copy_(0, rows, seen)
         # A row whose gradients were all zero has nowhere to go.
         length = torch.where(seen > 0, seen.rsqrt(), 0.0)
         parameter.index_add_(0, rows, gradient * length[:, None], alpha=-rate)

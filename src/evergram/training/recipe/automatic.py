@@ -17,7 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import pow, sqrt
 
+import torch
+
 from evergram.data.corpus import Corpus
+from evergram.errors import DataError
 from evergram.training.recipe import Recipe, TaskRecipe
 
 PENALTY, PENALTY_POWER = 66.0, 0.25
@@ -86,8 +89,18 @@ def _l2(task: TaskRecipe, corpus: Corpus) -> float:
     value = L2 * sqrt(queries * candidates) / pairs
     if task.chosen.pair_target == "value":
         # Scores are as large as the values, and squared norms grow with scores, not their squares.
-        value *= float(corpus.column("value").double().square().mean().sqrt())
+        value *= _root_mean_square(corpus)
     return value
+
+
+def _root_mean_square(corpus: Corpus) -> float:
+    """Return √ of the mean squared value, summed in float64."""
+    total = torch.zeros((), dtype=torch.float64)
+    for block in corpus.blocks():
+        if block.value is None:
+            raise DataError("task.target = 'value' needs a column 'value'; use 'one' without it.")
+        total += block.value.double().square().mean() * (len(block) / len(corpus))
+    return float(total.sqrt())
 
 
 def _sizes(corpus: Corpus) -> tuple[int, int, int]:

@@ -40,7 +40,8 @@ class DataRecipe(RecipeTable):
     described_only: bool = False
     # mediawiki: the prefix of the dumps' names.
     prefix: str | None = None
-    # table: more files, and the file's own names of its columns.
+    # table, prepared: the file of test pairs. table: more files, and the files' own names of their
+    # columns (prepared: those of the test file).
     test: str | None = None
     query_features: str | None = None
     candidate_features: str | None = None

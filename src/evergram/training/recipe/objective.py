@@ -113,6 +113,10 @@ class TaskRecipe(KindTable):
         """How pairs are drawn, "examples" or "queries"."""
         return self.positives or self.chosen.draws
 
+    def measures_of(self, side: str) -> list[float | str]:
+        """Return the measures of a side: powers of the counts, or files of weights."""
+        return self.query_measure if side == "query" else self.candidate_measure
+
 
 class PriorRecipe(KindTable):
     """The low-rank prior ⟨q_a, r_b⟩ that the penalty pulls unobserved scores towards."""

@@ -35,9 +35,20 @@ class TrainingRecipe(RecipeTable):
     layer_rate: Rate = 2e-4
     # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.
     precondition: Weight = 0.1
+    # Of the layers' products in a step; parameters, Gramians and evaluations are float32.
+    precision: Literal["float32", "bfloat16"] = "float32"
+    # Where tables of ids and features are while they are trained: "mapped" is in files, "auto" is
+    # in files where memory cannot hold them; "sharded" is divided by rows among all processes.
+    tables: Literal["auto", "memory", "mapped", "sharded"] = "auto"
     # Epochs between evaluations, and the metric that keeps the best.
     evaluate_every: Positive = 1
     metric: Metric = "recall@20"
+    # The share of training's work, in multiply-adds, that evaluations may take: they rank a sample
+    # of queries where all would take more. "auto" is 0.25 where an evaluation takes more than
+    # seconds; "full" ranks all queries, whatever it takes.
+    evaluate_share: Rate | Literal["auto", "full"] = "auto"
+    # The published metrics: "auto" holds them to the share, too, of all of training.
+    final_metrics: Literal["auto", "full"] = "auto"
     # Seconds of training (evaluation not counted) after which the last epoch ends.
     budget: Rate | None = None
     # The papers' metric while training goes on: MAP@10 on training and validation, every so many

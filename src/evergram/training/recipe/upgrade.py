@@ -46,8 +46,9 @@ class UpgradeRecipe(KindTable):
     objects: AlignedObjects = "all"
     # Of each side, at most so many that "all" draws for a step, or that "batch" takes.
     rows: Positive = 512
-    # The transform is Adam's, or in the end replaced by the closed form on all objects. Joint
-    # training has the closed form where there is one, unless something else is written.
+    # The transform is Adam's, or the closed form on all objects. Joint training is "closed" where
+    # there is a closed form, unless something else is written: it replaces the trained transform
+    # where it has the smaller error.
     solver: Literal["gradient", "closed"] = "gradient"
     # posthoc by gradient: passes over the objects; over the pairs, unless `objects` is "all".
     fit_epochs: Positive = 100

@@ -116,6 +116,9 @@ def _rules_of_kinds() -> Iterator[Only]:
     for rate in ("table_rate", "feature_rate", "layer_rate"):
         kinds = [kind for kind, settings in ENCODERS.items() if rate in settings.rates]
         yield Only(f"training.{rate}", "model.kind", tuple(kinds))
+    mixed = kinds_where(ENCODERS, "mixes_precision")
+    yield Only("training.precision", "model.kind", mixed)
+    yield Only("training.tables", "model.kind", kinds_where(ENCODERS, "maps_tables"))
     yield Only(
         "upgrade.transform_rate upgrade.fit_epochs",
         "upgrade.transform",
@@ -161,7 +164,13 @@ RULES = (
     Only("data.prefix", "data.kind", ("mediawiki",)),
     Only("data.query_features data.candidate_features", "data.kind", ("table",)),
     Only("data.shared_ids", "data.kind", ("table",)),
-    Only("data.test data.columns", "data.kind", ("table", "python")),
+    Only("data.test data.columns", "data.kind", ("table", "prepared", "python")),
+    Only(
+        "data.columns",
+        "split.kind",
+        test=lambda r: r.data.kind != "prepared" or r.split.kind == "given",
+        needs="split.kind = 'given' (of prepared data, for the test file)",
+    ),
     Only(
         "data.minimum_value",
         "data.kind",
@@ -174,6 +183,12 @@ RULES = (
     Only("split.share", "split.kind", ("random", "given")),
     Only("split.versions split.end split.last", "split.kind", ("time",)),
     Only("split.selection", "split.kind", ("random", "time")),
+    Only(
+        "model.hash_seed",
+        "model.hash_rows",
+        test=lambda r: getattr(r.model, "hash_rows", None) is not None,
+        needs="model.hash_rows",
+    ),
     Only("task.l2_measure", "task.l2", test=lambda r: bool(r.task.l2), needs="task.l2 above 0"),
     Only(
         "gramian.sampler gramian.batch_size gramian.pool_size gramian.gradient",

@@ -46,12 +46,20 @@ export function drawVersions(data) {
 
 const WHO = ["model", "popularity", "alone"];
 
+// A metric, with ± its standard error where it is of a sample of queries.
+function measured(v, who, metric) {
+  const error = v.errors?.[who]?.[metric];
+  return number(v.quality[who]?.[metric]) + (error === undefined ? "" : ` ±${number(error)}`);
+}
+
 export function drawQualities(data, metric) {
+  const sampled = data.versions.some((v) => v.sample);
   table(at("qualities"), metric ? `${metric} by version, newest first` : "Quality by version",
-    ["version", "the version", "popularity", "without alignment"],
+    ["version", "the version", "popularity", "without alignment", ...(sampled ? ["queries"] : [])],
     metric
       ? data.versions.filter((v) => v.withdrawn === null).toReversed().map((v) =>
-        [`v${v.version}`, ...WHO.map((who) => number(v.quality[who]?.[metric]))])
+        [`v${v.version}`, ...WHO.map((who) => measured(v, who, metric)),
+          ...(sampled ? [v.sample ?? "–"] : [])])
       : [], { numeric: [1, 2, 3], empty: "Quality was not measured." });
 }
 

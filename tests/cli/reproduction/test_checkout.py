@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import evergram
-from evergram.cli.checkout import checkout, reproduction
+from evergram.cli.reproduction.checkout import checkout, reproduction
 from evergram.errors import DataError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_it_is_that_of_the_installed_source() -> None:

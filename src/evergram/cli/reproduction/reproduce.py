@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from evergram.cli.checkout import reproduction
 from evergram.cli.options import Device, Json, app, new_progress
 from evergram.cli.printing import dump, table
+from evergram.cli.reproduction.checkout import reproduction
 
 REPORT = "report"
 

@@ -1,0 +1,130 @@
+"""What a section has measured: figures with units, each with its repeated measurements."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+# Of no unit: a ratio, a share, a measure of quality; it can be compared with another machine's.
+RATIO = "ratio"
+COMPARABLE = (RATIO, "%")
+_NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
+# What stands after a number in a cell, or as a word in the name of its column or row.
+_UNITS = {
+    **{unit: unit for unit in ("ms", "µs", "s", "h", "kB", "MB", "GB", "kiB", "MiB", "GiB", "%")},
+    **{"second": "s", "seconds": "s", "minutes": "min", "milliseconds": "ms", "bytes": "B"},
+}
+_RATES = re.compile(r"a second|per second|/s\b")
+_RATIOS = re.compile(r"\bover\b|\bratio\b| / |^× ")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a section.
+
+    Args:
+        row, column: name it; together they are unique in a section.
+        unit: "ratio" for what has none.
+        values: its measurements, one or more.
+    """
+
+    row: str
+    column: str
+    unit: str
+    values: Sequence[float]
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.row, self.column
+
+    @property
+    def middle(self) -> float:
+        """The median of the measurements."""
+        return median(self.values)
+
+    @property
+    def spread(self) -> float | None:
+        """How far the measurements lie apart; None with fewer than three."""
+        return max(self.values) - min(self.values) if len(self.values) > 2 else None
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether it can be compared with a run on another machine: seconds cannot."""
+        return self.unit in COMPARABLE
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON has it, with six digits; what is no finite number is None."""
+        values = [float(f"{v:.6g}") if math.isfinite(v) else None for v in self.values]
+        return {**asdict(self), "values": values}
+
+
+def figure_of(plain: Mapping[str, Any]) -> Figure:
+    """Return a figure of JSON. Raises: TypeError, KeyError, ValueError: it is none."""
+    values = [math.nan if v is None else float(v) for v in plain["values"]]
+    if not values:
+        raise ValueError("a figure has no values")
+    return Figure(str(plain["row"]), str(plain["column"]), str(plain["unit"]), values)
+
+
+def figures_of_table(table: str) -> list[Figure]:
+    """Return the first number of each cell of the Markdown tables in a text.
+
+    Rows are named by their first cell, and by how often it came before if it occurs twice.
+    """
+    figures: dict[tuple[str, str], Figure] = {}
+    rows: set[str] = set()
+    columns: list[str] = []
+    inside = False
+    for line in table.splitlines():
+        if not line.startswith("|"):
+            inside = False
+            continue
+        # A bar inside a cell, as of |B|, is escaped.
+        cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
+        first, *rest = [cell.strip() for cell in cells]
+        if not inside:
+            columns, inside = rest, True
+            continue
+        if first and set(first) <= set("-: "):
+            continue
+        row, again = first, 2
+        while row in rows:
+            row, again = f"{first} ({again})", again + 1
+        rows.add(row)
+        for column, cell in zip(columns, rest, strict=True):
+            if number := _NUMBER.search(cell):
+                unit = _unit(cell[number.end() :], column, row)
+                value = float(number[0].replace(",", ""))
+                figures[row, column] = Figure(row, column, unit, [value])
+    return list(figures.values())
+
+
+def together(repeats: Iterable[Sequence[Figure]]) -> list[Figure]:
+    """Return the figures of several measurements of a section, each with the values of all."""
+    values: dict[tuple[str, str], list[float]] = {}
+    units: dict[tuple[str, str], str] = {}
+    for figures in repeats:
+        for figure in figures:
+            values.setdefault(figure.name, []).extend(figure.values)
+            units[figure.name] = figure.unit
+    return [Figure(*name, units[name], each) for name, each in values.items()]
+
+
+def _unit(after: str, column: str, row: str) -> str:
+    """Return the unit of a number: what stands after it, else what its column or row says."""
+    word = re.match(r"\s*([^\W\d_]+|%)", after)
+    if word and word[1] in _UNITS:
+        return _UNITS[word[1]]
+    if _RATIOS.search(column):
+        return RATIO
+    for name in (column, row):
+        if _RATES.search(name):
+            return "1/s"
+        for part in re.findall(r"[^\W\d_]+|%", name):
+            if part in _UNITS:
+                return _UNITS[part]
+    return RATIO

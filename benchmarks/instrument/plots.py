@@ -1,0 +1,102 @@
+"""The page's pictures, as SVG: ratios with their spread, and predictions beside measurements."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+
+from benchmarks.instrument.figures import Figure
+
+# Okabe and Ito's, which readers with any colour vision can tell apart; shapes differ as well.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+GREY = "#777777"
+
+
+def ratios(figures: Sequence[Figure], line: float | None) -> str:
+    """Return the picture of ratios: a row a name, a colour a column, bars from lowest to highest.
+
+    Args:
+        line: drawn across, such as a goal; None for none.
+    """
+    rows = list(dict.fromkeys(f.row for f in figures))
+    columns = list(dict.fromkeys(f.column for f in figures))
+
+    def draw(axes: Axes) -> None:
+        for figure in figures:
+            place = columns.index(figure.column)
+            height = rows.index(figure.row) + 0.12 * (place - (len(columns) - 1) / 2)
+            low, high = figure.middle - min(figure.values), max(figure.values) - figure.middle
+            first = figure.row == next(f.row for f in figures if f.column == figure.column)
+            axes.errorbar(
+                [figure.middle], [height], xerr=[[low], [high]], fmt=MARKS[place % len(MARKS)],
+                color=COLOURS[place % len(COLOURS)], capsize=2, markersize=4,
+                label=figure.column if first else None,
+            )  # fmt: skip
+        if line is not None:
+            axes.axvline(line, color=GREY, linestyle="--", linewidth=1, label=f"{line:g}")
+        axes.set_yticks(range(len(rows)), rows)
+        axes.invert_yaxis()
+        axes.set_xlabel("ratio of rates or of times (no unit)")
+        axes.set_ylabel("measured")
+
+    return _svg(draw, (8.0, 1.2 + 0.45 * len(rows) + 0.2 * len(columns)))
+
+
+def predictions(pairs: Sequence[tuple[Figure, Figure]], unit: str, margin: float) -> str:
+    """Return the picture of predicted over measured values, both axes logarithmic.
+
+    Args:
+        pairs: of each size, measured and predicted.
+        unit: of both axes.
+        margin: the share by which the dotted lines are apart from equality.
+    """
+
+    def draw(axes: Axes) -> None:
+        for i, (measured, predicted) in enumerate(pairs):
+            style: dict[str, Any] = {
+                "color": COLOURS[i % len(COLOURS)],
+                "marker": MARKS[i % len(MARKS)],
+            }
+            axes.plot(
+                [measured.middle], [predicted.middle], linestyle="", label=measured.row, **style
+            )
+        values = [f.middle for pair in pairs for f in pair]
+        ends = [min(values) / 1.5, max(values) * 1.5]
+        for factor, style_ in ((1.0, "-"), (1 - margin, ":"), (1 + margin, ":")):
+            axes.plot(ends, [e * factor for e in ends], style_, color=GREY, linewidth=1)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel(f"measured, {unit}")
+        axes.set_ylabel(f"predicted, {unit}")
+
+    return _svg(draw, (7.0, 3.6 + 0.1 * len(pairs)))
+
+
+def fingerprint(figures: Sequence[Figure]) -> str:
+    """Return a hash of what is drawn, which is the same with every matplotlib."""
+    text = json.dumps([figure.plain() for figure in figures])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _svg(draw: Callable[[Axes], None], size: tuple[float, float]) -> str:
+    with mpl.rc_context({"svg.hashsalt": "evergram", "svg.fonttype": "none", "font.size": 9}):
+        drawing = Drawing(figsize=size, layout="constrained")
+        axes = drawing.subplots()
+        draw(axes)
+        axes.spines[["top", "right"]].set_visible(False)
+        handles, labels = axes.get_legend_handles_labels()
+        drawing.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+        file = io.StringIO()
+        drawing.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    return re.sub(r"font-family: [^;\"]*", "font-family: sans-serif", text)

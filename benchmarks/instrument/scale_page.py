@@ -1,0 +1,175 @@
+"""docs/internet-scale.md: what 10⁹ entities and 10¹¹ pairs take, by the rates of a kept run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from benchmarks.instrument import plots
+from benchmarks.instrument.compare import busy_note
+from benchmarks.instrument.figures import Figure
+from benchmarks.instrument.runs import Run, last_of_each
+from benchmarks.scale_model import (
+    Cluster,
+    Size,
+    StepRates,
+    fewest_machines,
+    gathered_batch,
+    memory,
+    plan,
+    shares,
+)
+
+SECTION = "scale-model"
+GOAL = Size(10**9, 10**11, 128, 8192)
+TIMES = (1, 4, 16)  # the fewest machines that hold the tables, and more
+HEAD = """# Internet scale, on paper
+
+10⁹ entities (both sides together), D = 128, 10¹¹ pairs, one epoch of a matrix factorization
+with the all-pairs penalty. Nothing of this size was run. A
+[model](../benchmarks/scale_model.py) adds up what a step reads, moves and multiplies, at rates
+that `python -m benchmarks scale-model` measures one by one, and the same section checks it
+against runs that fit one machine. `python -m benchmarks.instrument.page` makes this page of the
+last kept run."""
+LIMITS = """\
+The model does not know of caches that processes share, of stragglers, of reading pairs from
+disk (16 bytes a pair, in order), or of evaluation; nothing in a step overlaps in it. Rates of
+rows are those of the largest table that was measured, and a shard of the plan may be larger.
+Evergram itself keeps tables in one process's memory today; the exchange of rows between shards
+is what an engine for sharded tables has to do."""
+
+
+def pages(runs: Sequence[Run]) -> dict[str, str]:
+    """Return the page and its picture; nothing if no run has the section."""
+    run = last_of_each(runs).get(SECTION)
+    if run is None:
+        return {}
+    figures = run.sections[SECTION].figures
+    by_row = {row: {f.column: f for f in figures if f.row == row} for row in _rows(figures)}
+    pairs = [(columns["measured"], columns["predicted"]) for columns in by_row.values()]
+    note = f"\n\n**{busy_note(run, SECTION)}**" if run.is_busy(SECTION) else ""
+    picture = plots.predictions(pairs, "milliseconds a step", 0.2)
+    mark = plots.fingerprint([f for pair in pairs for f in pair])
+    source, rates = _rates(by_row)
+    parts = [
+        HEAD + note,
+        "## Bytes",
+        _bytes(GOAL),
+        "## Machines, bytes exchanged, hours",
+        _assumed(source),
+        _plans(rates),
+        LIMITS,
+        "## The model against runs",
+        f"![predicted and measured](benchmarks/predicted.svg)<!-- {mark} -->",
+        "The dotted lines are 20 % from equality.",
+        _checks(by_row),
+        "## What a step spends where",
+        "By the model, in percent of its seconds; one thread, denormals flushed. A pass is "
+        "measured by a copy into new memory; rows and products alone, at the same sizes.",
+        _parts(by_row),
+        _limits(by_row),
+    ]
+    return {
+        "internet-scale.md": "\n\n".join(parts) + "\n",
+        "benchmarks/predicted.svg": picture,
+    }
+
+
+def _rows(figures: Sequence[Figure]) -> list[str]:
+    return list(dict.fromkeys(f.row for f in figures))
+
+
+def _rates(by_row: Mapping[str, Mapping[str, Figure]]) -> tuple[str, StepRates]:
+    """Return the rates of the largest table of the goal's dim, or of the largest of all."""
+    of_dim = [row for row in by_row if f"D = {GOAL.dim}," in row] or list(by_row)
+    name = max(of_dim, key=lambda row: by_row[row]["resident, predicted"].middle)
+    fields = StepRates.__dataclass_fields__
+    return name, StepRates(*(by_row[name][f"rate: {field}"].middle for field in fields))
+
+
+def _bytes(size: Size) -> str:
+    lines = ["| of | GB |", "|---|---|"]
+    lines += [f"| {name} | {value / 1e9:,.4g} |" for name, value in memory(size).items()]
+    lines.append(f"| all but pairs and order | {_held(size) / 1e9:,.4g} |")
+    return "\n".join(lines)
+
+
+def _held(size: Size) -> int:
+    return sum(v for k, v in memory(size).items() if k not in ("pairs", "order of an epoch"))
+
+
+def _assumed(source: str) -> str:
+    c = Cluster()
+    return (
+        f"Assumed of a machine, not measured: {c.memory / 2**30:.0f} GiB for tables, {c.processes} "
+        f"processes on a core each, {c.bandwidth / 1e9:.0f} GB a second of memory that they share, "
+        f"and a network of {c.network * 8 / 1e9:.0f} Gbit a second. A process has a batch of "
+        f"{GOAL.batch:,} pairs and the rates that were measured for {source}."
+    )
+
+
+def _plans(rates: StepRates) -> str:
+    least = fewest_machines(GOAL, Cluster())
+    lines = [
+        "| machines | processes | ms a step: processor | memory | network | hours an epoch | MB a "
+        "process sends a step: rows, gradients, ids | of Gramians | MB if all embeddings of the "
+        "batch were gathered |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for machines in (least * times for times in TIMES):
+        made = plan(GOAL, rates, machines)
+        rows = sum(v for k, v in made.exchanged.items() if k != "Gramians")
+        cells = [
+            *(f"{1e3 * value:,.1f}" for value in made.step.values()),
+            *(f"{made.hours:,.1f}", f"{rows / 1e6:.1f}", f"{made.exchanged['Gramians'] / 1e6:.2f}"),
+            f"{gathered_batch(GOAL, made.processes) / 1e6:,.0f}",
+        ]
+        lines.append(f"| {machines} | {made.processes:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _checks(by_row: Mapping[str, Mapping[str, Figure]]) -> str:
+    lines = [
+        "| run | ms a step, measured | predicted | predicted / measured | MB, measured | predicted "
+        "| predicted / measured | within 20 % |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row, columns in by_row.items():
+        ratios = [
+            columns[f"{what}, predicted over measured"].middle for what in ("seconds", "bytes")
+        ]
+        resident = [columns[f"resident, {what}"].middle / 1e6 for what in ("measured", "predicted")]
+        cells = [
+            *(f"{columns[what].middle:.2f}" for what in ("measured", "predicted")),
+            *(f"{ratios[0]:.2f}", *(f"{value:,.0f}" for value in resident), f"{ratios[1]:.2f}"),
+            " and ".join(
+                what
+                for what, ratio in zip(("seconds", "bytes"), ratios, strict=True)
+                if abs(ratio - 1) <= 0.2
+            )
+            or "neither",
+        ]
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _parts(by_row: Mapping[str, Mapping[str, Figure]]) -> str:
+    first = next(iter(by_row.values()))
+    names = [c.removeprefix("part: ") for c in first if c.startswith("part: ")]
+    lines = ["| run | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for row, columns in by_row.items():
+        part = shares({name: columns[f"part: {name}"].middle for name in names})
+        lines.append(f"| {row} | " + " | ".join(f"{100 * part[n]:.0f}" for n in names) + " |")
+    return "\n".join(lines)
+
+
+def _limits(by_row: Mapping[str, Mapping[str, Figure]]) -> str:
+    """Return the limits of the hardware, as the same run measured them."""
+    copies = [1e-9 / columns["rate: copied"].middle for columns in by_row.values()]
+    products = [1e-9 / columns["rate: flop"].middle for columns in by_row.values()]
+    return (
+        f"The hardware's limits in the same run: a copy into new memory takes a byte at "
+        f"{median(copies):.1f} GB a second ({min(copies):.1f} to {max(copies):.1f} by size), a "
+        f"product of [B, D] by [D, D] {median(products):.0f} Gflop a second ({min(products):.0f} "
+        f"to {max(products):.0f})."
+    )

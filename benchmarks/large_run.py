@@ -1,0 +1,194 @@
+"""A large corpus from files to published vectors, by the command: seconds and peak memory.
+
+python -m benchmarks large-run
+python -m benchmarks.large_run 1e8 --write
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+# As in the audit of an earlier release: 606,000 queries and 155,000 candidates.
+PAIRS, QUERIES, CANDIDATES = 10_000_000, 606_000, 155_000
+GROUPS = 200
+BLOCK = 1_000_000
+# Seconds between two looks at a process.
+LOOK = 0.02
+RECIPE = """name = "large-run"
+[data]
+kind = "{kind}"
+path = "{path}"
+[split]
+share = 0.005
+[model]
+dim = {dim}
+[training]
+epochs = 1
+batch_size = {batch}
+tables = "{tables}"
+"""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A command that was run.
+
+    Args:
+        seconds: by the clock; `cpu_seconds` of all its threads.
+        anonymous: bytes of memory at most that the kernel cannot take back.
+        resident: the same with the pages of mapped files that it can.
+    """
+
+    name: str
+    seconds: float
+    cpu_seconds: float
+    anonymous: int
+    resident: int
+
+
+@dataclass(frozen=True)
+class LargeRun:
+    """The phases of a run over `pairs` interactions."""
+
+    pairs: int
+    queries: int
+    candidates: int
+    phases: list[Phase]
+
+
+def write_pairs(path: Path, pairs: int, queries: int, candidates: int) -> None:
+    """Write made-up interactions in blocks, with times that ascend.
+
+    Each query likes one of 200 groups of candidates, seven times of ten, and within a group few
+    candidates are popular.
+    """
+    draw = np.random.default_rng(0)
+    taste = draw.integers(0, GROUPS, queries)
+    group_size = candidates // GROUPS
+    schema = pa.schema([("query", pa.int64()), ("candidate", pa.int64()), ("time", pa.int64())])
+    with pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, pairs, BLOCK):
+            size = min(BLOCK, pairs - start)
+            query = draw.integers(0, queries, size)
+            own = draw.random(size) < 0.7
+            group = np.where(own, taste[query], draw.integers(0, GROUPS, size))
+            place = (group_size * draw.random(size) ** 3).astype(np.int64)
+            columns = [
+                query,
+                group * group_size + place,
+                1_600_000_000 + np.arange(start, start + size),
+            ]
+            writer.write_table(pa.table(columns, schema=schema))
+
+
+def measure(
+    pairs: int = PAIRS,
+    queries: int = QUERIES,
+    candidates: int = CANDIDATES,
+    *,
+    dim: int = 32,
+    batch: int = 8192,
+    tables: str = "memory",
+) -> LargeRun:
+    """Prepare a corpus, train one epoch of a factorization with its evaluation, and export."""
+    folder = Path(tempfile.mkdtemp(dir=os.environ.get("TMPDIR")))
+    try:
+        source, prepared, lineage = folder / "pairs.parquet", folder / "corpus", folder / "lineage"
+        write_pairs(source, pairs, queries, candidates)
+        recipe = folder / "recipe.toml"
+        values = {"kind": "prepared", "path": prepared, "dim": dim, "batch": batch}
+        recipe.write_text(RECIPE.format(**values, tables=tables))
+        train = ("train", str(recipe), "--lineage", str(lineage))
+        phases = [
+            _run("prepare", ("prepare", str(source), str(prepared))),
+            _run("train one epoch, evaluate, publish", train),
+        ]
+        for side in ("query", "candidate"):
+            out = str(folder / f"{side}.parquet")
+            phases.append(_run(f"export {side}", ("export", str(lineage), out, "--side", side)))
+        return LargeRun(pairs, queries, candidates, phases)
+    finally:
+        shutil.rmtree(folder)
+
+
+def tiny() -> LargeRun:
+    return measure(20_000, 2_000, 1_000, dim=8, batch=1024)
+
+
+def table(run: LargeRun) -> str:
+    lines = [
+        f"| {run.pairs:,} pairs, {run.queries:,} queries, {run.candidates:,} candidates "
+        "| seconds | CPU seconds | peak MiB | with mapped files |",
+        "|---|---|---|---|---|",
+    ]
+    whole = Phase(
+        "all",
+        sum(p.seconds for p in run.phases),
+        sum(p.cpu_seconds for p in run.phases),
+        max(p.anonymous for p in run.phases),
+        max(p.resident for p in run.phases),
+    )
+    for p in (*run.phases, whole):
+        peaks = f"{p.anonymous / 2**20:,.0f} | {p.resident / 2**20:,.0f}"
+        lines.append(f"| {p.name} | {p.seconds:.1f} | {p.cpu_seconds:.1f} | {peaks} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure at any number of interactions; print the table, and put it into the documents."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.large_run", description=__doc__)
+    parser.add_argument("pairs", type=lambda text: int(float(text)), nargs="?", default=PAIRS)
+    parser.add_argument("--write", action="store_true", help="between <!-- large-run PAIRS -->")
+    chosen = parser.parse_args(arguments)
+    text = table(measure(chosen.pairs))
+    print(text)
+    if chosen.write:
+        from benchmarks.__main__ import put
+
+        put("large-run" if chosen.pairs == PAIRS else f"large-run {chosen.pairs:,}", text)
+
+
+def _run(name: str, arguments: Sequence[str]) -> Phase:
+    """Run the command in a process of its own, and read what the kernel says of it."""
+    code = "from evergram.cli import main; main()"
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments, "--json"], stdout=subprocess.DEVNULL
+    )
+    status = Path(f"/proc/{process.pid}/status")
+    anonymous = resident = ended = 0
+    while not ended:
+        time.sleep(LOOK)
+        lines = status.read_text() if status.exists() else ""
+        anonymous = max(anonymous, _bytes_of("RssAnon", lines))
+        resident = max(resident, _bytes_of("VmRSS", lines))
+        ended, code_of_exit, usage = os.wait4(process.pid, os.WNOHANG)
+    process.returncode = os.waitstatus_to_exitcode(code_of_exit)
+    if process.returncode:
+        raise RuntimeError(f"evergram {' '.join(arguments)} ended with {process.returncode}.")
+    seconds = time.perf_counter() - started
+    return Phase(name, seconds, usage.ru_utime + usage.ru_stime, anonymous, resident)
+
+
+def _bytes_of(key: str, status: str) -> int:
+    """Return a number of /proc/PID/status in bytes; 0 where it is not there, as of a process that
+    has ended."""
+    lines = [line.split() for line in status.splitlines() if line.startswith(f"{key}:")]
+    return int(lines[0][1]) * 1024 if lines else 0
+
+
+if __name__ == "__main__":
+    main()

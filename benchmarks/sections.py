@@ -1,0 +1,178 @@
+"""The sections of the benchmarks: what measures each, and how its figures are shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks import (
+    alignment,
+    alignment_objects,
+    by_command,
+    candidates,
+    checkpoints,
+    crossover,
+    defaults,
+    dumps,
+    errors,
+    evaluation_speed,
+    fast_paths,
+    graphs,
+    growth,
+    known_consumers,
+    large_run,
+    losses,
+    measure,
+    pinned,
+    postgres_fast_path,
+    preparing,
+    processes,
+    quality,
+    ranking_memory,
+    rewriting,
+    scale_runs,
+    serving,
+    sharded_tables,
+    snapshot_engine,
+    staged_dumps,
+    steps,
+    streaming,
+    table3,
+    table_memory,
+    text,
+    towers,
+    training_rate,
+)
+from benchmarks.instrument.figures import Figure
+
+
+@dataclass(frozen=True)
+class Section:
+    """A measurement, and how its figures are shown.
+
+    Args:
+        measure: takes the measurement and returns its figures.
+        tiny: the same in seconds on small made-up data, to check that it runs.
+        table: makes a table in Markdown of the figures of either.
+        drawn: whether `plots.draw` makes a picture of the figures.
+        needs_data: whether it reads real data.
+        pictures: returns other pictures for docs/, by name.
+        figures: returns the figures with their repeated measurements; None reads the table.
+    """
+
+    measure: Callable[[], Any]
+    tiny: Callable[[], Any]
+    table: Callable[[Any], str] = str
+    drawn: bool = False
+    needs_data: bool = False
+    pictures: Callable[[Any], dict[str, bytes]] = lambda _: {}
+    figures: Callable[[Any], list[Figure]] | None = None
+
+
+def _quality(name: str, kind: str) -> Section:
+    return Section(
+        partial(quality.quality, name),
+        partial(quality.tiny, kind),
+        quality.table,
+        drawn=True,
+        needs_data=True,
+    )
+
+
+SECTIONS = {
+    "timing": Section(
+        measure.view_throughput, partial(measure.view_throughput, (8,), 1000), measure.table
+    ),
+    "steps": Section(steps.step_ratios, steps.tiny, steps.table),
+    "training-rate": Section(
+        training_rate.measure,
+        training_rate.tiny,
+        training_rate.table,
+        figures=training_rate.figures,
+    ),
+    "scale-model": Section(
+        scale_runs.measure, scale_runs.tiny, scale_runs.table, figures=scale_runs.figures
+    ),
+    "alignment": Section(alignment.measure, alignment.tiny, alignment.table),
+    "candidates": Section(candidates.measure, candidates.tiny, candidates.table, needs_data=True),
+    "processes": Section(processes.measure, processes.tiny, processes.table),
+    "sharded-tables": Section(sharded_tables.measure, sharded_tables.tiny, sharded_tables.table),
+    "growth": Section(growth.growth, growth.tiny, growth.table, drawn=True),
+    "ranking-memory": Section(ranking_memory.measure, ranking_memory.tiny, ranking_memory.table),
+    "evaluation-speed": Section(
+        evaluation_speed.measure, evaluation_speed.tiny, evaluation_speed.table
+    ),
+    "checkpoints": Section(checkpoints.measure, checkpoints.tiny, checkpoints.table),
+    "preparing": Section(preparing.measure, preparing.tiny, preparing.table),
+    "streaming": Section(streaming.measure, streaming.tiny, streaming.table),
+    "large-run": Section(large_run.measure, large_run.tiny, large_run.table),
+    "table-memory": Section(table_memory.measure, table_memory.tiny, table_memory.table),
+    "crossover": Section(crossover.crossover, crossover.tiny, crossover.table, drawn=True),
+    "serving-transform": Section(
+        serving.transform_rates, serving.tiny_transform, serving.transform_table
+    ),
+    "serving-fetch": Section(serving.fetches, serving.tiny_fetches, serving.fetch_table),
+    "serving-fast-paths": Section(
+        fast_paths.fast_paths, fast_paths.tiny_fast_paths, fast_paths.table
+    ),
+    "serving-search": Section(serving.searches, serving.tiny_searches, serving.search_table),
+    "snapshot-engine": Section(
+        snapshot_engine.measure, snapshot_engine.tiny, snapshot_engine.table
+    ),
+    "fast-paths": Section(
+        postgres_fast_path.measure, postgres_fast_path.tiny, postgres_fast_path.table
+    ),
+    "pinned": Section(pinned.measure, pinned.tiny, pinned.table, needs_data=True),
+    "transform": Section(rewriting.measure, rewriting.tiny, rewriting.table),
+    "errors": Section(errors.errors, errors.tiny, errors.table, drawn=True),
+    "dumps": Section(dumps.measure, dumps.tiny, dumps.table),
+    "staged-dumps": Section(staged_dumps.measure, staged_dumps.tiny, staged_dumps.table),
+    "demo": Section(
+        by_command.demo,
+        by_command.tiny_demo,
+        by_command.demo_table,
+        pictures=lambda demo: {"demo.png": demo.picture},
+    ),
+    "movielens": Section(
+        by_command.movielens_section, partial(by_command.tiny_movielens, "random"), needs_data=True
+    ),
+    "movielens-growing": Section(
+        partial(by_command.movielens_section, "recipes/movielens-growing.toml"),
+        partial(by_command.tiny_movielens, "growing"),
+        needs_data=True,
+    ),
+    "gowalla": Section(by_command.gowalla_section, by_command.tiny_gowalla, needs_data=True),
+    "defaults": Section(defaults.measure, defaults.tiny, defaults.table, needs_data=True),
+    "defaults-large": Section(
+        defaults.measure_large, defaults.tiny, defaults.table, needs_data=True
+    ),
+    "losses": Section(losses.measure, losses.tiny, losses.table, needs_data=True),
+    "quality-movielens": _quality("movielens", "random"),
+    "quality-gowalla": _quality("gowalla", "given"),
+    "towers": Section(towers.section, towers.tiny, needs_data=True),
+    "graph-steps": Section(graphs.steps_section, graphs.tiny_steps, needs_data=True),
+    "graph-quality": Section(graphs.quality_section, graphs.tiny_quality, needs_data=True),
+    "alignment-objects": Section(
+        alignment_objects.measure, alignment_objects.tiny, alignment_objects.table, needs_data=True
+    ),
+    "known-consumers": Section(
+        known_consumers.measure, known_consumers.tiny, known_consumers.table, needs_data=True
+    ),
+    "table3": Section(table3.section, table3.tiny, needs_data=True),
+    "text": Section(text.measure, text.tiny, text.table, needs_data=True),
+}
+
+
+def listing(sections: Mapping[str, Section]) -> str:
+    """Return a line for each section: its name, what it measures, and what it needs."""
+    lines = []
+    for name, section in sections.items():
+        inner: Any = section.measure
+        while isinstance(inner, partial):
+            inner = inner.func
+        about = (sys.modules[inner.__module__].__doc__ or "").strip().splitlines()[0]
+        lines.append(f"{name:20} {about}{' [real data]' if section.needs_data else ''}")
+    return "\n".join(lines)

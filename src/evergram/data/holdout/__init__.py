@@ -1,0 +1,1 @@
+"""Rules that hold interactions out, applied block by block: `rules`."""

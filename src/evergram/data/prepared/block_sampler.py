@@ -1,0 +1,207 @@
+"""`BlockSampler`: epochs of the pairs of a corpus on disk, read ahead and shuffled by blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from evergram.data.prepared.block_order import BlockOrder, Buffer, generator
+from evergram.data.prepared.mapped_corpus import MappedCorpus
+from evergram.data.sampling import REJECTIONS, Batch, ExampleSampler, PairDraws, measure, weights
+from evergram.errors import DataError
+
+Columns = dict[str, Tensor]
+# The last part of a seed for what is drawn beside the order.
+DRAWN, NEGATIVES = 1 << 30, 1 << 31
+
+
+class BlockSampler(ExampleSampler):
+    """Draws epochs of the observed pairs of a corpus on disk, in memory that n does not change.
+
+    A buffer of blocks from all over the files is shuffled, while a thread reads and shuffles the
+    next one. Each epoch is a function of (seed, epoch), and every batch of it can be the first.
+
+    Args:
+        corpus, draws, batch_size, seed, measures: as of `ExampleSampler`.
+        weighted: whether pairs have the weights of the column `weight`.
+    Attributes:
+        block, pairs: interactions of a block and of a buffer, see `BlockOrder`. Two buffers are in
+            memory, of 4 bytes a pair for each column that is read. In a batch of B, a pair has
+            B · block / pairs neighbours at most, a thirtieth at B = 4,096, by which the noise of
+            its gradient is larger at most, if neighbours are all alike.
+        least: interactions up to which a corpus is drawn from in memory, in the order there.
+    Raises: DataError: targets are values, or pairs are weighted, and the corpus has no such column.
+        An epoch raises it, too, for a row that is outside of its side.
+    """
+
+    block = 32
+    pairs = 1 << 22
+    least = 1 << 20
+
+    def __init__(
+        self,
+        corpus: MappedCorpus,
+        draws: PairDraws | None = None,
+        *,
+        batch_size: int,
+        seed: int,
+        measures: Mapping[str, Tensor] | None = None,
+        weighted: bool = False,
+    ) -> None:
+        draws = draws or PairDraws()
+        if draws.target == "value" and not corpus.has_values:
+            raise DataError("task.target = 'value' needs a column 'value'; use 'one' without it.")
+        if weighted and "weight" not in corpus.interactions.column_names:
+            raise DataError("task.sparse = 'weight' needs a column 'weight'; use 'none' without.")
+        self.corpus = corpus
+        self.batch_size = min(batch_size, len(corpus))
+        self.seed = seed
+        self.positives = draws.positives
+        self.negatives = draws.negatives
+        self.size = len(corpus)
+        if not draws.short_batch:
+            self.size -= self.size % self.batch_size
+        self.names = ["query", "candidate"]
+        self.names += ["value"] * (draws.target == "value") + ["weight"] * weighted
+        counts = {side: corpus.counts(side) for side in ("query", "candidate")}
+        self.degrees = counts["query"]
+        self.met = torch.nonzero(self.degrees).flatten()
+        self.candidates = len(counts["candidate"])
+        self.rates = {side: count.double() / len(corpus) for side, count in counts.items()}
+        if self.positives == "queries":
+            self.rates = self._rates_by_query()
+        chosen = measures or {}
+        self.measures = {
+            side: chosen[side] if side in chosen else measure(count, 0.0)[:, None]
+            for side, count in counts.items()
+        }
+        self.query_weights = weights(self.measures["query"], self.rates["query"])
+        self.candidate_weights = weights(self.measures["candidate"], self.rates["candidate"])
+        lengths = [part["query"].length for part in corpus.columns]
+        self.shuffle = BlockOrder(lengths, self.block, self.pairs, seed)
+        # Mappings of their own, which stay even if the files are removed.
+        self.files = {
+            name: [part[name].mapped(at_random=True) for part in corpus.columns]
+            for name in self.names
+        }
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from batch `start` on, as if it had begun at the first."""
+        made = start
+        for columns in self._batches(number, start * self.batch_size):
+            yield self._batch(columns, generator(self.seed, number, NEGATIVES + made))
+            made += 1
+
+    def _batches(self, epoch: int, skipped: int) -> Iterator[Columns]:
+        """Yield the columns of each batch; one may begin in a buffer and end in the next."""
+        left, pieces, missing = self.size - skipped, list[Columns](), 0
+        for columns in _ahead(self._buffers(epoch, skipped)):
+            at, size = 0, len(columns["query"])
+            while at < size and left:
+                missing = missing or min(self.batch_size, left)
+                taken = min(missing, size - at)
+                pieces.append({n: c[at : at + taken] for n, c in columns.items()})
+                at, missing, left = at + taken, missing - taken, left - taken
+                if not missing:
+                    yield {n: torch.cat([p[n] for p in pieces]) for n in self.names}
+                    pieces = []
+            if self.negatives:
+                self.corpus.index.release()
+            if not left:
+                return
+
+    def _buffers(self, epoch: int, skipped: int) -> Iterator[Callable[[], Columns]]:
+        """Yield functions that read a buffer's columns in the order of their use."""
+        if self.positives == "queries":
+            fit = max(1, self.pairs // self.batch_size // 16) * self.batch_size
+            for number in range(skipped // fit, -(-self.size // fit)):
+                begins = max(0, skipped - number * fit)
+                yield (
+                    lambda number=number, begins=begins: {  # type: ignore[misc]
+                        n: c[begins:] for n, c in self._drawn(epoch, number, fit).items()
+                    }
+                )
+            return
+        for buffer, begins in self.shuffle.buffers(epoch, skipped):
+            yield lambda buffer=buffer, begins=begins: self._read(buffer, begins)  # type: ignore[misc]
+
+    def _read(self, buffer: Buffer, begins: int) -> Columns:
+        """Return the columns of a buffer from its interaction `begins` on."""
+        order = buffer.shuffled()[begins:]
+        columns = {name: buffer.take(self.files[name], order) for name in self.names}
+        for side in ("query", "candidate"):
+            self.corpus.check_rows(columns[side], side)
+        return columns
+
+    def _drawn(self, epoch: int, number: int, size: int) -> Columns:
+        """Return pairs of queries that are drawn uniformly, each one of its pairs."""
+        draw = generator(self.seed, epoch, DRAWN + number)
+        query = self.met[torch.randint(len(self.met), (size,), generator=draw)]
+        chance = torch.rand(size, generator=draw, dtype=torch.float64)
+        index = self.corpus.index
+        place = index.offsets[query] + (chance * self.degrees[query]).long()
+        columns = {n: query if n == "query" else index.at(n, place) for n in self.names}
+        index.release()
+        return columns
+
+    def _batch(self, columns: Columns, draw: torch.Generator) -> Batch:
+        query, candidate = columns["query"].long(), columns["candidate"].long()
+        weight = columns.get("weight")
+        if weight is not None and self.positives == "queries":
+            # A mean over batches estimates the mean over all pairs, however they are drawn.
+            degree = self.degrees[query].double()
+            weight = (weight * (len(self.met) * degree / len(self.corpus))).float()
+        return Batch(
+            query,
+            candidate,
+            columns["value"] if "value" in columns else torch.ones(len(query)),
+            self.query_weights[query],
+            self.candidate_weights[candidate],
+            self._negative(query, draw) if self.negatives else None,
+            weight,
+        )
+
+    def _negative(self, query: Tensor, draw: torch.Generator) -> Tensor:
+        """Return a candidate that each query has not met, int64 [B]."""
+        drawn = torch.randint(self.candidates, query.shape, generator=draw)
+        rejected = torch.arange(len(query))
+        for _ in range(REJECTIONS):
+            rejected = rejected[self.corpus.index.has(query[rejected], drawn[rejected])]
+            if not len(rejected):
+                break
+            drawn[rejected] = torch.randint(self.candidates, rejected.shape, generator=draw)
+        return drawn
+
+    def _rates_by_query(self) -> dict[str, Tensor]:
+        """Return the chance of each entity to be in a draw of a query and then of its pair."""
+        of_query = (self.degrees > 0).double() / len(self.met)
+        chance = of_query / self.degrees.clamp(min=1)
+        of_candidate = torch.zeros(self.candidates, dtype=torch.float64)
+        for block in self.corpus.blocks():
+            of_candidate.index_add_(0, block.candidate, chance[block.query])
+        return {"query": of_query, "candidate": of_candidate}
+
+
+def _ahead(makers: Iterator[Callable[[], Columns]]) -> Iterator[Columns]:
+    """Yield what each function returns; a thread calls one while the result before is used."""
+    # Torch's own threads for that thread, too, would be more than there are cores: all of a step's
+    # would wait for each other in the kernel, and steps take twice their time.
+    count = torch.get_num_threads()
+    with ThreadPoolExecutor(1, "evergram-buffers", _compute_alone) as thread:
+        thread.submit(int).result()
+        torch.set_num_threads(count)  # of threads that begin later
+        coming: Future[Columns] | None = None
+        for make in makers:
+            done, coming = coming, thread.submit(make)
+            if done is not None:
+                yield done.result()
+        if coming is not None:
+            yield coming.result()
+
+
+def _compute_alone() -> None:
+    torch.get_num_threads()  # a thread's first question sets its number to all threads' default
+    torch.set_num_threads(1)

@@ -1,0 +1,177 @@
+"""`ColumnFile`: one column of interactions on disk, a NumPy file of one dimension."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tokenize import TokenError
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evergram.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Column = NDArray[Any]
+# What NumPy raises for a file that is damaged.
+DAMAGE = (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError)
+
+
+@dataclass(frozen=True)
+class ColumnFile:
+    """A .npy file of one dimension, little endian.
+
+    Args:
+        path: of the file.
+        dtype: of its numbers.
+        length: how many there are.
+        offset: bytes of the file before the first.
+        sha256: of the whole file as it was written; None if it is not known.
+    """
+
+    path: Path
+    dtype: np.dtype[Any]
+    length: int
+    offset: int
+    sha256: str | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        length: int | None,
+        dtype: np.dtype[Any] | None = None,
+        sha256: str | None = None,
+    ) -> ColumnFile:
+        """Return the file with its header checked.
+
+        Args:
+            length, dtype: what it must have; None takes any.
+            sha256: for `verify`.
+        Raises: DataError: it is not one column of `length` numbers of this type.
+        """
+        try:
+            mapped = np.lib.format.open_memmap(path, mode="r")
+        except DAMAGE as error:
+            raise DataError(f"{path} cannot be read: {error}; prepare the data again.") from error
+        if mapped.ndim != 1 or length not in (None, len(mapped)):
+            expected = "a column of" if length is None else f"{length:,}"
+            raise DataError(
+                f"{path} has the shape {mapped.shape}, and {expected} numbers are expected; the "
+                "file was changed or is damaged. Prepare the data again."
+            )
+        if dtype not in (None, mapped.dtype):
+            raise DataError(
+                f"{path} holds {mapped.dtype.name}, and {dtype} is expected; the file was changed "
+                "or is damaged. Prepare the data again."
+            )
+        return cls(path, mapped.dtype, len(mapped), mapped.offset, sha256)
+
+    def verify(self, remedy: str) -> None:
+        """Read the file through, and refuse it if it is not as it was written.
+
+        Raises: DataError: as of `check_sha256`.
+        """
+        check_sha256(self.path, self.sha256, remedy)
+
+    def mapped(self, *, at_random: bool = False) -> Column:
+        """Return the numbers, [length], mapped into memory; nothing written there is kept, and the
+        file may be removed.
+
+        Args:
+            at_random: whether they are read in no order, so that nothing is read ahead of it.
+        """
+        with self.path.open("rb") as file:
+            # Copy on write, since torch warns of arrays that cannot be written.
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        if at_random and hasattr(mmap, "MADV_RANDOM"):
+            memory.madvise(mmap.MADV_RANDOM)
+        return np.frombuffer(memory, self.dtype, self.length, self.offset)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal. Raises: OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_sha256(path: Path, expected: str | None, remedy: str) -> None:
+    """Refuse a file whose content is not as it was written.
+
+    Args:
+        expected: its SHA-256 as it was written; None checks nothing.
+        remedy: a sentence that says what to do about it.
+    Raises: DataError: the file cannot be read, or has another SHA-256.
+    """
+    if expected is None:
+        return
+    try:
+        digest = sha256_of(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}. {remedy}") from error
+    if digest != expected:
+        raise DataError(
+            f"{path} is not as it was written: its SHA-256 begins with {digest[:8]}, and with "
+            f"{expected[:8]} then; the file was changed or is damaged. {remedy}"
+        )
+
+
+def release(columns: Iterable[Column]) -> None:
+    """Take the pages of mapped columns out of this process's memory.
+
+    Their numbers stay: the next one that is read brings its page back, from the kernel's cache of
+    the file if it is there. So what is resident does not grow with a file that is read through.
+    Columns that are no mapped files, and systems that cannot do it, are left as they are.
+
+    Args:
+        columns: of `ColumnFile.mapped`, `np.memmap`, or slices of them.
+    """
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    for column in columns:
+        memory: Any = column
+        while isinstance(memory, np.ndarray):
+            memory = memory.base
+        if isinstance(memory, memoryview):
+            memory = memory.obj
+        if isinstance(memory, mmap.mmap):
+            memory.madvise(mmap.MADV_DONTNEED)
+
+
+def check_rows(rows: Tensor, side: str, size: int, remedy: str) -> None:
+    """Refuse rows that a side does not have, before they count or select anything.
+
+    Args:
+        rows: of any type and shape.
+        side: its name.
+        size: the number of its entities.
+        remedy: a sentence that says what to do about it.
+    Raises: DataError: one is outside of the side.
+    """
+    if not rows.numel():
+        return
+    least, most = (int(end) for end in rows.aminmax())
+    if least < 0 or most >= size:
+        raise DataError(
+            f"The column {side!r} of prepared data names the rows {least} to {most} and there are "
+            f"{size:,}; the files are damaged. {remedy}"
+        )
+
+
+@contextmanager
+def new_column(path: Path, dtype: np.dtype[Any], length: int) -> Iterator[IO[bytes]]:
+    """Yield a file open for writing, after the header of a column of so many numbers.
+
+    It is written by system calls, so that a full disk is an OSError and no signal.
+    """
+    header = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        yield file

@@ -1,0 +1,1 @@
+"""Interactions as tables of DuckDB: loaded, ordered, filtered, and their ids numbered."""

@@ -1,0 +1,186 @@
+"""Bring tables of features into the database, by the rules of `Corpus.from_tables`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from evergram.data.columnar.interactions import check_ids
+from evergram.data.prepared.engine.database import Database
+from evergram.data.prepared.sources.source_files import Paths, SourceFile, source_files
+from evergram.data.prepared.sources.table_stream import TableStream
+from evergram.data.prepared.sources.text_features import TextFeatures
+from evergram.errors import DataError
+
+if TYPE_CHECKING:
+    from evergram.data.columnar.features import Side
+
+# Columns of the files of entities that are no features.
+TAKEN = ("count", "query_count", "candidate_count")
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """A table (id, f0, f1, …) of the database.
+
+    Args:
+        table: its name.
+        types: by name of a feature, its type in the files of entities.
+    """
+
+    table: str
+    types: dict[str, pa.DataType]
+
+    @property
+    def columns(self) -> list[str]:
+        return [f"f{i}" for i in range(len(self.types))]
+
+
+def load_features(
+    database: Database,
+    paths: Paths | Side,
+    side: str,
+    ids: str,
+    *,
+    integers: bool,
+    must_match: bool,
+) -> FeatureTable:
+    """Return the features of one side, loaded into the table `features_{side}`.
+
+    Args:
+        paths: files with a column `id` and one column a feature; or the side of a corpus.
+        side: "query" or "candidate".
+        ids: the table of the database with the side's new ids.
+        integers: True if the ids of the interactions are integers.
+        must_match: refuse features that have none of the new ids.
+    Raises: DataError: as of `Corpus.from_tables`.
+    """
+    source = f"{side} features"
+    batches: Iterator[pa.RecordBatch]
+    if isinstance(paths, str | Path | list | tuple):
+        several = paths if isinstance(paths, list | tuple) else [paths]
+        schema, batches = _opened(source_files(several))
+    else:
+        held = _table_of_side(paths)
+        schema, batches = held.schema, iter(held.to_batches(max_chunksize=1 << 16))
+    if "id" not in schema.names:
+        raise DataError(
+            f"{source} have no column 'id'; their columns are: {', '.join(schema.names)}."
+        )
+    types = {n: _type_of(schema.field(n).type, n, source) for n in schema.names if n != "id"}
+    features = FeatureTable(f"features_{side}", types)
+    id_type = pa.int64() if integers else pa.string()
+    columns = [id_type, *types.values()]
+    stored = pa.schema(list(zip(["id", *features.columns], columns, strict=True)))
+    database.create(features.table, stored, _checked(batches, features, stored, source))
+    _refuse_repeats(database, features.table, source)
+    if must_match and not database.number(
+        f"SELECT count(*) FROM {features.table} f SEMI JOIN {ids} n ON f.id = n.id"
+    ):
+        raise DataError(
+            f"{source} have none of the ids of the interactions; are they of the other side?"
+        )
+    return features
+
+
+def _opened(files: list[SourceFile]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Return the schema and the batches of files. Raises: DataError: see `load_features`."""
+    if any(file.is_text for file in files):
+        if len(files) > 1:
+            raise DataError(
+                f"{files[0].name}: features in text are read from one file; write several as "
+                "Parquet."
+            )
+        text = TextFeatures(files[0])
+        return text.schema, text.batches()
+    streams = [TableStream(file) for file in files]
+    names = streams[0].names
+    for stream in streams[1:]:
+        if stream.schema.remove_metadata() != streams[0].schema.remove_metadata():
+            raise DataError(
+                f"{stream.file.name} has other columns or types than {streams[0].file.name}; give "
+                "files of features the same."
+            )
+    return streams[0].schema, (batch for stream in streams for batch in stream.batches(names))
+
+
+def _checked(
+    batches: Iterable[pa.RecordBatch], features: FeatureTable, schema: pa.Schema, source: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield the features under the columns' names of the database, checked."""
+    id_type, row = schema.field("id").type, 0
+    for batch in batches:
+        check_ids(pa.chunked_array([batch["id"]]), "id", source, first_row=row)
+        ids = batch["id"]
+        if pa.types.is_dictionary(ids.type):
+            ids = ids.dictionary_decode()
+        if pa.types.is_integer(id_type) and not pa.types.is_integer(ids.type):
+            raise DataError(
+                f"{source} have none of the ids of the interactions: theirs are text, such as "
+                f"{ids[0].as_py()!r}, and those are integers; are they of the other side? If not, "
+                "write both in one type."
+            )
+        columns = [ids.cast(id_type)]
+        for name, kind in features.types.items():
+            columns.append(_keys(batch[name], kind, f"{source} column {name!r}"))
+        yield pa.record_batch(columns, schema=schema)
+        row += batch.num_rows
+
+
+def _keys(column: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    try:
+        column = column.cast(kind)
+    except pa.ArrowException as error:
+        raise DataError(f"{where} cannot be read as {kind}: {error}.") from error
+    if pa.types.is_list(kind) and column.flatten().null_count:
+        raise DataError(f"{where} has a null inside a list; remove it.")
+    return column
+
+
+def _type_of(kind: pa.DataType, name: str, source: str) -> pa.DataType:
+    """Return the type in which a feature is kept. Raises: DataError: it is none of keys."""
+    if name in TAKEN:
+        raise DataError(
+            f"{source} have a column {name!r}, a name that counts of interactions have; rename it."
+        )
+    many = (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+    flat = kind.value_type if many or pa.types.is_dictionary(kind) else kind
+    if pa.types.is_floating(flat):
+        raise DataError(
+            f"{source} column {name!r} holds floats; bucket it into integers or strings first."
+        )
+    if pa.types.is_nested(flat) or pa.types.is_binary(flat):
+        raise DataError(
+            f"{source} column {name!r} holds {flat}; a feature is of integers, strings or "
+            "booleans, or of lists of them."
+        )
+    key = pa.string()
+    if pa.types.is_integer(flat):
+        key = pa.int64()
+    elif pa.types.is_boolean(flat):
+        key = pa.bool_()
+    return pa.list_(key) if many else key
+
+
+def _refuse_repeats(database: Database, table: str, source: str) -> None:
+    repeated = database.rows(f"SELECT id FROM {table} GROUP BY id HAVING count(*) > 1 LIMIT 1")
+    if repeated:
+        raise DataError(f"{source} name the id {repeated[0][0]} twice; each id may have one row.")
+
+
+def _table_of_side(side: Side) -> pa.Table:
+    """Return ids and features of a side of a corpus; each feature as lists of keys."""
+    columns = {"id": side.vocabulary.keys}
+    for name, feature in side.features.items():
+        keys = feature.vocabulary.keys.take(pa.array(feature.indices.numpy()))
+        offsets = pa.array(feature.offsets.numpy().astype("int32"))
+        columns[name] = pa.ListArray.from_arrays(offsets, keys)
+    return pa.table(columns)

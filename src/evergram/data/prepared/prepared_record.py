@@ -1,0 +1,157 @@
+"""`PreparedRecord`: what `prepared.json` of a prepared folder says, see docs/large-data.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from evergram.errors import DataError, FormatError
+from evergram.validation import sentence_of
+
+NAME = "prepared.json"
+FORMAT_VERSION: Final = 1
+
+SideName: TypeAlias = Literal["query", "candidate"]
+ColumnType: TypeAlias = Literal["int32", "int64", "float32", "float64"]
+
+
+def _inside(folder: str) -> str:
+    names = folder.split("/")
+    if set(names) & {"", ".", ".."} or set(folder) & set("\\:\0"):
+        raise ValueError(
+            "it must name a folder inside of the prepared one, such as parts/00000, without .. and "
+            "backslashes"
+        )
+    return folder
+
+
+# A folder below the prepared one, which no damaged record leads out of.
+Inside: TypeAlias = Annotated[str, AfterValidator(_inside)]
+
+
+class _Lenient(BaseModel):
+    # A later writer may add keys that this reader does not need.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class SideRecord(_Lenient):
+    """One side: the number of its entities, the type of their ids, and names of features."""
+
+    entities: int = Field(ge=1)
+    ids: Literal["int64", "string"]
+    features: list[str]
+
+
+class PartRecord(_Lenient):
+    """One part: what one run of prepare added, ordered by time within itself.
+
+    Args:
+        folder: below the prepared folder, divided by "/".
+        interactions: rows of its columns.
+        entities: by side, entities after this part.
+        first_time, last_time: None without times.
+        sources: names of the files that it was made of.
+        sha256: of the file of each column; empty as written before there was one.
+    """
+
+    folder: Inside
+    interactions: int = Field(ge=1)
+    entities: dict[str, int]
+    first_time: int | float | None = None
+    last_time: int | float | None = None
+    sources: list[str]
+    sha256: dict[str, str] = {}
+
+
+class Choices(_Lenient):
+    """What was left out of the interactions, which holds for later appends, too."""
+
+    unique: bool = False
+    k_core: int = 0
+    minimum_value: float | None = None
+    columns: dict[str, str] = {}
+
+
+class PreparedRecord(_Lenient):
+    """The whole record.
+
+    Args:
+        interactions: n, over all parts.
+        columns: the type of each column of interactions that there is.
+        fingerprint: changes whenever the content of the folder does.
+        choices: what appends keep to.
+        entity_files: the SHA-256 of each file of entities by its name; empty as written before
+            there was one.
+    """
+
+    format_version: Literal[1]
+    name: str
+    shared_ids: bool
+    interactions: int = Field(ge=1)
+    sides: dict[SideName, SideRecord]
+    columns: dict[str, ColumnType]
+    parts: list[PartRecord]
+    # It names a folder of what is derived.
+    fingerprint: str = Field(pattern=r"^[A-Za-z0-9_-]{8,200}$")
+    choices: Choices = Choices()
+    entity_files: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _agrees(self) -> PreparedRecord:
+        total = sum(part.interactions for part in self.parts)
+        if total != self.interactions:
+            raise ValueError(
+                f"it contradicts itself: {self.interactions:,} interactions, {total:,} in its parts"
+            )
+        names = {"query", "candidate"}
+        if set(self.sides) != names or not names <= set(self.columns):
+            raise ValueError(
+                f"it contradicts itself: it has the sides {', '.join(self.sides) or 'none'} and "
+                f"the columns {', '.join(self.columns) or 'none'}, and query and candidate must be "
+                "among both"
+            )
+        return self
+
+    @classmethod
+    def load(cls, folder: Path) -> PreparedRecord:
+        """Return the record of a prepared folder.
+
+        Raises: DataError: the folder is none, or its record is damaged or contradicts itself.
+            FormatError: a later Evergram wrote it.
+        """
+        path = folder / NAME
+        try:
+            values = json.loads(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise DataError(
+                f"{folder} is no prepared corpus, as it has no {NAME}, which `evergram prepare` "
+                f"writes last; `evergram prepare SOURCE {folder}` makes one."
+            ) from error
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be read: {error.strerror or error}; make it readable, or prepare "
+                "the corpus again."
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise _damaged(path, f"it is no JSON ({error})") from error
+        version = values.get("format_version") if isinstance(values, dict) else None
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise FormatError(
+                f"{path} has format_version {version}, and this Evergram reads up to "
+                f"{FORMAT_VERSION}; install a later one, or prepare the corpus again with this one."
+            )
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise _damaged(path, sentence_of(error, cls).rstrip(".")) from error
+
+    def to_json(self) -> str:
+        """Return the text of `prepared.json`."""
+        return self.model_dump_json(indent=1)
+
+
+def _damaged(path: Path, problem: str) -> DataError:
+    return DataError(f"{path} is damaged: {problem}; prepare the corpus again.")

@@ -1,0 +1,1 @@
+"""Interactions from files and from memory, in batches that are checked row by row."""

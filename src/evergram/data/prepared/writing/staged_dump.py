@@ -1,0 +1,87 @@
+"""Bring a MediaWiki dump into files of a table, from which it is prepared like any other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from evergram.atomic_files import remove_tree
+from evergram.data.prepared.engine.database import Database
+from evergram.data.prepared.sources.interaction_source import InteractionSource, source_of_file
+from evergram.data.prepared.sources.source_files import SourceFile
+from evergram.data.prepared.writing.settings import PrepareSettings
+from evergram.data.wikipedia.dump_links import DumpLinks
+
+CODES = pa.schema([("code", pa.int64())])
+PAIRS = pa.schema([("query", pa.int64()), ("candidate", pa.int64())])
+
+
+def stage_mediawiki(
+    dump: Path,
+    folder: Path,
+    settings: PrepareSettings,
+    report: Callable[[str], None],
+) -> tuple[InteractionSource, Path]:
+    """Write the links and the features of a dump as Parquet, both as `load_mediawiki` has them.
+
+    Links are read block by block and sorted by the engine on disk; pages, redirects, targets and
+    memberships in categories are in memory.
+
+    Args:
+        dump: the folder of the dump's files.
+        folder: exists; keeps the files until the corpus is prepared.
+        settings: the prefix of the dump, and what the engine may use.
+        report: takes lines of progress.
+    Returns: the links, distinct and in the order of pages, and the file of features of both sides.
+    Raises: DataError: as of `load_mediawiki`, or the engine's memory or disk does not suffice.
+    """
+    report("reading pages")
+    links = DumpLinks(dump, settings.prefix)
+    linked = np.zeros(links.size, np.bool_)
+    engine = folder / "engine"
+    engine.mkdir()
+    with Database(engine, settings.memory_bytes, settings.thread_count) as database:
+        report("reading links")
+        database.create("links", CODES, _batches(links))
+        number = database.number("SELECT count(*) FROM links")
+        report(f"sorting {number:,} links")
+        distinct = 0
+        with pq.ParquetWriter(folder / "links.parquet", PAIRS) as writer:
+            for codes in _distinct(database):
+                ends = codes // links.size, codes % links.size
+                linked[ends[0]] = linked[ends[1]] = True
+                distinct += len(codes)
+                columns = [links.ids(places) for places in ends]
+                writer.write_batch(pa.record_batch(columns, schema=PAIRS))
+        links.count(number, distinct)
+    remove_tree(engine)
+    report("reading categories")
+    features = folder / "features.parquet"
+    pq.write_table(links.features(np.flatnonzero(linked)), features)
+    for sentence in links.report.warnings():
+        logging.getLogger(__name__).warning(sentence)
+    path = str(folder / "links.parquet")
+    source = source_of_file(SourceFile(path, path), {})
+    return replace(source, name=str(links.path)), features
+
+
+def _batches(links: DumpLinks) -> Iterator[pa.RecordBatch]:
+    for codes in links.codes():
+        yield pa.record_batch([codes], schema=CODES)
+
+
+def _distinct(database: Database) -> Iterator[NDArray[np.int64]]:
+    """Yield the distinct codes in their order."""
+    last = -1
+    for batch in database.batches("SELECT code FROM links ORDER BY code"):
+        codes = batch["code"].to_numpy()
+        new = np.diff(codes, prepend=last) > 0
+        last = int(codes[-1])
+        yield codes[new]

@@ -1,0 +1,1 @@
+"""Apply a view to whole tables in engines that run elsewhere: `arrow_function`, `id_lookup`."""

@@ -1,0 +1,166 @@
+"""Which run a checkpoint is of, and what two runs differ in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Corpus, Side
+from evergram.data.prepared.mapped_corpus import MappedCorpus
+from evergram.data.split import Split
+from evergram.training.recipe.values import flat
+
+if TYPE_CHECKING:
+    from evergram.training.build import Companions
+
+# Ids that are hashed at a time, and keys of a recipe that a sentence names.
+BLOCK = 1 << 20
+NAMED = 5
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """Digests of everything that decides a run's result on one machine.
+
+    Args:
+        recipe: JSON of the whole recipe, as it is.
+        version: the number of the version that is trained.
+        corpus: of all columns, ids and features that are trained on.
+        selection: of the pairs that select an epoch.
+        modules: of the modules and the embeddings that training starts from or aligns to.
+        purpose: tells runs apart that are otherwise the same, such as a refit.
+        torch: the release.
+    """
+
+    recipe: str
+    version: str
+    corpus: str
+    selection: str = ""
+    modules: str = ""
+    purpose: str = ""
+    torch: str = torch.__version__
+
+    @classmethod
+    def of(
+        cls, recipe: str, version: int, split: Split, companions: Companions, purpose: str = ""
+    ) -> Self:
+        """Return the identity of a run.
+
+        Args:
+            recipe: JSON of the whole recipe.
+            split: its training corpus, and the pairs that select an epoch.
+        """
+        selected = _digest([split.selection.query, split.selection.candidate])
+        corpus, modules = corpus_digest(split.training), modules_digest(companions)
+        return cls(recipe, str(version), corpus, selected, modules, purpose)
+
+    def as_json(self) -> dict[str, str]:
+        return dict(vars(self))
+
+    def difference(self, other: Mapping[str, str]) -> str:
+        """Return in words of what another run is, such as "another corpus"; "" if it is the same.
+
+        Args:
+            other: its `as_json()`.
+        """
+        mine = self.as_json()
+        changed = [name for name in mine if other.get(name) != mine[name]]
+        if not changed:
+            return ""
+        first = changed[0]
+        if first == "recipe":
+            return f"another recipe{_changed_keys(self.recipe, other.get('recipe', ''))}"
+        if first == "torch":
+            return f"another torch ({other.get('torch')}, here {self.torch})"
+        return {
+            "version": f"another version ({other.get('version')}, here {self.version})",
+            "corpus": "another corpus",
+            "selection": "other pairs that select an epoch",
+            "modules": "other modules, or another version before it",
+            "purpose": "another number of steps",
+        }[first]
+
+
+def _changed_keys(mine: str, theirs: str) -> str:
+    try:
+        tables: list[dict[str, Any]] = [flat(json.loads(text)) for text in (mine, theirs)]
+    except (ValueError, AttributeError):  # no JSON, or no table
+        return ""
+    one, other = tables
+    keys = sorted(k for k in {**one, **other} if one.get(k) != other.get(k))
+    if not keys:
+        return ""
+    more = ", …" if len(keys) > NAMED else ""
+    return f" ({', '.join(keys[:NAMED])}{more} changed)"
+
+
+def corpus_digest(corpus: Corpus) -> str:
+    """Return a digest of a corpus: interactions with all their columns, ids, and features."""
+    if isinstance(corpus, MappedCorpus):
+        return corpus.fingerprint
+    digest = hashlib.sha256(f"{corpus.interactions.schema} {corpus.shared_ids}".encode())
+    for name in corpus.interactions.column_names:
+        digest.update(_bytes(corpus.column(name)))
+    for side in (corpus.queries, corpus.candidates):
+        for part in _side(side):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def modules_digest(companions: Companions) -> str:
+    """Return a digest of the modules and embeddings that a run starts from or aligns to.
+
+    Of a joint module the buffers count, which hold the past: its parameters are trained.
+    """
+    digest = hashlib.sha256()
+    joint = companions.joint
+    for name, buffer in () if joint is None else joint.named_buffers():
+        digest.update(name.encode() + _bytes(buffer))
+    for module in (companions.start, companions.own):
+        digest.update(b"|")
+        for name, value in () if module is None else module.state_dict().items():
+            digest.update(name.encode() + _bytes(value))
+    for name, value in sorted((companions.past or {}).items()):
+        digest.update(name.encode() + _bytes(value))
+    return digest.hexdigest()
+
+
+def _side(side: Side) -> Iterable[bytes | memoryview]:
+    yield from _ids(side.vocabulary.keys)
+    for name, feature in side.features.items():
+        yield name.encode()
+        yield from _ids(feature.vocabulary.keys)
+        yield _bytes(feature.offsets)
+        yield _bytes(feature.indices)
+
+
+def _ids(keys: pa.Array) -> Iterable[bytes | memoryview]:
+    yield f"{keys.type} {len(keys)}".encode()
+    if pa.types.is_integer(keys.type):
+        yield np.ascontiguousarray(keys.to_numpy()).tobytes()
+        return
+    for start in range(0, len(keys), BLOCK):
+        block = keys.slice(start, BLOCK).cast(pa.large_string())
+        row = pa.LargeListArray.from_arrays(pa.array([0, len(block)], pa.int64()), block)
+        yield pc.binary_join(row, pa.scalar("\n", pa.large_string()))[0].as_buffer().to_pybytes()
+
+
+def _bytes(tensor: Tensor) -> bytes | memoryview:
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
+    return plain.view(torch.uint8).numpy().data if len(plain) else b""
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()

@@ -1,0 +1,55 @@
+"""Measures of entities, p_a ∝ count_a^γ or from a file of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Corpus, Vocabulary, to_tensor
+from evergram.data.sampling import measure
+from evergram.data.tables import read_keyed
+from evergram.errors import DataError
+
+
+def build_measures(chosen: Sequence[float | str], corpus: Corpus, side: str) -> Tensor:
+    """Return the R measures of a side, float64 [N, R].
+
+    Args:
+        chosen: of each measure, a power of the counts, or the path of a file of weights.
+    Raises: DataError: a file of weights cannot be used.
+    """
+    entities = corpus.queries if side == "query" else corpus.candidates
+    counts = corpus.counts(side)
+    columns = [
+        _weights_of(Path(item), entities.vocabulary)
+        if isinstance(item, str)
+        else measure(counts, item)
+        for item in chosen
+    ]
+    return torch.stack(columns, dim=1)
+
+
+def _weights_of(path: Path, vocabulary: Vocabulary) -> Tensor:
+    """Return the measure of a file with columns `id` and `weight`, float64 [N]; an id that it lacks
+    weighs 0. Raises: DataError: the file cannot be used."""
+    ids, column = read_keyed(path, "weight")
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise DataError(f"{path} column 'weight' is {kind}; it must be a number.")
+    value = to_tensor(column.cast(pa.float64()))
+    bad = ~(torch.isfinite(value) & (value >= 0))
+    if bool(bad.any()):
+        row = int(torch.nonzero(bad)[0])
+        raise DataError(
+            f"{path} row {row + 1}: weight is {float(value[row])}; it must be 0 or a positive "
+            "finite number."
+        )
+    rows = Vocabulary(ids).rows(vocabulary.keys)
+    weight = torch.where(rows >= 0, value[rows.clamp(min=0)], 0.0)
+    if float(weight.sum()) == 0:
+        raise DataError(f"{path} gives no weight to any entity of the corpus.")
+    return weight / weight.sum()

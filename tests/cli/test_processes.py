@@ -1,0 +1,165 @@
+"""The command under torchrun."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests.support.lineages import lineage_of, vectors_of
+from tests.support.several_processes import ROOT, SECONDS, ended, environment, free_port, start
+
+from evergram.cli.failures import error_line
+from evergram.cli.options import refuse_shared_fit, refuse_unshared
+from evergram.errors import RecipeError
+from evergram.lineage.lineage import Lineage
+from evergram.vector_files.writers import write_vectors
+
+RECIPE = """
+name = "shared"
+metrics = ["recall@20"]
+[data]
+kind = "synthetic"
+queries = 120
+candidates = 80
+interactions = 3000
+[split]
+kind = "time"
+versions = [0.6, 0.8]
+[model]
+dim = [6, 8]
+[task]
+penalty = 5.0
+l2 = 0.1
+[training]
+epochs = 3
+batch_size = 128
+[upgrade]
+alone = false
+fit = "joint"
+"""
+
+
+def run(arguments: list[str], processes: int = 1) -> Any:
+    """Return what `evergram ARGUMENTS --json` prints, run by torchrun for several processes."""
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+    launcher += [f"--master-port={free_port()}", "-m", "evergram"]
+    command = [sys.executable, *(launcher if processes > 1 else ["-m", "evergram"]), *arguments]
+    outcome = subprocess.run(
+        [*command, "--json"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    return json.loads(outcome.stdout)
+
+
+@pytest.mark.long
+def test_two_processes_publish_the_lineage_of_one(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    lineages, reports = [], []
+    for processes in (1, 2):
+        folder = str(tmp_path / f"by{processes}")
+        for command in ("train", "upgrade"):
+            arguments = [command, str(recipe), "--lineage", folder]
+            reports.append(run(arguments, processes)["metrics"])
+        lineages.append(Lineage.open(folder))
+    alone, together = lineages
+    assert reports[0]["model"] == pytest.approx(reports[2]["model"], abs=1e-6)
+    assert reports[1]["model"] == pytest.approx(reports[3]["model"], abs=1e-6)
+    for version in (0, 1):
+        for side, (ids, vectors) in alone.canaries(version).items():
+            others = together.canaries(version)[side]
+            assert ids.equals(others[0])
+            torch.testing.assert_close(others[1], vectors, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        together.chain.matrix(1, 0), alone.chain.matrix(1, 0), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.long
+def test_two_processes_with_divided_tables_publish_the_lineage_of_one(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    alone = ["train", str(recipe), "--lineage", str(tmp_path / "alone")]
+    divided = ["train", str(recipe), "--lineage", str(tmp_path / "divided")]
+    divided += ["--set", "training.tables=sharded"]
+    one, two = run(alone), run(divided, 2)
+    assert two["metrics"]["model"] == pytest.approx(one["metrics"]["model"], abs=1e-6)
+    whole, parts = (Lineage.open(tmp_path / name) for name in ("alone", "divided"))
+    for side in ("query", "candidate"):
+        (ids, vectors), (other_ids, others) = whole.embeddings(side), parts.embeddings(side)
+        assert ids.equals(other_ids)
+        torch.testing.assert_close(others, vectors, rtol=1e-5, atol=1e-5)
+    assert parts.encoder(0).kind == "factorization"
+    upgraded = ["upgrade", str(recipe), "--lineage", str(tmp_path / "divided")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "evergram", *upgraded, "--set", "training.tables=sharded"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert ended.returncode
+    assert "trains version 0 of a lineage, and this is version 1" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_commands_that_share_nothing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for command in ("train", "upgrade", "export", "transform"):
+        refuse_unshared([command, "x"])
+    refuse_unshared(["--help"])
+    with pytest.raises(RecipeError, match="evergram compare runs in one process, and WORLD_SIZE"):
+        refuse_unshared(["compare", "x.toml"])
+    with pytest.raises(RecipeError, match="--kept trains no model"):
+        refuse_shared_fit(kept=True)
+    refuse_shared_fit(kept=False)
+    monkeypatch.delenv("WORLD_SIZE")
+    refuse_unshared(["compare", "x.toml"])
+    refuse_shared_fit(kept=True)
+
+
+def test_an_error_says_that_its_process_is_not_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert error_line("x is 1.") == "error: x is 1.\n"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert error_line("x is 1.") == "error in a process that is not the first: x is 1.\n"
+
+
+@pytest.mark.long
+def test_two_processes_export_and_transform_what_one_does(tmp_path: Path) -> None:
+    lineage_of(tmp_path / "l")
+    write_vectors(tmp_path / "z.parquet", [(pa.array(range(300)), vectors_of(2))])
+    rewrite = ["transform", str(tmp_path / "z.parquet"), "--lineage", str(tmp_path / "l")]
+    rewrite += ["--as", "v0", "--shards", "5", "--out"]
+    read = ["export", str(tmp_path / "l"), "--side", "object", "--as", "0", "--shards", "5"]
+    for name, command in (("rewritten", rewrite), ("read", read)):
+        alone, together = (str(tmp_path / f"{name}{n}") for n in (1, 2))
+        facts = run([*command, alone])
+        killed = start(2, "-m", "tests.support.killed_export", *command, together)
+        (survivor, said), (code, _) = ended(killed)
+        assert (survivor, code) == (2, -9)
+        assert "another process of this command has ended" in said
+        shards = {path.name for path in Path(together).iterdir()}
+        assert {"part-00000-of-00005.parquet", "part-00002-of-00005.parquet"} <= shards
+        assert not {"_SUCCESS", "part-00004-of-00005.parquet"} & shards
+        resumed = run([*command, together], 2)
+        assert resumed["kept"] == [0, 1, 2]
+        assert sorted(resumed["written"] + resumed["kept"]) == facts["written"] == [*range(5)]
+        assert resumed["missing"] == []
+        tables = [pq.read_table(Path(f), partitioning=None) for f in (alone, together)]
+        assert tables[0].equals(tables[1])
+        assert len(tables[0]) == 300
+        assert (Path(together) / "_SUCCESS").is_file()

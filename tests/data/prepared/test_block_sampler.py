@@ -1,0 +1,281 @@
+"""Batches of a corpus on disk: each pair once, weighted right, from any batch on."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.prepared import prepared
+from tests.support.resident import on_linux, resident_bytes
+from tests.support.streamed import SmallBlocks, generated
+from torch import Tensor
+
+from evergram.data.corpus import Corpus
+from evergram.data.prepared.block_sampler import BlockSampler, _ahead
+from evergram.data.prepared.mapped_corpus import WHOLE, MappedCorpus
+from evergram.data.prepared.prepared_corpus import load_prepared
+from evergram.data.sampling import Batch, ExampleSampler, PairDraws
+from evergram.errors import DataError
+
+SIZE = 3001
+ALL = PairDraws(target="value", short_batch=True)
+QUERIES = PairDraws(positives="queries", negatives=True, target="value")
+DRAWS = [ALL, PairDraws(), PairDraws(negatives=True), QUERIES]
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return generated(SIZE)
+
+
+@pytest.fixture(scope="module")
+def mapped(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> MappedCorpus:
+    return prepared(corpus, tmp_path_factory.mktemp("p") / "p", 0.3, 0.301)
+
+
+def sampler(mapped: MappedCorpus, draws: PairDraws = ALL, **options: Any) -> SmallBlocks:
+    return SmallBlocks(mapped, draws, **{"batch_size": 64, "seed": 7} | options)
+
+
+def rows(batches: list[Batch]) -> list[tuple[int, int, float]]:
+    """The pairs with their targets, sorted."""
+    columns = (torch.cat([getattr(b, n) for b in batches]).tolist() for n in NAMES)
+    return sorted(zip(*columns, strict=True))
+
+
+NAMES = ("query", "candidate", "target")
+
+
+def test_an_epoch_has_every_pair_once(corpus: Corpus, mapped: MappedCorpus) -> None:
+    expected = rows(list(ExampleSampler(corpus, ALL, batch_size=64, seed=0).epoch(0)))
+    for epoch in range(2):
+        batches = list(sampler(mapped).epoch(epoch))
+        assert rows(batches) == expected
+        assert [len(b.query) for b in batches] == [64] * 46 + [SIZE - 46 * 64]
+    whole = list(sampler(mapped, PairDraws(target="value")).epoch(0))
+    assert [len(b.query) for b in whole] == [64] * 46
+    assert len(set(rows(whole))) == 46 * 64
+    assert set(rows(whole)) < set(expected)
+
+
+def test_epochs_and_seeds_differ_and_repeat(mapped: MappedCorpus) -> None:
+    orders = [
+        torch.cat([b.target for b in sampler(mapped, seed=seed).epoch(epoch)]).tolist()
+        for seed, epoch in ((7, 0), (7, 0), (7, 1), (8, 0))
+    ]
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2] != orders[3] != orders[0]
+
+
+@pytest.mark.parametrize("draws", DRAWS)
+def test_an_epoch_goes_on_from_any_batch(draws: PairDraws, mapped: MappedCorpus) -> None:
+    whole = list(sampler(mapped, draws).epoch(3))
+    assert len(whole) == len(sampler(mapped, draws))
+    for start in (0, 1, 7, 8, 9, 31, len(whole) - 1, len(whole)):
+        rest = list(sampler(mapped, draws).epoch(3, start))
+        assert len(rest) == len(whole) - start
+        for one, other in zip(rest, whole[start:], strict=True):
+            for name, value in vars(one).items():
+                expected = getattr(other, name)
+                assert value is None or torch.equal(value, expected)
+                assert (value is None) == (expected is None)
+
+
+@pytest.mark.parametrize("positives", ["examples", "queries"])
+def test_weights_are_those_of_the_sampler_in_memory(
+    positives: str, corpus: Corpus, mapped: MappedCorpus
+) -> None:
+    draws = PairDraws(positives=positives)
+    one = ExampleSampler(corpus, draws, batch_size=64, seed=0)
+    other = sampler(mapped, draws)
+    for side in ("query", "candidate"):
+        torch.testing.assert_close(one.rates[side], other.rates[side], rtol=1e-12, atol=0)
+        assert torch.equal(one.measures[side], other.measures[side])
+    torch.testing.assert_close(one.query_weights, other.query_weights)
+    torch.testing.assert_close(one.candidate_weights, other.candidate_weights)
+    batch = next(other.epoch(0))
+    assert torch.equal(batch.query_weight, other.query_weights[batch.query])
+    assert torch.equal(batch.candidate_weight, other.candidate_weights[batch.candidate])
+
+
+@pytest.mark.parametrize("positives", ["examples", "queries"])
+def test_weights_of_pairs_estimate_their_mean(positives: str, mapped: MappedCorpus) -> None:
+    draws = PairDraws(positives=positives, short_batch=True)
+    epochs = [list(sampler(mapped, draws, weighted=True).epoch(e)) for e in range(30)]
+    drawn = torch.cat(
+        [b.pair_weight for batches in epochs for b in batches if b.pair_weight is not None]
+    )
+    error = 4 * float(drawn.double().std()) / len(drawn) ** 0.5
+    mean = float(mapped.column("weight").double().mean())
+    assert float(drawn.double().mean()) == pytest.approx(mean, abs=error)
+    if positives == "examples":
+        assert float(drawn[:SIZE].double().mean()) == pytest.approx(mean, rel=1e-6)
+
+
+def test_queries_are_drawn_alike_and_their_pairs_too(corpus: Corpus, mapped: MappedCorpus) -> None:
+    other = sampler(mapped, PairDraws(positives="queries"))
+    batches = [b for epoch in range(60) for b in other.epoch(epoch)]
+    query = torch.cat([b.query for b in batches])
+    candidate = torch.cat([b.candidate for b in batches])
+    for side, drawn in (("query", query), ("candidate", candidate)):
+        expected = other.rates[side] * len(drawn)
+        counts = torch.bincount(drawn, minlength=len(expected))
+        degrees = len(expected) - 1
+        chi_square = float(((counts - expected) ** 2 / expected).sum())
+        assert abs(chi_square - degrees) < 4 * (2 * degrees) ** 0.5
+    assert bool(corpus.has_pairs(query, candidate).all())
+
+
+def test_negatives_are_alike_among_those_not_met(tmp_path: Path) -> None:
+    corpus = generated(SIZE, candidates=80)
+    mapped = prepared(corpus, tmp_path / "p", 0.5)
+    batches = [b for e in range(40) for b in sampler(mapped, PairDraws(negatives=True)).epoch(e)]
+    query = torch.cat([b.query for b in batches])
+    negative = torch.cat([b.negative for b in batches if b.negative is not None])
+    assert not bool(corpus.has_pairs(query, negative).any())
+    # Each candidate that a query has not met, with the same chance.
+    grid = torch.cartesian_prod(torch.arange(len(corpus.queries)), torch.arange(80))
+    met = corpus.has_pairs(grid[:, 0], grid[:, 1]).view(-1, 80)
+    free = (~met).sum(1)
+    drawn = torch.bincount(query * 80 + negative, minlength=met.numel()).view(-1, 80)
+    expected = drawn.sum(1, keepdim=True) / free[:, None].clamp(min=1)
+    cells = (~met) & (expected > 5)
+    chi_square = float((((drawn - expected) ** 2 / expected.clamp(min=1))[cells]).sum())
+    degrees = int((free[(expected > 5).flatten()] - 1).sum())
+    assert degrees > 100
+    assert abs(chi_square - degrees) < 4 * (2 * degrees) ** 0.5
+
+
+def test_the_noise_of_a_batch_is_that_of_a_random_batch(tmp_path: Path) -> None:
+    # A corpus in order of time in which each query has its time, so that neighbours are alike. The
+    # gradient of a table's rows is the batch's share of each query.
+    size, batch = 1 << 16, 64
+    draw = torch.Generator().manual_seed(1)
+    query = torch.arange(size) * 64 // size
+    columns = {"query": query.numpy(), "candidate": torch.arange(size).numpy() % 7}
+    corpus = Corpus.of(columns | {"time": torch.arange(size).numpy()})
+    mapped = prepared(corpus, tmp_path / "p")
+    vectors = torch.randn(64, 8, generator=draw, dtype=torch.float64)
+    mean = vectors[corpus.column("query")].mean(0)
+
+    def noise(batches: list[Tensor]) -> float:
+        errors = torch.stack([(vectors[b].mean(0) - mean).square().sum() for b in batches])
+        return float(errors.mean())
+
+    def of_blocks(block: int, pairs: int) -> float:
+        class Streamed(BlockSampler):
+            pass
+
+        Streamed.block, Streamed.pairs = block, pairs
+        return noise(drawn(Streamed(mapped, batch_size=batch, seed=3)))
+
+    def drawn(made: ExampleSampler) -> list[Tensor]:
+        return [b.query for epoch in range(12) for b in made.epoch(epoch)]
+
+    random = noise(drawn(ExampleSampler(corpus, batch_size=batch, seed=3)))
+    # The share of a batch's pairs that are of a pair's block, as in training at B = 4,096.
+    share = 4096 * BlockSampler.block / BlockSampler.pairs
+    assert share < 0.04
+    assert abs(of_blocks(8, round(batch * 8 / share)) / random - 1) < 0.05
+    # Sixteen times as many neighbours are seen, and so is the order of the file.
+    assert of_blocks(128, round(batch * 8 / share)) / random > 1.3
+    assert noise(list(torch.split(corpus.column("query"), batch))) > 3 * random
+
+
+def test_the_buffer_after_is_read_while_one_is_used(
+    mapped: MappedCorpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    whole = SmallBlocks._read
+
+    def noted(self: SmallBlocks, *args: Any) -> dict[str, Tensor]:
+        read.append(threading.current_thread().name)
+        return whole(self, *args)
+
+    monkeypatch.setattr(SmallBlocks, "_read", noted)
+    batches = sampler(mapped).epoch(0)
+    next(batches)
+    second = threading.Event()
+    for _ in range(200):  # the thread is at the second buffer while the first is used
+        if len(read) == 2:
+            break
+        second.wait(0.05)
+    assert len(read) == 2
+    assert all(name.startswith("evergram-buffers") for name in read)
+    batches.close()  # type: ignore[attr-defined]
+    assert not [t for t in threading.enumerate() if t.name.startswith("evergram-buffers")]
+
+
+def test_files_may_be_removed_while_they_are_used(tmp_path: Path) -> None:
+    made = sampler(prepared(generated(900), tmp_path / "p"))
+    before = rows(list(made.epoch(0)))
+    for path in (tmp_path / "p").rglob("*.npy"):
+        path.unlink()
+    assert rows(list(made.epoch(1))) == before
+
+
+def test_the_page_states_the_sizes() -> None:
+    page = " ".join((Path(__file__).parents[3] / "docs" / "large-data.md").read_text().split())
+    blocks = BlockSampler.pairs // BlockSampler.block
+    assert f"blocks of {BlockSampler.block} neighbours" in page
+    assert f"{blocks:,} of them ({BlockSampler.pairs:,} interactions)" in page
+    assert f"up to {BlockSampler.least:,} interactions are in memory" in page
+    assert f"done up to {WHOLE:,} interactions" in page
+    share = BlockSampler.pairs / (4096 * BlockSampler.block)
+    assert f"1/{share:g} above that of a random batch" in page
+    assert f"| the order of the blocks | 1/{BlockSampler.block // 4} |" in page
+
+
+def test_missing_columns_are_named(tmp_path: Path) -> None:
+    bare = prepared(Corpus.of([(1, 2), (2, 3)]), tmp_path / "p")
+    with pytest.raises(DataError, match=r"task\.target = 'value' needs a column 'value'"):
+        sampler(bare)
+    with pytest.raises(DataError, match=r"task\.sparse = 'weight' needs a column 'weight'"):
+        sampler(bare, PairDraws(), weighted=True)
+
+
+def test_a_batch_may_be_larger_than_a_buffer_or_the_corpus(mapped: MappedCorpus) -> None:
+    large = list(sampler(mapped, batch_size=1500).epoch(0))
+    assert [len(b.query) for b in large] == [1500, 1500, 1]
+    (only,) = sampler(mapped, batch_size=10**6).epoch(0)
+    assert len(only.query) == SIZE
+
+
+@pytest.mark.parametrize("row", [-1, 0x7FFFFFFF])
+def test_rows_outside_of_their_side_are_refused(row: int, tmp_path: Path) -> None:
+    path = prepared(generated(500), tmp_path / "p").columns[0]["candidate"].path
+    values = np.load(path)
+    values[7] = row
+    np.save(path, values)
+    with pytest.raises(DataError, match=f"'candidate' .* names the rows .*{row}"):
+        list(sampler(load_prepared(tmp_path / "p")).epoch(0))
+
+
+@on_linux
+@pytest.mark.parametrize("draws", [PairDraws(negatives=True), QUERIES])
+def test_an_epoch_leaves_no_page_of_the_index_in_memory(draws: PairDraws, tmp_path: Path) -> None:
+    mapped = prepared(generated(SIZE), tmp_path / "p")
+    # One buffer has all pairs, and pages are released after each.
+    whole = BlockSampler(mapped, draws, batch_size=64, seed=7)
+    assert len(list(whole.epoch(0))) == SIZE // 64
+    assert resident_bytes(mapped.index.folder) == 0
+    assert mapped.index.has(torch.tensor([0]), torch.tensor([0])).shape == (1,)
+    assert resident_bytes(mapped.index.folder) > 0
+
+
+def test_the_thread_that_reads_ahead_has_no_threads_of_its_own() -> None:
+    """Others keep theirs, those that begin later, too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        makers = iter([lambda: {"threads": torch.tensor(torch.get_num_threads())}] * 3)
+        assert [int(columns["threads"]) for columns in _ahead(makers)] == [1, 1, 1]
+        with ThreadPoolExecutor(1) as later:
+            assert (torch.get_num_threads(), later.submit(torch.get_num_threads).result()) == (2, 2)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,205 @@
+"""Fifty trainings killed at random moments, resumed until they end, publish the same bytes."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.kills import (
+    command,
+    finished,
+    forked,
+    killed,
+    newest_checkpoint,
+    published,
+)
+from torch import Tensor, nn
+
+from evergram.data.corpus import Corpus
+from evergram.encoders.encoder_modules import EncoderModules
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train, upgrade
+from evergram.training.checkpoints.settings import CheckpointSettings
+from evergram.training.corpora import load_corpus
+from evergram.training.recipe import Recipe
+
+# Kills of forks of each kind of training, and of real commands.
+BY_FORK, BY_COMMAND = 9, 5
+DATA = {"kind": "synthetic", "queries": 200, "candidates": 120, "interactions": 3000}
+RECIPE = {
+    "name": "killed",
+    "data": DATA,
+    "split": {"kind": "time", "versions": [0.6, 0.8]},
+    "model": {"dim": [6, 8]},
+    "task": {"penalty": 5.0, "l2": 0.1},
+    "training": {"epochs": 4, "patience": 0, "batch_size": 24, "table_rate": 0.1},
+}
+RECIPE_FILE = """
+name = "killed"
+[data]
+kind = "synthetic"
+queries = 200
+candidates = 120
+interactions = 3000
+[model]
+kind = "two_tower"
+dim = 6
+[task]
+penalty = 5.0
+l2 = 0.1
+[gramian]
+kind = "storm"
+[training]
+epochs = 4
+patience = 0
+batch_size = 24
+"""
+
+
+class Tower(nn.Module):
+    """A table with dropout, which draws from torch's global generator, and running statistics."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(size, 6, sparse=True)
+        nn.init.normal_(self.table.weight, std=0.1, generator=torch.Generator().manual_seed(size))
+        self.dropout, self.norm = nn.Dropout(0.2), nn.BatchNorm1d(6)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        embeddings: Tensor = self.norm(self.dropout(self.table(rows)))
+        return embeddings
+
+
+def modules(corpus: Corpus) -> EncoderModules:
+    def rows(ids: Any) -> Tensor:
+        return torch.tensor([int(str(one)) for one in ids])
+
+    size = 1 + max(
+        int(str(one))
+        for side in (corpus.queries, corpus.candidates)
+        for one in side.vocabulary.keys.to_pylist()
+    )
+    return EncoderModules(Tower(size), Tower(size + 1), rows, rows)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of training: keys of its recipe, and whether it has dropout or is an upgrade."""
+
+    overrides: str
+    dropout: bool = False
+    upgrades: bool = False
+
+    def recipe(self) -> Recipe:
+        return Recipe.of(RECIPE, self.overrides.split())
+
+    def run(self, folder: Path, corpus: Corpus, checkpoints: CheckpointSettings) -> None:
+        """Train and publish, or go on where an earlier process was killed."""
+        if (folder / "versions" / ("1" if self.upgrades else "0")).exists():
+            return  # killed after its publication
+        lineage = Lineage.open(folder) if self.upgrades else Lineage.create(folder, "killed")
+        settings: dict[str, Any] = {"checkpoints": checkpoints, "progress": False}
+        with lineage.training() as work:
+            if self.upgrades:
+                artefact = upgrade(self.recipe(), lineage, corpus, folder=work, **settings)
+            else:
+                own = modules(corpus) if self.dropout else None
+                artefact = train(self.recipe(), corpus, encoder=own, folder=work, **settings)
+        lineage.publish(artefact)
+
+
+KINDS = {
+    "sogram with dropout": Kind("model.kind=module gramian.rate=auto", dropout=True),
+    "storm that looks ahead": Kind("gramian.kind=storm gramian.batch=independent"),
+    "sagram on disk, adaptive pools": Kind(
+        "gramian.kind=sagram gramian.memory=0 gramian.batch=independent gramian.sampler=adaptive"
+    ),
+    "bpr with a refit": Kind("task.kind=bpr task.penalty=1 training.refit=true"),
+    "joint upgrade": Kind("gramian.kind=storm upgrade.fit=joint", upgrades=True),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", KINDS)
+def test_killed_by_fork_at_random_moments(name: str, tmp_path: Path) -> None:
+    kind, draw = KINDS[name], random.Random(name)
+    corpus = load_corpus(kind.recipe())
+    torch.set_num_threads(1)  # a fork has none of its parent's threads
+    # Here and not in a fork: forks then have all that a training imports.
+    start = tmp_path / "start"
+    Kind("training.epochs=1").run(start, corpus, CheckpointSettings())
+
+    def fresh(folder: str) -> Path:
+        if kind.upgrades:
+            shutil.copytree(start, tmp_path / folder)
+        return tmp_path / folder
+
+    whole = fresh("whole")
+    seconds = finished(forked(lambda: kind.run(whole, corpus, CheckpointSettings())))
+    expected = published(whole)
+    kills, inside, rounds = 0, 0, 0
+    while kills < BY_FORK:
+        folder, rounds = fresh(f"round {rounds}"), rounds + 1
+        before: dict[str, Any] = {}
+        while kills < BY_FORK:
+            checkpoints = CheckpointSettings(steps=draw.choice([1, 2, 5, 13]))
+            process = forked(lambda f=folder, c=checkpoints: kind.run(f, corpus, c))  # type: ignore[misc]
+            if not killed(process, draw.uniform(0.05, 0.6) * seconds):
+                break
+            kills += 1
+            after = newest_checkpoint(folder / ".work")
+            inside += after.get("batches", 0) > 0
+            if before and after.get("title") == before["title"]:
+                assert after["steps"] >= before["steps"], "it began anew"
+            before = after
+        finished(forked(lambda f=folder: kind.run(f, corpus, CheckpointSettings())))  # type: ignore[misc]
+        assert published(folder) == expected
+    assert inside >= BY_FORK / 2, "most kills should be inside an epoch"
+
+
+@pytest.mark.long
+def test_killed_commands(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE_FILE)
+    program = "from evergram.cli import main; main()"
+    evergram = [sys.executable, "-c", program, "train", str(recipe)]
+    whole, folder, draw = tmp_path / "whole", tmp_path / "killed", random.Random(0)
+    finished(command([*evergram, "--lineage", str(whole)]))
+    work = folder / ".work"
+
+    def further() -> bool:
+        return {path.name for path in work.glob("*.safetensors")} > there
+
+    for _ in range(BY_COMMAND):
+        there = {path.name for path in work.glob("*.safetensors")}
+        often = ["--checkpoint-every", "2", "--keep-checkpoints", "1000"]
+        process = command([*evergram, "--lineage", str(folder), *often])
+        assert killed(process, draw.uniform(0.0, 0.25), further), "it ended before it was killed"
+        steps = newest_checkpoint(work)["steps"]
+        assert steps == max(int(path.name.split(".")[1]) for path in work.glob("*.safetensors"))
+    finished(command([*evergram, "--lineage", str(folder)]))
+    assert published(folder) == published(whole)
+    assert not work.exists()
+
+
+def test_the_comparison_sees_one_bit(tmp_path: Path) -> None:
+    corpus = load_corpus(Kind("").recipe())
+    one, other = tmp_path / "one", tmp_path / "other"
+    make: Callable[[Path], None] = lambda folder: Kind("training.epochs=1").run(  # noqa: E731
+        folder, corpus, CheckpointSettings()
+    )
+    make(one)
+    shutil.copytree(one, other)
+    assert published(one) == published(other)
+    path = other / "versions" / "0" / "encoder.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert published(one) != published(other)

@@ -1,0 +1,128 @@
+"""Lineages under s3://, on a real S3 server through fsspec's own driver, by the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests.support.command import PROGRAM
+from tests.support.lineages import vectors_of
+from tests.support.s3_server import S3Server, ended, s3_server
+
+from evergram.vector_files.writers import write_vectors
+
+pytestmark = pytest.mark.long
+
+ROWS = 300
+SHOP = "s3://shelf/shop"
+CREATE_TWICE = """
+import fsspec
+files = fsspec.filesystem("s3")
+files.pipe_file("shelf/once", b"first", mode="create")
+try:
+    files.pipe_file("shelf/once", b"second", mode="create")
+except FileExistsError:
+    pass
+files.invalidate_cache()
+print(files.cat_file("shelf/once").decode())
+"""
+
+PUT = "import sys, fsspec; fsspec.filesystem('s3').pipe_file(sys.argv[1], sys.argv[2].encode())"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Vectors of two models, the second turned."""
+    folder = tmp_path_factory.mktemp("vectors")
+    old = vectors_of(0, ROWS)
+    turn = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(0)))[0]
+    for name, vectors in (("old", old), ("new", old @ turn.T)):
+        write_vectors(folder / f"{name}.parquet", [(pa.array(range(ROWS)), vectors)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shop(server: S3Server, folder: Path) -> S3Server:
+    """The server with a lineage of two versions, published from machine `a`."""
+    a = folder / "a"
+    arguments = ("import", folder / "old.parquet", "--lineage", SHOP, "--name", "shop")
+    assert server.evergram(*arguments, machine=a).code == 0
+    align = ("align", "newest", folder / "new.parquet", "--lineage", SHOP, "--json")
+    assert server.evergram(*align, machine=a).json["version"] == 1
+    return server
+
+
+def test_another_machine_reads_every_version(shop: S3Server, folder: Path) -> None:
+    b, out = folder / "b", folder / "as_v0.parquet"
+    versions = shop.evergram("versions", SHOP, "--json", machine=b).json["versions"]
+    assert [v["version"] for v in versions] == [0, 1]
+    arguments = ("export", SHOP, out, "--side", "object", "--as", "v0", "--json")
+    assert shop.evergram(*arguments, machine=b).json["rows"] == ROWS
+    read = np.array(pq.read_table(out)["vector"].to_pylist())
+    np.testing.assert_allclose(read, vectors_of(0, ROWS).numpy(), atol=1e-3)
+    assert shop.evergram("check", SHOP, machine=b).code == 0
+
+
+def test_consumers_and_labels_reach_other_machines(shop: S3Server, folder: Path) -> None:
+    add = ("consumer-add", SHOP, "ads", "--pin", "v0")
+    assert shop.evergram(*add, machine=folder / "a").code == 0
+    assert shop.evergram("label", SHOP, "old", "v0", machine=folder / "b").code == 0
+    consumers = shop.evergram("consumers", SHOP, "--json", machine=folder / "c").json
+    assert [c["name"] for c in consumers["consumers"]] == ["ads"]
+    versions = shop.evergram("versions", SHOP, "--json", machine=folder / "c").json
+    assert versions["labels"]["old"] == 0
+
+
+def test_the_driver_creates_an_object_only_once(server: S3Server, tmp_path: Path) -> None:
+    """What `publishing.lock` rests on."""
+    run = server.run(CREATE_TWICE, machine=tmp_path)
+    assert run.out.strip() == "first", run.err
+
+
+def test_publishers_at_once_leave_a_whole_lineage(
+    shop: S3Server, folder: Path, tmp_path: Path
+) -> None:
+    place = "s3://shelf/race"
+    start = ("import", folder / "old.parquet", "--lineage", place, "--name", "race")
+    assert shop.evergram(*start, machine=tmp_path / "0").code == 0
+    align = ("align", "newest", folder / "new.parquet", "--lineage", place)
+    both = [shop.started(PROGRAM, *align, machine=tmp_path / name) for name in "12"]
+    results = [ended(process) for process in both]
+    won = [r for r in results if r.code == 0]
+    lost = [r for r in results if r.code != 0]
+    assert won
+    for result in lost:
+        assert result.code == 2, result.err
+        assert result.err.splitlines()[-1].startswith("error: ")
+    versions = shop.evergram("versions", place, "--json", machine=tmp_path / "3").json["versions"]
+    assert len(versions) == 1 + len(won)
+    assert shop.evergram("check", place, machine=tmp_path / "3").code == 0
+
+
+def test_a_held_lock_and_a_damaged_file_are_refused(
+    shop: S3Server, folder: Path, tmp_path: Path
+) -> None:
+    place = "s3://shelf/damaged"
+    start = ("import", folder / "old.parquet", "--lineage", place, "--name", "damaged")
+    assert shop.evergram(*start, machine=tmp_path / "0").code == 0
+    holder = {"owner": "eve", "host": "far", "process": 1, "since": "2026-01-01"}
+    lock = ("shelf/damaged/publishing.lock", json.dumps(holder))
+    assert shop.run(PUT, *lock, machine=tmp_path / "0").code == 0
+    label = shop.evergram("label", place, "x", "v0", machine=tmp_path / "1")
+    assert "eve on far" in label.refusal()
+    other = ("shelf/damaged/embeddings/0/object.parquet", "of another file")
+    assert shop.run(PUT, *other, machine=tmp_path / "0").code == 0
+    arguments = ("export", place, tmp_path / "x.npy", "--side", "object")
+    assert "SHA-256 differs" in shop.evergram(*arguments, machine=tmp_path / "2").refusal()

@@ -1,0 +1,49 @@
+"""Rows of ids, against a dictionary."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+from evergram.errors import DataError
+from evergram.retrieval.engines import id_lookup
+from evergram.retrieval.engines.id_lookup import IdLookup
+
+TEXTS = st.text(alphabet="ab1", max_size=3)
+NUMBERS = st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(deadline=None)
+@given(
+    st.one_of(
+        *(
+            st.tuples(
+                st.lists(one, unique=True, max_size=12), st.lists(one | st.none(), max_size=12)
+            )
+            for one in (TEXTS, NUMBERS)
+        )
+    )
+)
+def test_the_rows_are_those_of_a_dictionary(ids: tuple[list[int | str], list[int | str]]) -> None:
+    stored, asked = ids
+    expected = {value: row for row, value in enumerate(stored)}
+    kind = pa.string() if any(isinstance(i, str) for i in (*stored, *asked)) else pa.int64()
+    rows = IdLookup(pa.array(stored, kind)).rows(pa.chunked_array([pa.array(asked, kind)]))
+    assert rows.tolist() == [expected.get(value, -1) for value in asked]
+
+
+def test_texts_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        id_lookup, "keys_of", lambda ids: np.array([len(i) for i in ids.to_pylist()], np.uint64)
+    )
+    lookup = IdLookup(pa.array(["aa", "b", "bb"]))
+    assert lookup.rows(pa.array(["bb", "b", "ab", None, "aa"])).tolist() == [2, 1, -1, -1, 0]
+    assert IdLookup(pa.array(["aa", "b"])).rows(pa.array(["bb", "b"])).tolist() == [-1, 1]
+
+
+def test_ids_of_another_type_are_refused() -> None:
+    with pytest.raises(DataError, match="int64, and the stored ones string"):
+        IdLookup(pa.array(["a"])).rows(pa.array([1]))

@@ -1,0 +1,162 @@
+"""How many queries an evaluation ranks follows from counted work alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from evergram.training.build import prepare
+from evergram.training.callbacks import Callback
+from evergram.training.checkpoints.settings import CheckpointSettings
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.fit import RunContext, fit_encoder
+from evergram.training.loop import Trainer
+from evergram.training.monitors.evaluation_work import (
+    FREE,
+    LEAST,
+    SELECTING,
+    EvaluationPlan,
+    RankingWork,
+    dense_weights,
+    different,
+    epoch_work,
+)
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
+
+DATA = {"kind": "synthetic", "queries": 200, "candidates": 100, "interactions": 4000}
+
+
+def trainer(**tables: dict[str, object]) -> Trainer:
+    recipe = Recipe.of({"data": DATA, **tables})
+    corpus = load_corpus(recipe)
+    return Trainer(*prepare(FitSettings.of(recipe, corpus, 0), corpus, torch.device("cpu")))
+
+
+@given(
+    st.integers(1, 10**6),
+    st.integers(1, 10**9),
+    st.integers(0, 10**12),
+    st.integers(1, 10**16),
+    st.floats(0.001, 2),
+)
+def test_evaluation_never_takes_more_than_its_share(
+    queries: int, each: int, fixed: int, training: int, share: float
+) -> None:
+    work = RankingWork(queries, each, fixed)
+    plan = work.plan(share, training)
+    assert min(queries, LEAST) <= plan.queries <= queries
+    spent = plan.queries * each + fixed
+    # Rarer evaluations leave more training to each.
+    assert spent <= max(1, int(share * training)) * plan.every
+    if plan.queries < queries:
+        # One more query, or one epoch less between two, would be too many.
+        assert spent + each > int(share * training) * max(1, plan.every - 1)
+    assert work.plan("full", training) == EvaluationPlan(queries)
+    assert work.plan("auto", training).queries >= work.plan(0.25, training).queries
+
+
+def test_by_default_seconds_of_ranking_are_never_sampled() -> None:
+    assert RankingWork(30_000, FREE // 30_000).plan("auto", 1) == EvaluationPlan(30_000)
+    assert RankingWork(60_000, FREE // 30_000).plan("auto", 1) == EvaluationPlan(30_000)
+    assert RankingWork(60_000, FREE // 30_000).plan("auto", 8 * FREE) == EvaluationPlan(60_000)
+
+
+def test_the_work_of_ranking_is_of_the_whole_catalogue() -> None:
+    corpus, run = load_corpus(Recipe.of({"data": DATA})), trainer(model={"dim": 8})
+    assert RankingWork.of(run.encoder, 7, corpus) == RankingWork(
+        7, len(corpus.candidates) * (8 + SELECTING)
+    )
+
+
+def test_different_entities_are_those_of_draws() -> None:
+    counts = torch.tensor([0, 1, 5, 20, 100])
+    draw = torch.Generator().manual_seed(0)
+    drawn = torch.multinomial(counts.double(), 30 * 4000, replacement=True, generator=draw)
+    mean = sum(len(torch.unique(part)) for part in torch.split(drawn, 30)) / 4000
+    assert different(counts, 30) == pytest.approx(mean, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"model": {"dim": 32}},
+        {"model": {"dim": 32}, "task": {"penalty": [0.0]}},
+        {"model": {"kind": "two_tower", "dim": 32}},
+    ],
+    ids=["penalty", "no penalty", "two towers"],
+)
+def test_training_is_counted_at_no_more_than_its_products_take(
+    tables: dict[str, dict[str, object]],
+) -> None:
+    """torch counts the products of a step, two operations a multiply-add, and no update of a table;
+    without products of matrices there is nothing that it counts."""
+    run = trainer(**tables, training={"batch_size": 256})
+    corpus = load_corpus(Recipe.of({"data": DATA, **tables}))
+    counted = epoch_work(run, corpus, passes_over_graph=False)
+    batch = next(run.sampler.epoch(0))
+    run.step.begin_epoch()
+    with FlopCounterMode(display=False) as counter:
+        run.step(batch)
+    if tables.get("task"):
+        assert counted == len(run.sampler) * 256 * 6 * 32
+        return
+    counted_step = counted / len(run.sampler) - 256 * 6 * 32
+    done = counter.get_total_flops() / 2
+    assert 0.3 * done < counted_step <= 1.05 * done
+    more = epoch_work(run, corpus, passes_over_graph=True)
+    assert more > counted
+    assert (dense_weights(run.encoder) > 0) == (run.encoder.kind == "two_tower")
+
+
+def test_a_run_samples_as_its_share_allows_and_resumes_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed after its fourth epoch ends as one that was not."""
+    monkeypatch.setattr("evergram.training.monitors.evaluation_work.LEAST", 20)
+    training = {"evaluate_share": 0.001, "epochs": 6, "patience": 3, "batch_size": 256}
+    recipe = Recipe.of({"data": {**DATA, "queries": 800}, "training": training})
+    split = split_for(recipe, load_corpus(recipe), 0)
+    context = RunContext(torch.device("cpu"))
+    whole = fit_encoder(recipe, split, 0, context)
+    assert [record["epoch"] for record in whole.history] == [3, 6]
+    assert all(record["standard_error"] > 0 for record in whole.history)
+    assert whole.sample is not None
+    assert 20 <= whole.test_queries < whole.sample.population
+
+    class Killed(Callback):
+        def on_epoch_end(self, run: Trainer, last: bool) -> None:
+            if run.epoch == 4:
+                raise KeyboardInterrupt
+
+    kept = replace(context, folder=tmp_path, checkpoints=CheckpointSettings(steps=1))
+    with pytest.raises(KeyboardInterrupt):
+        fit_encoder(recipe, split, 0, replace(kept, callbacks=[Killed()]))
+    again = fit_encoder(recipe, split, 0, kept)
+    assert torch.equal(again.query, whole.query)
+    assert again.metrics == whole.metrics
+    drop = {"seconds"}
+    histories = [
+        [{k: v for k, v in record.items() if k not in drop} for record in each.history]
+        for each in (whole, again)
+    ]
+    assert histories[0] == histories[1]
+    full = fit_encoder(
+        Recipe.of(
+            {
+                "data": {**DATA, "queries": 800},
+                "training": {**training, "evaluate_share": "full"},
+            }
+        ),
+        split,
+        0,
+        context,
+    )
+    assert full.sample is None
+    assert "standard_error" not in full.history[0]

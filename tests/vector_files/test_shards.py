@@ -1,0 +1,217 @@
+"""Folders of shards: every row once and in order, whatever was there, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Barrier
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from tests.support.thread_processes import Threads, in_threads
+
+from evergram.collectives import ALONE
+from evergram.errors import DataError
+from evergram.vector_files.base import Block
+from evergram.vector_files.shards import Shards, WrittenShards, between, by_first, write_shards
+
+MARKS = {"evergram.fingerprint": "x"}
+
+
+def blocks_of(rows: int, size: int = 3) -> Iterator[Block]:
+    """Rows with their number as id and as vector."""
+    for start in range(0, rows, size):
+        ids = torch.arange(start, min(start + size, rows))
+        yield pa.array(ids.numpy()), ids.float()[:, None].repeat(1, 2)
+
+
+def written(
+    shards: Shards, rows: int = 20, size: int = 3, version: str = "0", overwrite: bool = False
+) -> WrittenShards:
+    return write_shards(
+        shards,
+        rows,
+        lambda start, stop: between(blocks_of(rows, size), start, stop),
+        MARKS,
+        {"version": version},
+        overwrite=overwrite,
+    )
+
+
+def ids_in(folder: Path) -> list[int]:
+    parts = sorted(folder.glob("part-*.parquet"))
+    return [i for part in parts for i in pq.read_table(part)["id"].to_pylist()]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.data(), st.integers(1, 9))
+def test_shards_have_every_row_once_and_differ_by_one(
+    rows: int, data: st.DataObject, size: int
+) -> None:
+    count = data.draw(st.integers(1, rows))
+    shards = Shards(Path("x"), count)
+    ranges = [shards.rows(n, rows) for n in range(count)]
+    assert [row for each in ranges for row in each] == list(range(rows))
+    assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
+    start, stop = sorted(data.draw(st.tuples(st.integers(0, rows), st.integers(0, rows))))
+    cut = [i for ids, _ in between(blocks_of(rows, size), start, stop) for i in ids.to_pylist()]
+    assert cut == list(range(start, stop))
+
+
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_a_folder_is_whole_and_named_as_engines_expect(tmp_path: Path, size: int) -> None:
+    outcome = written(Shards(tmp_path / "out", 3), size=size)
+    names = [f"part-0000{n}-of-00003.parquet" for n in range(3)]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "_SHARDS.json",
+        "_SUCCESS",
+        *names,
+    ]
+    assert outcome == WrittenShards(20, [0, 1, 2], [], [])
+    table = pq.read_table(tmp_path / "out" / names[1])
+    assert table.schema.metadata[b"evergram.fingerprint"] == b"x"
+    assert table["vector"].to_pylist() == [[float(i)] * 2 for i in range(6, 13)]
+    assert ids_in(tmp_path / "out") == list(range(20))
+
+
+def test_missing_and_damaged_shards_are_written_again_and_others_kept(tmp_path: Path) -> None:
+    shards = Shards(tmp_path, 5)
+    written(shards)
+    kept = shards.path(0).stat().st_mtime_ns
+    shards.path(1).unlink()
+    shards.path(2).write_bytes(b"half of a file")
+    pq.write_table(pq.read_table(shards.path(4)).slice(1), shards.path(4))
+    outcome = written(shards)
+    assert (outcome.written, outcome.kept) == ([1, 2, 4], [0, 3])
+    assert shards.path(0).stat().st_mtime_ns == kept
+    assert ids_in(tmp_path) == list(range(20))
+
+
+def test_processes_share_the_work_and_the_last_marks_the_set(tmp_path: Path) -> None:
+    for n in (2, 0, 1):
+        assert not (tmp_path / "_SUCCESS").exists()
+        outcome = written(Shards(tmp_path, 3, only=n))
+        assert outcome.written == [n]
+    assert outcome.missing == []
+    assert (tmp_path / "_SUCCESS").exists()
+    assert ids_in(tmp_path) == list(range(20))
+
+
+def test_an_interrupted_shard_is_not_there(tmp_path: Path) -> None:
+    def broken(start: int, stop: int) -> Iterator[Block]:
+        yield from between(blocks_of(20), start, 9)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_shards(Shards(tmp_path, 4), 20, broken, MARKS, {"version": "0"})
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["_SHARDS.json", "part-00000-of-00004.parquet"]
+    assert written(Shards(tmp_path, 4)).kept == [0]
+    assert ids_in(tmp_path) == list(range(20))
+
+
+def test_other_settings_are_refused_or_start_again(tmp_path: Path) -> None:
+    written(Shards(tmp_path, 5))
+    for count, version in ((4, "0"), (5, "1")):
+        with pytest.raises(DataError, match="shards of other settings"):
+            written(Shards(tmp_path, count), version=version)
+    assert written(Shards(tmp_path, 4), overwrite=True).written == [0, 1, 2, 3]
+    assert ids_in(tmp_path) == list(range(20))
+    assert len(list(tmp_path.glob("part-*"))) == 4
+
+
+def test_a_source_that_changed_meanwhile_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="changed meanwhile"):
+        write_shards(Shards(tmp_path, 2), 20, lambda a, b: blocks_of(13), MARKS, {})
+    assert not Shards(tmp_path, 2).path(1).exists()
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="1 to 100000"):
+        Shards(tmp_path, 0)
+    with pytest.raises(DataError, match="numbered 0 to 2"):
+        Shards(tmp_path, 3, 3)
+    with pytest.raises(DataError, match="at most 20"):
+        written(Shards(tmp_path, 21))
+    (tmp_path / "mine.parquet").write_bytes(b"")
+    with pytest.raises(DataError, match=r"other files in it, such as mine\.parquet"):
+        written(Shards(tmp_path, 2), overwrite=True)
+    with pytest.raises(DataError, match="cannot be written"):
+        written(Shards(tmp_path / "mine.parquet", 2))
+
+
+@pytest.mark.parametrize("text", ["3", "8/8", "3/9", "-1/8", "a/b"])
+def test_a_shard_is_named_by_its_number_of_all(text: str) -> None:
+    with pytest.raises(DataError):
+        Shards.parsed(Path("x"), 8, text)
+    assert Shards.parsed(Path("x"), None, "3/8") == Shards(Path("x"), 8, 3)
+    assert Shards.parsed(Path("x"), None, None) is None
+
+
+@pytest.mark.parametrize("processes", [2, 3, 9])
+def test_processes_write_a_share_each_and_the_set_is_whole(tmp_path: Path, processes: int) -> None:
+    reads: list[tuple[int, int]] = []
+
+    def write(process: Threads, overwrite: bool = False) -> WrittenShards:
+        shards = Shards(tmp_path / "out", 7, together=process)
+
+        def read(start: int, stop: int) -> Iterator[Block]:
+            reads.append((start, stop))
+            return between(blocks_of(40), start, stop)
+
+        return write_shards(shards, 40, read, MARKS, {"version": "0"}, overwrite=overwrite)
+
+    for outcome in in_threads(processes, write)[0]:
+        assert outcome == WrittenShards(40, list(range(7)), [], [])
+    assert ids_in(tmp_path / "out") == list(range(40))
+    assert (tmp_path / "out" / "_SUCCESS").is_file()
+    # Each reads its rows once, in one pass.
+    assert len(reads) == min(processes, 7)
+    assert sorted(row for read in reads for row in range(*read)) == list(range(40))
+    reads.clear()
+    (tmp_path / "out" / "part-00005-of-00007.parquet").unlink()
+    for outcome in in_threads(processes, write)[0]:
+        assert outcome == WrittenShards(40, [5], [0, 1, 2, 3, 4, 6], [])
+    assert len(reads) == 1
+    again = in_threads(processes, lambda p: write(p, True))[0]
+    assert again[0].written == list(range(7))
+
+
+def test_a_refusal_of_the_first_process_is_everyones(tmp_path: Path) -> None:
+    written(Shards(tmp_path / "out", 3), version="1")
+
+    def refused(process: Threads) -> str:
+        with pytest.raises(DataError) as error:
+            written(Shards(tmp_path / "out", 3, together=process))
+        return str(error.value)
+
+    sentences = set(in_threads(2, refused)[0])
+    assert len(sentences) == 1
+    assert "shards of other settings" in sentences.pop()
+
+
+def test_processes_are_given_shards_to_share(tmp_path: Path) -> None:
+    two = Threads(1, 2, [], Barrier(2))
+    assert Shards.parsed(tmp_path, 5, None, two) == Shards(tmp_path, 5, together=two)
+    for count, only in ((None, None), (5, "1/5"), (None, "1/5")):
+        with pytest.raises(DataError, match="2 processes share the shards of one folder"):
+            Shards.parsed(tmp_path, count, only, two)
+
+
+def test_an_answer_or_an_error_of_the_first_is_everyones() -> None:
+    def refuse() -> None:
+        raise DataError("x.npy is empty; give another file.")
+
+    def error_of(process: Threads) -> DataError:
+        with pytest.raises(DataError, match=r"x\.npy is empty") as error:
+            by_first(refuse, process)
+        return error.value
+
+    assert in_threads(3, lambda p: by_first(lambda: [p.rank, "x"], p))[0] == [[0, "x"]] * 3
+    assert len(in_threads(3, error_of)[0]) == 3
+    with pytest.raises(DataError):
+        by_first(refuse, ALONE)
