@@ -379,3 +379,10 @@ def test_the_numbers_of_a_page_are_filled_in(page: str, names: tuple[str, ...]) 
     for name in names:
         section = text.split(f"<!-- {name} -->")[1].split(f"<!-- end {name} -->")[0]
         assert re.search(r"\d\.\d", section), f"run: python -m benchmarks {name} --write"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_no_place_for_a_benchmarks_table_is_empty(page: Path) -> None:
+    places = re.findall(r"<!-- ([\w/-]+) -->\n(.*?)<!-- end \1 -->", page.read_text(), re.DOTALL)
+    empty = [name for name, section in places if not re.search(r"\d", section)]
+    assert not empty, f"run: python -m benchmarks {' '.join(empty)} --write"
