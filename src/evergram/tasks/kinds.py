@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator
 
 from evergram.errors import DataError
-from evergram.kinds import KindSettings, Rate, table_of
+from evergram.kinds import KindSettings, Rate, Weight, table_of
 from evergram.tasks.pointwise_losses import loss_named
 
 if TYPE_CHECKING:
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 class TaskSettings(KindSettings):
     """Settings of a task, what training must provide for it, and how it is made."""
 
-    # Default of drawing pairs: each once an epoch, or a query and then one of its pairs.
-    draws: ClassVar[Literal["examples", "queries"]] = "examples"
+    # Default of drawing pairs: each once an epoch, a query and then one of its pairs, or queries
+    # with all of their pairs.
+    draws: ClassVar[Literal["examples", "queries", "whole_queries"]] = "examples"
     # As the class attributes of the `Task` that is built.
     wants_negatives: ClassVar[bool] = False
     wants_means: ClassVar[bool] = False
+    wants_all_candidates: ClassVar[bool] = False
     # True if only the penalty lowers unobserved scores, so that `penalty = "auto"` is above 0.
     needs_penalty: ClassVar[bool] = False
 
@@ -128,6 +130,45 @@ class SphericalSettings(TaskSettings):
         return Spherical(self.temperature, self.form)
 
 
+class SoftmaxAllSettings(TaskSettings):
+    """The observed candidate against all, by the softmax itself: no sample and no expansion.
+
+    A pair of a query with m pairs weighs m^-query_power, scaled to a mean of one over all pairs.
+    With `positive_temperature` the scores of a query's own pairs enter as a log-mean-exp. With
+    `denominator` "unobserved" a query's own pairs are not in its partition function.
+    """
+
+    kind = "softmax_all"
+    draws = "whole_queries"
+    wants_all_candidates = True
+    temperature: Rate = 1.0
+    # How the partition function is computed.
+    partition: Literal["exact"] = "exact"
+    denominator: Literal["all", "unobserved"] = "all"
+    query_power: Weight = 0.0
+    positive_temperature: Rate | None = None
+
+    @property
+    def sees_whole_queries(self) -> bool:
+        """Whether the loss is defined by all pairs of a query together."""
+        return self.denominator == "unobserved" or self.positive_temperature is not None
+
+    def build(self, corpus: Corpus) -> Task:
+        from evergram.tasks.softmax_all import SoftmaxAll, query_weights
+
+        return SoftmaxAll(
+            self.temperature,
+            positive_temperature=self.positive_temperature,
+            excludes_observed=self.denominator == "unobserved",
+            query_weight=query_weights(corpus.counts("query"), self.query_power),
+        )
+
+
 TASKS: dict[str, type[TaskSettings]] = table_of(
-    PointwiseSettings, BPRSettings, SoftmaxSettings, SecondOrderSettings, SphericalSettings
+    PointwiseSettings,
+    BPRSettings,
+    SoftmaxSettings,
+    SecondOrderSettings,
+    SphericalSettings,
+    SoftmaxAllSettings,
 )
