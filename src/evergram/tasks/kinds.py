@@ -37,6 +37,11 @@ class TaskSettings(KindSettings):
         """The target of an observed pair: "one" for 1, or "value" for its value."""
         return "one"
 
+    @property
+    def sees_whole_queries(self) -> bool:
+        """Whether the loss is defined by all pairs of a query together."""
+        return False
+
     @abstractmethod
     def build(self, corpus: Corpus) -> Task:
         """Return the task for this corpus. Raises: DataError: the corpus lacks what it needs."""
@@ -150,7 +155,6 @@ class SoftmaxAllSettings(TaskSettings):
 
     @property
     def sees_whole_queries(self) -> bool:
-        """Whether the loss is defined by all pairs of a query together."""
         return self.denominator == "unobserved" or self.positive_temperature is not None
 
     def build(self, corpus: Corpus) -> Task:

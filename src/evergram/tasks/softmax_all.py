@@ -13,9 +13,9 @@ from evergram.tasks.task import Encoded, Moments, Task, score
 class SoftmaxAll(Task):
     """Cross entropy of each pair's candidate among all candidates: no negatives are sampled.
 
-    A pair (a, b) costs w_a (−s_ab/τ + log Z_a), Z_a = Σ_b' e^{s_ab'/τ} over all candidates, computed
-    once for each different query of the batch. The loss is the sum over the batch's pairs, over the
-    pairs that a batch has on average.
+    A pair (a, b) costs w_a (−s_ab/τ + log Z_a), where Z_a is the sum of e^{s/τ} over all
+    candidates, computed once for each different query of the batch. The loss is the sum over the
+    batch's pairs, divided by how many a batch has on average.
 
     Args:
         temperature: τ.
@@ -63,13 +63,15 @@ class SoftmaxAll(Task):
         if batch.pair_share is not None:
             weight = weight * batch.pair_share[first].to(partition)
         pulled = self._pull(score(encoded), own, times)
-        return (weight * (partition - pulled)).sum() / len(batch.query)
+        loss: Tensor = (weight * (partition - pulled)).sum() / len(batch.query)
+        return loss
 
     def _pull(self, scores: Tensor, own: Tensor, times: Tensor) -> Tensor:
         """Return the mean of each query's scores over τ, or the log-mean-exp at τ₊, [Q]."""
         zeros = scores.new_zeros(len(times))
         if self.positive_temperature is None:
-            return zeros.index_add(0, own, scores) / times / self.temperature
+            total = zeros.index_add(0, own, scores)
+            return total / times / self.temperature
         logits = scores / self.positive_temperature
         most = zeros.scatter_reduce(0, own, logits.detach(), "amax", include_self=False)
         total = zeros.index_add(0, own, (logits - most[own]).exp())

@@ -16,6 +16,7 @@ from evergram.data.pools.pool_sampler import entity_sampler
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws
+from evergram.data.whole_query_sampler import WholeQuerySampler
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import SIDES, Schema
@@ -24,6 +25,7 @@ from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import EstimatorSettings
 from evergram.tasks.objective import Objective
+from evergram.training.all_candidates import refuse_candidates
 from evergram.training.joint import Joint
 from evergram.training.memory import place_tables
 from evergram.training.optimizers.build_optimizers import build_optimizers
@@ -75,15 +77,16 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
         task.chosen.wants_negatives,
         settings.training.short_batch,
     )
+    whole = task.drawn == "whole_queries"
     if isinstance(corpus, MappedCorpus):
-        if len(corpus) > BlockSampler.least and task.sparse != "exclude":
+        if len(corpus) > BlockSampler.least and task.sparse != "exclude" and not whole:
             weighted = task.sparse == "weight"
             return BlockSampler(
                 corpus, draws, batch_size=size, seed=seed, measures=measures, weighted=weighted
             )
         # So few, or what needs all: the order is that of a corpus in memory.
         corpus = corpus.in_memory()
-    return ExampleSampler(
+    return (WholeQuerySampler if whole else ExampleSampler)(
         corpus,
         draws,
         batch_size=size,
@@ -160,6 +163,7 @@ def prepare(
     """
     companions = Companions() if companions is None else companions
     place = folder
+    refuse_candidates(settings, corpus)
     if settings.training.tables == "sharded":
         refuse_unshardable(settings, corpus, companions, collectives)
     elif companions.own is None:  # a user's modules are in memory already
@@ -196,6 +200,7 @@ def prepare(
         independent,
         settings.training.precondition,
         samples_gradient=settings.gramian.gradient == "sampled",
+        decay=settings.training.decay,
     )
     if isinstance(encoder, ShardedFactorization):
         encoder.attach(step.optimizers)

@@ -43,7 +43,7 @@ def place_tables(
         here. TrainingError: the disk has no room for them.
     """
     model, version, choice = settings.model, settings.version, settings.training.tables
-    obstacle = _obstacle(model, device)
+    obstacle = _obstacle(settings, device)
     if choice == "mapped" and obstacle:
         raise RecipeError(
             f"training.tables is 'mapped', and {obstacle}; set training.tables = 'memory'."
@@ -74,8 +74,13 @@ def place_tables(
     return place
 
 
-def _obstacle(model: ModelRecipe, device: torch.device) -> str:
+def _obstacle(settings: FitSettings, device: torch.device) -> str:
     """Return why a model's tables cannot be mapped, in a clause; empty if they can."""
+    model, task = settings.model, settings.task
+    if task.chosen.wants_all_candidates:
+        return f"task.kind = {task.kind!r} reads and moves all candidates in each step"
+    if settings.training.optimizer == "adam":
+        return "training.optimizer = 'adam' moves every row in each step"
     if not model.chosen.maps_tables:
         return f"the tables of {model.kind} take part in every step as a whole"
     if device.type != "cpu":

@@ -189,6 +189,12 @@ RULES = (
         test=lambda r: getattr(r.model, "hash_rows", None) is not None,
         needs="model.hash_rows",
     ),
+    Only(
+        "training.short_batch",
+        "task.positives",
+        test=lambda r: r.task.drawn != "whole_queries",
+        needs="pairs that are drawn one by one",
+    ),
     Only("task.l2_measure", "task.l2", test=lambda r: bool(r.task.l2), needs="task.l2 above 0"),
     Only(
         "gramian.sampler gramian.batch_size gramian.pool_size gramian.gradient",

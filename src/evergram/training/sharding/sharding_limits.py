@@ -48,6 +48,11 @@ def refuse_unshardable(
             f"training.tables = 'sharded' allows gramian.kind = {allowed}, and it is "
             f"{gramian.kind!r}, which needs all rows in each process; change it, or {ELSE}."
         )
+    if settings.training.optimizer == "adam":
+        raise RecipeError(
+            "training.tables = 'sharded' moves the rows that a step touches, and "
+            f"training.optimizer = 'adam' moves all; leave it out, or {ELSE}."
+        )
     if settings.training.watch_minutes is not None:
         raise RecipeError(
             "training.watch_minutes measures while training goes on, and rows of divided tables "
