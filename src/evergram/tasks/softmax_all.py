@@ -13,7 +13,7 @@ from evergram.tasks.task import Encoded, Moments, Task, score
 class SoftmaxAll(Task):
     """Cross entropy of each pair's candidate among all candidates: no negatives are sampled.
 
-    A pair (a, b) costs w_a (−s_ab/τ + log Z_a), where Z_a is the sum of e^{s/τ} over all
+    A pair (a, b) costs w_a (−s_ab/τ + κ log Z_a), where Z_a is the sum of e^{s/τ} over all
     candidates, computed once for each different query of the batch. The loss is the sum over the
     batch's pairs, divided by how many a batch has on average.
 
@@ -25,7 +25,9 @@ class SoftmaxAll(Task):
         excludes_observed: True leaves a query's own pairs out of Z_a. The batch must have all of
             them. A query that met every candidate then has no Z_a, and is pulled only.
         query_weight: float32 [N] of all queries, w; None is one for each.
-    Source: docs/method.md, "The softmax over all candidates". The two temperatures: Wu et al. 2024.
+        push: κ, how much the log-partition counts beside the pairs' scores; 1 is the softmax.
+    Source: docs/method.md, "The softmax over all candidates". The two temperatures, and κ:
+        Wu et al. 2024, Eq. (18), and the authors' code, in which κ is their ratio.
     """
 
     wants_all_candidates = True
@@ -37,9 +39,11 @@ class SoftmaxAll(Task):
         positive_temperature: float | None = None,
         excludes_observed: bool = False,
         query_weight: Tensor | None = None,
+        push: float = 1.0,
     ) -> None:
         super().__init__()
         self.temperature = temperature
+        self.push = push
         self.positive_temperature = positive_temperature
         self.excludes_observed = excludes_observed
         # Elsewhere a query's pairs may be shared out among processes.
@@ -63,7 +67,7 @@ class SoftmaxAll(Task):
         if batch.pair_share is not None:
             weight = weight * batch.pair_share[first].to(partition)
         pulled = self._pull(score(encoded), own, times)
-        loss: Tensor = (weight * (partition - pulled)).sum() / len(batch.query)
+        loss: Tensor = (weight * (self.push * partition - pulled)).sum() / len(batch.query)
         return loss
 
     def _pull(self, scores: Tensor, own: Tensor, times: Tensor) -> Tensor:
