@@ -60,6 +60,15 @@ CASES: dict[str, list[str]] = {
     "softmax": ["task.kind=softmax"],
     "second_order": ["task.kind=second_order"],
     "spherical": ["task.kind=spherical"],
+    "softmax_all": ["task.kind=softmax_all", "task.query_power=0.5"],
+    "softmax_all, adam": ["task.kind=softmax_all", "task.penalty=0", "training.optimizer=adam"],
+    "softmax_all, whole queries": [
+        *("task.kind=softmax_all", "task.denominator=unobserved", "task.positive_temperature=0.5")
+    ],
+    "two towers, softmax_all": [*TOWER, "task.kind=softmax_all"],
+    "lightgcn, softmax_all": [
+        *("model.kind=lightgcn", "model.layers=[2]", "task.kind=softmax_all", "task.penalty=0")
+    ],
     "huber": ["task.loss=huber"],
     "two measures, a prior, sparse weights": [
         *("task.query_measure=[0.0, 1.0]", "task.candidate_measure=[0.5, 1.0]"),
@@ -82,6 +91,7 @@ CASES: dict[str, list[str]] = {
     "lightgcn, exact": ["model.kind=lightgcn", "model.layers=[2]", "gramian.kind=exact"],
     "joint, all": [],
     "joint, batch": TOWER,
+    "joint, all, softmax_all": ["task.kind=softmax_all", "model.normalize=true"],
     "joint, paper-code": ["task.kind=bpr"],
     "joint, paper-code, softmax": ["task.kind=softmax"],
     "joint, all, lightgcn": ["model.kind=lightgcn", "model.layers=[2]"],

@@ -40,9 +40,7 @@ def by_definition(
         if positive is None:
             pull = sum(scores[b] for b in met) / len(met)
         else:
-            pull = positive * math.log(
-                sum(math.exp(scores[b] / positive) for b in met) / len(met)
-            )
+            pull = positive * math.log(sum(math.exp(scores[b] / positive) for b in met) / len(met))
         total += float(WEIGHT[a]) * (log_z - pull / tau)
     return total / len(QUERIES)
 
