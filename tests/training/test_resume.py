@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evergram.data.sampling import ExampleSampler
-from evergram.data.whole_query_sampler import WholeQuerySampler
+from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
 from evergram.errors import TrainingError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage

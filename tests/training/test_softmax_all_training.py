@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from evergram.data.corpus import Corpus
+from evergram.encoders.candidates_at_hand import CandidatesAtHand
+from evergram.encoders.encoder import ROWS
 from evergram.encoders.features import SIDES
 from evergram.errors import RecipeError
 from evergram.releasing.upgrade import train
-from evergram.training import all_candidates
-from evergram.training.all_candidates import CandidatesAtHand
+from evergram.training import memory
 from evergram.training.build import build_sampler, prepare
 from evergram.training.loop import run_epoch
 from evergram.training.recipe import Recipe
@@ -62,7 +63,7 @@ def test_an_epochs_gradients_are_the_whole_losss(
 ) -> None:
     """The dense softmax of all pairs at once, by torch; towers embed blocks of `rows` again."""
     defaults = CandidatesAtHand.__init__.__defaults__
-    assert defaults == (all_candidates.ROWS,)
+    assert defaults == (ROWS,)
     monkeypatch.setattr(CandidatesAtHand.__init__, "__defaults__", (rows,))
     data = corpus()
     step, total, expected = epoch_gradients(recipe(f"model.kind={kind}"), data)
@@ -76,21 +77,6 @@ def test_an_epochs_gradients_are_the_whole_losss(
     for name, parameter in step.encoder.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(total[name], parameter.grad.to_dense(), rtol=1e-4, atol=1e-5)
-
-
-def test_candidates_are_embedded_once_and_shared() -> None:
-    data = corpus()
-    step = prepare(FitSettings.of(recipe(), data, 0), data, CPU)[0]
-    embeddings = step.encoder(step.scene)
-    shared = CandidatesAtHand(embeddings, 9, CPU)
-    ids = torch.tensor([2, 0, 2])
-    assert torch.equal(shared.rows("candidate", ids), embeddings.rows("candidate", ids))
-    assert torch.equal(shared.rows("query", ids), embeddings.rows("query", ids))
-    assert shared.whole("candidate") is shared.candidates
-    assert shared.whole("query") is None
-    assert len(torch.cat(list(shared.blocks("query")))) == 11
-    blocks = CandidatesAtHand(embeddings, 9, CPU, rows=4).candidates
-    assert torch.equal(blocks, shared.candidates)
 
 
 def test_automatic_settings() -> None:
@@ -121,10 +107,10 @@ def test_tables_that_are_elsewhere_are_refused(overrides: list[str], sentence: s
 def test_candidates_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = corpus()
     settings = FitSettings.of(recipe(), data, 0)
-    monkeypatch.setattr(all_candidates, "memory_bytes", lambda: 323)
-    with pytest.raises(RecipeError, match=r"all 9 candidates in memory .* at least 324 bytes"):
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 947)
+    with pytest.raises(RecipeError, match=r"all 9 candidates in memory .* at least 948 bytes"):
         prepare(settings, data, CPU)
-    monkeypatch.setattr(all_candidates, "memory_bytes", lambda: 324)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 948)
     prepare(settings, data, CPU)
 
 
