@@ -41,6 +41,7 @@ def test_a_joint_upgrade_on_unit_rows_reads_the_version_before(
     assert ranking["chain"] > 0.75 * ranking["past"]
     assert ranking["raw_candidates"] < ranking["chain_candidates"]
     assert 0 < reading["drift"]["held_out"]["relative"] < 1
+    assert report["certificate"]["0"]
     for side in ("query", "candidate"):
         rows = torch.as_tensor(artefact.block(side)[1])
         norms = rows.norm(dim=1)
