@@ -58,7 +58,8 @@ def test_large_scores_do_not_overflow() -> None:
     value.sum().backward()
     expected = dense(query.detach().double(), candidates.double(), 0.01, None)
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)
-    assert query.grad is not None and query.grad.isfinite().all()
+    assert query.grad is not None
+    assert query.grad.isfinite().all()
 
 
 def test_a_query_that_excludes_all_has_no_gradient() -> None:
@@ -66,7 +67,8 @@ def test_a_query_that_excludes_all_has_no_gradient() -> None:
     value = log_partition(query, candidates, 1, (torch.tensor([0, 0, 0]), torch.arange(3)), 2)
     assert value[0] == -torch.inf
     value.sum().backward()
-    assert query.grad is not None and candidates.grad is not None
+    assert query.grad is not None
+    assert candidates.grad is not None
     assert query.grad[0].tolist() == [0, 0, 0]
     alone = candidates.detach().clone().requires_grad_()
     dense(query[1:].detach(), alone, 1, None).sum().backward()

@@ -16,7 +16,7 @@ from evergram.data.pools.pool_sampler import entity_sampler
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws
-from evergram.data.whole_query_sampler import WholeQuerySampler
+from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import SIDES, Schema
@@ -26,9 +26,8 @@ from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import EstimatorSettings
 from evergram.tasks.objective import Objective
-from evergram.training.all_candidates import refuse_candidates
 from evergram.training.joint import Joint
-from evergram.training.memory import place_tables
+from evergram.training.memory import place_tables, refuse_candidates
 from evergram.training.optimizers.build_optimizers import build_optimizers
 from evergram.training.priors.factors import prior_constant
 from evergram.training.priors.measures import build_measures

@@ -12,13 +12,13 @@ from torch import Tensor
 from evergram.collectives import ALONE, Collectives
 from evergram.data.pools.pool import Pool
 from evergram.data.sampling import Batch, Draw
+from evergram.encoders.candidates_at_hand import CandidatesAtHand
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import SIDES
 from evergram.gramian.contributions import contributions
 from evergram.gramian.estimator import EntityBatch, GramianEstimator, Moment, Population
 from evergram.tasks.objective import Objective
 from evergram.tasks.task import Encoded, Moments, Spread
-from evergram.training.all_candidates import CandidatesAtHand
 from evergram.training.distributed.gradients import sum_gradients
 from evergram.training.distributed.shares import Part, WholeRows, learned_from, part_of
 from evergram.training.joint import Joint

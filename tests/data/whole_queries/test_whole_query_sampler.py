@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evergram.data.corpus import Corpus
 from evergram.data.sampling import Batch, PairDraws
-from evergram.data.whole_query_sampler import WholeQuerySampler
+from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
 
 PAIRS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=40)
 

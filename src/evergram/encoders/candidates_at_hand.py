@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from evergram.data.corpus import Corpus
 from evergram.encoders.encoder import ROWS, Embeddings
-from evergram.errors import RecipeError
-from evergram.training.memory import FLOAT, memory_bytes
-from evergram.training.recipe.fit_settings import FitSettings
-
-# Of all candidates a step has the embeddings and their gradient; a table has its gradient, too.
-STEP_COPIES = 3
 
 
 class CandidatesAtHand(Embeddings):
@@ -59,28 +52,3 @@ class CandidatesAtHand(Embeddings):
 
     def whole(self, side: str) -> Tensor | None:
         return self.candidates if side == "candidate" else self.embeddings.whole(side)
-
-
-def refuse_candidates(settings: FitSettings, corpus: Corpus) -> None:
-    """Refuse a training whose every step needs all candidates, where they cannot be at hand.
-
-    Raises: RecipeError.
-    """
-    task = settings.task
-    if not task.chosen.wants_all_candidates:
-        return
-    other = "set task.kind = 'pointwise', whose penalty on all pairs needs a batch's rows only"
-    if settings.training.tables == "sharded":
-        raise RecipeError(
-            f"task.kind = {task.kind!r} reads all candidates in each step, and training.tables = "
-            "'sharded' divides them among processes; set training.tables = 'memory', or "
-            f"{other}."
-        )
-    dim = settings.model.dim_of(settings.version)
-    needed, there = STEP_COPIES * FLOAT * dim * len(corpus.candidates), memory_bytes()
-    if needed > there:
-        raise RecipeError(
-            f"task.kind = {task.kind!r} has all {len(corpus.candidates):,} candidates in memory in "
-            f"each step, with their gradients at least {needed:,} bytes, and this machine has "
-            f"{there:,}; lower model.dim, or {other}."
-        )
