@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -50,11 +50,6 @@ class EncoderSettings(KindSettings):
         """
         values = self.model_dump()
         return {name: self._at(name, version) for name in values}
-
-    @property
-    def smooths_start(self) -> bool:
-        """Whether its tables start from `graph.smoothed_rows`."""
-        return False
 
     def table_rows(self, entities: int, tables: int) -> int:
         """Return the rows of all tables of ids.
@@ -100,32 +95,11 @@ class IdTableSettings(EncoderSettings):
 
 
 class FactorizationSettings(IdTableSettings):
-    """A free vector for each entity.
-
-    `start` "smooth" begins with random vectors that were smoothed over the interactions.
-    """
+    """A free vector for each entity."""
 
     kind = "factorization"
     reads_features = False
     rates = ("table_rate",)
-    start: Literal["random", "smooth"] = "random"
-
-    @model_validator(mode="after")
-    def _smooth_rows_are_of_one_id(self) -> FactorizationSettings:
-        if self.start == "smooth" and self.hash_rows is not None:
-            raise ValueError(
-                "model.start = 'smooth' gives each id its own row, and with model.hash_rows ids "
-                "share rows; leave out one of them"
-            )
-        return self
-
-    @property
-    def smooths_start(self) -> bool:
-        return self.start == "smooth"
-
-    def options(self, version: int) -> dict[str, Any]:
-        # How tables start is no part of what is published.
-        return {k: v for k, v in super().options(version).items() if k != "start"}
 
     @classmethod
     def encoder_class(cls) -> type[Encoder]:

@@ -20,7 +20,6 @@ from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import SIDES, Schema
-from evergram.encoders.graph.smoothed_rows import start_smoothed
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError
 from evergram.gramian.estimator import GramianEstimator
@@ -171,8 +170,6 @@ def prepare(
     encoder = _encoder(settings, corpus, companions, place, collectives).to(device)
     if companions.start is not None:
         encoder.start_from(companions.start)
-    elif settings.model.chosen.smooths_start:
-        start_smoothed(encoder, corpus, settings.version_seed)
     encoder.layer_dtype = getattr(torch, settings.training.precision)
     if companions.joint is not None:
         companions.joint.to(device)

@@ -83,8 +83,6 @@ def _obstacle(settings: FitSettings, device: torch.device) -> str:
         return f"task.kind = {task.kind!r} reads and moves all candidates in each step"
     if settings.training.optimizer == "adam":
         return "training.optimizer = 'adam' moves every row in each step"
-    if model.chosen.smooths_start:
-        return "model.start = 'smooth' makes all rows at once in memory"
     if not model.chosen.maps_tables:
         return f"the tables of {model.kind} take part in every step as a whole"
     if device.type != "cpu":

@@ -48,11 +48,6 @@ def refuse_unshardable(
             f"training.tables = 'sharded' allows gramian.kind = {allowed}, and it is "
             f"{gramian.kind!r}, which needs all rows in each process; change it, or {ELSE}."
         )
-    if model.chosen.smooths_start:
-        raise RecipeError(
-            "training.tables = 'sharded' starts each process's rows by itself, and model.start = "
-            f"'smooth' needs all at once; leave it out, or {ELSE}."
-        )
     if settings.training.optimizer == "adam":
         raise RecipeError(
             "training.tables = 'sharded' moves the rows that a step touches, and "
