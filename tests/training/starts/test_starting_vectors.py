@@ -19,6 +19,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.releasing.publish import publish
 from evergram.releasing.upgrade import train, upgrade
 from evergram.training.build import Companions, prepare
+from evergram.training.corpora import load_corpus, split_for
 from evergram.training.recipe import ModelRecipe, Recipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.starts.normalised_matrix import NormalisedMatrix
@@ -128,9 +129,38 @@ def test_it_is_published_read_back_and_upgraded(tmp_path: Path, start: str) -> N
     assert lineage.newest == 1
 
 
+def test_without_an_epoch_the_decomposition_is_the_model(tmp_path: Path) -> None:
+    recipe = tiny_recipe(
+        "model.start=svd",
+        "training.epochs=0",
+        "upgrade.fit=posthoc",
+        "upgrade.solver=closed",
+    )
+    lineage = Lineage.create(tmp_path / "line", "line")
+    artefact = train(recipe, progress=False)
+    assert artefact.metrics["training"]["epochs"] == 0
+    corpus = split_for(recipe, load_corpus(recipe), 0).training
+    expected = svd_start(NormalisedMatrix.of(corpus), 4, 0)
+    for side in SIDES:
+        torch.testing.assert_close(artefact.block(side)[1], expected[side])
+    publish(lineage, artefact)
+    again = upgrade(recipe, lineage, progress=False)
+    # The first four of version 1's five dims are those of version 0, up to signs.
+    assert again.transform is not None
+    mapped = again.transform(again.block("candidate")[1])
+    torch.testing.assert_close(mapped, artefact.block("candidate")[1], rtol=0, atol=0.02)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["training.epochs=0"], r"with model\.start = 'random' they say nothing; set model\.start"),
+        (["training.epochs=0", "model.start=svd"], r"trains none; set upgrade\.fit = 'posthoc'"),
+        (
+            ["training.epochs=0", "model.start=svd", "upgrade.start=previous"],
+            r"leaves rows of new ids to be trained",
+        ),
+        (["training.epochs=-1"], r"training\.epochs"),
         (["model.kind=two_tower", "model.start=smooth"], r"model\.start is used with model\.kind"),
         (["model.hash_rows=9", "model.start=svd"], r"model\.start is used with a row for each id"),
         (["model.start=als"], r"model\.start"),

@@ -40,7 +40,7 @@ class NormalisedMatrix:
         }
         roots = [(degrees[side] + DAMPING).rsqrt() for side in SIDES]
         values = roots[0][pairs[0]] * roots[1][pairs[1]]
-        matrix = torch.sparse_coo_tensor(pairs, values, shape).coalesce()
+        matrix = torch.sparse_coo_tensor(pairs, values, shape, check_invariants=False).coalesce()
         return cls(matrix, matrix.t().coalesce(), degrees)
 
     def leading_pair(self) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,10 @@
 A start is made of the observed pairs alone, before the first step; training goes on from it as it
 would from random rows. Entities without a pair keep their random rows: the matrix says nothing
 about them, and rows of zeros would get no gradient from each other.
+
+With `training.epochs = 0` the start is the model. A decomposition in closed form is not an encoder
+of its own kind for this reason: it is a factorization, whose tables are published, exported,
+upgraded and trained further by what is there for one, and old readers know its kind.
 """
 
 from __future__ import annotations
