@@ -34,6 +34,7 @@ from evergram.training.recipe import GramianRecipe, ModelRecipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.sharding.sharded_factorization import ShardedFactorization
 from evergram.training.sharding.sharding_limits import refuse_unshardable
+from evergram.training.starts.starting_vectors import start_tables
 from evergram.training.step import Step
 
 
@@ -246,7 +247,10 @@ def _encoder(
     options = encoder_options(model, settings.version)
     if settings.training.tables == "sharded":
         return ShardedFactorization(schema, options, generator, collectives, folder)
-    return build_encoder(model.kind, options, schema, generator, folder)
+    encoder = build_encoder(model.kind, options, schema, generator, folder)
+    if companions.start is None:  # else every known row is that of the version before
+        start_tables(encoder, model, corpus, settings.version_seed)
+    return encoder
 
 
 def _objective(

@@ -29,6 +29,8 @@ class ModelRecipe(KindTable):
     kind: str = "factorization"
     dim: PerVersion = Field(default=[64])
     scale: Rate = 0.1
+    # What the tables start from: Gaussian rows, or vectors made of the pairs, see `starts/`.
+    start: Literal["random", "smooth", "svd"] = "random"
     # Rows of unit norm.
     normalize: bool = False
 

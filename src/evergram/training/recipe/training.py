@@ -19,7 +19,8 @@ class TrainingRecipe(RecipeTable):
     """
 
     # At most; training ends when so many evaluations in a row were no better (0: never).
-    epochs: Positive = 100
+    # 0 publishes the start as it is, see `model.start`.
+    epochs: Annotated[int, Field(ge=0)] = 100
     patience: Annotated[int, Field(ge=0)] = 10
     # At last train on all that is not test, for as many steps as selection found best; "auto" does
     # where split.kind is "given", for published figures are of such models.
