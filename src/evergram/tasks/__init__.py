@@ -4,7 +4,7 @@ Read in this order:
 
 1. `task`: `Task`, the interface, and `Encoded`, a batch as a loss sees it.
 2. The tasks: `pointwise` (its losses by name in `pointwise_losses`), `bpr`, `softmax` (within the
-   batch), and `second_order` and `spherical` (over all candidates).
+   batch), and `second_order`, `spherical` and `clustered_softmax` (over all candidates).
 3. `objective`: a task plus λ times the penalty on all pairs (`evergram.gramian`), norms, spread.
 
 Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
@@ -19,6 +19,7 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.tasks.bpr import BPR
+    from evergram.tasks.clustered_softmax import ClusteredSoftmax
     from evergram.tasks.kinds import TASKS, TaskSettings
     from evergram.tasks.objective import Loss, Objective
     from evergram.tasks.pointwise import Pointwise
@@ -32,6 +33,7 @@ __all__ = [
     "BPR",
     "LOSSES",
     "TASKS",
+    "ClusteredSoftmax",
     "Encoded",
     "Loss",
     "Objective",
@@ -51,6 +53,7 @@ export_lazily(
     __name__,
     {
         "bpr": "BPR",
+        "clustered_softmax": "ClusteredSoftmax",
         "kinds": "TASKS TaskSettings",
         "objective": "Loss Objective",
         "pointwise": "Pointwise",

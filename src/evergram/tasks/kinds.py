@@ -8,10 +8,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from evergram.errors import DataError
-from evergram.kinds import KindSettings, Rate, table_of
+from evergram.kinds import KindSettings, Positive, Rate, table_of
 from evergram.tasks.pointwise_losses import loss_named
 
 if TYPE_CHECKING:
@@ -128,6 +128,29 @@ class SphericalSettings(TaskSettings):
         return Spherical(self.temperature, self.form)
 
 
+class ClusteredSoftmaxSettings(TaskSettings):
+    """The observed candidate against all, which so many `clusters` stand for.
+
+    `cluster_rate`: α of the averages that clusters are, or "auto".
+    """
+
+    kind = "softmax_clustered"
+    temperature: Rate = 1.0
+    clusters: Positive = 512
+    cluster_rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 0.05
+
+    def build(self, corpus: Corpus) -> Task:
+        from evergram.tasks.clustered_softmax import ClusteredSoftmax
+
+        size = int((corpus.counts("candidate") > 0).sum())
+        return ClusteredSoftmax(size, self.temperature, self.clusters, self.cluster_rate)
+
+
 TASKS: dict[str, type[TaskSettings]] = table_of(
-    PointwiseSettings, BPRSettings, SoftmaxSettings, SecondOrderSettings, SphericalSettings
+    PointwiseSettings,
+    BPRSettings,
+    SoftmaxSettings,
+    SecondOrderSettings,
+    SphericalSettings,
+    ClusteredSoftmaxSettings,
 )
