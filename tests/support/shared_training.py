@@ -59,6 +59,7 @@ CASES: dict[str, list[str]] = {
     "bpr": ["task.kind=bpr"],
     "softmax": ["task.kind=softmax"],
     "second_order": ["task.kind=second_order"],
+    "softmax_clustered": ["task.kind=softmax_clustered", "task.clusters=8"],
     "spherical": ["task.kind=spherical"],
     "huber": ["task.loss=huber"],
     "two measures, a prior, sparse weights": [

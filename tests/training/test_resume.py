@@ -69,6 +69,8 @@ def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[tuple[in
         "task.kind=softmax task.penalty=0",
         "task.kind=bpr task.penalty=1",
         "task.kind=second_order task.penalty=0 task.query_measure=1",
+        "task.kind=softmax_clustered task.clusters=8",
+        "task.kind=softmax_clustered task.clusters=8 task.cluster_rate=auto",
     ],
 )
 def test_train_resumes_bit_for_bit(

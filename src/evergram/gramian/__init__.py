@@ -10,7 +10,7 @@ with `docs/penalty.md`. Its parts also work by themselves; read them in this ord
 3. The estimators: `ExactGramian`, the oracle; `SampledGramian`, the last batch; `SOGram` and
    `AdaptiveSOGram`, averages; `SAGram` and `GrowingSAGram`, a cache; `Storm`, recursive momentum.
 4. `ClusterMoments` (clusters/cluster_moments.py): the same for clusters of candidates, which a
-   softmax reads.
+   softmax reads as `Clusters`.
 5. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row. `contributions`:
    each row's share in the penalty, by which adaptive sampling draws rows.
 
