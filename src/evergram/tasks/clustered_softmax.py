@@ -71,7 +71,7 @@ class ClusteredSoftmax(Task):
         clusters = kept.clusters().to(candidate)
         logits = query @ clusters.centre.T / self.temperature + clusters.log_share
         shares = logits.detach().softmax(1)
-        if first:
+        if first and self.push == "streamed":
             kept.learn_queries(shares, query.detach())
             clusters = kept.clusters().to(candidate)
         second = (query @ clusters.within * query).sum(-1) / (2 * self.temperature**2)
@@ -84,7 +84,8 @@ class ClusteredSoftmax(Task):
             other = self._by_clusters(query.detach(), candidate, clusters, shares)
         other = (weight * other).mean()
         if self.training and not first:
-            kept.learn_queries(shares, query.detach())
+            if self.push == "streamed":
+                kept.learn_queries(shares, query.detach())
             kept.learn_candidates(candidate.detach(), weight)
         return loss + other - other.detach()
 

@@ -131,19 +131,23 @@ class SphericalSettings(TaskSettings):
 class ClusteredSoftmaxSettings(TaskSettings):
     """The observed candidate against all, which so many `clusters` stand for.
 
-    `cluster_rate`: α of the averages that clusters are, or "auto".
+    `cluster_rate`: α of the averages that clusters are, or "auto". `cluster_push`: see
+    `ClusteredSoftmax`.
     """
 
     kind = "softmax_clustered"
     temperature: Rate = 1.0
     clusters: Positive = 512
     cluster_rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 0.05
+    cluster_push: Literal["streamed", "batch", "scores"] = "streamed"
 
     def build(self, corpus: Corpus) -> Task:
         from evergram.tasks.clustered_softmax import ClusteredSoftmax
 
         size = int((corpus.counts("candidate") > 0).sum())
-        return ClusteredSoftmax(size, self.temperature, self.clusters, self.cluster_rate)
+        return ClusteredSoftmax(
+            size, self.temperature, self.clusters, self.cluster_rate, self.cluster_push
+        )
 
 
 TASKS: dict[str, type[TaskSettings]] = table_of(
