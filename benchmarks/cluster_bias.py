@@ -17,7 +17,7 @@ CLUSTERS, DIMS = (1, 8, 32, 128, 512), (16, 64)
 QUERIES, CANDIDATES, TOPICS, BATCH = 4096, 16_384, 100, 1024
 TEMPERATURE, RATE = 0.1, 0.05
 # Batches before the first look, between two, and the looks.
-BEFORE, APART, LOOKS = 80, 16, 6
+BEFORE, APART, LOOKS = 200, 20, 16
 
 
 @dataclass(frozen=True)

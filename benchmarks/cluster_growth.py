@@ -80,7 +80,7 @@ class Clustered:
 
 
 def measure() -> ClusterGrowth:
-    return growth(SIZES, rounds=5)
+    return growth(SIZES, rounds=15)
 
 
 def tiny() -> ClusterGrowth:

@@ -109,9 +109,12 @@ class ClusteredSoftmax(Task):
 
     def _by_scores(self, query: Tensor, candidate: Tensor, partition: Tensor) -> Tensor:
         """Return what has each candidate's push as its gradient, [B]: by its own scores."""
-        scores = query @ candidate.T / self.temperature
-        shares = (scores - partition[:, None]).exp()
-        return (shares.sum(0) - shares.diagonal()) / max(1, len(query) - 1)
+        scores = query @ candidate.detach().T / self.temperature
+        # A candidate has at most the whole sum, of which it is one of N terms; Ẑ may be less.
+        shares = (scores - partition[:, None]).clamp(max=math.log(self.size)).exp()
+        pushed = shares.T @ query - shares.diagonal()[:, None] * query
+        others = max(1, len(query) - 1)
+        return (pushed * candidate).sum(-1) / (others * self.temperature)
 
     def _kept(self, rows: Tensor) -> ClusterMoments:
         """Return the clusters, on the device of the rows; the first call makes them."""
