@@ -167,6 +167,20 @@ def test_the_gradient_nears_the_exact_softmaxs_as_clusters_grow(seed: int) -> No
         assert many < 0.75 * few < 0.75 * one, errors
 
 
+def test_a_push_by_scores_is_bounded_where_the_sum_lags_behind() -> None:
+    """Scores of 250 meet clusters of rows near 0: e^250 would move a candidate out of sight."""
+    small = normal(6, DIM) * 1e-3, normal(N, DIM, seed=1) * 1e-3
+    task = frozen(ClusteredSoftmax(N, TEMPERATURE, 3, rate=1.0, push="scores"), *small)
+    query, candidate = torch.full((2, 6, DIM), 10 / DIM**0.5, dtype=torch.float64)
+    candidate = candidate[:3].clone().requires_grad_()
+    ids, ones = torch.arange(3), torch.ones(3, 1, dtype=torch.float64)
+    loss = task(Encoded(query[:3], candidate), Batch(ids, ids, ones[:, 0], ones, ones), {})
+    (slope,) = torch.autograd.grad(loss, candidate)
+    pull = query[:3] / TEMPERATURE / 3
+    # At most all of the sum, N times the mean share, of the mean query.
+    torch.testing.assert_close(slope + pull, N * pull)
+
+
 def test_an_unknown_push_is_refused() -> None:
     with pytest.raises(ValueError, match="The push is 'hard'; it must be one of streamed, batch"):
         ClusteredSoftmax(3, push="hard")
