@@ -14,6 +14,8 @@ from benchmarks import (
     by_command,
     candidates,
     checkpoints,
+    cluster_bias,
+    cluster_growth,
     crossover,
     defaults,
     dumps,
@@ -101,6 +103,10 @@ SECTIONS = {
     "processes": Section(processes.measure, processes.tiny, processes.table),
     "sharded-tables": Section(sharded_tables.measure, sharded_tables.tiny, sharded_tables.table),
     "growth": Section(growth.growth, growth.tiny, growth.table, drawn=True),
+    "cluster-bias": Section(
+        cluster_bias.measure, cluster_bias.tiny, cluster_bias.table, drawn=True
+    ),
+    "cluster-growth": Section(cluster_growth.measure, cluster_growth.tiny, cluster_growth.table),
     "ranking-memory": Section(ranking_memory.measure, ranking_memory.tiny, ranking_memory.table),
     "evaluation-speed": Section(
         evaluation_speed.measure, evaluation_speed.tiny, evaluation_speed.table

@@ -83,6 +83,8 @@ def _kill(
         "task.kind=softmax_all task.penalty=0 task.l2=0 training.optimizer=adam training.decay=0.8 "
         "training.table_rate=0.02 task.query_power=0.5",
         "task.kind=softmax_all task.penalty=1 model.kind=two_tower",
+        "task.kind=softmax_clustered task.clusters=8",
+        "task.kind=softmax_clustered task.clusters=8 task.cluster_rate=auto",
     ],
 )
 def test_train_resumes_bit_for_bit(

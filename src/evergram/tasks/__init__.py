@@ -4,8 +4,8 @@ Read in this order:
 
 1. `task`: `Task`, the interface, and `Encoded`, a batch as a loss sees it.
 2. The tasks: `pointwise` (its losses by name in `pointwise_losses`), `bpr`, `softmax` (within the
-   batch), `second_order` and `spherical` (over all candidates, by moments), and `softmax_all` (over
-   all candidates, exactly; `log_partition` computes its denominator in tiles).
+   batch), `second_order`, `spherical` and `clustered_softmax` (over all candidates, by moments), and
+   `softmax_all` (over all candidates, exactly; `log_partition` computes its denominator in tiles).
 3. `objective`: a task plus λ times the penalty on all pairs (`evergram.gramian`), norms, spread.
 
 Sources: [G1] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
@@ -20,6 +20,7 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.tasks.bpr import BPR
+    from evergram.tasks.clustered_softmax import ClusteredSoftmax
     from evergram.tasks.kinds import TASKS, TaskSettings
     from evergram.tasks.objective import Loss, Objective
     from evergram.tasks.pointwise import Pointwise
@@ -34,6 +35,7 @@ __all__ = [
     "BPR",
     "LOSSES",
     "TASKS",
+    "ClusteredSoftmax",
     "Encoded",
     "Loss",
     "Objective",
@@ -54,6 +56,7 @@ export_lazily(
     __name__,
     {
         "bpr": "BPR",
+        "clustered_softmax": "ClusteredSoftmax",
         "kinds": "TASKS TaskSettings",
         "objective": "Loss Objective",
         "pointwise": "Pointwise",

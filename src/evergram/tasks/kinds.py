@@ -8,10 +8,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from evergram.errors import DataError
-from evergram.kinds import KindSettings, Rate, Weight, table_of
+from evergram.kinds import KindSettings, Positive, Rate, Weight, table_of
 from evergram.tasks.pointwise_losses import loss_named
 
 if TYPE_CHECKING:
@@ -148,8 +148,6 @@ class SoftmaxAllSettings(TaskSettings):
     draws = "whole_queries"
     wants_all_candidates = True
     temperature: Rate = 1.0
-    # How the partition function is computed.
-    partition: Literal["exact"] = "exact"
     denominator: Literal["all", "unobserved"] = "all"
     query_power: Weight = 0.0
     positive_temperature: Rate | None = None
@@ -171,6 +169,28 @@ class SoftmaxAllSettings(TaskSettings):
         )
 
 
+class ClusteredSoftmaxSettings(TaskSettings):
+    """The observed candidate against all, which so many `clusters` stand for.
+
+    `cluster_rate`: α of the averages that clusters are, or "auto". `cluster_push`: see
+    `ClusteredSoftmax`.
+    """
+
+    kind = "softmax_clustered"
+    temperature: Rate = 1.0
+    clusters: Positive = 512
+    cluster_rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 0.05
+    cluster_push: Literal["streamed", "batch", "scores"] = "streamed"
+
+    def build(self, corpus: Corpus) -> Task:
+        from evergram.tasks.clustered_softmax import ClusteredSoftmax
+
+        size = int((corpus.counts("candidate") > 0).sum())
+        return ClusteredSoftmax(
+            size, self.temperature, self.clusters, self.cluster_rate, self.cluster_push
+        )
+
+
 TASKS: dict[str, type[TaskSettings]] = table_of(
     PointwiseSettings,
     BPRSettings,
@@ -178,4 +198,5 @@ TASKS: dict[str, type[TaskSettings]] = table_of(
     SecondOrderSettings,
     SphericalSettings,
     SoftmaxAllSettings,
+    ClusteredSoftmaxSettings,
 )
