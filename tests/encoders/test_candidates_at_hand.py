@@ -48,9 +48,9 @@ def test_blocks_are_embedded_again_with_the_same_dropout() -> None:
     embeddings = Layered()
     shared = CandidatesAtHand(embeddings, 9, CPU, rows=4)
     assert embeddings.calls == [4, 4, 1]
-    shared.candidates.sum().backward()
+    shared.candidates.sum().backward()  # type: ignore[no-untyped-call]
     assert sorted(embeddings.calls[3:]) == [1, 4, 4]
-    weight = embeddings.layer[0].weight
+    weight = embeddings.layer[0].get_parameter("weight")
     kept = (shared.candidates.detach() != 0).to(weight) * 2  # dropout at a half doubles the rest
     assert weight.grad is not None
     torch.testing.assert_close(weight.grad, kept.T @ embeddings.inputs["candidate"])

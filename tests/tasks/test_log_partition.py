@@ -39,7 +39,7 @@ def test_value_and_gradients_are_the_dense_softmaxs(
         candidates = normal(7, 4, seed=1).requires_grad_()
         tiles = (scores,) if function is log_partition else ()
         value = function(query, candidates, temperature, excluded, *tiles)
-        (value * torch.tensor([1.0, -2.0, 0.3])).sum().backward()
+        (value * torch.tensor([1.0, -2.0, 0.3])).sum().backward()  # type: ignore[no-untyped-call]
         results.append((value.detach(), query.grad, candidates.grad))
     torch.testing.assert_close(results[0], results[1], rtol=1e-11, atol=1e-12)
 
@@ -55,7 +55,7 @@ def test_gradients_are_those_of_finite_differences(excluded: tuple[Tensor, Tenso
 def test_large_scores_do_not_overflow() -> None:
     query, candidates = 1e3 * normal(2, 3).float(), normal(5, 3, seed=1).float()
     value = log_partition(query.requires_grad_(), candidates, 0.01, None, 4)
-    value.sum().backward()
+    value.sum().backward()  # type: ignore[no-untyped-call]
     expected = dense(query.detach().double(), candidates.double(), 0.01, None)
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=0)
     assert query.grad is not None
@@ -66,12 +66,12 @@ def test_a_query_that_excludes_all_has_no_gradient() -> None:
     query, candidates = normal(2, 3).requires_grad_(), normal(3, 3, seed=1).requires_grad_()
     value = log_partition(query, candidates, 1, (torch.tensor([0, 0, 0]), torch.arange(3)), 2)
     assert value[0] == -torch.inf
-    value.sum().backward()
+    value.sum().backward()  # type: ignore[no-untyped-call]
     assert query.grad is not None
     assert candidates.grad is not None
     assert query.grad[0].tolist() == [0, 0, 0]
     alone = candidates.detach().clone().requires_grad_()
-    dense(query[1:].detach(), alone, 1, None).sum().backward()
+    dense(query[1:].detach(), alone, 1, None).sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(candidates.grad, alone.grad)
 
 
@@ -86,6 +86,6 @@ def test_no_more_scores_are_at_once_than_a_tile_has(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(module, "_tiles", watched)
     query, candidates = normal(4, 2).requires_grad_(), normal(50, 2, seed=1)
-    log_partition(query, candidates, 1, None, 12).sum().backward()
+    log_partition(query, candidates, 1, None, 12).sum().backward()  # type: ignore[no-untyped-call]
     assert max(widths) == 12
     assert sum(widths) == 2 * 4 * 50  # each score once forth and once back

@@ -16,6 +16,7 @@ from evergram.tasks.task import Encoded
 
 QUERIES = [5, 2, 5, 5, 0]
 PAIRS = [3, 1, 0, 1, 2]
+PUSH = 1.3
 WEIGHT = torch.tensor([0.5, 9.0, 1.5, 9.0, 9.0, 2.0])
 
 
@@ -41,7 +42,7 @@ def by_definition(
             pull = sum(scores[b] for b in met) / len(met)
         else:
             pull = positive * math.log(sum(math.exp(scores[b] / positive) for b in met) / len(met))
-        total += float(WEIGHT[a]) * (log_z - pull / tau)
+        total += float(WEIGHT[a]) * (PUSH * log_z - pull / tau)
     return total / len(QUERIES)
 
 
@@ -50,7 +51,11 @@ def by_definition(
 def test_the_loss_is_its_definition(positive: float | None, excludes: bool) -> None:
     users, items = normal(6, 3), normal(4, 3, seed=1)
     task = SoftmaxAll(
-        0.7, positive_temperature=positive, excludes_observed=excludes, query_weight=WEIGHT
+        0.7,
+        positive_temperature=positive,
+        excludes_observed=excludes,
+        query_weight=WEIGHT,
+        push=PUSH,
     )
     expected = by_definition(users, items, 0.7, positive, excludes=excludes)
     assert float(task(encoded(users, items), batch(), {})) == pytest.approx(expected, rel=1e-12)
