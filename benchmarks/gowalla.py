@@ -15,8 +15,8 @@ from benchmarks import DATA, ROOT
 __all__ = ["DATA", "ROOT", "available", "convert"]
 
 
-def available() -> bool:
-    return (DATA / "gowalla" / "train.txt.gz").is_file()
+def available(name: str = "gowalla") -> bool:
+    return (DATA / name / "train.txt.gz").is_file()
 
 
 def convert(target: Path | None = None, name: str = "gowalla") -> Path:
@@ -41,9 +41,10 @@ def convert(target: Path | None = None, name: str = "gowalla") -> Path:
 
 
 if __name__ == "__main__":
-    if not available():
+    chosen = sys.argv[1] if sys.argv[1:] else "gowalla"
+    if not available(chosen):
         sys.exit(
-            f"Gowalla is not at {DATA}/gowalla; docs/data-sets.md says how it is had, or set "
-            "EVERGRAM_DATA to the folder that has gowalla/."
+            f"{chosen} is not at {DATA}/{chosen}; docs/data-sets.md says how it is had, or set "
+            f"EVERGRAM_DATA to the folder that has {chosen}/."
         )
-    print(convert())
+    print(convert(name=chosen))

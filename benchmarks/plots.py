@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.cluster_bias import ClusterBias
 from benchmarks.crossover import Crossover
 from benchmarks.errors import Errors
 from benchmarks.growth import Growth
@@ -26,7 +27,7 @@ SHOWN = {
 }
 TITLES = {"factorization": "Factorization", "two_tower": "Two towers"}
 
-Result = Growth | Crossover | Quality | list[Errors]
+Result = ClusterBias | Growth | Crossover | Quality | list[Errors]
 
 
 def draw(results: Sequence[Result], folder: Path) -> list[Path]:
@@ -35,6 +36,8 @@ def draw(results: Sequence[Result], folder: Path) -> list[Path]:
     for result in results:
         if isinstance(result, Growth):
             name, figure = "growth", growth_figure(result)
+        elif isinstance(result, ClusterBias):
+            name, figure = "cluster-bias", cluster_bias_figure(result)
         elif isinstance(result, Crossover):
             name, figure = "crossover", crossover_figure(result)
         elif isinstance(result, Quality):
@@ -91,6 +94,27 @@ def growth_figure(measured: Growth) -> Figure:
     axes.set_ylim(bottom=0)
     _label(axes, "The estimator's part of a step", "entities a side", "milliseconds")
     axes.legend(frameon=False)
+    return figure
+
+
+def cluster_bias_figure(measured: ClusterBias) -> Figure:
+    """Draw bias (lines) and deviation (dots) of each side's gradient by K, a panel for each D."""
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    dims = list(dict.fromkeys(cell.dim for cell in measured.cells))
+    panels = figure.subplots(1, len(dims), sharey=True, squeeze=False)[0]
+    for panel, dim in zip(panels, dims, strict=True):
+        for side in dict.fromkeys(cell.side for cell in measured.cells):
+            cells = [c for c in measured.cells if (c.dim, c.side) == (dim, side)]
+            numbers = [cell.clusters for cell in cells]
+            line = panel.plot(numbers, [c.bias for c in cells], marker="o", label=side)[0]
+            deviations = [cell.deviation for cell in cells]
+            panel.plot(numbers, deviations, linestyle=":", color=line.get_color())
+        panel.set_xscale("log", base=2)
+        _label(panel, f"D = {dim} (dotted: deviation)", "clusters", "")
+    panels[0].set_ylabel("of the exact gradient's norm")
+    panels[0].set_ylim(bottom=0)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", frameon=False)
     return figure
 
 

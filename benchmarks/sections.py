@@ -14,6 +14,8 @@ from benchmarks import (
     by_command,
     candidates,
     checkpoints,
+    cluster_bias,
+    cluster_growth,
     crossover,
     defaults,
     dumps,
@@ -30,6 +32,7 @@ from benchmarks import (
     postgres_fast_path,
     preparing,
     processes,
+    published_splits,
     quality,
     ranking_memory,
     rewriting,
@@ -101,6 +104,10 @@ SECTIONS = {
     "processes": Section(processes.measure, processes.tiny, processes.table),
     "sharded-tables": Section(sharded_tables.measure, sharded_tables.tiny, sharded_tables.table),
     "growth": Section(growth.growth, growth.tiny, growth.table, drawn=True),
+    "cluster-bias": Section(
+        cluster_bias.measure, cluster_bias.tiny, cluster_bias.table, drawn=True
+    ),
+    "cluster-growth": Section(cluster_growth.measure, cluster_growth.tiny, cluster_growth.table),
     "ranking-memory": Section(ranking_memory.measure, ranking_memory.tiny, ranking_memory.table),
     "evaluation-speed": Section(
         evaluation_speed.measure, evaluation_speed.tiny, evaluation_speed.table
@@ -152,6 +159,12 @@ SECTIONS = {
     "losses": Section(losses.measure, losses.tiny, losses.table, needs_data=True),
     "quality-movielens": _quality("movielens", "random"),
     "quality-gowalla": _quality("gowalla", "given"),
+    "published-splits": Section(
+        published_splits.published_splits,
+        published_splits.tiny,
+        published_splits.table,
+        needs_data=True,
+    ),
     "towers": Section(towers.section, towers.tiny, needs_data=True),
     "graph-steps": Section(graphs.steps_section, graphs.tiny_steps, needs_data=True),
     "graph-quality": Section(graphs.quality_section, graphs.tiny_quality, needs_data=True),

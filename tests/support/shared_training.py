@@ -39,6 +39,8 @@ PAIRS, BATCH, EPOCHS = 101, 25, 4
 BASE = ["task.penalty=2.0", "task.l2=0.1"]
 TOWER = ["model.kind=two_tower", "model.hidden=[6]", "training.layer_rate=0.01"]
 POOL = ["gramian.batch=independent", "gramian.sampler=adaptive", "gramian.batch_size=10"]
+# Whole queries, in five batches an epoch as well.
+ALL = ["task.kind=softmax_all", "training.batch_size=21"]
 CASES: dict[str, list[str]] = {
     "sogram": [],
     "sogram, a fixed rate": ["gramian.rate=0.1", "gramian.decay=0.3"],
@@ -59,7 +61,15 @@ CASES: dict[str, list[str]] = {
     "bpr": ["task.kind=bpr"],
     "softmax": ["task.kind=softmax"],
     "second_order": ["task.kind=second_order"],
+    "softmax_clustered": ["task.kind=softmax_clustered", "task.clusters=8"],
     "spherical": ["task.kind=spherical"],
+    "softmax_all": [*ALL, "task.query_power=0.5"],
+    "softmax_all, adam": [*ALL, "task.penalty=0", "training.optimizer=adam"],
+    "softmax_all, whole queries": [
+        *(*ALL, "task.denominator=unobserved", "task.positive_temperature=0.5")
+    ],
+    "two towers, softmax_all": [*TOWER, *ALL],
+    "lightgcn, softmax_all": ["model.kind=lightgcn", "model.layers=[2]", *ALL, "task.penalty=0"],
     "huber": ["task.loss=huber"],
     "two measures, a prior, sparse weights": [
         *("task.query_measure=[0.0, 1.0]", "task.candidate_measure=[0.5, 1.0]"),
@@ -82,6 +92,7 @@ CASES: dict[str, list[str]] = {
     "lightgcn, exact": ["model.kind=lightgcn", "model.layers=[2]", "gramian.kind=exact"],
     "joint, all": [],
     "joint, batch": TOWER,
+    "joint, all, softmax_all": [*ALL, "model.normalize=true"],
     "joint, paper-code": ["task.kind=bpr"],
     "joint, paper-code, softmax": ["task.kind=softmax"],
     "joint, all, lightgcn": ["model.kind=lightgcn", "model.layers=[2]"],

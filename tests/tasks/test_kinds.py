@@ -8,7 +8,9 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus
 from evergram.errors import DataError, RecipeError
+from evergram.tasks.clustered_softmax import ClusteredSoftmax
 from evergram.tasks.kinds import (
+    ClusteredSoftmaxSettings,
     PointwiseSettings,
     SecondOrderSettings,
     SoftmaxSettings,
@@ -49,6 +51,10 @@ def test_settings_reach_the_task() -> None:
     spherical = SphericalSettings(temperature=2.0, form="square").build(STARS)
     assert isinstance(spherical, Spherical)
     assert (spherical.temperature, spherical.form) == (2.0, "square")
+    clustered = ClusteredSoftmaxSettings(temperature=0.1, clusters=8, cluster_rate=0.2).build(STARS)
+    assert isinstance(clustered, ClusteredSoftmax)
+    assert (clustered.size, clustered.temperature, clustered.number) == (2, 0.1, 8)
+    assert clustered.rate == 0.2
     second = SecondOrderSettings(temperature=2.0, centred=False).build(STARS)
     assert isinstance(second, SecondOrderSoftmax)
     assert (second.temperature, second.centred) == (2.0, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -43,7 +44,8 @@ def moments(task: Task) -> dict[str, list[Moment]]:
 
 def encoded(task: Task) -> Encoded:
     negative = normal(B, 4) if task.wants_negatives else None
-    return Encoded(normal(B, 2), normal(B, 3), negative)
+    everyone = normal(N, 5) if task.wants_all_candidates else None
+    return Encoded(normal(B, 2), normal(B, 3), negative, all_candidates=everyone)
 
 
 def make(kind: str) -> Task:
@@ -61,6 +63,7 @@ class TestTask:
         task, settings = make(kind), TASKS[kind]
         assert task.wants_negatives == settings.wants_negatives
         assert task.wants_means == settings.wants_means
+        assert task.wants_all_candidates == settings.wants_all_candidates
         # Something has to keep scores apart.
         assert settings.needs_penalty or settings().pair_target == "one"
 
@@ -71,7 +74,8 @@ class TestTask:
         rows = encoded(task)
         loss = task(rows, BATCH, moments(task))
         assert loss.shape == ()
-        leaves = [r for r in (rows.query, rows.candidate, rows.negative) if r is not None]
+        given = (rows.query, rows.candidate, rows.negative, rows.all_candidates)
+        leaves = [r for r in given if r is not None]
         for gradient in torch.autograd.grad(loss, leaves):
             assert torch.isfinite(gradient).all()
             assert gradient.abs().sum() > 0
@@ -83,7 +87,7 @@ class TestTask:
         query, candidate = (
             r.detach().mul(0.1).requires_grad_() for r in (rows.query, rows.candidate)
         )
-        small = Encoded(query, candidate, rows.negative)
+        small = replace(rows, query=query, candidate=candidate)
         slopes = torch.autograd.grad(task(small, BATCH, moments(task)), [query, candidate])
         moved = [r - 0.01 * slope for r, slope in zip((query, candidate), slopes, strict=True)]
         assert (moved[0] * moved[1]).sum() > (query * candidate).sum()

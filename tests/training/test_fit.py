@@ -63,6 +63,7 @@ SETTINGS = {
         "task.query_measure=1",
         "task.centred=false",
     ],
+    "clustered": ["task.kind=softmax_clustered", "task.clusters=16", "task.l2=0.1"],
     "taylor": ["task.kind=spherical", "task.penalty=0", "task.query_measure=1", "task.l2=0.1"],
     "square": [
         "task.kind=spherical",

@@ -120,6 +120,14 @@ def test_a_published_split_is_that_of_the_corpus_in_memory(suffix: str, tmp_path
 
 
 @pytest.mark.usefixtures("streaming")
+def test_whole_queries_are_drawn_from_memory(tmp_path: Path) -> None:
+    corpus = generated(4000)
+    folder = write_prepared(corpus, tmp_path / "p", 0.4)
+    recipe = recipe_of(folder, "task.kind=softmax_all", "model.normalize=true")
+    assert_same(train(recipe, corpus, progress=False), train(recipe, progress=False))
+
+
+@pytest.mark.usefixtures("streaming")
 @pytest.mark.parametrize(
     "overrides",
     [

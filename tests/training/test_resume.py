@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from evergram.data.sampling import ExampleSampler
+from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
 from evergram.errors import TrainingError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
@@ -32,8 +33,19 @@ OFTEN = CheckpointSettings(steps=2)
 
 def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[tuple[int, int]]:
     """Let an epoch die after seven batches from now on. Returns: the epochs begun, and where."""
-    real = ExampleSampler.epoch
     begun: list[tuple[int, int]] = []
+    for kind in (ExampleSampler, WholeQuerySampler):
+        _kill(monkeypatch, kind, number, begun)
+    return begun
+
+
+def _kill(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[ExampleSampler],
+    number: int,
+    begun: list[tuple[int, int]],
+) -> None:
+    real = kind.epoch
 
     def epoch(self: ExampleSampler, which: int, start: int = 0) -> Any:
         begun.append((which, start))
@@ -42,8 +54,7 @@ def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[tuple[in
                 raise KilledError
             yield batch
 
-    monkeypatch.setattr(ExampleSampler, "epoch", epoch)
-    return begun
+    monkeypatch.setattr(kind, "epoch", epoch)
 
 
 @pytest.mark.long
@@ -69,6 +80,11 @@ def kill_in_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> list[tuple[in
         "task.kind=softmax task.penalty=0",
         "task.kind=bpr task.penalty=1",
         "task.kind=second_order task.penalty=0 task.query_measure=1",
+        "task.kind=softmax_all task.penalty=0 task.l2=0 training.optimizer=adam training.decay=0.8 "
+        "training.table_rate=0.02 task.query_power=0.5",
+        "task.kind=softmax_all task.penalty=1 model.kind=two_tower",
+        "task.kind=softmax_clustered task.clusters=8",
+        "task.kind=softmax_clustered task.clusters=8 task.cluster_rate=auto",
     ],
 )
 def test_train_resumes_bit_for_bit(

@@ -12,7 +12,8 @@ Read in this order:
    and check, `engine/` orders and numbers, `writing/` writes a folder of columns.
 4. `split`: pairs that are held out, by a hash (`pair_hash`), by time, or by a published file.
 5. `sampling`: batches, with the weights that make them stand for a measure ([G2] Section 3.3);
-   `pools/`: entities that are drawn by what they contribute to the penalty.
+   `pools/`: entities that are drawn by what they contribute to the penalty; `whole_queries/`:
+   batches of queries with all of their pairs.
 
 [G2]: Krichene et al., *Efficient training on very large corpora via Gramian estimation*, ICLR 2019.
 """

@@ -39,6 +39,9 @@ class Batch:
             with them mean(μ u⊗u) has the measure's Gramian as its expectation.
         negative: int64 [B], a candidate that the query has not met; or None.
         pair_weight: float32 [B], the sparse part of the penalty's weights; or None.
+        pair_share: float32 [B], B over the pairs that a batch has on average, where batches vary in
+            size: a mean of losses times this has the mean over all pairs as its expectation. None
+            where all batches are as large.
     """
 
     query: Tensor
@@ -48,6 +51,7 @@ class Batch:
     candidate_weight: Tensor
     negative: Tensor | None = None
     pair_weight: Tensor | None = None
+    pair_share: Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
         moved: dict[str, Any] = {}
@@ -93,7 +97,8 @@ class PairDraws:
     Args:
         target: "one" (every observed pair should score 1) or "value" (the value of the corpus).
         positives: "examples": every pair once an epoch, in a new order. "queries": a query drawn
-            uniformly, then one of its pairs (p ∝ 1/deg(query)), with replacement.
+            uniformly, then one of its pairs (p ∝ 1/deg(query)), with replacement. "whole_queries"
+            is `WholeQuerySampler`'s.
         negatives: True draws for each pair another candidate, uniformly among those that the query
             has not met.
         short_batch: True trains on the pairs of an epoch that do not fill a batch, too, in a last,
@@ -211,7 +216,7 @@ class ExampleSampler:
             yield from zip(*(torch.split(c, self.batch_size) for c in columns), strict=True)
 
     def _order(self, generator: torch.Generator) -> Tensor:
-        if self.positives == "examples":
+        if self.positives != "queries":
             return torch.randperm(len(self.query), generator=generator)[: self.size]
         counts = self.offsets.diff()
         met = torch.nonzero(counts).flatten()

@@ -33,6 +33,8 @@ class EncoderSettings(KindSettings):
     mixes_precision: ClassVar[bool] = False
     # True if its class takes `folder`, from whose files its tables are then mapped.
     maps_tables: ClassVar[bool] = False
+    # True if its tables can start from vectors that are made of the pairs.
+    takes_start: ClassVar[bool] = False
     # The keys that are lists with one entry for each version, as `dim` is.
     per_version: ClassVar[tuple[str, ...]] = ()
     # The keys besides `dim` that set its size; errors about memory name them.
@@ -99,6 +101,7 @@ class FactorizationSettings(IdTableSettings):
 
     kind = "factorization"
     reads_features = False
+    takes_start = True
     rates = ("table_rate",)
 
     @classmethod

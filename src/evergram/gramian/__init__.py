@@ -9,7 +9,9 @@ with `docs/penalty.md`. Its parts also work by themselves; read them in this ord
    may contain; `EntityBatch` go in and a `Moment` comes out.
 3. The estimators: `ExactGramian`, the oracle; `SampledGramian`, the last batch; `SOGram` and
    `AdaptiveSOGram`, averages; `SAGram` and `GrowingSAGram`, a cache; `Storm`, recursive momentum.
-4. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row. `contributions`:
+4. `ClusterMoments` (clusters/cluster_moments.py): the same for clusters of candidates, which a
+   softmax reads as `Clusters`.
+5. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row. `contributions`:
    each row's share in the penalty, by which adaptive sampling draws rows.
 
 Sources: [G1] Krichene et al., Efficient training on very large corpora via Gramian estimation,
@@ -24,6 +26,7 @@ from evergram.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from evergram.gramian.adaptive_sogram import AdaptiveSOGram
+    from evergram.gramian.clusters.cluster_moments import ClusterMoments, Clusters
     from evergram.gramian.contributions import contributions
     from evergram.gramian.estimator import (
         EntityBatch,
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptiveSOGram",
     "BatchSide",
+    "ClusterMoments",
+    "Clusters",
     "EntityBatch",
     "EntityMeasure",
     "ExactGramian",
@@ -66,6 +71,7 @@ export_lazily(
     __name__,
     {
         "adaptive_sogram": "AdaptiveSOGram",
+        "clusters.cluster_moments": "ClusterMoments Clusters",
         "contributions": "contributions",
         "estimator": "EntityBatch GramianEstimator Moment exact_moment",
         "exact": "ExactGramian",

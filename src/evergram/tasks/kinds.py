@@ -8,10 +8,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from evergram.errors import DataError
-from evergram.kinds import KindSettings, Rate, table_of
+from evergram.kinds import KindSettings, Positive, Rate, Weight, table_of
 from evergram.tasks.pointwise_losses import loss_named
 
 if TYPE_CHECKING:
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 class TaskSettings(KindSettings):
     """Settings of a task, what training must provide for it, and how it is made."""
 
-    # Default of drawing pairs: each once an epoch, or a query and then one of its pairs.
-    draws: ClassVar[Literal["examples", "queries"]] = "examples"
+    # Default of drawing pairs: each once an epoch, a query and then one of its pairs, or queries
+    # with all of their pairs.
+    draws: ClassVar[Literal["examples", "queries", "whole_queries"]] = "examples"
     # As the class attributes of the `Task` that is built.
     wants_negatives: ClassVar[bool] = False
     wants_means: ClassVar[bool] = False
+    wants_all_candidates: ClassVar[bool] = False
     # True if only the penalty lowers unobserved scores, so that `penalty = "auto"` is above 0.
     needs_penalty: ClassVar[bool] = False
 
@@ -34,6 +36,11 @@ class TaskSettings(KindSettings):
     def pair_target(self) -> Literal["one", "value"]:
         """The target of an observed pair: "one" for 1, or "value" for its value."""
         return "one"
+
+    @property
+    def sees_whole_queries(self) -> bool:
+        """Whether the loss is defined by all pairs of a query together."""
+        return False
 
     @abstractmethod
     def build(self, corpus: Corpus) -> Task:
@@ -128,6 +135,68 @@ class SphericalSettings(TaskSettings):
         return Spherical(self.temperature, self.form)
 
 
+class SoftmaxAllSettings(TaskSettings):
+    """The observed candidate against all, by the softmax itself: no sample and no expansion.
+
+    A pair of a query with m pairs weighs m^-query_power, scaled to a mean of one over all pairs.
+    With `positive_temperature` the scores of a query's own pairs enter as a log-mean-exp. With
+    `denominator` "unobserved" a query's own pairs are not in its partition function. The
+    log-partition counts `push` times as much as the pairs' scores.
+    """
+
+    kind = "softmax_all"
+    draws = "whole_queries"
+    wants_all_candidates = True
+    temperature: Rate = 1.0
+    denominator: Literal["all", "unobserved"] = "all"
+    query_power: Weight = 0.0
+    positive_temperature: Rate | None = None
+    push: Rate = 1.0
+
+    @property
+    def sees_whole_queries(self) -> bool:
+        return self.denominator == "unobserved" or self.positive_temperature is not None
+
+    def build(self, corpus: Corpus) -> Task:
+        from evergram.tasks.softmax_all import SoftmaxAll, query_weights
+
+        return SoftmaxAll(
+            self.temperature,
+            positive_temperature=self.positive_temperature,
+            excludes_observed=self.denominator == "unobserved",
+            query_weight=query_weights(corpus.counts("query"), self.query_power),
+            push=self.push,
+        )
+
+
+class ClusteredSoftmaxSettings(TaskSettings):
+    """The observed candidate against all, which so many `clusters` stand for.
+
+    `cluster_rate`: α of the averages that clusters are, or "auto". `cluster_push`: see
+    `ClusteredSoftmax`.
+    """
+
+    kind = "softmax_clustered"
+    temperature: Rate = 1.0
+    clusters: Positive = 512
+    cluster_rate: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = 0.05
+    cluster_push: Literal["streamed", "batch", "scores"] = "streamed"
+
+    def build(self, corpus: Corpus) -> Task:
+        from evergram.tasks.clustered_softmax import ClusteredSoftmax
+
+        size = int((corpus.counts("candidate") > 0).sum())
+        return ClusteredSoftmax(
+            size, self.temperature, self.clusters, self.cluster_rate, self.cluster_push
+        )
+
+
 TASKS: dict[str, type[TaskSettings]] = table_of(
-    PointwiseSettings, BPRSettings, SoftmaxSettings, SecondOrderSettings, SphericalSettings
+    PointwiseSettings,
+    BPRSettings,
+    SoftmaxSettings,
+    SecondOrderSettings,
+    SphericalSettings,
+    SoftmaxAllSettings,
+    ClusteredSoftmaxSettings,
 )

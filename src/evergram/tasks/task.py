@@ -48,6 +48,7 @@ class Encoded:
         query_factors, candidate_factors: [B, K], rows of the prior; None without a prior.
         everyone: all entities of each side, if their embeddings are computed anyway; None lets the
             batch stand for them.
+        all_candidates: [N, D], differentiable, for tasks that want them; else None.
         portion: what these pairs count for in the whole batch's loss; below 1 where processes share
             the batch. Weights of `everyone` contain theirs.
     """
@@ -59,6 +60,7 @@ class Encoded:
     candidate_factors: Tensor | None = None
     everyone: Mapping[str, Spread] | None = None
     portion: float = 1.0
+    all_candidates: Tensor | None = None
 
     def spread(self, batch: Batch) -> Mapping[str, Spread]:
         """Return the rows that stand for all entities of each side."""
@@ -78,9 +80,10 @@ class Task(nn.Module, ABC):
     """The loss of a batch's observed pairs; any state is in buffers."""
 
     # True if training must provide negatives in the batch; the mean embedding as the last column
-    # of the moments.
+    # of the moments; the embeddings of all candidates.
     wants_negatives = False
     wants_means = False
+    wants_all_candidates = False
     # True if the loss is a mean over pairs, each of its own rows and the moments alone, without
     # state: processes that share a batch then need not show each other their rows.
     is_mean_of_pairs = False

@@ -16,6 +16,7 @@ from evergram.data.pools.pool_sampler import entity_sampler
 from evergram.data.prepared.block_sampler import BlockSampler
 from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws
+from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.factory import build_encoder
 from evergram.encoders.features import SIDES, Schema
@@ -25,7 +26,7 @@ from evergram.gramian.estimator import GramianEstimator
 from evergram.gramian.kinds import EstimatorSettings
 from evergram.tasks.objective import Objective
 from evergram.training.joint import Joint
-from evergram.training.memory import place_tables
+from evergram.training.memory import place_tables, refuse_candidates
 from evergram.training.optimizers.build_optimizers import build_optimizers
 from evergram.training.priors.factors import prior_constant
 from evergram.training.priors.measures import build_measures
@@ -33,6 +34,7 @@ from evergram.training.recipe import GramianRecipe, ModelRecipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.sharding.sharded_factorization import ShardedFactorization
 from evergram.training.sharding.sharding_limits import refuse_unshardable
+from evergram.training.starts.starting_vectors import start_tables
 from evergram.training.step import Step
 
 
@@ -75,15 +77,16 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
         task.chosen.wants_negatives,
         settings.training.short_batch,
     )
+    whole = task.drawn == "whole_queries"
     if isinstance(corpus, MappedCorpus):
-        if len(corpus) > BlockSampler.least and task.sparse != "exclude":
+        if len(corpus) > BlockSampler.least and task.sparse != "exclude" and not whole:
             weighted = task.sparse == "weight"
             return BlockSampler(
                 corpus, draws, batch_size=size, seed=seed, measures=measures, weighted=weighted
             )
         # So few, or what needs all: the order is that of a corpus in memory.
         corpus = corpus.in_memory()
-    return ExampleSampler(
+    return (WholeQuerySampler if whole else ExampleSampler)(
         corpus,
         draws,
         batch_size=size,
@@ -160,6 +163,7 @@ def prepare(
     """
     companions = Companions() if companions is None else companions
     place = folder
+    refuse_candidates(settings, corpus)
     if settings.training.tables == "sharded":
         refuse_unshardable(settings, corpus, companions, collectives)
     elif companions.own is None:  # a user's modules are in memory already
@@ -196,6 +200,7 @@ def prepare(
         independent,
         settings.training.precondition,
         samples_gradient=settings.gramian.gradient == "sampled",
+        decay=settings.training.decay,
     )
     if isinstance(encoder, ShardedFactorization):
         encoder.attach(step.optimizers)
@@ -242,7 +247,10 @@ def _encoder(
     options = encoder_options(model, settings.version)
     if settings.training.tables == "sharded":
         return ShardedFactorization(schema, options, generator, collectives, folder)
-    return build_encoder(model.kind, options, schema, generator, folder)
+    encoder = build_encoder(model.kind, options, schema, generator, folder)
+    if companions.start is None:  # else every known row is that of the version before
+        start_tables(encoder, model, corpus, settings.version_seed)
+    return encoder
 
 
 def _objective(

@@ -255,7 +255,7 @@ def run_epoch(
         number: of the epoch, from 0.
         start: the first batch to train on; of an epoch that was interrupted.
     """
-    step.begin_epoch(start)
+    step.begin_epoch(start, number)
     batches = (batch.to(device) for batch in sampler.epoch(number, start))
     pairs: Iterator[dict[str, Draw]] | None = None
     if draws is not None:

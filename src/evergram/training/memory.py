@@ -25,6 +25,8 @@ LAYER_COPIES = 4
 # Mapped tables and those of the best epoch are files, as are the embeddings of all entities that
 # are evaluated and published; a checkpoint has the first two.
 MAPPED_COPIES, CHECKPOINT_COPIES = 2, 2
+# Of all candidates, where a step has them: the embeddings, their gradient, and a table's.
+STEP_COPIES = 3
 # Files that state a container's limit.
 CGROUPS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -43,7 +45,7 @@ def place_tables(
         here. TrainingError: the disk has no room for them.
     """
     model, version, choice = settings.model, settings.version, settings.training.tables
-    obstacle = _obstacle(model, device)
+    obstacle = _obstacle(settings, device)
     if choice == "mapped" and obstacle:
         raise RecipeError(
             f"training.tables is 'mapped', and {obstacle}; set training.tables = 'memory'."
@@ -74,8 +76,13 @@ def place_tables(
     return place
 
 
-def _obstacle(model: ModelRecipe, device: torch.device) -> str:
+def _obstacle(settings: FitSettings, device: torch.device) -> str:
     """Return why a model's tables cannot be mapped, in a clause; empty if they can."""
+    model, task = settings.model, settings.task
+    if task.chosen.wants_all_candidates:
+        return f"task.kind = {task.kind!r} reads and moves all candidates in each step"
+    if settings.training.optimizer == "adam":
+        return "training.optimizer = 'adam' moves every row in each step"
     if not model.chosen.maps_tables:
         return f"the tables of {model.kind} take part in every step as a whole"
     if device.type != "cpu":
@@ -99,6 +106,33 @@ def refuse_too_large(model: ModelRecipe, corpus: Corpus, version: int) -> None:
             f"Training {entities:,} entities with model.dim = {model.dim_of(version)} needs "
             f"at least {needed:,} bytes of memory, and this machine has {there:,}; lower "
             f"{sizes}."
+        )
+
+
+def refuse_candidates(settings: FitSettings, corpus: Corpus) -> None:
+    """Refuse a training whose every step needs all candidates, where they cannot be at hand.
+
+    Raises: RecipeError.
+    """
+    task = settings.task
+    if not task.chosen.wants_all_candidates:
+        return
+    other = "set task.kind = 'pointwise', whose penalty on all pairs needs a batch's rows only"
+    if settings.training.tables == "sharded":
+        raise RecipeError(
+            f"task.kind = {task.kind!r} reads all candidates in each step, and training.tables = "
+            "'sharded' divides them among processes; set training.tables = 'memory', or "
+            f"{other}."
+        )
+    dim = settings.model.dim_of(settings.version)
+    needed = STEP_COPIES * FLOAT * dim * len(corpus.candidates)
+    needed += needed_bytes(settings.model, corpus, settings.version)
+    there = memory_bytes()
+    if needed > there:
+        raise RecipeError(
+            f"task.kind = {task.kind!r} has all {len(corpus.candidates):,} candidates in memory in "
+            f"each step, so that training needs at least {needed:,} bytes, and this machine has "
+            f"{there:,}; lower model.dim, or {other}."
         )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from evergram.collectives import ALONE, Collectives
 from evergram.data.pools.pool import Pool
 from evergram.data.sampling import Batch, Draw
+from evergram.encoders.candidates_at_hand import CandidatesAtHand
 from evergram.encoders.encoder import Embeddings, Encoder, Scene
 from evergram.encoders.features import SIDES
 from evergram.gramian.contributions import contributions
@@ -21,6 +22,7 @@ from evergram.tasks.task import Encoded, Moments, Spread
 from evergram.training.distributed.gradients import sum_gradients
 from evergram.training.distributed.shares import Part, WholeRows, learned_from, part_of
 from evergram.training.joint import Joint
+from evergram.training.optimizers.rate_decay import decay_rates
 from evergram.training.optimizers.turned_gradients import turn_gradients
 
 
@@ -40,6 +42,7 @@ class Step:
         samples_gradient: whether the penalty's gradient is over the entities drawn apart, as in the
             sampling baselines of [G2] §4, or over those of the pairs.
         collectives: of the processes that share each batch; every one is given all of it.
+        decay: each epoch's learning rates are so many times those of the epoch before.
     """
 
     encoder: Encoder
@@ -55,18 +58,21 @@ class Step:
     precondition: float = 0.0
     samples_gradient: bool = False
     collectives: Collectives = ALONE
+    decay: float = 1.0
     # Of each side, the next batch's embeddings before the last step (of several processes, each has
     # its share of them), for estimators that want them.
     look_ahead: dict[str, Tensor] = field(default_factory=dict, repr=False)
     # Of each side, the rows of all processes' look ahead together.
     look_ahead_rows: dict[str, int] = field(default_factory=dict, repr=False)
 
-    def begin_epoch(self, start: int = 0) -> None:
-        """Enter training mode, and forget the last epoch's look ahead.
+    def begin_epoch(self, start: int = 0, number: int = 0) -> None:
+        """Enter training mode with an epoch's rates, and forget the last epoch's look ahead.
 
         Args:
             start: the epoch's batch that comes first; after others, the look ahead stays.
+            number: of the epoch, from 0.
         """
+        decay_rates(self.optimizers, self.decay, number)
         self.encoder.train()
         if not start:
             self.look_ahead = {}
@@ -91,6 +97,9 @@ class Step:
         own = part_of(batch, len(batch.query), self.collectives)
         # One pass serves all that this step asks of a graph: pairs, negatives and Gramians.
         embeddings: Embeddings = self.encoder(self.scene)
+        if self.objective.task.wants_all_candidates:
+            size = self.scene.size("candidate")
+            embeddings = CandidatesAtHand(embeddings, size, batch.query.device)
         if wanted:
             for side in SIDES:
                 for r, estimator in enumerate(self.estimators[side]):
@@ -247,6 +256,7 @@ class Step:
             self.factors["candidate"][batch.candidate, : self.prior] if self.prior else None,
             everyone,
             shown.portion,
+            embeddings.whole("candidate") if self.objective.task.wants_all_candidates else None,
         )
 
     def _everyone(self, embeddings: Embeddings) -> dict[str, Spread] | None:

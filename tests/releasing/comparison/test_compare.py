@@ -278,6 +278,13 @@ def test_a_comparison_has_no_consumers_to_weigh_errors_by(recipe: Recipe, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+def test_a_comparison_trains(recipe: Recipe, tmp_path: Path) -> None:
+    training = recipe.training.model_copy(update={"epochs": 0})
+    with pytest.raises(RecipeError, match=r"set training\.epochs above 0"):
+        compare(recipe.model_copy(update={"training": training}), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_sweep_is_of_joint_methods(recipe: Recipe) -> None:
     with pytest.raises(RecipeError, match="which has no λ"):
         Recipe.of(

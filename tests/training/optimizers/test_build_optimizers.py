@@ -64,3 +64,26 @@ def test_plain_sgd_moves_each_parameter_by_its_rate_times_its_gradient() -> None
         torch.testing.assert_close(parameter.detach(), before[name] - rate * gradient)
         moved += int(gradient.any())
     assert moved > 6
+
+
+def test_adam_has_every_parameter_at_the_rate_of_its_kind() -> None:
+    corpus = Corpus.from_tables(
+        pa.table({"query": ["a", "b", "a"], "candidate": ["x", "y", "y"]}),
+        candidate_features=pa.table({"id": ["x", "y"], "tags": [["s"], ["s", "t"]]}),
+    )
+    recipe = Recipe.of(
+        {
+            "data": {"kind": "synthetic"},
+            "model": {"kind": "two_tower", "dim": 3, "hidden": [5]},
+            "training": {"optimizer": "adam", "feature_rate": 0.2, "layer_rate": 0.1},
+        }
+    )
+    step = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)[0]
+    assert all(isinstance(o, torch.optim.Adam) for o in step.optimizers)
+    rates = {
+        p: group["lr"] for o in step.optimizers for group in o.param_groups for p in group["params"]
+    }
+    for name, parameter in step.encoder.named_parameters():
+        table = 0.2 if "feature" in name else 0.01  # "auto" of Adam
+        assert rates.pop(parameter) == (table if name.startswith("tables") else 0.1), name
+    assert not rates

@@ -43,6 +43,7 @@ def test_a_factorization_is_not_refused(count: int) -> None:
         (["model.kind=two_tower"], "it is 'two_tower'; set training.tables = 'memory'"),
         (["gramian.kind=sagram"], "and it is 'sagram', which needs all rows"),
         (["gramian.kind=exact"], "'sogram' or 'storm' or 'sampled', and it is 'exact'"),
+        (["model.start=svd"], r"model\.start is 'svd'; set model\.start = 'random'"),
         (["model.hash_rows=7"], r"model\.hash_rows is set; leave it out"),
         (["training.watch_minutes=1.0"], r"training\.watch_minutes measures while"),
     ],

@@ -52,12 +52,18 @@ def compare(
     Returns: the content of `results.json`, see docs/compare.md; the table and the figures are
         beside it.
     Raises: RecipeError: the split is not by time, has a single version, `out` holds the results of
-        another recipe, or upgrade.consumer_weight is set. DataError, TrainingError.
+        another recipe, training.epochs is 0, or upgrade.consumer_weight is set. DataError,
+        TrainingError.
     Source: [BC] §4, §5, App. A.
     """
     if recipe.split.kind != "time" or len(recipe.split.versions) < 2:
         raise RecipeError(
             "A comparison is along time; set split.kind = 'time' and two or more split.versions."
+        )
+    if recipe.training.epochs == 0:
+        raise RecipeError(
+            "training.epochs = 0 trains nothing, and most methods of a comparison learn their "
+            "transform while they train; set training.epochs above 0."
         )
     if recipe.upgrade.consumer_weight:
         raise RecipeError(

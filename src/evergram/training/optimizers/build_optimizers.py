@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +11,16 @@ from torch import nn
 from evergram.encoders.encoder import Encoder
 from evergram.errors import RecipeError
 from evergram.training.joint import Joint
+from evergram.training.optimizers.dense_adam import DenseAdam
 from evergram.training.optimizers.row_adagrad import RowAdagrad
 from evergram.training.recipe.training import TrainingRecipe
+
+# Of tables, by `training.optimizer`.
+TABLE_OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
+    "adaptive": RowAdagrad,
+    "adam": DenseAdam,
+    "sgd": torch.optim.SGD,
+}
 
 
 def id_tables(encoder: Encoder) -> list[nn.Parameter]:
@@ -28,8 +37,8 @@ def id_tables(encoder: Encoder) -> list[nn.Parameter]:
 def build_optimizers(
     encoder: Encoder, rates: TrainingRecipe, table_rate: float, joint: Joint | None = None
 ) -> list[torch.optim.Optimizer]:
-    """Return row-wise Adagrad for tables, and Adam for layers and for `joint`; or plain SGD for all
-    but `joint`.
+    """Return row-wise Adagrad for tables, and Adam for layers and for `joint`; or Adam for all; or
+    plain SGD for all but `joint`.
 
     Args:
         rates: has the learning rates of features and of layers, and says which optimiser.
@@ -48,7 +57,7 @@ def build_optimizers(
     ids = shared | {id(p) for p in tables}
     layers = [p for p in encoder.parameters() if id(p) not in ids and p.requires_grad]
     is_plain = rates.optimizer == "sgd"
-    of_tables = torch.optim.SGD if is_plain else RowAdagrad
+    of_tables = TABLE_OPTIMIZERS[rates.optimizer]
     optimizers: list[torch.optim.Optimizer] = []
     if tables:
         optimizers.append(of_tables(tables, table_rate))

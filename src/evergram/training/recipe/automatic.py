@@ -25,9 +25,11 @@ from evergram.training.recipe import Recipe, TaskRecipe
 
 PENALTY, PENALTY_POWER = 66.0, 0.25
 L2 = 0.5
-TABLE_RATE = 0.1
+TABLE_RATE, ADAM_RATE = 0.1, 0.01
 # A pass of fewer steps is no pass: early stopping would look after every other step.
 STEPS, LEAST_BATCH, LARGEST_BATCH = 32, 256, 4096
+# Queries of a step that has all of their pairs, at most.
+WHOLE_QUERIES = 256
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,12 @@ def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
 
 
 def rate_of(recipe: Recipe) -> float:
-    """Return the learning rate of tables of ids: the recipe's number, or `TABLE_RATE`."""
+    """Return the learning rate of tables of ids: the recipe's number, or `TABLE_RATE`; of Adam
+    `ADAM_RATE`."""
     rate = recipe.training.table_rate
-    return TABLE_RATE if rate == "auto" else rate
+    if rate != "auto":
+        return rate
+    return ADAM_RATE if recipe.training.optimizer == "adam" else TABLE_RATE
 
 
 def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
@@ -65,10 +70,16 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
     4,096 that makes 32 steps an epoch or a few more.
 
     A graph encoder passes over the graph in every step, so its batch is 4,096 whatever the data.
+    Where queries are drawn with all of their pairs, a step has 256 queries, or as many as make 32
+    steps an epoch, if these are fewer.
     """
     size = recipe.training.batch_size
     if size != "auto":
         return size
+    if recipe.task.drawn == "whole_queries":
+        met = int((corpus.counts("query") > 0).sum())
+        queries = min(WHOLE_QUERIES, max(1, met // STEPS))
+        return max(1, round(queries * len(corpus) / met))
     if recipe.model.chosen.needs_graph:
         return LARGEST_BATCH
     wanted = max(1, len(corpus) // STEPS)

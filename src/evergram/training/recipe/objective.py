@@ -29,6 +29,8 @@ class ModelRecipe(KindTable):
     kind: str = "factorization"
     dim: PerVersion = Field(default=[64])
     scale: Rate = 0.1
+    # What the tables start from: Gaussian rows, or vectors made of the pairs, see `starts/`.
+    start: Literal["random", "smooth", "svd"] = "random"
     # Rows of unit norm.
     normalize: bool = False
 
@@ -66,7 +68,7 @@ class TaskRecipe(KindTable):
     kinds = TASKS
     kind: str = "pointwise"
     # How pairs are drawn: each once an epoch, or a query first; absent, as the task wants them.
-    positives: Literal["examples", "queries"] | None = None
+    positives: Literal["examples", "queries", "whole_queries"] | None = None
     # λ, one a measure; "auto" scales with the data, see `evergram.training.recipe.automatic`.
     penalty: Annotated[
         Annotated[list[Weight], Field(min_length=1), BeforeValidator(as_list)] | Literal["auto"],
@@ -104,13 +106,30 @@ class TaskRecipe(KindTable):
                     raise ValueError(f"task.{side}_measure is {power}; a power must be 0 or more")
         return self
 
+    @model_validator(mode="after")
+    def _draws_what_the_task_can_use(self) -> TaskRecipe:
+        chosen = self.chosen
+        if self.positives == "whole_queries" != chosen.draws:
+            raise ValueError(
+                f"task.positives = 'whole_queries' makes batches that vary in size, and task.kind "
+                f"= {self.kind!r} is a mean over batches of one size; set task.positives = "
+                "'examples' or 'queries', or task.kind = 'softmax_all'"
+            )
+        if chosen.sees_whole_queries and self.drawn != "whole_queries":
+            raise ValueError(
+                f"task.positives is {self.drawn!r}, and task.denominator = 'unobserved' and "
+                "task.positive_temperature need all pairs of a query at once; leave "
+                "task.positives out"
+            )
+        return self
+
     @property
     def chosen(self) -> TaskSettings:
         return cast(TaskSettings, super().chosen)
 
     @property
     def drawn(self) -> str:
-        """How pairs are drawn, "examples" or "queries"."""
+        """How pairs are drawn: "examples", "queries" or "whole_queries"."""
         return self.positives or self.chosen.draws
 
     def measures_of(self, side: str) -> list[float | str]:

@@ -86,7 +86,9 @@ class Recipe(RecipeTable):
                 "own Gramian was just estimated from, which the orthogonal terms would multiply "
                 "with it; set gramian.gradient = 'examples'"
             )
-        if self.upgrade.select_after >= self.training.epochs:
+        if self.training.epochs == 0:
+            self._fits_without_training()
+        elif self.upgrade.select_after >= self.training.epochs:
             raise ValueError(
                 f"upgrade.select_after is {self.upgrade.select_after} and training.epochs "
                 f"{self.training.epochs}; no epoch would be left to select"
@@ -104,6 +106,25 @@ class Recipe(RecipeTable):
                 "true or leave task.query_orthogonal and task.candidate_orthogonal at 0"
             )
         return self
+
+    def _fits_without_training(self) -> None:
+        """Raises: ValueError: without an epoch there is no model, or nothing fits a transform."""
+        if self.model.start == "random":
+            raise ValueError(
+                "training.epochs = 0 publishes the vectors that training would start from, and "
+                "with model.start = 'random' they say nothing; set model.start = 'svd' or "
+                "'smooth', or training.epochs above 0"
+            )
+        if self.upgrade.start == "previous":
+            raise ValueError(
+                "upgrade.start = 'previous' leaves rows of new ids to be trained, and "
+                "training.epochs = 0 trains none; set upgrade.start = 'fresh'"
+            )
+        if self.upgrade.fit == "joint":
+            raise ValueError(
+                "upgrade.fit = 'joint' learns the transform while the model is trained, and "
+                "training.epochs = 0 trains none; set upgrade.fit = 'posthoc' or 'none'"
+            )
 
     @property
     def refits(self) -> bool:

@@ -15,11 +15,12 @@ class TrainingRecipe(RecipeTable):
 
     `table_rate` is Adagrad's on tables of ids and `feature_rate` on those of features, whose rows
     many entities share; `layer_rate` is Adam's on the rest. With `optimizer` "sgd" they are the
-    rates of plain SGD, [G2]'s Algorithms 1 and 2.
+    rates of plain SGD, [G2]'s Algorithms 1 and 2; with "adam" tables learn by Adam, too.
     """
 
     # At most; training ends when so many evaluations in a row were no better (0: never).
-    epochs: Positive = 100
+    # 0 publishes the start as it is, see `model.start`.
+    epochs: Annotated[int, Field(ge=0)] = 100
     patience: Annotated[int, Field(ge=0)] = 10
     # At last train on all that is not test, for as many steps as selection found best; "auto" does
     # where split.kind is "given", for published figures are of such models.
@@ -28,11 +29,13 @@ class TrainingRecipe(RecipeTable):
     batch_size: Positive | Literal["auto"] = "auto"
     # Also train on the pairs of an epoch that do not fill a batch, in a last, smaller one.
     short_batch: bool = False
-    optimizer: Literal["adaptive", "sgd"] = "adaptive"
-    # "auto" is 0.1, or what pilots choose.
+    optimizer: Literal["adaptive", "adam", "sgd"] = "adaptive"
+    # "auto" is 0.1 (0.01 of Adam), or what pilots choose.
     table_rate: Rate | Literal["auto"] = "auto"
     feature_rate: Rate = 0.005
     layer_rate: Rate = 2e-4
+    # Each epoch's rates are so many times those of the epoch before.
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     # ρ of the inverse Gramians that gradients are multiplied by; 0 leaves them as they are.
     precondition: Weight = 0.1
     # Of the layers' products in a step; parameters, Gramians and evaluations are float32.

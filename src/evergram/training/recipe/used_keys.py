@@ -113,6 +113,7 @@ def _rules_of_kinds() -> Iterator[Only]:
     made = kinds_where(ENCODERS, "made_by_recipe")
     if len(made) < len(ENCODERS):
         yield Only("model.dim model.scale", "model.kind", made)
+    yield Only("model.start", "model.kind", kinds_where(ENCODERS, "takes_start"))
     for rate in ("table_rate", "feature_rate", "layer_rate"):
         kinds = [kind for kind, settings in ENCODERS.items() if rate in settings.rates]
         yield Only(f"training.{rate}", "model.kind", tuple(kinds))
@@ -188,6 +189,18 @@ RULES = (
         "model.hash_rows",
         test=lambda r: getattr(r.model, "hash_rows", None) is not None,
         needs="model.hash_rows",
+    ),
+    Only(
+        "training.short_batch",
+        "task.positives",
+        test=lambda r: r.task.drawn != "whole_queries",
+        needs="pairs that are drawn one by one",
+    ),
+    Only(
+        "model.start",
+        "model.hash_rows",
+        test=lambda r: getattr(r.model, "hash_rows", None) is None,
+        needs="a row for each id",
     ),
     Only("task.l2_measure", "task.l2", test=lambda r: bool(r.task.l2), needs="task.l2 above 0"),
     Only(

@@ -31,6 +31,11 @@ def refuse_unshardable(
             f"training.tables = 'sharded' divides the tables of model.kind = 'factorization', and "
             f"it is {model.kind!r}; {ELSE}."
         )
+    if model.start != "random":
+        raise RecipeError(
+            "training.tables = 'sharded' draws each process's rows at random, and model.start is "
+            f"{model.start!r}; set model.start = 'random', or {ELSE}."
+        )
     if getattr(model.chosen, "hash_rows", None) is not None:
         raise RecipeError(
             "training.tables = 'sharded' gives each id a row of its own, and model.hash_rows is "
@@ -47,6 +52,11 @@ def refuse_unshardable(
         raise RecipeError(
             f"training.tables = 'sharded' allows gramian.kind = {allowed}, and it is "
             f"{gramian.kind!r}, which needs all rows in each process; change it, or {ELSE}."
+        )
+    if settings.training.optimizer == "adam":
+        raise RecipeError(
+            "training.tables = 'sharded' moves the rows that a step touches, and "
+            f"training.optimizer = 'adam' moves all; leave it out, or {ELSE}."
         )
     if settings.training.watch_minutes is not None:
         raise RecipeError(

@@ -1,0 +1,1 @@
+"""Clusters of candidates, as moments that batches are averaged into."""

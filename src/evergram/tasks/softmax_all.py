@@ -1,0 +1,95 @@
+"""The softmax over all candidates, exactly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evergram.data.sampling import Batch
+from evergram.tasks.log_partition import log_partition
+from evergram.tasks.task import Encoded, Moments, Task, score
+
+
+class SoftmaxAll(Task):
+    """Cross entropy of each pair's candidate among all candidates: no negatives are sampled.
+
+    A pair (a, b) costs w_a (−s_ab/τ + κ log Z_a), where Z_a is the sum of e^{s/τ} over all
+    candidates, computed once for each different query of the batch. The loss is the sum over the
+    batch's pairs, divided by how many a batch has on average.
+
+    Args:
+        temperature: τ.
+        positive_temperature: τ₊ of the bilateral softmax: the m scores of a query's pairs enter as
+            τ₊ log((1/m) Σ e^{s/τ₊}) in place of their mean, which is its limit for large τ₊; None
+            is the mean. The batch must have all pairs of its queries.
+        excludes_observed: True leaves a query's own pairs out of Z_a. The batch must have all of
+            them. A query that met every candidate then has no Z_a, and is pulled only.
+        query_weight: float32 [N] of all queries, w; None is one for each.
+        push: κ, how much the log-partition counts beside the pairs' scores; 1 is the softmax.
+    Source: docs/method.md, "The softmax over all candidates". The two temperatures, and κ:
+        Wu et al. 2024, Eq. (18), and the authors' code, in which κ is their ratio.
+    """
+
+    wants_all_candidates = True
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        *,
+        positive_temperature: float | None = None,
+        excludes_observed: bool = False,
+        query_weight: Tensor | None = None,
+        push: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.push = push
+        self.positive_temperature = positive_temperature
+        self.excludes_observed = excludes_observed
+        # Elsewhere a query's pairs may be shared out among processes.
+        self.is_mean_of_pairs = positive_temperature is None and not excludes_observed
+        self.query_weight: Tensor | None
+        self.register_buffer("query_weight", query_weight, persistent=False)
+
+    def forward(self, encoded: Encoded, batch: Batch, moments: Moments) -> Tensor:
+        assert encoded.all_candidates is not None
+        ids, own, times = torch.unique(batch.query, return_inverse=True, return_counts=True)
+        # The first pair of each query has the query's row.
+        first = torch.argsort(own, stable=True)[times.cumsum(0) - times]
+        excluded = (own, batch.candidate) if self.excludes_observed else None
+        partition = log_partition(
+            encoded.query[first], encoded.all_candidates, self.temperature, excluded
+        )
+        partition = torch.where(partition > -torch.inf, partition, 0.0)
+        weight = times.to(partition)
+        if self.query_weight is not None:
+            weight = weight * self.query_weight[ids].to(partition)
+        if batch.pair_share is not None:
+            weight = weight * batch.pair_share[first].to(partition)
+        pulled = self._pull(score(encoded), own, times)
+        loss: Tensor = (weight * (self.push * partition - pulled)).sum() / len(batch.query)
+        return loss
+
+    def _pull(self, scores: Tensor, own: Tensor, times: Tensor) -> Tensor:
+        """Return the mean of each query's scores over τ, or the log-mean-exp at τ₊, [Q]."""
+        zeros = scores.new_zeros(len(times))
+        if self.positive_temperature is None:
+            total = zeros.index_add(0, own, scores)
+            return total / times / self.temperature
+        logits = scores / self.positive_temperature
+        most = zeros.scatter_reduce(0, own, logits.detach(), "amax", include_self=False)
+        total = zeros.index_add(0, own, (logits - most[own]).exp())
+        mean = most + (total / times).log()
+        return mean * (self.positive_temperature / self.temperature)
+
+
+def query_weights(counts: Tensor, power: float) -> Tensor | None:
+    """Return w_a ∝ count_a^-power with mean one over all pairs, float32 [N]; None for power 0.
+
+    Args:
+        counts: int64 [N], pairs of each query; one without any has weight zero.
+    """
+    if not power:
+        return None
+    weight = torch.where(counts > 0, counts.double().clamp(min=1) ** -power, 0.0)
+    return (weight * (counts.sum() / (weight * counts).sum())).float()

@@ -1,0 +1,110 @@
+"""The softmax over all candidates against its definition, pair by pair."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.support.task_batches import batch_of, normal
+from torch import Tensor
+
+from evergram.data.sampling import Batch
+from evergram.tasks.softmax_all import SoftmaxAll, query_weights
+from evergram.tasks.task import Encoded
+
+QUERIES = [5, 2, 5, 5, 0]
+PAIRS = [3, 1, 0, 1, 2]
+PUSH = 1.3
+WEIGHT = torch.tensor([0.5, 9.0, 1.5, 9.0, 9.0, 2.0])
+
+
+def batch() -> Batch:
+    return replace(batch_of(PAIRS), query=torch.tensor(QUERIES))
+
+
+def encoded(users: Tensor, items: Tensor) -> Encoded:
+    return Encoded(users[QUERIES], items[PAIRS], all_candidates=items)
+
+
+def by_definition(
+    users: Tensor, items: Tensor, tau: float, positive: float | None, *, excludes: bool
+) -> float:
+    """Σ over pairs, each with its own partition function, in plain Python."""
+    total = 0.0
+    for a in QUERIES:
+        met = [b for q, b in zip(QUERIES, PAIRS, strict=True) if q == a]
+        scores = [float(users[a] @ v) for v in items]
+        others = [s for b, s in enumerate(scores) if not (excludes and b in met)]
+        log_z = math.log(sum(math.exp(s / tau) for s in others))
+        if positive is None:
+            pull = sum(scores[b] for b in met) / len(met)
+        else:
+            pull = positive * math.log(sum(math.exp(scores[b] / positive) for b in met) / len(met))
+        total += float(WEIGHT[a]) * (PUSH * log_z - pull / tau)
+    return total / len(QUERIES)
+
+
+@pytest.mark.parametrize("excludes", [False, True])
+@pytest.mark.parametrize("positive", [None, 0.3])
+def test_the_loss_is_its_definition(positive: float | None, excludes: bool) -> None:
+    users, items = normal(6, 3), normal(4, 3, seed=1)
+    task = SoftmaxAll(
+        0.7,
+        positive_temperature=positive,
+        excludes_observed=excludes,
+        query_weight=WEIGHT,
+        push=PUSH,
+    )
+    expected = by_definition(users, items, 0.7, positive, excludes=excludes)
+    assert float(task(encoded(users, items), batch(), {})) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("positive", [None, 0.3])
+@pytest.mark.parametrize("excludes", [False, True])
+def test_gradients_are_those_of_finite_differences(positive: float | None, excludes: bool) -> None:
+    task = SoftmaxAll(0.7, positive_temperature=positive, excludes_observed=excludes)
+    sides = normal(6, 3).requires_grad_(), normal(4, 3, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda u, v: task(encoded(u, v), batch(), {}), sides)
+
+
+def test_a_large_positive_temperature_is_the_mean() -> None:
+    users, items = normal(6, 3), normal(4, 3, seed=1)
+    losses = [
+        float(SoftmaxAll(0.7, positive_temperature=t)(encoded(users, items), batch(), {}))
+        for t in (None, 1e6)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_a_batch_counts_by_its_share_of_pairs() -> None:
+    users, items = normal(6, 3), normal(4, 3, seed=1)
+    whole = SoftmaxAll()(encoded(users, items), batch(), {})
+    share = replace(batch(), pair_share=torch.full((5,), 0.25))
+    assert float(SoftmaxAll()(encoded(users, items), share, {})) == pytest.approx(float(whole) / 4)
+
+
+def test_a_query_that_met_every_candidate_is_pulled_only() -> None:
+    items = normal(2, 3, seed=1)
+    user = normal(1, 3)
+    pairs = replace(batch_of([0, 1]), query=torch.tensor([0, 0]))
+    seen = Encoded(user[[0, 0]], items, all_candidates=items)
+    loss = SoftmaxAll(excludes_observed=True)(seen, pairs, {})
+    assert float(loss) == pytest.approx(-float((user @ items.T).mean()))
+
+
+def test_only_a_loss_of_single_pairs_may_be_shared_out_pair_by_pair() -> None:
+    assert SoftmaxAll().is_mean_of_pairs
+    assert not SoftmaxAll(positive_temperature=1.0).is_mean_of_pairs
+    assert not SoftmaxAll(excludes_observed=True).is_mean_of_pairs
+
+
+def test_query_weights_have_mean_one_over_pairs() -> None:
+    counts = torch.tensor([4, 0, 1, 9])
+    assert query_weights(counts, 0) is None
+    weight = query_weights(counts, 0.5)
+    assert weight is not None
+    assert float((weight * counts).sum()) == pytest.approx(14)
+    assert weight[1] == 0
+    assert float(weight[2] / weight[3]) == pytest.approx(3)  # (1/9)^-½

@@ -1,0 +1,152 @@
+"""All candidates in a step: the gradients of an epoch are those of the whole loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Corpus
+from evergram.encoders.candidates_at_hand import CandidatesAtHand
+from evergram.encoders.encoder import ROWS
+from evergram.encoders.features import SIDES
+from evergram.errors import RecipeError
+from evergram.releasing.upgrade import train
+from evergram.training import memory
+from evergram.training.build import build_sampler, prepare
+from evergram.training.loop import run_epoch
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
+
+CPU = torch.device("cpu")
+PAIRS = [(q, (3 * q + i) % 9) for q in range(11) for i in range(1 + q % 4)]
+KINDS = ["factorization", "two_tower", "lightgcn", "graphsage"]
+
+
+def corpus() -> Corpus:
+    query, candidate = zip(*PAIRS, strict=True)
+    return Corpus.from_tables(pa.table({"query": query, "candidate": candidate}))
+
+
+def recipe(*overrides: str, **task: Any) -> Recipe:
+    return Recipe.of(
+        {
+            "data": {"kind": "synthetic"},
+            "model": {"dim": 3, "normalize": True},
+            "task": {"kind": "softmax_all", "temperature": 0.5, **task},
+            "training": {"batch_size": 8},
+        },
+        overrides,
+    )
+
+
+def epoch_gradients(chosen: Recipe, data: Corpus) -> tuple[Any, dict[str, Tensor], int]:
+    """Return the step, the sum of an epoch's gradients with parameters held, and its batches."""
+    step, sampler, _ = prepare(FitSettings.of(chosen, data, 0), data, CPU)
+    step.optimizers = []
+    total = {n: torch.zeros_like(p) for n, p in step.encoder.named_parameters()}
+    for _ in run_epoch(step, sampler, None, 0, CPU):
+        for name, parameter in step.encoder.named_parameters():
+            assert parameter.grad is not None
+            total[name] += parameter.grad.to_dense()
+        step.encoder.zero_grad()
+    return step, total, sampler.expected  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [4, 65_536])
+def test_an_epochs_gradients_are_the_whole_losss(
+    kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dense softmax of all pairs at once, by torch; towers embed blocks of `rows` again."""
+    defaults = CandidatesAtHand.__init__.__defaults__
+    assert defaults == (ROWS,)
+    monkeypatch.setattr(CandidatesAtHand.__init__, "__defaults__", (rows,))
+    data = corpus()
+    step, total, expected = epoch_gradients(recipe(f"model.kind={kind}"), data)
+    step.encoder.zero_grad()
+    embeddings = step.encoder(step.scene)
+    users, items = (embeddings.rows(side, torch.arange(len(data.counts(side)))) for side in SIDES)
+    scores = users @ items.T / 0.5
+    observed = scores[data.column("query"), data.column("candidate")]
+    normalizers = scores.logsumexp(1)[data.column("query")]
+    ((normalizers - observed).sum() / expected).backward()
+    for name, parameter in step.encoder.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(total[name], parameter.grad.to_dense(), rtol=1e-4, atol=1e-5)
+
+
+def test_automatic_settings() -> None:
+    data = corpus()
+    settings = FitSettings.of(recipe("training.batch_size='auto'"), data, 0)
+    assert (settings.strengths.penalty, settings.strengths.l2) == ([0.0], 0.0)
+    assert build_sampler(settings, data).queries == 1  # type: ignore[attr-defined]
+    assert settings.table_rate == 0.1
+    adam = FitSettings.of(recipe("training.optimizer=adam"), data, 0)
+    assert adam.table_rate == 0.01
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["training.tables=sharded"], "reads all candidates in each step, .*'sharded' divides"),
+        (["training.tables=mapped"], "softmax_all' reads and moves all candidates in each step"),
+        (["model.kind=two_tower", "training.tables=mapped"], "moves all candidates in each step"),
+    ],
+)
+def test_tables_that_are_elsewhere_are_refused(overrides: list[str], sentence: str) -> None:
+    data = corpus()
+    settings = FitSettings.of(recipe(*overrides), data, 0)
+    with pytest.raises(RecipeError, match=sentence):
+        prepare(settings, data, CPU)
+
+
+def test_candidates_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = corpus()
+    settings = FitSettings.of(recipe(), data, 0)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 947)
+    with pytest.raises(RecipeError, match=r"all 9 candidates in memory .* at least 948 bytes"):
+        prepare(settings, data, CPU)
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 948)
+    prepare(settings, data, CPU)
+
+
+@pytest.mark.parametrize(
+    ("task", "sentence"),
+    [
+        (
+            {"kind": "pointwise", "positives": "whole_queries"},
+            "'whole_queries' makes batches that vary in size, and task.kind = 'pointwise'",
+        ),
+        (
+            {"kind": "softmax_all", "positives": "examples", "denominator": "unobserved"},
+            "task.positives is 'examples', and task.denominator",
+        ),
+        (
+            {"kind": "softmax_all", "positives": "queries", "positive_temperature": 1.0},
+            "need all pairs of a query at once; leave task.positives out",
+        ),
+    ],
+)
+def test_draws_that_do_not_suit_the_task_are_refused(task: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        Recipe.of({"data": {"kind": "synthetic"}, "task": task})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_learns(small: Recipe, kind: str) -> None:
+    """On planted data, each encoder ranks above popularity."""
+    rate = {"layer_rate": 0.02} if kind in ("lightgcn", "graphsage") else {"table_rate": 0.05}
+    chosen = Recipe.of(
+        {
+            **small.model_dump(include={"name", "data", "split"}),
+            "model": {"kind": kind, "dim": 8, "normalize": True},
+            "task": {"kind": "softmax_all", "temperature": 0.2},
+            "training": {"optimizer": "adam", "decay": 0.9, "epochs": 6, "patience": 0, **rate},
+        }
+    )
+    metrics = train(chosen).metrics["metrics"]
+    assert metrics["model"]["recall@20"] > metrics["popularity"]["recall@20"]
