@@ -34,7 +34,7 @@ def test_the_file_is_the_recipe_with_its_paths_and_the_values(
     source = tmp_path / "recipes" / "mine.toml"
     source.parent.mkdir()
     source.write_text(
-        '# mine\nname = "mine"\n[data]\nkind = "csv"\npath = "pairs.csv"\n[model]\ndim = 8\n'
+        '# mine\nname = "mine"\n[data]\nkind = "table"\npath = "pairs.csv"\n[model]\ndim = 8\n'
     )
     monkeypatch.chdir(tmp_path)
     best = tmp_path / "best.toml"
@@ -43,3 +43,11 @@ def test_the_file_is_the_recipe_with_its_paths_and_the_values(
     assert recipe == Recipe.load(source, ["model.dim=12", "task.penalty=0.25", "seed=3"])
     assert recipe.data.path == str(source.parent / "pairs.csv")
     assert "comments of mine.toml are not kept" in best.read_text().splitlines()[0]
+
+
+def test_a_key_that_a_choice_puts_out_of_use_is_left_out(tmp_path: Path) -> None:
+    source, best = tmp_path / "a.toml", tmp_path / "best.toml"
+    source.write_text('[data]\nkind = "synthetic"\n[model]\nkind = "two_tower"\nhidden = [8]\n')
+    write_best(best, source, ["model.kind=factorization"])
+    assert Recipe.load(best) == Recipe.load(source, ["model.kind=factorization"])
+    assert "hidden" not in best.read_text()

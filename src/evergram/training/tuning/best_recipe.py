@@ -11,7 +11,8 @@ from typing import Any
 from evergram.atomic_files import write_text
 from evergram.errors import RecipeError
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.values import copied, overridden, resolve_paths
+from evergram.training.recipe.used_keys import unused
+from evergram.training.recipe.values import copied, overridden, resolve_paths, written_keys
 
 FIRST_LINE = "# Written by evergram tune: the comments of {} are not kept, its paths are absolute."
 
@@ -23,8 +24,12 @@ def write_best(path: Path, source: Path, overrides: Sequence[str]) -> None:
     """
     values = copied(tomllib.loads(source.read_text()))
     resolve_paths(values, source.parent)
-    text = f"{FIRST_LINE.format(source.name)}\n{toml_of(overridden(values, overrides))}"
-    wanted = Recipe.load(source, overrides)
+    wanted, values = Recipe.load(source, overrides), overridden(values, overrides)
+    written = written_keys(values, Recipe.with_kinds())
+    for key in unused(wanted, written, comparing="compare" in values):
+        table, _, name = key.partition(".")
+        del values[table][name]
+    text = f"{FIRST_LINE.format(source.name)}\n{toml_of(values)}"
     if Recipe.of(tomllib.loads(text), source=str(path)) != wanted:
         raise RecipeError(f"The best values cannot be written to {path} as a recipe.")
     write_text(path, text.rstrip("\n"))
@@ -46,7 +51,7 @@ def toml_of(tables: Mapping[str, Any]) -> str:
 
 def _key(name: str) -> str:
     bare = name.isascii() and name.replace("-", "_").isidentifier()
-    return name if bare else json.dumps(name)
+    return name if bare else _value(name)
 
 
 def _value(value: Any) -> str:

@@ -204,6 +204,8 @@ def _measured(number: int, values: dict[str, Value], trained: Trained, metric: s
 
 def _nothing(trials: Sequence[Trial], ended: str) -> str:
     why = {"minutes": "the minutes were over", "interrupted": "it was interrupted"}.get(ended, "")
-    failed = next((f"trial {t.number + 1} failed: {t.error}" for t in trials if t.error), "")
+    failed = next(
+        (f"trial {t.number + 1} failed: {t.error.rstrip('.')}" for t in trials if t.error), ""
+    )
     reasons = "; ".join(part for part in (why, failed) if part)
-    return f"No trial of the search has finished, so there is no best one ({reasons})."
+    return f"No trial of the search has finished, so there is no best one: {reasons}."
