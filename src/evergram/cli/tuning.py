@@ -47,6 +47,7 @@ def tune(
     set_: Set = None,
 ) -> None:
     """Train a recipe with many values of its keys, and keep the best by the selection pairs."""
+    from evergram.evaluation.reports.tuning_report import write_tuning
     from evergram.training.tuning.best_recipe import write_best
     from evergram.training.tuning.trials import tune as tune_recipe
 
@@ -62,11 +63,13 @@ def tune(
     )
     best = out / "best.toml"
     write_best(best, recipe, [*with_seed(set_, seed), *tuned.best.overrides])
+    facts = tuned.as_json()
+    picture = write_tuning(out / "trials.svg", facts["trials"], chosen.training.metric)
     if as_json:
-        dump({**tuned.as_json(), "recipe": str(best)})
+        dump({**facts, "recipe": str(best), "picture": str(picture)})
         return
     _print_trials(tuned, chosen.training.metric)
-    sys.stdout.write(f"Recipe with the best values: {best}\n")
+    sys.stdout.write(f"Recipe with the best values: {best}\nPicture: {picture}\n")
 
 
 def _print_trials(tuned: Tuned, metric: str) -> None:
