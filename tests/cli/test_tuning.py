@@ -72,3 +72,10 @@ def test_a_search_that_cannot_be_is_refused(
     evergram: Command, recipe: Path, tmp_path: Path, over: str, problem: str
 ) -> None:
     assert problem in evergram.refused("tune", recipe, "--over", over, "--out", tmp_path / "tuned")
+
+
+def test_without_keys_those_of_the_task_are_searched(
+    evergram: Command, recipe: Path, tmp_path: Path
+) -> None:
+    facts = evergram.json("tune", recipe, "--out", tmp_path / "tuned", "--trials", 1)
+    assert set(facts["best"]["values"]) == {"task.penalty", "task.l2", "training.table_rate"}

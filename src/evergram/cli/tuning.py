@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 @app.command()
 def tune(
     recipe: RecipeFile,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for trials and best.toml.")],
     over: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--over",
             metavar="KEY=VALUES",
-            help="Search KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE (repeatable).",
+            help="Search KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE (repeatable; default: "
+            "by task).",
         ),
-    ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for trials and best.toml.")],
+    ] = None,
     trials: Annotated[int, typer.Option(help="Trials in all, those in FOLDER included.")] = 20,
     minutes: Annotated[
         float | None, typer.Option(help="End after so many minutes (default: no limit).")

@@ -19,6 +19,7 @@ from evergram.training.corpora import corpus_for, split_for
 from evergram.training.fit import RunContext, Trained, fit_encoder
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
+from evergram.training.tuning.default_space import default_space
 from evergram.training.tuning.proposals import Pruning, Trial, Value, overrides_of, propose
 from evergram.training.tuning.search_space import SearchSpace
 from evergram.training.tuning.trial_journal import TrialJournal
@@ -73,7 +74,7 @@ class Tuned:
 
 def tune(
     recipe: Recipe,
-    space: SearchSpace | Sequence[str],
+    space: SearchSpace | Sequence[str] | None,
     folder: Path,
     corpus: Corpus | None = None,
     *,
@@ -87,7 +88,7 @@ def tune(
     refitted.
 
     Args:
-        space: of values; or its texts, as of `SearchSpace.parse`.
+        space: of values; or its texts, as of `SearchSpace.parse`; none is `default_space`.
         folder: keeps each trial as it ends; the same search in the same folder goes on.
         corpus: None reads the one that the recipe names.
         trials: so many in all, those in the folder included.
@@ -101,7 +102,7 @@ def tune(
         raise RecipeError(
             f"A search has one trial or more, and minutes above 0; given: {trials} and {minutes}."
         )
-    space = space if isinstance(space, SearchSpace) else SearchSpace.parse(space)
+    space = _space(recipe, space)
     refuse_fixed(space)
     space.check(recipe.model_dump())
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
@@ -183,6 +184,12 @@ class _Search:
         if trained.ended == "minutes":
             return None
         return _measured(number, values, trained, metric)
+
+
+def _space(recipe: Recipe, space: SearchSpace | Sequence[str] | None) -> SearchSpace:
+    if isinstance(space, SearchSpace):
+        return space
+    return SearchSpace.parse(space) if space else default_space(recipe)
 
 
 def _measured(number: int, values: dict[str, Value], trained: Trained, metric: str) -> Trial:
