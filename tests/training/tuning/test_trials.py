@@ -11,6 +11,7 @@ import pytest
 
 from evergram.data.split import Split
 from evergram.errors import RecipeError, TrainingError
+from evergram.training.fit import fit_encoder
 from evergram.training.recipe import Recipe
 from evergram.training.tuning import trials
 from evergram.training.tuning.proposals import Trial
@@ -56,7 +57,7 @@ def test_the_best_by_selection_comes_first_and_its_values_are_in_the_recipe(tmp_
 
 def test_no_test_pair_reaches_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Split] = []
-    fit = trials.fit_encoder
+    fit = fit_encoder
 
     def watched(recipe: Recipe, split: Split, *rest: Any) -> Any:
         seen.append(split)
@@ -100,7 +101,7 @@ def test_a_folder_of_another_search_is_refused(
 def test_a_failed_trial_is_kept_and_ranked_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit = trials.fit_encoder
+    fit = fit_encoder
 
     def failing(recipe: Recipe, split: Split, version: int, context: Any) -> Any:
         if context.title == "trial 1":
@@ -124,7 +125,7 @@ def test_a_search_without_time_has_no_best_trial(tmp_path: Path) -> None:
 def test_an_interrupt_ends_with_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit = trials.fit_encoder
+    fit = fit_encoder
 
     def interrupted(recipe: Recipe, split: Split, version: int, context: Any) -> Any:
         if context.title == "trial 2":
