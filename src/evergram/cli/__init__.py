@@ -6,7 +6,7 @@ Read in this order:
    `failures`: the sentence and the exit code of each error.
 2. One file a group of commands: `models` (train, upgrade, diagnose, compare, demo),
    `evaluations`, `preparing` (prepare), `vectors` (align, transform), `lineages`, `releases`,
-   `consumers`, `stores`, `serve`, and the folder `reproduction` (reproduce).
+   `consumers`, `stores`, `serve`, `tuning` (tune), and the folder `reproduction` (reproduce).
 
 Each command imports what it calls when it is called, so that `evergram --help` does not wait for
 torch.
@@ -26,6 +26,7 @@ from evergram.cli import (
     reproduction,
     serve,
     stores,
+    tuning,
     vectors,
 )
 from evergram.cli.failures import INTERRUPTED, error_line, sentence_and_code, warnings_on_stderr
@@ -37,7 +38,7 @@ __all__ = ["app", "main"]
 # The files and folders whose import adds their commands to the app.
 _COMMANDS = (
     *(consumers, evaluations, lineages, models, preparing),
-    *(releases, reproduction, serve, stores, vectors),
+    *(releases, reproduction, serve, stores, tuning, vectors),
 )
 
 

@@ -1,0 +1,97 @@
+"""The command that searches the values of a recipe's keys."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evergram.cli.options import (
+    Device,
+    Json,
+    RecipeFile,
+    Seed,
+    Set,
+    app,
+    load_recipe,
+    new_progress,
+    with_seed,
+)
+from evergram.cli.printing import dump, number, table
+
+if TYPE_CHECKING:
+    from evergram.training.tuning.trials import Tuned
+
+
+@app.command()
+def tune(
+    recipe: RecipeFile,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for trials and best.toml.")],
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over",
+            metavar="KEY=VALUES",
+            help="Search KEY=LOW..HIGH, KEY=log:LOW..HIGH or KEY=VALUE,VALUE (repeatable; default: "
+            "by task).",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Trials in all, those in FOLDER included.")] = 20,
+    minutes: Annotated[
+        float | None, typer.Option(help="End after so many minutes (default: no limit).")
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = "auto",
+    set_: Set = None,
+) -> None:
+    """Train a recipe with many values of its keys, and keep the best by the selection pairs."""
+    from evergram.evaluation.reports.tuning_report import write_tuning
+    from evergram.training.tuning.best_recipe import write_best
+    from evergram.training.tuning.trials import tune as tune_recipe
+
+    chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"))
+    tuned = tune_recipe(
+        chosen,
+        over,
+        out,
+        trials=trials,
+        minutes=minutes,
+        device=device,
+        progress=new_progress(),
+    )
+    best = out / "best.toml"
+    write_best(best, recipe, [*with_seed(set_, seed), *tuned.best.overrides])
+    facts = tuned.as_json()
+    picture = write_tuning(out / "trials.svg", facts["trials"], chosen.training.metric)
+    if as_json:
+        dump({**facts, "recipe": str(best), "picture": str(picture)})
+        return
+    _print_trials(tuned, chosen.training.metric)
+    sys.stdout.write(f"Recipe with the best values: {best}\nPicture: {picture}\n")
+
+
+def _print_trials(tuned: Tuned, metric: str) -> None:
+    """Print a line for each trial, best first, and why trials failed."""
+    keys = list(tuned.best.values)
+    lines = [
+        [
+            str(trial.number + 1),
+            *(v if isinstance(v, str) else f"{v:.4g}" for v in trial.values.values()),
+            number(trial.value),
+            str(trial.epochs),
+            f"{trial.seconds:.1f}",
+            trial.state,
+        ]
+        for trial in tuned.ranked
+    ]
+    header = ["trial", *keys, metric, "epochs", "seconds", "state"]
+    table("Trials, by the selection pairs", header, lines)
+    for trial in tuned.ranked:
+        if trial.error:
+            sys.stdout.write(f"Trial {trial.number + 1} failed: {trial.error}\n")
+    if tuned.ended != "trials":
+        why = "the minutes were over" if tuned.ended == "minutes" else "it was interrupted"
+        sys.stdout.write(f"The search ended early: {why}. The same command goes on.\n")

@@ -1,0 +1,144 @@
+"""Propose the values of the next trial, and say when a running one is behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from evergram.errors import RecipeError
+from evergram.training.callbacks import Callback, Point
+from evergram.training.tuning.search_space import KeyRange, SearchSpace
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+    from optuna.trial import Trial as Proposal
+
+    from evergram.training.loop import Trainer
+
+# The value of a key as JSON holds it: a number, or a choice as TOML writes it.
+Value = float | int | str
+# Trials without a pruned one, at first: a median of fewer says little.
+UNPRUNED = 4
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of a search, as it ended.
+
+    Args:
+        number: from 0.
+        values: of each key.
+        state: "finished", "pruned" (behind the median of earlier trials) or "failed".
+        value: the best of its selection metric; None if it failed.
+        epochs: that were trained.
+        best_epoch: the one with that value.
+        seconds: of training, evaluations not counted.
+        history: epoch and metric of each evaluation.
+        error: why it failed, one sentence.
+    """
+
+    number: int
+    values: Mapping[str, Value]
+    state: Literal["finished", "pruned", "failed"]
+    value: float | None = None
+    epochs: int = 0
+    best_epoch: int = 0
+    seconds: float = 0.0
+    history: Sequence[tuple[int, float]] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def overrides(self) -> list[str]:
+        return overrides_of(self.values)
+
+
+def overrides_of(values: Mapping[str, Value]) -> list[str]:
+    """Return values as overrides of a recipe, "table.key=value" each."""
+    return [f"{k}={v if isinstance(v, str) else repr(v)}" for k, v in values.items()]
+
+
+def propose(space: SearchSpace, earlier: Sequence[Trial], seed: int) -> Proposal:
+    """Return Optuna's proposal after these trials, by its tree-structured Parzen estimator.
+
+    It follows from the arguments alone: a search that was interrupted proposes what an undisturbed
+    one would.
+
+    Raises: RecipeError: Optuna is not installed.
+    Source: Bergstra et al., *Algorithms for hyper-parameter optimization*, NeurIPS 2011.
+    """
+    ranges = {one.key: _distribution(one) for one in space.ranges}
+    study = _study(random.Random(f"{seed}/{len(earlier)}").getrandbits(32))
+    study.add_trials([_frozen(trial, ranges) for trial in earlier])
+    return study.ask(ranges)
+
+
+class Pruning(Callback):
+    """Ends a run whose best value so far is below the median of earlier trials at that epoch.
+
+    Args:
+        proposal: of Optuna, which knows the earlier trials.
+        metric: of the records.
+    """
+
+    def __init__(self, proposal: Proposal, metric: str) -> None:
+        self.proposal = proposal
+        self.metric = metric
+        self.behind = False
+
+    def on_evaluation(self, at: Point, record: Mapping[str, float]) -> None:
+        self.proposal.report(record[self.metric], int(record["epoch"]))
+        self.behind = self.proposal.should_prune()
+
+    def stop(self, run: Trainer) -> str:
+        return "pruned" if self.behind else ""
+
+
+def _study(seed: int) -> Study:
+    try:
+        import optuna
+    except ImportError:
+        raise RecipeError(
+            "A search needs Optuna, which is not installed: pip install 'evergram[tune]'."
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=seed),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED),
+    )
+
+
+def _distribution(one: KeyRange) -> BaseDistribution:
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    if one.low is None or one.high is None:
+        return CategoricalDistribution(one.choices)
+    if isinstance(one.low, int) and isinstance(one.high, int):
+        return IntDistribution(one.low, one.high, log=one.log)
+    return FloatDistribution(float(one.low), float(one.high), log=one.log)
+
+
+def _frozen(trial: Trial, ranges: dict[str, BaseDistribution]) -> FrozenTrial:
+    from optuna.trial import TrialState, create_trial
+
+    states = {
+        "finished": TrialState.COMPLETE,
+        "pruned": TrialState.PRUNED,
+        "failed": TrialState.FAIL,
+    }
+    values: dict[str, Any] = dict(trial.values)
+    return create_trial(
+        state=states[trial.state],
+        value=trial.value if trial.state == "finished" else None,
+        params=values,
+        distributions=ranges,
+        intermediate_values=dict(trial.history),
+    )

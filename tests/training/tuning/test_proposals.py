@@ -1,0 +1,46 @@
+"""Proposals are within their ranges and follow from the trials before them."""
+
+from __future__ import annotations
+
+from evergram.training.tuning import SearchSpace
+from evergram.training.tuning.proposals import Pruning, Trial, overrides_of, propose
+
+SPACE = SearchSpace.parse(
+    ["model.dim=2..8", "task.penalty=log:.01..10", "training.batch_size=64,128"]
+)
+
+
+def trial(number: int, value: float, history: list[tuple[int, float]] | None = None) -> Trial:
+    values = dict(propose(SPACE, [], number).params)
+    return Trial(number, values, "finished", value, history=history or [(1, value)])
+
+
+def test_proposals_are_within_their_ranges() -> None:
+    earlier: list[Trial] = []
+    for number in range(12):
+        values = dict(propose(SPACE, earlier, 0).params)
+        assert values["model.dim"] in range(2, 9)
+        assert 0.01 <= values["task.penalty"] <= 10
+        assert values["training.batch_size"] in ("64", "128")
+        earlier.append(Trial(number, values, "finished", -abs(values["model.dim"] - 5)))
+    assert [str(t.values) for t in earlier] != [str(earlier[0].values)] * 12
+
+
+def test_a_proposal_follows_from_the_seed_and_the_trials_before() -> None:
+    earlier = [trial(n, n / 20) for n in range(12)]
+    other = [trial(n, -n / 20) for n in range(12)]
+    assert propose(SPACE, earlier, 3).params == propose(SPACE, earlier, 3).params
+    assert propose(SPACE, earlier, 3).params != propose(SPACE, earlier, 4).params
+    assert propose(SPACE, earlier, 3).params != propose(SPACE, other, 3).params
+
+
+def test_a_run_below_the_median_of_finished_trials_is_pruned() -> None:
+    earlier = [trial(n, 0.5, [(1, 0.2 + n / 100), (2, 0.5)]) for n in range(5)]
+    for value, word in ((0.1, "pruned"), (0.3, "")):
+        pruning = Pruning(propose(SPACE, earlier, 0), "map@10")
+        pruning.on_evaluation(None, {"epoch": 1, "map@10": value})  # type: ignore[arg-type]
+        assert pruning.stop(None) == word  # type: ignore[arg-type]
+
+
+def test_values_are_overrides() -> None:
+    assert overrides_of({"a.b": 0.1, "a.c": 2, "a.d": "x"}) == ["a.b=0.1", "a.c=2", "a.d=x"]

@@ -1,0 +1,34 @@
+"""A journal gives back the trials that it was given, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evergram.errors import RecipeError
+from evergram.training.checkpoints.run_identity import RunIdentity
+from evergram.training.tuning import SearchSpace
+from evergram.training.tuning.proposals import Trial
+from evergram.training.tuning.trial_journal import NAME, TrialJournal
+
+IDENTITY = RunIdentity("{}", "0", "corpus")
+SPACE = SearchSpace.parse(["model.dim=2..8", "task.kind=pointwise,ranking"])
+TRIALS = [
+    Trial(0, {"model.dim": 3, "task.kind": "ranking"}, "finished", 0.1, 2, 1, 0.5, [(1, 0.1)]),
+    Trial(1, {"model.dim": 4, "task.kind": "pointwise"}, "failed", error="The loss is nan."),
+]
+
+
+def test_trials_are_read_as_they_were_written(tmp_path: Path) -> None:
+    journal = TrialJournal(tmp_path, IDENTITY, SPACE)
+    for trial in TRIALS:
+        journal.add(trial)
+    assert TrialJournal(tmp_path, IDENTITY, SPACE).trials == TRIALS
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", '{"format": "other/1"}'])
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text)
+    with pytest.raises(RecipeError, match="is no journal of trials"):
+        TrialJournal(tmp_path, IDENTITY, SPACE)
