@@ -101,7 +101,9 @@ def serve(data: DashboardData) -> Iterator[Service]:
 
     app = FastAPI()
     app.include_router(router(shown))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=2)
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
