@@ -74,7 +74,7 @@ def test_draws_are_even_and_by_logarithm_where_it_says_so() -> None:
 
 def test_draws_of_a_space_are_overrides_of_a_recipe() -> None:
     space = SearchSpace.parse(["model.dim=log:16..128", "training.epochs=1,2"])
-    space.check(VALUES)
+    space.checked(VALUES)
     recipe = Recipe.of(VALUES, space.draw(0, 0))
     assert recipe.training.epochs in (1, 2)
 
@@ -85,4 +85,12 @@ def test_draws_of_a_space_are_overrides_of_a_recipe() -> None:
 )
 def test_a_key_or_value_that_the_recipe_refuses_ends_in_a_sentence(text: str, problem: str) -> None:
     with pytest.raises(RecipeError, match=re.escape(problem)):
-        SearchSpace.parse([text]).check(VALUES)
+        SearchSpace.parse([text]).checked(VALUES)
+
+
+def test_a_range_between_integers_is_of_numbers_where_the_key_takes_them() -> None:
+    space = SearchSpace.parse(["task.penalty=log:1..100", "model.dim=8..16"]).checked(VALUES)
+    penalty, dim = space.ranges
+    assert (penalty.low, penalty.high) == (1.0, 100.0)
+    assert isinstance(penalty.low, float)
+    assert isinstance(dim.low, int)

@@ -27,7 +27,7 @@ def default_space(recipe: Recipe) -> SearchSpace:
 
 def _is_used(recipe: Recipe, text: str) -> bool:
     try:
-        SearchSpace.parse([text]).check(recipe.model_dump())
+        SearchSpace.parse([text]).checked(recipe.model_dump())
     except RecipeError:
         return False
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +25,8 @@ class KeyRange:
     Args:
         key: of a recipe, "table.key".
         low: the least value; with `high`, None where there are choices.
-        high: the largest value. The values are integers if both ends are.
+        high: the largest value. The values are integers if both ends are (see
+            `SearchSpace.checked`).
         log: whether the logarithm of the value is drawn evenly, not the value.
         choices: values as TOML writes them, or bare words; none where there is a range.
     """
@@ -109,19 +110,32 @@ class SearchSpace:
                 raise RecipeError(f"The key {key} comes twice in the search; write it once.")
         return cls(ranges)
 
-    def check(self, values: Mapping[str, Any], folder: Path | None = None) -> None:
-        """Check that the recipe of `values` allows both ends of each range, and each choice.
+    def checked(self, values: Mapping[str, Any], folder: Path | None = None) -> Self:
+        """Return the space for a recipe, which allows both ends of each range, and each choice.
+
+        Ranges between integers stay ranges of integers only where the recipe's key is one.
 
         Args:
             values: of a recipe, as of `Recipe.of`.
             folder: where its relative paths start.
         Raises: RecipeError: a key is unknown or changes nothing, or a value is not allowed.
         """
+        ranges = []
         for one in self.ranges:
             for end in one.ends():
                 override = f"{one.key}={end}"
                 source = f"The search over {override}"
                 Recipe.of(values, [override], folder=folder, source=source)
+            if isinstance(one.low, int) and isinstance(one.high, int):
+                try:
+                    Recipe.of(values, [f"{one.key}={one.low + 0.5}"], folder=folder)
+                except RecipeError:
+                    ranges.append(one)
+                else:
+                    ranges.append(replace(one, low=float(one.low), high=float(one.high)))
+            else:
+                ranges.append(one)
+        return replace(self, ranges=tuple(ranges))
 
     def draw(self, seed: int, trial: int) -> list[str]:
         """Return the overrides of a trial, "table.key=value" each: the same for the same seed and

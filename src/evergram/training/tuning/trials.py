@@ -104,7 +104,7 @@ def tune(
         )
     space = _space(recipe, space)
     refuse_fixed(space)
-    space.check(recipe.model_dump())
+    space = space.checked(recipe.model_dump())
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     split = split_for(recipe, corpus_for(recipe, corpus), 0).without_test(UNTESTED)
     identity = RunIdentity.of(recipe.model_dump_json(), 0, split, Companions(), "tune")
