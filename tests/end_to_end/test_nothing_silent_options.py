@@ -53,7 +53,8 @@ def test_8_every_other_command_says_what_its_options_do(evergram: Command) -> No
     names = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
     rest = names - set(WITHOUT_A_RECIPE) - {"reproduce"}  # it has recipes of its own
     bare = {"align", "prepare"}
-    assert rest - bare == {"train", "upgrade", "evaluate", "diagnose", "compare", "demo"}
+    trained = {"train", "upgrade", "evaluate", "diagnose", "compare", "demo", "tune"}
+    assert rest - bare == trained
     for name in sorted(names - {"reproduce"}):
         help_text = evergram(name, "--help").out
         assert "change nothing" not in " ".join(help_text.split())
@@ -133,6 +134,7 @@ def test_8_so_is_one_on_the_command_line(evergram: Command, shop: Path) -> None:
         (("train", "shop.toml", "--lineage", "l"), "upgrade.method=non-bc"),
         (("upgrade", "shop.toml", "--lineage", "l"), "compare.seeds=3"),
         (("compare", "shop.toml", "--out", "o"), "upgrade.method=non-bc"),
+        (("tune", "shop.toml", "--out", "o"), "upgrade.method=non-bc"),
         (("evaluate", GOLDEN / "format-3" / "trained"), "model.dim=3"),
         (("diagnose", GOLDEN / "format-3" / "trained"), "upgrade.rank=3"),
     ):
