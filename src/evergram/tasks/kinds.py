@@ -141,7 +141,8 @@ class SoftmaxAllSettings(TaskSettings):
     A pair of a query with m pairs weighs m^-query_power, scaled to a mean of one over all pairs.
     With `positive_temperature` the scores of a query's own pairs enter as a log-mean-exp. With
     `denominator` "unobserved" a query's own pairs are not in its partition function. The
-    log-partition counts `push` times as much as the pairs' scores.
+    log-partition counts `push` times as much as the pairs' scores. `products`: of queries and all
+    candidates, summed in float32 either way.
     """
 
     kind = "softmax_all"
@@ -152,6 +153,7 @@ class SoftmaxAllSettings(TaskSettings):
     query_power: Weight = 0.0
     positive_temperature: Rate | None = None
     push: Rate = 1.0
+    products: Literal["float32", "bfloat16"] = "float32"
 
     @property
     def sees_whole_queries(self) -> bool:
@@ -166,6 +168,7 @@ class SoftmaxAllSettings(TaskSettings):
             excludes_observed=self.denominator == "unobserved",
             query_weight=query_weights(corpus.counts("query"), self.query_power),
             push=self.push,
+            lower_products=self.products == "bfloat16",
         )
 
 

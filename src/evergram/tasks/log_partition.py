@@ -1,102 +1,127 @@
-"""The softmax's log-partition over all candidates, in tiles: memory that N does not change."""
+"""The softmax's log-partition over all candidates, in tiles: memory that pairs do not change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Scores [Q, T] that are in memory at once.
-TILE_SCORES = 1 << 21
+# Scores [T, N] that are in memory at once.
+TILE_SCORES = 1 << 23
 
 
-def log_partition(
+def log_partition_sum(
     query: Tensor,
     candidates: Tensor,
+    weight: Tensor,
     temperature: float,
     excluded: tuple[Tensor, Tensor] | None = None,
+    *,
+    lower_products: bool = False,
     tile_scores: int = TILE_SCORES,
 ) -> Tensor:
-    """Return log Σ_b exp(⟨u_a, v_b⟩/τ) of each query a over all candidates b, [Q]; differentiable.
+    """Return Σ_a w_a log Z_a, Z_a = Σ_b exp(⟨u_a, v_b⟩/τ) over all candidates b; differentiable.
 
-    The scores [Q, N] are computed a tile of candidates at a time, and once more in the backward
-    pass, so that no more than `tile_scores` of them (or Q, if that is more) are in memory at once.
-    The gradients are the dense softmax's: ∂/∂u_a = Σ_b p_ab v_b/τ and ∂/∂v_b = Σ_a g_a p_ab u_a/τ.
+    The scores [Q, N] are computed once, a tile of queries at a time, and the gradients with them:
+    ∂/∂u_a = w_a Σ_b p_ab v_b/τ and ∂/∂v_b = Σ_a w_a p_ab u_a/τ, the dense softmax's. No more than
+    `tile_scores` of the scores (or N, if that is more) are in memory at once.
 
     Args:
         query: [Q, D].
         candidates: [N, D].
+        weight: w, [Q]; it has no gradient.
         temperature: τ.
-        excluded: int64 [M] rows of `query` and of `candidates`: pairs that are not in the sum. A
-            query that excludes all candidates has −∞, and no gradient.
+        excluded: int64 [M] rows of `query` and of `candidates`: pairs that are not in Z_a. A query
+            that excludes all candidates adds nothing, and has no gradient.
+        lower_products: multiply matrices in bfloat16, with sums in float32, where the processor
+            can; all else is float32.
         tile_scores: of which a tile is made.
     """
-    value: Tensor = _LogPartition.apply(  # type: ignore[no-untyped-call]
-        query, candidates, 1 / temperature, excluded, max(1, tile_scores // max(1, len(query)))
+    rows = max(1, tile_scores // max(1, len(candidates)))
+    of_rows = None if excluded is None else _by_query(excluded)
+    value: Tensor = _LogPartitionSum.apply(  # type: ignore[no-untyped-call]
+        query, candidates, weight.detach(), 1 / temperature, of_rows, rows, lower_products
     )
     return value
 
 
-class _LogPartition(torch.autograd.Function):
-    """Keeps the two sides and the result for the backward pass, and no scores."""
+class _LogPartitionSum(torch.autograd.Function):
+    """Computes the gradients in the forward pass, while a tile's scores are at hand."""
 
     @staticmethod
     def forward(
         ctx: Any,
         query: Tensor,
         candidates: Tensor,
+        weight: Tensor,
         scale: float,
         excluded: tuple[Tensor, Tensor] | None,
-        width: int,
+        rows: int,
+        lower_products: bool,
     ) -> Tensor:
-        ctx.scale, ctx.width, ctx.excluded = scale, width, _by_candidate(excluded)
-        total = query.new_full((len(query),), -torch.inf)
-        for _, logits in _tiles(query * scale, candidates, ctx.excluded, width):
-            total = torch.logaddexp(total, logits.logsumexp(1))
-        ctx.save_for_backward(query, candidates, total)
+        total = query.new_zeros(())
+        of_query, of_candidates = torch.empty_like(query), torch.zeros_like(candidates)
+        buffer = query.new_empty(min(rows, len(query)), len(candidates))
+        with _products(lower=lower_products):
+            for place, chance in _tiles(query * scale, candidates, excluded, buffer):
+                most = chance.amax(1, keepdim=True)
+                # Of an empty sum every exp(−∞ − 0) is zero.
+                most = torch.where(most > -torch.inf, most, 0.0)
+                partition = chance.sub_(most).exp_().sum(1)
+                own = torch.where(partition > 0, weight[place], 0.0)
+                partition = torch.where(partition > 0, partition, 1.0)
+                total += (own * (partition.log() + most[:, 0])).sum()
+                pushed = (own * scale / partition)[:, None]
+                of_query[place] = (chance @ candidates) * pushed
+                of_candidates.addmm_(chance.T, query[place] * pushed)
+        ctx.save_for_backward(of_query, of_candidates)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, candidates, total = ctx.saved_tensors
-        # Of an empty sum every exp(−∞ − 0) is zero.
-        total = torch.where(total > -torch.inf, total, 0.0)[:, None]
-        of_query, of_candidates = torch.zeros_like(query), torch.empty_like(candidates)
-        weighted = query * (grad * ctx.scale)[:, None]
-        for place, logits in _tiles(query * ctx.scale, candidates, ctx.excluded, ctx.width):
-            chance = logits.sub_(total).exp_()
-            of_query.addmm_(chance, candidates[place])
-            torch.mm(chance.T, weighted, out=of_candidates[place])
-        of_query *= (grad * ctx.scale)[:, None]
-        return of_query, of_candidates, None, None, None
+        of_query, of_candidates = ctx.saved_tensors
+        return of_query * grad, of_candidates * grad, None, None, None, None, None
 
 
 def _tiles(
-    query: Tensor, candidates: Tensor, excluded: tuple[Tensor, Tensor] | None, width: int
+    query: Tensor, candidates: Tensor, excluded: tuple[Tensor, Tensor] | None, buffer: Tensor
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield tiles of candidates with their scores, [Q, T]; −∞ where a pair is excluded.
+    """Yield tiles of queries with their scores [T, N], in `buffer`; −∞ where a pair is excluded.
 
     Args:
-        excluded: ordered by candidate.
+        excluded: ordered by query.
     """
-    for start in range(0, len(candidates), width):
-        place = slice(start, min(start + width, len(candidates)))
-        logits = query @ candidates[place].T
+    for start in range(0, len(query), len(buffer)):
+        place = slice(start, min(start + len(buffer), len(query)))
+        logits = buffer[: place.stop - place.start]
+        torch.mm(query[place], candidates.T, out=logits)
         if excluded is not None:
             rows, columns = excluded
-            ends = torch.tensor([place.start, place.stop], device=columns.device)
-            first, last = torch.searchsorted(columns, ends).tolist()
-            logits[rows[first:last], columns[first:last] - start] = -torch.inf
+            ends = torch.tensor([place.start, place.stop], device=rows.device)
+            first, last = torch.searchsorted(rows, ends).tolist()
+            logits[rows[first:last] - start, columns[first:last]] = -torch.inf
         yield place, logits
 
 
-def _by_candidate(excluded: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-    if excluded is None:
-        return None
+def _by_query(excluded: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     rows, columns = excluded
-    columns, order = torch.sort(columns)
-    return rows[order], columns
+    rows, order = torch.sort(rows)
+    return rows, columns[order]
+
+
+@contextmanager
+def _products(*, lower: bool) -> Iterator[None]:
+    """Let float32 matrices be multiplied in bfloat16, if `lower`; leave the setting as it was."""
+    before = torch.get_float32_matmul_precision()
+    if lower:
+        torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        if lower:
+            torch.set_float32_matmul_precision(before)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from evergram.data.sampling import Batch
-from evergram.tasks.log_partition import log_partition
+from evergram.tasks.log_partition import log_partition_sum
 from evergram.tasks.task import Encoded, Moments, Task, score
 
 
@@ -26,6 +26,8 @@ class SoftmaxAll(Task):
             them. A query that met every candidate then has no Z_a, and is pulled only.
         query_weight: float32 [N] of all queries, w; None is one for each.
         push: κ, how much the log-partition counts beside the pairs' scores; 1 is the softmax.
+        lower_products: multiply the batch's queries and all candidates in bfloat16, with sums in
+            float32, where the processor can.
     Source: docs/method.md, "The softmax over all candidates". The two temperatures, and κ:
         Wu et al. 2024, Eq. (18), and the authors' code, in which κ is their ratio.
     """
@@ -40,10 +42,12 @@ class SoftmaxAll(Task):
         excludes_observed: bool = False,
         query_weight: Tensor | None = None,
         push: float = 1.0,
+        lower_products: bool = False,
     ) -> None:
         super().__init__()
         self.temperature = temperature
         self.push = push
+        self.lower_products = lower_products
         self.positive_temperature = positive_temperature
         self.excludes_observed = excludes_observed
         # Elsewhere a query's pairs may be shared out among processes.
@@ -57,17 +61,21 @@ class SoftmaxAll(Task):
         # The first pair of each query has the query's row.
         first = torch.argsort(own, stable=True)[times.cumsum(0) - times]
         excluded = (own, batch.candidate) if self.excludes_observed else None
-        partition = log_partition(
-            encoded.query[first], encoded.all_candidates, self.temperature, excluded
-        )
-        partition = torch.where(partition > -torch.inf, partition, 0.0)
-        weight = times.to(partition)
+        weight = times.to(encoded.query)
         if self.query_weight is not None:
-            weight = weight * self.query_weight[ids].to(partition)
+            weight = weight * self.query_weight[ids].to(weight)
         if batch.pair_share is not None:
-            weight = weight * batch.pair_share[first].to(partition)
-        pulled = self._pull(score(encoded), own, times)
-        loss: Tensor = (weight * (self.push * partition - pulled)).sum() / len(batch.query)
+            weight = weight * batch.pair_share[first].to(weight)
+        pushed = log_partition_sum(
+            encoded.query[first],
+            encoded.all_candidates,
+            weight,
+            self.temperature,
+            excluded,
+            lower_products=self.lower_products,
+        )
+        pulled = (weight * self._pull(score(encoded), own, times)).sum()
+        loss: Tensor = (self.push * pushed - pulled) / len(batch.query)
         return loss
 
     def _pull(self, scores: Tensor, own: Tensor, times: Tensor) -> Tensor:
