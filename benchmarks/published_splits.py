@@ -1,30 +1,35 @@
-"""The softmax over all candidates on the public splits of Gowalla and Yelp2018, over seeds.
+"""Gowalla's and Yelp2018's public splits: the softmax over all candidates beside the squared loss,
+two tuned peers and published figures, by dims and over seeds.
 
-Each model is one training of a recipe in recipes/; its epoch is chosen by training pairs that were
-held out, and the test part is ranked once, at its end. Results are kept in build/published-splits,
-so that an interrupted run resumes.
+Each model of ours is a training of a recipe in recipes/; its epoch is chosen by training pairs that
+were held out, and the test part is ranked once, at its end. Results are kept in
+build/published-splits, so that an interrupted run resumes. `python -m benchmarks.published_splits
+--data gowalla --dims 64 --seeds 1` makes a part; with --kept it only shows what is there, and with
+--write the document gets it.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import gowalla
+from benchmarks import gowalla, peers, published_peers
 from benchmarks.defaults import interval
 from benchmarks.quality import METRICS
 from benchmarks.tiny import recipes
-from evergram.training.corpora import load_corpus, split_for
+from evergram.training.corpora import final_split, load_corpus, split_for
 from evergram.training.fit import RunContext, fit_encoder
 from evergram.training.recipe import Recipe
 
 NAMES = ("gowalla", "yelp2018")
+DIMS = (64, 256, 512)
 SEEDS = 3
 # The same pairs for training and for choosing the epoch as the softmax has.
 LIKE_SOFTMAX = ["split.share=0.01", "training.refit=false", "training.budget=300"]
@@ -47,21 +52,66 @@ PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A method on one data set: each metric by seed, and seconds of training."""
+    """A method on one data set: each metric by seed, and seconds of training.
+
+    Args:
+        dim: D; None of a method without embeddings.
+    """
 
     data: str
     method: str
+    dim: int | None
     metrics: Mapping[str, list[float]]
     seconds: list[float]
 
 
-def published_splits() -> list[Row]:
-    """Train every method with every seed, one by one."""
+@dataclass(frozen=True)
+class Kept:
+    """Results by what made them, in a folder.
+
+    Args:
+        trains: False makes nothing that is not there.
+    """
+
+    folder: Path
+    trains: bool = True
+
+    def get(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """Return the result of `key`, made if it may be."""
+        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        if not path.is_file():
+            if not self.trains:
+                return None
+            made = json.dumps(make())
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(made)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+
+def published_splits(
+    names: Sequence[str] = NAMES,
+    dims: Sequence[int] = DIMS,
+    seeds: int = SEEDS,
+    *,
+    trains: bool = True,
+) -> list[Row]:
+    """Return a row a method, trained with each seed where its result is not kept.
+
+    Args:
+        trains: False leaves out what is not kept.
+    """
     rows: list[Row] = []
-    for name in NAMES:
+    kept = Kept(gowalla.ROOT / "build" / "published-splits", trains)
+    for name in names:
         if gowalla.available(name):
             gowalla.convert(name=name)
-            rows += _rows(name, gowalla.ROOT / "recipes", range(SEEDS), gowalla.ROOT / "build")
+            for dim in dims:
+                rows += _trained(name, dim, _methods(name, dim), range(seeds), kept)
+                rows += _peers(name, dim, range(seeds), kept)
+            for method, values in PUBLISHED[name].items():
+                figures = {m: [v] for m, v in zip(METRICS, values, strict=True)}
+                rows.append(Row(name, method, 64, figures, []))
     return rows
 
 
@@ -72,58 +122,84 @@ def tiny() -> list[Row]:
         base = Recipe.load(folder / "given.toml", short)
         softmax = Recipe.of(base.model_dump(), ["task.kind=softmax_all", "model.normalize=true"])
         methods = {"SOGram": base, "softmax": softmax}
-        return list(_trained("tiny", methods, range(2), folder))
+        return list(_trained("tiny", base.model.dim[0], methods, range(2), Kept(folder)))
 
 
-def _rows(name: str, folder: Path, seeds: range, build: Path) -> Iterator[Row]:
-    softmax = Recipe.load(folder / f"{name}-softmax.toml")
-    data = [f"{key}={getattr(softmax.data, key)}" for key in ("path", "test")]
-    squared = Recipe.load(
-        folder / "gowalla.toml", [*LIKE_SOFTMAX, *(f"data.{text}" for text in data)]
-    )
-    methods = {
+def _methods(name: str, dim: int) -> dict[str, Recipe]:
+    folder, dims = gowalla.ROOT / "recipes", f"model.dim={dim}"
+    softmax = Recipe.load(folder / f"{name}-softmax.toml", [dims])
+    data = [f"data.{key}={getattr(softmax.data, key)}" for key in ("path", "test")]
+    squared = Recipe.load(folder / "gowalla.toml", [*LIKE_SOFTMAX, *data, dims])
+    return {
         "Evergram, softmax over all candidates": softmax,
         "Evergram, squared loss, SOGram": squared,
     }
-    yield from _trained(name, methods, seeds, build / "published-splits")
-    for method, values in PUBLISHED[name].items():
-        yield Row(name, method, {m: [v] for m, v in zip(METRICS, values, strict=True)}, [])
 
 
-def _trained(name: str, methods: Mapping[str, Recipe], seeds: range, kept: Path) -> Iterator[Row]:
+def _trained(
+    name: str, dim: int, methods: Mapping[str, Recipe], seeds: range, kept: Kept
+) -> Iterator[Row]:
     popular: dict[str, float] = {}
     for method, recipe in methods.items():
         runs = [_once(Recipe.of(recipe.model_dump(), [f"seed={s}"]), kept) for s in seeds]
-        metrics = {m: [run["model"][m] for run in runs] for m in METRICS}
-        popular = runs[0]["popularity"]
-        yield Row(name, method, metrics, [run["seconds"] for run in runs])
-    yield Row(name, "popularity", {m: [popular[m]] for m in METRICS}, [])
+        if done := [run for run in runs if run is not None]:
+            popular = done[0]["popularity"]
+            yield _row(name, method, dim, done)
+    if popular and dim == DIMS[0]:
+        yield Row(name, "popularity", None, {m: [popular[m]] for m in METRICS}, [])
 
 
-def _once(recipe: Recipe, kept: Path) -> dict[str, Any]:
-    """Return a training's metrics: from `kept` where the same recipe was trained before."""
-    text = recipe.model_dump_json(exclude={"upgrade", "compare"})
-    path = kept / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-    if not path.is_file():
+def _once(recipe: Recipe, kept: Kept) -> dict[str, Any] | None:
+    """Return a training's metrics: kept ones where the same recipe was trained before."""
+
+    def train() -> dict[str, Any]:
         split = split_for(recipe, load_corpus(recipe), 0)
         fitted = fit_encoder(recipe, split, 0, RunContext(torch.device("cpu")))
-        record = {
+        return {
             "model": dict(fitted.metrics["model"]),
             "popularity": dict(fitted.metrics["popularity"]),
             "seconds": fitted.seconds,
             "epoch": fitted.best_epoch,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record))
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+
+    return kept.get(recipe.model_dump_json(exclude={"upgrade", "compare"}), train)
+
+
+def _peers(name: str, dim: int, seeds: range, kept: Kept) -> Iterator[Row]:
+    """Yield a row of each peer: tuned on a tenth of the training pairs, then fitted to all."""
+    if peers.wanting():
+        return
+    squared = _methods(name, dim)["Evergram, squared loss, SOGram"]
+    tuning = Recipe.of(squared.model_dump(), ["split.share=0.1"])
+
+    def split() -> Any:
+        return split_for(tuning, load_corpus(tuning), 0)
+
+    for title, peer in published_peers.PEERS.items():
+        about = f"{name} {dim} {title} {peer.ranges} {published_peers.TRIALS}"
+        settings = kept.get(about, lambda p=peer: published_peers.tune(p, split(), dim))  # type: ignore[misc]
+        if settings is None:
+            continue
+
+        def fit(seed: int, peer: Any = peer, settings: Any = settings) -> dict[str, Any]:
+            whole = final_split(split(), refits=True)
+            return published_peers.final(peer, whole, dim, settings, seed)
+
+        runs = [kept.get(f"{about} {seed}", lambda s=seed, f=fit: f(s)) for seed in seeds]  # type: ignore[misc]
+        if done := [run for run in runs if run is not None]:
+            yield _row(name, title, dim, done)
+
+
+def _row(name: str, method: str, dim: int, runs: Sequence[Mapping[str, Any]]) -> Row:
+    metrics = {m: [run["model"][m] for run in runs] for m in METRICS}
+    return Row(name, method, dim, metrics, [run["seconds"] for run in runs])
 
 
 def table(rows: list[Row]) -> str:
     """Return a table of the methods, best first within each data set."""
     lines = [
-        "| data | method | Recall@20 | NDCG@20 | seconds of training |",
-        "|---|---|---|---|---|",
+        "| data | method | dims | Recall@20 | NDCG@20 | seeds | seconds of training |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name in dict.fromkeys(row.data for row in rows):
         own = [row for row in rows if row.data == name]
@@ -131,7 +207,29 @@ def table(rows: list[Row]) -> str:
             own, key=lambda r: -sum(r.metrics[METRICS[0]]) / len(r.metrics[METRICS[0]])
         ):
             figures = " | ".join(interval(row.metrics[m], 4) for m in METRICS)
-            seconds = f"{sum(row.seconds) / len(row.seconds):.0f}" if row.seconds else "–"
-            lines.append(f"| {name} | {row.method} | {figures} | {seconds} |")
+            timed = row.seconds
+            seconds = f"{len(timed)} | {sum(timed) / len(timed):.0f}" if timed else "– | –"
+            lines.append(f"| {name} | {row.method} | {row.dim or '–'} | {figures} | {seconds} |")
     lines += ["", "± is half of the 95 % interval of the mean over seeds."]
     return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published_splits")
+    parser.add_argument("--data", choices=NAMES, nargs="+", default=NAMES)
+    parser.add_argument("--dims", type=int, nargs="+", default=DIMS)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--kept", action="store_true", help="train nothing")
+    parser.add_argument("--write", action="store_true", help="put the table into the document")
+    chosen = parser.parse_args()
+    found = published_splits(chosen.data, chosen.dims, chosen.seeds, trains=not chosen.kept)
+    text = table(found)
+    print(text)
+    if chosen.write:
+        from benchmarks.__main__ import put
+
+        put("published-splits", text)
+
+
+if __name__ == "__main__":
+    main()
