@@ -52,7 +52,7 @@ def fold_in(
             f"{owner} was published without what folding in needs: it came from files, or from "
             "an earlier Evergram. The next version that is trained has it."
         )
-    lists = _lists(candidates, "candidates")
+    lists = as_lists(candidates, "candidates")
     ids = [key for row in lists for key in row]
     query = torch.repeat_interleave(torch.tensor([len(row) for row in lists]))
     weight = _numbers(weights, lists, "weights")
@@ -108,8 +108,8 @@ def stored_lookup(block: Callable[[], tuple[pa.Array, Tensor]]) -> Lookup:
     return lookup
 
 
-def _lists(lists: Lists, what: str) -> list[list[Any]]:
-    """Return lists of lists: one, if it is a flat list. Raises: DataError: neither."""
+def as_lists(lists: Lists, what: str) -> list[list[Any]]:
+    """Return lists of lists: one, if it is a flat list. Raises: DataError: neither, or empty."""
     outer = _as_list(lists)
     if outer is None:
         raise DataError(
@@ -145,7 +145,7 @@ def _numbers(numbers: Lists | None, lists: list[list[Any]], what: str) -> Tensor
     sizes = [len(row) for row in lists]
     if numbers is None:
         return torch.ones(sum(sizes), dtype=torch.float64)
-    rows = _lists(numbers, what)
+    rows = as_lists(numbers, what)
     if [len(row) for row in rows] != sizes:
         raise ShapeError(f"{what} are not as long as the candidates; give one for each of them.")
     flat = [x for row in rows for x in row]
