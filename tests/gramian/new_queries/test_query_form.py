@@ -49,7 +49,7 @@ def cost(u: Tensor, met: Interactions, squares: float = 1.0) -> Tensor:
 
 
 def descended(met: Interactions, *, unit: bool) -> Tensor:
-    """Return the minimiser by many steps of gradient descent, of rows of length 1 from two starts."""
+    """Return the minimiser by gradient descent, the better one of two starts."""
     best = None
     for start in (drawn(3, DIM), -drawn(3, DIM)):
         u = start / start.norm()
@@ -95,7 +95,8 @@ def test_its_gradient_vanishes() -> None:
     met = met_of([[3, 8, 11, 8]], [[1.0, 2.0, 1.0, 0.1]])
     u = form_of().minimise(met)[0].requires_grad_()
     cost(u, met).backward()
-    assert u.grad is not None and float(u.grad.abs().max()) < 1e-11
+    assert u.grad is not None
+    assert float(u.grad.abs().max()) < 1e-11
 
 
 def test_a_scaled_minimum_has_the_free_one_s_direction() -> None:

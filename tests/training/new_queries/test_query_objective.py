@@ -121,7 +121,8 @@ def test_training_would_not_move_a_folded_in_query(tables: dict[str, Any]) -> No
     recipe = recipe_of(tables, corpus)
     step, trained, sampler = prepared(recipe, corpus)
     form = query_form(recipe, corpus, trained)
-    assert form is not None and form.rule == "exact"
+    assert form is not None
+    assert form.rule == "exact"
     before = slope(step, sampler).norm(dim=1)
     met = interactions_of(corpus, trained.candidate, values=form.values)
     folded = form.minimise(met)
@@ -137,9 +138,10 @@ def test_training_would_not_move_a_folded_in_query(tables: dict[str, Any]) -> No
 def test_other_objectives_are_approximated(tables: dict[str, Any]) -> None:
     corpus = corpus_of()
     recipe = recipe_of(tables, corpus)
-    step, trained, _ = prepared(recipe, corpus)
+    _step, trained, _ = prepared(recipe, corpus)
     form = query_form(recipe, corpus, trained)
-    assert form is not None and form.rule == "approximate"
+    assert form is not None
+    assert form.rule == "approximate"
     met = interactions_of(corpus, trained.candidate, values=False)
     assert form.minimise(met).shape == (QUERIES, DIM)
 
@@ -199,6 +201,8 @@ def test_a_model_of_another_loop_has_no_known_objective() -> None:
     _, trained, _ = prepared(recipe, corpus)
     trained.penalty = ()
     form = query_form(recipe, corpus, trained)
-    assert form is not None and form.rule == "approximate" and not form.squares
+    assert form is not None
+    assert form.rule == "approximate"
+    assert not form.squares
     trained.candidate = trained.candidate.to("meta")
     assert query_form(recipe, corpus, trained) is None

@@ -156,7 +156,7 @@ class QueryForm:
         several.
 
         Raises: ShapeError: the vectors are of another dim. DataError: a query of length 1 has no
-            direction, as its candidates' vectors add up to zero.
+            direction, as its candidates' vectors add up to zero; or weights are too large.
         """
         if met.vectors.ndim != 2 or met.vectors.shape[1] != self.dim:
             raise ShapeError(
@@ -191,6 +191,8 @@ class QueryForm:
             pairs = zip(torch.split(weighted, sizes), torch.split(met.vectors, sizes), strict=True)
             for own, (scaled, vectors) in zip(matrix, pairs, strict=True):
                 own.addmm_(scaled.T, vectors, alpha=self.squares)
+        if not bool(matrix.isfinite().all()) or not bool(line.isfinite().all()):
+            raise DataError("A query's weights or targets are too large; give smaller weights.")
         if self.length == "unit":
             return _on_sphere(matrix, line)
         lowest = _lowest(matrix, line)
