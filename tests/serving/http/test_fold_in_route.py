@@ -92,7 +92,9 @@ def test_arrow_answers_have_the_same_numbers(films: Running) -> None:
             hits = [hit["id"] for row in plain["data"] for hit in row["hits"]]
             assert table["id"].to_pylist() == hits
         else:
-            assert_array_equal(np.float32(table["vector"].to_pylist()), np.float32(plain["vectors"]))
+            assert_array_equal(
+                np.float32(table["vector"].to_pylist()), np.float32(plain["vectors"])
+            )
 
 
 def test_a_large_body_is_read_in_pieces(films: Running) -> None:
@@ -126,8 +128,8 @@ def test_ids_that_are_numbers_may_be_sent_as_text(tmp_path: Path) -> None:
         ({"candidates": [["c1"]], "version": 7}, 404, "0, 1"),
         ({"candidates": [["c1"]], "k": 2000}, 400, "at most 1000"),
         ({"candidates": [["c1"]] * 2000, "k": 100}, 413, "send fewer"),
-        ({"candidates": [["c1"]] * 3000}, 413, "3000 querys are more than the 2048"),
-        ({"candidates": [["c1"] * 70000]}, 413, "more than the 65536"),
+        ({"candidates": [["c1"]] * 3000}, 413, "3000 lists are more than the 2048"),
+        ({"candidates": [["c1"] * 70] * 1000}, 413, "70000 candidates are more than the 65536"),
         ({"candidates": [["c1"]], "side": "query"}, 400, "side"),
     ],
 )

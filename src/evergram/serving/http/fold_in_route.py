@@ -45,7 +45,7 @@ def fold_in(call: Call) -> Answer:
     options = parsed.request
     version = call.access.version(call.lineage, options.version)
     store = reader.store(CANDIDATE)
-    check_count(parsed.count("candidates"), settings.max_batch, "candidates", "query")
+    check_count(parsed.count("candidates"), settings.max_batch, "candidates", "list")
     texts = bool(options.candidates[0]) and isinstance(options.candidates[0][0], str)
     lists: list[list[Any]] = _elements(parsed, "candidates", TEXT_LISTS if texts else NUMBER_LISTS)
     check_count(sum(map(len, lists)), MET * settings.max_batch, "candidates", "candidate")
