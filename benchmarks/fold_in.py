@@ -38,10 +38,9 @@ SOFTMAX = {
 }
 # Recipe, objective, and what is other than in the recipe.
 RUNS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
-    ("movielens", "squared loss", {"training": {"table_rate": 0.05, "batch_size": 2048}}),
+    ("movielens", "squared loss", {}),
     ("movielens", "softmax over all", SOFTMAX),
-    ("gowalla", "squared loss", {"training": {"table_rate": 0.05, "budget": 30.0}}),
-    ("gowalla", "softmax over all", {**SOFTMAX, "training": {**SOFTMAX["training"], "epochs": 8}}),
+    ("gowalla-softmax", "softmax over all", {"training": {**SOFTMAX["training"], "epochs": 12}}),
 )
 
 
@@ -132,6 +131,11 @@ def row_of(path: Path, objective: str, own: Mapping[str, Any]) -> Row:
         train(Recipe.of(deepcopy(values)), users.kept(pairs), progress=False)
         for pairs in (~users.is_test, ~users.is_new)
     )
+    return compared(path.stem, objective, users, known, fresh)
+
+
+def compared(data: str, objective: str, users: NewUsers, known: Artefact, fresh: Artefact) -> Row:
+    """Return the row of a model that has trained on the new users, and of one that has not."""
     form = fresh.query_form
     assert form is not None
     mean = QueryForm.mean(fresh.dim, normalize=form.length != "free")
@@ -139,7 +143,7 @@ def row_of(path: Path, objective: str, own: Mapping[str, Any]) -> Row:
     own_rows = queries[torch.unique(users.query[seen])]
     trained = known.block("query")[1][own_rows]
     return Row(
-        path.stem,
+        data,
         objective,
         len(own_rows),
         form.rule,
