@@ -70,4 +70,5 @@ def solved(rows: list[int], weights: list[float], target: float = 1.0) -> Tensor
     own, w = vectors[rows], torch.tensor(weights, dtype=torch.float64)
     total = own.T @ (w[:, None] * own)
     total = total + 2.0 * w.sum() ** 0.5 * (vectors.T @ vectors / CANDIDATES)
-    return torch.linalg.solve(total, target * (w @ own))
+    solution: Tensor = torch.linalg.solve(total, target * (w @ own))
+    return solution

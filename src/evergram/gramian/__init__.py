@@ -12,7 +12,7 @@ with `docs/penalty.md`. Its parts also work by themselves; read them in this ord
 4. `ClusterMoments` (clusters/cluster_moments.py): the same for clusters of candidates, which a
    softmax reads as `Clusters`.
 5. `QueryForm` (new_queries/query_form.py): the objective of one query with the candidates fixed,
-   minimised in closed form, so that a new query has a vector without training.
+   made of `Term`s, and minimised in closed form for the `Interactions` of new queries.
 6. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row. `contributions`:
    each row's share in the penalty, by which adaptive sampling draws rows.
 

@@ -52,7 +52,7 @@ def test_a_pinned_consumer_gets_its_own_version_through_the_client(tmp_path: Pat
     expected = lineage.fold_in(LISTS, WEIGHTS, version=0).numpy()
     with running(tmp_path / "films", ServiceSettings(admin_token="the-administrators")) as served:
         client = Client("http://testserver", token, retries=0)
-        client._http = served.http
+        client._http = served.http  # type: ignore[assignment]
         served.http.headers["Authorization"] = f"Bearer {token}"
         assert_allclose(client.fold_in(LISTS, WEIGHTS), expected, atol=1e-5)
         assert_allclose(client.fold_in(LISTS[0], WEIGHTS[0], "v0"), expected[:1], atol=1e-5)
