@@ -22,6 +22,7 @@ from benchmarks import (
     errors,
     evaluation_speed,
     fast_paths,
+    fold_in,
     graphs,
     growth,
     known_consumers,
@@ -156,6 +157,7 @@ SECTIONS = {
     "defaults-large": Section(
         defaults.measure_large, defaults.tiny, defaults.table, needs_data=True
     ),
+    "fold-in": Section(fold_in.measure, fold_in.tiny, fold_in.table, needs_data=True),
     "losses": Section(losses.measure, losses.tiny, losses.table, needs_data=True),
     "quality-movielens": _quality("movielens", "random"),
     "quality-gowalla": _quality("gowalla", "given"),

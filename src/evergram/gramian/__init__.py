@@ -11,7 +11,9 @@ with `docs/penalty.md`. Its parts also work by themselves; read them in this ord
    `AdaptiveSOGram`, averages; `SAGram` and `GrowingSAGram`, a cache; `Storm`, recursive momentum.
 4. `ClusterMoments` (clusters/cluster_moments.py): the same for clusters of candidates, which a
    softmax reads as `Clusters`.
-5. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row. `contributions`:
+5. `QueryForm` (new_queries/query_form.py): the objective of one query with the candidates fixed,
+   made of `Term`s, and minimised in closed form for the `Interactions` of new queries.
+6. `EntityMeasure` (entity_measure.py): from counts to the weight of a drawn row. `contributions`:
    each row's share in the penalty, by which adaptive sampling draws rows.
 
 Sources: [G1] Krichene et al., Efficient training on very large corpora via Gramian estimation,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from evergram.gramian.gramian_penalty.entity_measure import EntityMeasure
     from evergram.gramian.gramian_penalty.gramian_penalty import GramianErrors, GramianPenalty
     from evergram.gramian.gramian_penalty.growing_sagram import GrowingSAGram
+    from evergram.gramian.new_queries.query_form import Interactions, QueryForm, Term
     from evergram.gramian.penalty import BatchSide, orthogonal_penalty, quadratic_penalty
     from evergram.gramian.sagram import SAGram
     from evergram.gramian.sampled import SampledGramian
@@ -56,11 +59,14 @@ __all__ = [
     "GramianEstimator",
     "GramianPenalty",
     "GrowingSAGram",
+    "Interactions",
     "Moment",
+    "QueryForm",
     "SAGram",
     "SOGram",
     "SampledGramian",
     "Storm",
+    "Term",
     "contributions",
     "exact_moment",
     "orthogonal_penalty",
@@ -78,6 +84,7 @@ export_lazily(
         "gramian_penalty.entity_measure": "EntityMeasure",
         "gramian_penalty.gramian_penalty": "GramianErrors GramianPenalty",
         "gramian_penalty.growing_sagram": "GrowingSAGram",
+        "new_queries.query_form": "Interactions QueryForm Term",
         "penalty": "BatchSide orthogonal_penalty quadratic_penalty",
         "sagram": "SAGram",
         "sampled": "SampledGramian",

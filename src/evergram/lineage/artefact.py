@@ -14,6 +14,7 @@ from evergram.compatibility.certificate import StepError
 from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
+from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.publishing.block_check import checked_blocks
 
 Block = tuple[pa.Array, Tensor]
@@ -57,6 +58,7 @@ class Artefact:
         trained: the salt of the hashes of the model's training pairs, and these; None if no model
             was trained.
         follows: fingerprint of the version that `transform` leads to; None for version 0 alone.
+        query_form: how new queries get a vector from their candidates'; None if they cannot.
     """
 
     dim: int
@@ -69,6 +71,7 @@ class Artefact:
     error: StepError | None = None
     trained: tuple[str, TrainedPairs] | None = None
     follows: str | None = None
+    query_form: QueryForm | None = None
 
     def __repr__(self) -> str:
         model = "no encoder" if self.encoder is None else self.encoder.kind

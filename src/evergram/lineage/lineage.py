@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Self
 
 import pyarrow as pa
+from torch import Tensor
 
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.catalog.catalog_changes import CatalogChanges
 from evergram.lineage.catalog.record_changes import NEWEST, STABLE
+from evergram.lineage.fold_in import Lists, Missing
 from evergram.lineage.locks.training_claim import training_claim
 from evergram.lineage.publishing.artefact_check import check_artefact
 from evergram.lineage.publishing.beginning import beginning
@@ -55,6 +57,27 @@ class Lineage(ReadOnlyLineage):
         Raises: LineageError: a lineage is there already, or the name cannot be used.
         """
         return cls(Catalog.create(path, name))
+
+    def fold_in(
+        self,
+        candidates: Lists,
+        weights: Lists | None = None,
+        version: int | str | None = None,
+        *,
+        values: Lists | None = None,
+        missing: Missing = "error",
+    ) -> Tensor:
+        """Return the vectors of new queries, float32 [Q, D], from the candidates they met.
+
+        `lineage.fold_in([12, 7])` is the vector of one query that met 12 and 7, [1, D].
+
+        Args:
+            version: that they are read as; the newest by default. They are computed from the
+                newest version's candidates.
+            candidates, weights, values, missing: as of `View.fold_in`, whose errors it has, too.
+        Raises: UnknownVersionError.
+        """
+        return self.view(version).fold_in(candidates, weights, values, missing=missing)
 
     # Changes of labels and versions.
 

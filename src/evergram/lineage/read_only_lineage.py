@@ -12,6 +12,7 @@ import evergram
 from evergram.compatibility.certificate import StepError
 from evergram.compatibility.chain import Chain
 from evergram.data.corpus import Vocabulary
+from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Block
 from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.disk.lineage_record import Withdrawal
@@ -172,6 +173,10 @@ class ReadOnlyLineage:
         """Return, for each side, the number of vectors, their mean [D] and E[z zᵀ] [D, D], float64;
         nothing for a version that is older than format 3."""
         return self._catalog.reader(version).moments()
+
+    def query_form(self, version: int) -> QueryForm | None:
+        """Return how a version folds in new queries; None if that was not published."""
+        return self._catalog.reader(version).query_form()
 
     def encoder_parts(
         self, version: int

@@ -23,8 +23,10 @@ from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
 from evergram.errors import EvergramError, IntegrityError, LineageError, ShapeError
+from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Block, are_metrics
 from evergram.lineage.disk.manifest import EncoderRecord, Manifest, check_files
+from evergram.lineage.disk.query_form_file import RECORD, TENSORS, read_query_form
 from evergram.lineage.disk.tensor_files import load_tensors
 from evergram.lineage.disk.trained_pairs import FILE as PAIRS
 from evergram.lineage.disk.trained_pairs import read_trained_pairs
@@ -134,6 +136,15 @@ class VersionReader:
                 count, mean, second = (tensors[f"{side}.{x}"] for x in ("count", "mean", "second"))
                 moments[side] = int(count), mean, second
         return moments
+
+    def query_form(self) -> QueryForm | None:
+        """Return how the version folds in new queries; None if that was not published."""
+        if RECORD not in self.manifest.files:
+            return None
+        path = self._checked(RECORD)
+        self._checked(TENSORS)
+        with _understood(path):
+            return read_query_form(self.folder, self.manifest.dim)
 
     def canaries(self) -> dict[str, Block]:
         """Return, by side, the ids (as strings) and vectors [n, D] that were kept for ever."""

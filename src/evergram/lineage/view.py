@@ -16,8 +16,10 @@ from torch import Tensor
 import evergram
 from evergram.compatibility.chain import Chain
 from evergram.errors import DataError, ShapeError
+from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Block
 from evergram.lineage.catalog.catalog import Catalog
+from evergram.lineage.fold_in import Lists, Missing, fold_in, stored_lookup
 from evergram.lineage.stored_embeddings import stored_embedding_file, stored_vectors
 from evergram.vector_files.base import EmbeddingFile, first_not_finite
 from evergram.vector_files.provenance import provenance_of
@@ -61,6 +63,7 @@ class View:
     _read: Callable[[str], Block]
     _file: Callable[[str], EmbeddingFile]
     _address: str
+    _form: Callable[[], QueryForm | None]
 
     def __repr__(self) -> str:
         return f"View(version {self.source} read as {self.version}, dim {self.dim})"
@@ -118,6 +121,34 @@ class View:
         """
         ids, vectors = self._read(side)
         return ids, self.transform(vectors)
+
+    def fold_in(
+        self,
+        candidates: Lists,
+        weights: Lists | None = None,
+        values: Lists | None = None,
+        *,
+        missing: Missing = "error",
+    ) -> Tensor:
+        """Return the vectors of new queries, float32 [Q, D_j], from the candidates they met.
+
+        They are computed in the space of version k, and read as version j as stored ones are.
+
+        `view.fold_in([[12, 7], [7, 30, 4]], weights=[[1, 2.5], [1, 1, 1]])` is of two queries.
+
+        Args:
+            candidates: ids that a query met, or a list of such lists.
+            weights: how often each was met, above 0.
+            values: of the pairs, for a version that was trained on values.
+            missing: "skip" leaves out candidates that are not stored.
+        Raises: LineageError: version k was published without what this needs, or its vectors are
+            not stored. DataError, ShapeError: an id, weight or value cannot be used.
+        Source: docs/method.md, "A new query".
+        """
+        owner = f"Version {self.source} of {self._address}"
+        lookup = stored_lookup(lambda: self._read("candidate"))
+        lists = candidates, weights, values
+        return self.transform(fold_in(self._form(), lookup, *lists, missing=missing, owner=owner))
 
     def export(
         self, path: str | Path, side: str, batch: int = 65_536, *, overwrite: bool = False
@@ -207,6 +238,7 @@ def view_of(catalog: Catalog, chain: Chain, version: int | str | None, source: i
         lambda side: stored_vectors(catalog, side, stored),
         lambda side: stored_embedding_file(catalog, side, stored),
         catalog.address,
+        catalog.reader(stored).query_form,
     )
 
 

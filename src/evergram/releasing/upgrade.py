@@ -49,6 +49,7 @@ from evergram.training.corpora import (
 )
 from evergram.training.distributed.process_group import join_processes
 from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
+from evergram.training.new_queries.query_objective import query_form
 from evergram.training.pilots import run_pilots
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe, flat
@@ -115,6 +116,7 @@ def train(
         recipe.model_dump(mode="json"),
         options_of(fitted.encoder, recipe.model, 0),
         trained_pairs(final.training, salt_of(recipe.split, recipe.name)),
+        query_form(recipe, final.training, fitted),
     )
     report = version_report(0, final, fitted, recipe.training)
     return make_artefact(fitted, final, report, provenance)
@@ -293,6 +295,7 @@ def upgrade_lost(
     options = UpgradeOptions(
         trained=model,
         trained_as=lost.manifest.version,
+        query_form=lost.query_form(),
         allow_small_overlap=allow_small_overlap,
     )
     recipe = recipe.model_copy(update={"upgrade": settings})

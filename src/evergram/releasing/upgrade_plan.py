@@ -12,6 +12,7 @@ from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError
+from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.backward_transform import BackwardTransformFit
 from evergram.releasing.known_consumers.consumer_weighing import (
@@ -36,6 +37,7 @@ class UpgradeOptions:
         past_encoders: by past version, the modules that it was trained with.
         trained: a model of this version, or modules, that have been trained alone already.
         trained_as: the version whose data and seed `trained` has; the next one by default.
+        query_form: how `trained` folds in new queries, where that is known.
         readings: whether to measure the new version read as each past one.
         allow_small_overlap: whether to go on where so few objects are in common with the version
             before that the transform's error cannot be measured.
@@ -46,6 +48,7 @@ class UpgradeOptions:
     past_encoders: Mapping[int, EncoderModules] = field(default_factory=dict)
     trained: Encoder | EncoderModules | None = None
     trained_as: int | None = None
+    query_form: QueryForm | None = None
     readings: bool = True
     allow_small_overlap: bool = False
     consumers: Sequence[KnownConsumer] = ()

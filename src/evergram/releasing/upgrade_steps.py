@@ -32,6 +32,7 @@ from evergram.training.checkpoint import (
 )
 from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
 from evergram.training.monitors.evaluation_work import LEAST
+from evergram.training.new_queries.query_objective import query_form
 from evergram.training.pilots import Pilots, run_pilots
 
 log = logging.getLogger(__name__)
@@ -210,14 +211,18 @@ def package_upgrade(
         options: Mapping[str, Any] = record.options
         # A frozen model was trained on nothing that its own version does not remember.
         trained_on = plan.salt, TrainedPairs()
+        form = plan.lineage.query_form(plan.past_version)
     else:
         options = options_of(trained.encoder, plan.recipe.model, plan.version)
         trained_on = trained_pairs(plan.final.training, plan.salt)
+        form = plan.options.query_form
+        if form is None:
+            form = query_form(plan.recipe, plan.final.training, trained)
     return make_artefact(
         trained,
         plan.final,
         report,
-        Provenance(plan.recipe.model_dump(mode="json"), options, trained_on),
+        Provenance(plan.recipe.model_dump(mode="json"), options, trained_on, form),
         BackwardStep(
             plan.backward.transform,
             fitted.error,

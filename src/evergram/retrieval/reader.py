@@ -11,8 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
+from torch import Tensor
 
 from evergram.errors import DataError, LineageError, ShapeError, StoreError
+from evergram.gramian.new_queries.query_form import QueryForm
+from evergram.lineage.fold_in import Lists, Missing, fold_in
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
@@ -67,6 +71,7 @@ class Reader:
         self._canaries = dict(canaries or {})
         self._settled = lineage.production if settled is None else settled
         self._maps = VersionMaps(lineage)
+        self._forms: dict[int, QueryForm | None] = {}
         for side, store in (*self._stores.items(), *self._canaries.items()):
             check_store(lineage, store, side)
 
@@ -253,6 +258,41 @@ class Reader:
             have no queries and candidates; or what was seen is not recorded.
         """
         return recommend(self, ids, k, version, exclude_seen=exclude_seen)
+
+    def fold_in(
+        self,
+        candidates: Lists,
+        weights: Lists | None = None,
+        values: Lists | None = None,
+        *,
+        version: Version = None,
+        missing: Missing = "error",
+    ) -> Floats:
+        """Return the vectors of new queries, float32 [Q, D_j], from the stored candidates they met.
+
+        They are computed in the space of production (of a later version, in its own), and read as
+        version j as stored ones are.
+
+        Args:
+            candidates, weights, values, missing: as of `View.fold_in`, whose errors it has, too.
+            version: j; production's where it is None.
+        Raises: UnknownVersionError.
+        """
+        target = self.lineage.resolve(version)
+        source = max(target, self.lineage.production)
+        if source not in self._forms:
+            self._forms[source] = self.lineage.query_form(source)
+
+        def lookup(ids: list[int | str]) -> tuple[Tensor, Tensor]:
+            stored = self.embed(ids, source, "candidate")
+            return torch.from_numpy(stored.sources >= 0), torch.from_numpy(stored.vectors)
+
+        folded = fold_in(
+            *(self._forms[source], lookup, candidates, weights, values),
+            missing=missing,
+            owner=f"Version {source}",
+        )
+        return self._maps.rows(folded.numpy(), source, target)
 
     def transform(
         self, vectors: npt.ArrayLike, source: int | str, target: int | str | None = None

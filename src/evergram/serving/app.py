@@ -28,11 +28,13 @@ from evergram.serving.http.answers.schemas import (
 )
 from evergram.serving.http.call import JSON
 from evergram.serving.http.fast_paths.direct_routes import DirectRoutes, Endpoint
+from evergram.serving.http.fold_in_route import fold_in
 from evergram.serving.http.host_check import HostCheck
 from evergram.serving.http.openapi import describe, errors, vectors
 from evergram.serving.http.request_handler import Operation, RequestHandler
 from evergram.serving.http.requests.schemas import (
     EmbeddingsRequest,
+    FoldInRequest,
     SearchRequest,
     TransformRequest,
 )
@@ -121,6 +123,12 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
         vector_routes.transform,
         "Vectors of one version as another reads them",
         vectors(TransformRequest, TransformAnswer, "vector"),
+    )
+    add(
+        "fold-in",
+        fold_in,
+        "Vectors of new queries, from the candidates that they met",
+        vectors(FoldInRequest, TransformAnswer | SearchAnswer, None),
     )
     app.add_middleware(DirectRoutes, endpoints=endpoints)
 

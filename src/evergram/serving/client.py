@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from evergram.errors import DataError, ServiceError, ShapeError
+from evergram.lineage.fold_in import Lists, as_lists
 from evergram.retrieval.embedded import Embedded
 from evergram.serving.http.answers.errors import RAISED
 from evergram.stores.store import Floats, Hits
@@ -22,7 +23,7 @@ from evergram.stores.store import Floats, Hits
 if TYPE_CHECKING:
     import httpx
 
-ARROW = "application/vnd.apache.arrow.stream"
+ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 # Seconds before the first retry; each further retry waits twice as long.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
@@ -157,6 +158,34 @@ class Client:
         asked = {"source": source, "target": target}
         return _vectors(self._stream("/v1/transform", {"vector": _vector_column(vectors)}, asked))
 
+    def fold_in(
+        self,
+        candidates: Lists,
+        weights: Lists | None = None,
+        version: int | str | None = None,
+        *,
+        values: Lists | None = None,
+        missing: Literal["error", "skip"] = "error",
+    ) -> Floats:
+        """Return the vectors of new queries, float32 [Q, D], from the candidates they met.
+
+        Args:
+            candidates: ids that a query met, or a list of such lists.
+            weights: how often each was met, above 0.
+            version: that they are read as; default as for `embed`.
+            values: of the pairs, of a version that was trained on values.
+            missing: "skip" leaves out candidates that are not stored.
+        """
+        asked = {
+            "candidates": as_lists(candidates, "candidates"),
+            "weights": None if weights is None else as_lists(weights, "weights"),
+            "values": None if values is None else as_lists(values, "values"),
+            "version": version,
+            "missing": missing,
+        }
+        body = json.dumps({k: v for k, v in asked.items() if v is not None}, default=_plain)
+        return _vectors(self._table("/v1/fold-in", body.encode(), JSON))
+
     def versions(self) -> list[dict[str, Any]]:
         """Return the versions that the token may read, oldest first."""
         return self._list("/v1/versions")
@@ -193,7 +222,10 @@ class Client:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
-        answer = self._send("POST", path, sink.getvalue().to_pybytes())
+        return self._table(path, sink.getvalue().to_pybytes(), ARROW)
+
+    def _table(self, path: str, body: bytes, media: str) -> pa.Table:
+        answer = self._send("POST", path, body, media)
         try:
             return pa.ipc.open_stream(pa.BufferReader(answer.content)).read_all()
         except pa.ArrowException as error:
@@ -202,10 +234,12 @@ class Client:
                 "service of Evergram?"
             ) from error
 
-    def _send(self, method: str, path: str, body: bytes | None = None) -> httpx.Response:
+    def _send(
+        self, method: str, path: str, body: bytes | None = None, media: str = ARROW
+    ) -> httpx.Response:
         import httpx
 
-        headers = {} if body is None else {"Content-Type": ARROW, "Accept": ARROW}
+        headers = {} if body is None else {"Content-Type": media, "Accept": ARROW}
         for attempt in range(self._retries + 1):
             last = attempt == self._retries
             pause = 0.0

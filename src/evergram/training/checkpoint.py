@@ -27,6 +27,7 @@ from evergram.encoders.module_encoder import (
     restore_module_encoder,
 )
 from evergram.errors import LineageError
+from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Artefact, Block, EncoderParts
 from evergram.lineage.disk.manifest import EncoderRecord
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
@@ -107,11 +108,13 @@ class Provenance:
         recipe: as JSON.
         options: of the encoder, see `options_of`.
         trained_on: the split's salt and the pairs, see `trained_pairs`.
+        query_form: how the version folds in new queries; None if it cannot.
     """
 
     recipe: Mapping[str, Any]
     options: Mapping[str, Any]
     trained_on: tuple[str, TrainedPairs]
+    query_form: QueryForm | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ def make_artefact(
         error=backward.error,
         trained=provenance.trained_on,
         follows=backward.follows,
+        query_form=provenance.query_form,
     )
 
 

@@ -24,6 +24,7 @@ def test_it_says_routes_limits_and_how_to_refuse(served: Running) -> None:
         "/v1/embeddings",
         "/v1/search",
         "/v1/transform",
+        "/v1/fold-in",
         "/v1/versions",
         "/v1/consumers",
         "/v1/dashboard",

@@ -51,6 +51,11 @@ def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
         )
     for name, value in (("metrics", artefact.metrics), ("recipe", artefact.recipe)):
         _check_json(name, value)
+    if artefact.query_form is not None and artefact.query_form.dim != artefact.dim:
+        raise ShapeError(
+            f"The query form of the artefact is of dim {artefact.query_form.dim}, and its vectors "
+            f"are of dim {artefact.dim}."
+        )
     if artefact.transform is not None:
         _check_transform(artefact.transform)
     if catalog.next_version:

@@ -20,6 +20,7 @@ from evergram.data.pair_hash import TrainedPairs
 from evergram.lineage.artefact import Artefact, EncoderParts
 from evergram.lineage.disk.manifest import EncoderRecord, Manifest, TransformRecord, sha256
 from evergram.lineage.disk.plain_json import plain_numbers
+from evergram.lineage.disk.query_form_file import write_query_form
 from evergram.lineage.disk.tensor_files import save_tensors
 from evergram.lineage.disk.trained_pairs import FILE as PAIRS
 from evergram.lineage.disk.trained_pairs import write_trained_pairs
@@ -66,6 +67,8 @@ def write_version(
         save_tensors(tensors, folder / "forward.safetensors")
     if facts.new_pairs is not None:
         write_trained_pairs(facts.new_pairs, folder / PAIRS)
+    if artefact.query_form is not None:
+        write_query_form(artefact.query_form, folder)
     _write_moments(facts.moments, folder / "moments.safetensors")
     pq.write_table(_canary_table(artefact), folder / "canary.parquet")
     write_text(folder / "metrics.json", json.dumps(plain_numbers(artefact.metrics), indent=2))

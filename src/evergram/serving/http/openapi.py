@@ -45,18 +45,21 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {s: {"model": ErrorAnswer, "description": _STATUS[s]} for s in statuses}
 
 
-def vectors(request: type[BaseModel], answer: type[BaseModel], column: str) -> dict[str, Any]:
+def vectors(request: type[BaseModel], answer: Any, column: str | None) -> dict[str, Any]:
     """Return the arguments of `FastAPI.post` that describe a route of vectors, in JSON or Arrow.
 
     Args:
-        request, answer: their schemas.
-        column: the one column of an Arrow request.
+        request, answer: their schemas; an answer may be one of several.
+        column: the one column of an Arrow request; None where requests are JSON only.
     """
-    body = {JSON: {"schema": {"$ref": _REF.format(model=request.__name__)}}, ARROW: _STREAM}
-    description = (
-        f"JSON; or an uncompressed Arrow stream with one column, {column!r}, and all else as JSON "
-        "under `evergram.request` in its schema's metadata."
-    )
+    body = {JSON: {"schema": {"$ref": _REF.format(model=request.__name__)}}}
+    description = "JSON."
+    if column is not None:
+        body[ARROW] = _STREAM
+        description = (
+            f"JSON; or an uncompressed Arrow stream with one column, {column!r}, and all else as "
+            "JSON under `evergram.request` in its schema's metadata."
+        )
     success = {
         "model": answer,
         "description": "The rows, and what they were computed from.",
@@ -122,4 +125,7 @@ def _limit(schemas: dict[str, Any], settings: ServiceSettings) -> None:
     bound(search["ids"]["anyOf"], settings.max_batch)
     bound(search["vector"]["anyOf"], settings.max_dim)
     bound(search["vectors"]["anyOf"], settings.max_batch)
+    folded = schemas["FoldInRequest"]["properties"]
+    bound(folded["candidates"]["anyOf"], settings.max_batch)
+    folded["k"]["anyOf"][0]["maximum"] = settings.max_k
     bound([schemas["TransformRequest"]["properties"]["vectors"]], settings.max_batch)

@@ -33,7 +33,7 @@ from evergram.serving.settings import ServiceSettings
 Operation = Callable[[Call], Answer]
 Listing = Callable[[ServedState, Access], BaseModel]
 # Routes that the dashboard counts as traffic.
-VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform")
+VECTORS = ("/v1/embeddings", "/v1/search", "/v1/transform", "/v1/fold-in")
 # Refusals that may end once the service has loaded a new version. A forbidden version is among
 # them so that its refusal takes as long whether the version exists or not.
 _MAY_END = ("taking_up", "forbidden_version")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from evergram.errors import UnknownVersionError
 from evergram.serving.http.answers import arrow_answers, json_answers
 from evergram.serving.http.answers.errors import RefusedError
-from evergram.serving.http.call import JSON, Answer, Call
+from evergram.serving.http.call import Answer, Call
 from evergram.serving.http.requests import arrow_stream
 from evergram.serving.http.requests.ids import (
     as_ids,
@@ -34,10 +33,15 @@ from evergram.serving.http.requests.schemas import (
     TransformOptions,
     TransformRequest,
 )
+from evergram.serving.http.vector_answers import (
+    answer,
+    arrow_metadata,
+    looked_up,
+    model_name,
+    origin,
+)
 from evergram.serving.object_features import Features
 from evergram.stores.store import Floats
-
-R = TypeVar("R")
 
 
 def embeddings(call: Call) -> Answer:
@@ -70,7 +74,7 @@ def embeddings(call: Call) -> Answer:
         counts = {int(sources[0]): len(sources)}
     else:
         ids = as_ids(call.state.reader.store(side), inputs)
-        embedded = _read(lambda: call.state.reader.embed(ids, version, side))
+        embedded = looked_up(lambda: call.state.reader.embed(ids, version, side))
         vectors, sources, counts = embedded.vectors, embedded.sources, embedded.counts
         if options.missing == "error" and -1 in counts:
             raise missing_ids(embedded.missing, len(ids), side)
@@ -79,14 +83,14 @@ def embeddings(call: Call) -> Answer:
         body = json_answers.embeddings_json(
             vectors,
             sources,
-            _origin(call, version, side),
-            _model(call, version),
+            origin(call, version, side),
+            model_name(call, version),
             options.encoding_format == "base64",
         )
-        return _answer(call, version, counts, body)
-    metadata = _metadata(call, version, side)
+        return answer(call, version, counts, body)
+    metadata = arrow_metadata(call, version, side)
     columns = arrow_answers.vector_columns(ids, json_answers.finite(vectors), sources)
-    return _answer(call, version, counts, arrow_answers.write_stream(columns, metadata))
+    return answer(call, version, counts, arrow_answers.write_stream(columns, metadata))
 
 
 def search(call: Call) -> Answer:
@@ -125,17 +129,19 @@ def search(call: Call) -> Answer:
     if options.ids is not None:
         check_count(parsed.count("ids"), settings.max_batch, "ids", "id")
         ids = as_ids(store, ids_of(parsed, "ids"))
-    results = _read(lambda: reader.search(queries, options.k, version, side, options.metric, ids))
+    results = looked_up(
+        lambda: reader.search(queries, options.k, version, side, options.metric, ids)
+    )
     counts = Counter(source for hits in results for source in hits.versions.tolist())
     if not call.arrow_out:
         distinct = sorted(counts)
-        origin, model = _origin(call, version, side), _model(call, version)
-        return _answer(
-            call, version, counts, json_answers.search_json(results, distinct, origin, model)
+        described, model = origin(call, version, side), model_name(call, version)
+        return answer(
+            call, version, counts, json_answers.search_json(results, distinct, described, model)
         )
     columns = arrow_answers.hit_columns(results, store.id_type)
-    metadata = _metadata(call, version, side) | {"evergram.queries": str(len(results))}
-    return _answer(call, version, counts, arrow_answers.write_stream(columns, metadata))
+    metadata = arrow_metadata(call, version, side) | {"evergram.queries": str(len(results))}
+    return answer(call, version, counts, arrow_answers.write_stream(columns, metadata))
 
 
 def transform(call: Call) -> Answer:
@@ -158,13 +164,13 @@ def transform(call: Call) -> Answer:
         vectors = call.state.reader.transform(vectors, source, target)
     sources = np.full(len(vectors), source, dtype=np.int64)
     if not call.arrow_out:
-        origin, model = _origin(call, target, None), _model(call, target)
-        body = json_answers.transform_json(vectors, sources, origin, model)
+        described, model = origin(call, target, None), model_name(call, target)
+        body = json_answers.transform_json(vectors, sources, described, model)
     else:
-        metadata = _metadata(call, target, None)
+        metadata = arrow_metadata(call, target, None)
         columns = arrow_answers.vector_columns(None, json_answers.finite(vectors), sources)
         body = arrow_answers.write_stream(columns, metadata)
-    return _answer(call, target, {source: len(vectors)}, body)
+    return answer(call, target, {source: len(vectors)}, body)
 
 
 def _encoded(
@@ -188,7 +194,7 @@ def _queries(call: Call, parsed: Parsed[SearchRequest], version: int, side: str)
     if request.id is not None:
         id_side = side if request.id_side is None else request.id_side
         ids = as_ids(call.state.reader.store(id_side), [request.id])
-        embedded = _read(lambda: call.state.reader.embed(ids, version, id_side))
+        embedded = looked_up(lambda: call.state.reader.embed(ids, version, id_side))
         if (embedded.sources < 0).any():
             raise RefusedError(
                 404,
@@ -219,40 +225,3 @@ def _check_fingerprints(call: Call, claimed: Iterable[str | None], version: int)
                 f"The vectors carry the fingerprint {fingerprint[:80]}; that of version {version} "
                 f"is {own}. They are of another space; name the version they are of.",
             )
-
-
-def _read(lookup: Callable[[], R]) -> R:
-    """Look up rows in the stores, and return the result.
-
-    Raises: RefusedError: a row is of a version so new that the service has not loaded it yet.
-    """
-    try:
-        return lookup()
-    except UnknownVersionError as error:
-        raise RefusedError(
-            503, "taking_up", "The service is loading a new version; try again."
-        ) from error
-
-
-def _origin(call: Call, version: int, side: str | None) -> dict[str, object]:
-    fingerprint = call.lineage.manifest(version).fingerprint
-    return {"version": version, "side": side, "fingerprint": fingerprint}
-
-
-def _model(call: Call, version: int) -> str:
-    return f"{call.lineage.name}@v{version}"
-
-
-def _metadata(call: Call, version: int, side: str | None) -> dict[str, str]:
-    """Return the metadata of an answer's Arrow schema."""
-    metadata = {
-        "evergram.model": _model(call, version),
-        "evergram.version": str(version),
-        "evergram.fingerprint": call.lineage.manifest(version).fingerprint,
-    }
-    return metadata if side is None else {**metadata, "evergram.side": side}
-
-
-def _answer(call: Call, version: int, sources: Mapping[int, int], body: bytes) -> Answer:
-    media = arrow_answers.MEDIA if call.arrow_out else JSON
-    return Answer(body, media, version, call.lineage.manifest(version).fingerprint, sources)

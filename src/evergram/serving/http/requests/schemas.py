@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    StrictBool,
     StrictInt,
     StrictStr,
     TypeAdapter,
@@ -139,6 +140,32 @@ class TransformRequest(TransformOptions):
     vectors: Annotated[Vectors, Field(min_length=1)]
 
 
+NumberLists = Annotated[list[Numbers], Field(fail_fast=True)]
+TextLists = Annotated[list[Texts], Field(fail_fast=True)]
+
+
+class FoldInRequest(_RequestModel):
+    """The candidates that new queries met, one list a query.
+
+    Args:
+        weights: how often each was met, above 0; in lists as long as those of `candidates`.
+        values: of the pairs, for a version that was trained on values.
+        missing: "skip" leaves out candidates that are not stored.
+        k: answer this many hits of each query, in place of its vector.
+        include_met: let the hits have candidates that the query met.
+    """
+
+    candidates: (
+        Annotated[NumberLists, Field(min_length=1)] | Annotated[TextLists, Field(min_length=1)]
+    ) = Field(union_mode="left_to_right")
+    weights: Vectors | None = None
+    values: Vectors | None = None
+    version: Version | None = None
+    missing: Literal["error", "skip"] = "error"
+    k: Annotated[StrictInt, Field(ge=1)] | None = None
+    include_met: StrictBool = False
+
+
 # Validators of the lists that are parsed by themselves, piece by piece.
 _FINITE = ConfigDict(allow_inf_nan=False)
 NUMBERS: TypeAdapter[list[int]] = TypeAdapter(Numbers)
@@ -146,9 +173,17 @@ TEXTS: TypeAdapter[list[str]] = TypeAdapter(Texts)
 OBJECTS: TypeAdapter[list[Features]] = TypeAdapter(Objects)
 VECTOR: TypeAdapter[list[float]] = TypeAdapter(Vector, config=_FINITE)
 VECTORS: TypeAdapter[list[list[float]]] = TypeAdapter(Vectors, config=_FINITE)
+NUMBER_LISTS: TypeAdapter[list[list[int]]] = TypeAdapter(NumberLists)
+TEXT_LISTS: TypeAdapter[list[list[str]]] = TypeAdapter(TextLists)
+WEIGHT_LISTS = VECTORS
 
 
-REQUESTS: tuple[type[BaseModel], ...] = (EmbeddingsRequest, SearchRequest, TransformRequest)
+REQUESTS: tuple[type[BaseModel], ...] = (
+    EmbeddingsRequest,
+    SearchRequest,
+    TransformRequest,
+    FoldInRequest,
+)
 
 
 def problem_of(errors: list[Any]) -> tuple[str, str | None]:

@@ -1,0 +1,1 @@
+"""How queries that come after training get a vector of a trained version."""

@@ -1,0 +1,143 @@
+"""The objective that a version was trained by, as the quadratic form of one query.
+
+It is exact for the squared loss and for the second-order softmax, whatever their penalties. Any
+other pointwise loss is taken as squared, and any other task as the softmax over all candidates,
+expanded to second order: docs/method.md, "A new query".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Corpus
+from evergram.gramian.new_queries.query_form import Length, QueryForm, Rule, Term
+from evergram.tasks.kinds import PointwiseSettings, SecondOrderSettings, SoftmaxAllSettings
+from evergram.training.fit import Trained
+from evergram.training.priors.kinds import ConstantSettings, ZeroSettings
+from evergram.training.priors.measures import build_measures
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.automatic import strengths_of
+
+# Candidates whose outer products are summed at once.
+BLOCK = 65_536
+
+
+def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm | None:
+    """Return the objective of a query that comes after training, all candidates fixed.
+
+    What training added up over all queries, their number and their measure, stays as it was.
+
+    Args:
+        corpus: the one that the model was last trained on.
+        trained: the model; one that was not trained by the recipe has no known objective.
+    Returns: None on a process that has no numbers of the candidates.
+    Raises: DataError: a file of weights cannot be used.
+    """
+    if trained.candidate.is_meta:
+        return None
+    task = recipe.task.chosen if trained.penalty else None
+    normalize = trained.encoder.normalize
+    if isinstance(task, PointwiseSettings):
+        terms = [*_penalties(recipe, corpus, trained), *_norms(recipe, corpus, trained)]
+        exact = task.loss == "squared" and _is_quadratic(recipe)
+        return QueryForm.of(
+            "exact" if exact else "approximate",
+            terms or [_nothing(trained.encoder.dim)],
+            length="unit" if normalize else "free",
+            values=task.pair_target == "value",
+        )
+    push, temperature = 1.0, 1.0
+    if task is not None:
+        temperature = float(getattr(task, "temperature", 1.0))
+    if isinstance(task, SoftmaxAllSettings):
+        push = task.push
+    second = isinstance(task, SecondOrderSettings)
+    length: Length = "free" if not normalize else "unit" if second else "scaled"
+    strength, power = _per_pair(recipe, corpus, 0) if second else (push, 1.0)
+    gramian, mean = _moments(recipe, corpus, trained.candidate)
+    matrix, mean = gramian[0], mean[0]
+    if not (isinstance(task, SecondOrderSettings) and not task.centred):
+        matrix = matrix - torch.outer(mean, mean)
+    terms = [Term(strength, power, matrix / temperature**2, -mean / temperature)]
+    if task is not None:
+        terms += [*_penalties(recipe, corpus, trained), *_norms(recipe, corpus, trained)]
+    exact = second and _is_quadratic(recipe)
+    rule: Rule = "exact" if exact else "approximate"
+    return QueryForm.of(rule, terms, squares=0.0, pull=1 / temperature, length=length)
+
+
+def _penalties(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:
+    """Yield λ p_a Σ_b q_b (⟨u, v_b⟩ − π)² of each measure, for a query without factors of a prior.
+
+    A constant prior is the same for every query.
+    """
+    if not any(trained.penalty):
+        return
+    gramians, means = _moments(recipe, corpus, trained.candidate)
+    prior = recipe.prior.chosen
+    value = prior.value if isinstance(prior, ConstantSettings) else 0.0
+    for r, penalty in enumerate(trained.penalty):
+        if penalty:
+            strength, power = _per_pair(recipe, corpus, r)
+            yield Term(2 * penalty * strength, power, gramians[r], value * means[r])
+
+
+def _norms(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Term]:
+    """Yield l2 ‖u‖², by examples or under the first measure; a fixed length needs none."""
+    if not trained.l2 or trained.encoder.normalize:
+        return
+    strength, power = 1.0, 1.0
+    if strengths_of(recipe, corpus).l2_measure == "penalty":
+        strength, power = _per_pair(recipe, corpus, 0)
+    dim = trained.encoder.dim
+    yield Term(2 * trained.l2 * strength, power, torch.eye(dim), torch.zeros(dim))
+
+
+def _nothing(dim: int) -> Term:
+    return Term(0.0, 0.0, torch.eye(dim), torch.zeros(dim))
+
+
+def _per_pair(recipe: Recipe, corpus: Corpus, r: int) -> tuple[float, float]:
+    """Return c and γ: beside m pairs that count 1 each, measure r of a query of m pairs is c m^γ.
+
+    Of a file's weights, which name no new query, it is the mean.
+    """
+    chosen = recipe.task.query_measure[r]
+    power = 0.0 if isinstance(chosen, str) else chosen
+    counts = corpus.counts("query").double()
+    met = counts[counts > 0]
+    if recipe.task.drawn == "queries":  # a pair of a query of m pairs is drawn with rate ∝ 1/m
+        return len(met) / float((met**power).sum()), power + 1
+    return len(corpus) / float((met**power).sum()), power
+
+
+def _moments(recipe: Recipe, corpus: Corpus, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Σ_b q_b v_b v_bᵀ [R, D, D] and Σ_b q_b v_b [R, D] of the candidates, float64.
+
+    Args:
+        vectors: [N, D].
+    """
+    measures = build_measures(recipe.task.measures_of("candidate"), corpus, "candidate")
+    columns, dim = measures.shape[1], vectors.shape[1]
+    gramian = torch.zeros(columns, dim, dim, dtype=torch.float64)
+    mean = torch.zeros(columns, dim, dtype=torch.float64)
+    for start in range(0, len(vectors), BLOCK):
+        rows = vectors[start : start + BLOCK].double()
+        for r in range(columns):
+            weighted = rows * measures[start : start + BLOCK, r, None]
+            gramian[r].addmm_(weighted.T, rows)
+            mean[r] += weighted.sum(0)
+    return (gramian + gramian.mT) / 2, mean
+
+
+def _is_quadratic(recipe: Recipe) -> bool:
+    """Return whether all terms beside the pairs' loss are in the form."""
+    return (
+        recipe.task.sparse == "none"
+        and not recipe.task.query_orthogonal
+        and isinstance(recipe.prior.chosen, ZeroSettings | ConstantSettings)
+        and not any(isinstance(power, str) for power in recipe.task.query_measure)
+    )

@@ -1,0 +1,207 @@
+"""The form of one query against the objective that training really descends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evergram.data.corpus import Corpus
+from evergram.gramian.new_queries.query_form import Interactions
+from evergram.training.build import prepare
+from evergram.training.fit import Trained
+from evergram.training.new_queries.query_objective import query_form
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.step import Step
+
+QUERIES, CANDIDATES, DIM = 12, 9, 4
+SQUARED = {"penalty": 3.0, "l2": 0.3}
+EXACT: dict[str, dict[str, Any]] = {
+    "squared": {"task": SQUARED},
+    "l2 under the measure": {"task": {**SQUARED, "l2_measure": "penalty"}},
+    "measures": {"task": {**SQUARED, "query_measure": 0.7, "candidate_measure": 0.5}},
+    "two measures": {
+        "task": {
+            "penalty": [2.0, 5.0],
+            "l2": 0.1,
+            "l2_measure": "penalty",
+            "query_measure": [1.0, 0.0],
+            "candidate_measure": [0.0, 1.0],
+        }
+    },
+    "constant prior": {"task": SQUARED, "prior": {"kind": "constant", "value": -0.4}},
+    "values": {"task": {**SQUARED, "target": "value"}},
+    "of length 1": {"task": {"penalty": 3.0}, "model": {"normalize": True}},
+    "second order": {"task": {"kind": "second_order", "temperature": 0.7, "l2": 0.2}},
+    "second order, not centred": {
+        "task": {"kind": "second_order", "centred": False, "query_measure": 1.0, "l2": 0.2}
+    },
+    "second order of length 1": {"task": {"kind": "second_order"}, "model": {"normalize": True}},
+}
+CLOSE_TO_IT: dict[str, dict[str, Any]] = {
+    "another loss": {"task": {**SQUARED, "loss": "logistic"}},
+    "excluded pairs": {"task": {**SQUARED, "sparse": "exclude"}},
+    "a softmax": {"task": {"kind": "softmax_all", "temperature": 0.5, "push": 1.2}},
+    "a ranking": {"task": {"kind": "bpr"}},
+}
+
+
+def corpus_of(seed: int = 0) -> Corpus:
+    draw = torch.Generator().manual_seed(seed)
+    query = torch.cat([torch.arange(QUERIES), torch.randint(QUERIES, (50,), generator=draw)])
+    candidate = torch.randint(CANDIDATES, (len(query),), generator=draw)
+    candidate[:CANDIDATES] = torch.arange(CANDIDATES)
+    value = torch.rand(len(query), generator=draw) * 4 + 1
+    columns = {"query": query.numpy(), "candidate": candidate.numpy(), "value": value.numpy()}
+    return Corpus.of(columns)
+
+
+def recipe_of(tables: Mapping[str, Mapping[str, Any]], corpus: Corpus) -> Recipe:
+    model = {"dim": DIM, **tables.get("model", {})}
+    task = tables["task"]
+    values: dict[str, Any] = {
+        "data": {"kind": "python"},
+        "training": {"batch_size": len(corpus)},
+        **tables,
+        "model": model,
+    }
+    if task.get("kind", "pointwise") in ("pointwise", "second_order"):
+        values["gramian"] = {"kind": "exact"}
+        # On rows of length 1 the preconditioner moves the place where training comes to rest.
+        values["training"]["precondition"] = 0.0
+    return Recipe.of(values)
+
+
+def prepared(recipe: Recipe, corpus: Corpus) -> tuple[Step, Trained, Any]:
+    """Return a step over all pairs at once, its untrained model, and its sampler."""
+    settings = FitSettings.of(recipe, corpus, 0)
+    step, sampler, _ = prepare(settings, corpus, torch.device("cpu"))
+    with torch.no_grad():
+        draw = torch.Generator().manual_seed(5)
+        for table in step.encoder.parameters():
+            table.copy_(
+                torch.randn(
+                    table.shape,
+                    generator=draw,
+                )
+            )
+    vectors = step.encoder.embed_all(corpus)
+    objective = step.objective
+    trained = Trained(step.encoder, vectors["query"], vectors["candidate"], {})
+    trained.penalty, trained.l2 = objective.penalty, objective.l2
+    return step, trained, sampler
+
+
+def interactions_of(corpus: Corpus, candidate: Tensor, *, values: bool) -> Interactions:
+    order = torch.argsort(corpus.column("query"), stable=True)
+    count = len(order)
+    target = corpus.column("value")[order] if values else torch.ones(count)
+    rows = candidate[corpus.column("candidate")[order]]
+    return Interactions(corpus.column("query")[order], rows, torch.ones(count), target)
+
+
+def slope(step: Step, sampler: Any) -> Tensor:
+    """Return the gradient of the objective of one epoch by the query table."""
+    (table,) = (p for name, p in step.encoder.named_parameters() if name == "query.weight")
+    step.optimizers = [torch.optim.SGD(step.encoder.parameters(), lr=0.0)]
+    (batch,) = sampler.epoch(0)
+    step.begin_epoch()
+    step(batch)
+    assert table.grad is not None
+    return table.grad.to_dense() if table.grad.is_sparse else table.grad
+
+
+@pytest.mark.parametrize("tables", EXACT.values(), ids=EXACT)
+def test_training_would_not_move_a_folded_in_query(tables: dict[str, Any]) -> None:
+    corpus = corpus_of()
+    recipe = recipe_of(tables, corpus)
+    step, trained, sampler = prepared(recipe, corpus)
+    form = query_form(recipe, corpus, trained)
+    assert form is not None
+    assert form.rule == "exact"
+    before = slope(step, sampler).norm(dim=1)
+    met = interactions_of(corpus, trained.candidate, values=form.values)
+    folded = form.minimise(met)
+    if recipe.model.normalize:
+        assert float((folded.norm(dim=1) - 1).abs().max()) < 1e-12
+    with torch.no_grad():
+        step.encoder.get_parameter("query.weight").copy_(folded)
+    # Training is in float32.
+    assert float((slope(step, sampler).norm(dim=1) / before).max()) < 1e-4
+
+
+@pytest.mark.parametrize("tables", CLOSE_TO_IT.values(), ids=CLOSE_TO_IT)
+def test_other_objectives_are_approximated(tables: dict[str, Any]) -> None:
+    corpus = corpus_of()
+    recipe = recipe_of(tables, corpus)
+    _step, trained, _ = prepared(recipe, corpus)
+    form = query_form(recipe, corpus, trained)
+    assert form is not None
+    assert form.rule == "approximate"
+    met = interactions_of(corpus, trained.candidate, values=False)
+    assert form.minimise(met).shape == (QUERIES, DIM)
+
+
+def test_a_softmax_is_expanded_to_second_order() -> None:
+    # At a high temperature nothing of third order is left: the gradient of the softmax itself, over
+    # all candidates, vanishes where the form says.
+    corpus = corpus_of()
+    task = {"kind": "softmax_all", "temperature": 40.0, "push": 1.2, "l2": 0.0}
+    recipe = recipe_of({"task": task}, corpus)
+    step, trained, sampler = prepared(recipe, corpus)
+    form = query_form(recipe, corpus, trained)
+    assert form is not None
+    met = interactions_of(corpus, trained.candidate, values=False)
+    shrunk = [torch.zeros(QUERIES, DIM, dtype=torch.float64), 0.01 * form.minimise(met)]
+    # In the direction of its minimum the softmax falls as its expansion does, from zero.
+    slopes = []
+    for rows in shrunk:
+        with torch.no_grad():
+            step.encoder.get_parameter("query.weight").copy_(rows)
+        slopes.append(slope(step, sampler).clone())
+    fallen = slopes[1] / slopes[0]
+    assert torch.allclose(fallen, torch.full_like(fallen, 0.99), atol=2e-3)
+
+
+def test_a_pair_that_is_drawn_by_its_query_weighs_by_it() -> None:
+    corpus = corpus_of()
+    task = {**SQUARED, "positives": "queries", "query_measure": 0.5, "l2_measure": "penalty"}
+    recipe = recipe_of({"task": task}, corpus)
+    _, trained, _ = prepared(recipe, corpus)
+    form = query_form(recipe, corpus, trained)
+    assert form is not None
+    folded = form.minimise(interactions_of(corpus, trained.candidate, values=False))
+    # By the definition: a query drawn uniformly, then one of its pairs; all candidates in a sum.
+    counts = corpus.counts("query").double()
+    measure = counts.sqrt() / counts.sqrt().sum()
+    v = trained.candidate.double()
+    u = folded.clone().requires_grad_()
+    own = torch.stack([u[a] @ v[b] for a, b in pairs_of(corpus)])
+    rates = torch.tensor([1 / (QUERIES * float(counts[a])) for a, _ in pairs_of(corpus)])
+    loss = (0.5 * rates * (own - 1).square()).sum()
+    loss = loss + 3.0 * (measure[:, None] / CANDIDATES * (u @ v.T).square()).sum()
+    loss = loss + 0.3 * (measure * u.square().sum(1)).sum()
+    (slope_of_u,) = torch.autograd.grad(loss, u)
+    assert float(slope_of_u.abs().max()) < 1e-6
+
+
+def pairs_of(corpus: Corpus) -> list[tuple[int, int]]:
+    pairs = zip(corpus.column("query").tolist(), corpus.column("candidate").tolist(), strict=True)
+    return list(pairs)
+
+
+def test_a_model_of_another_loop_has_no_known_objective() -> None:
+    corpus = corpus_of()
+    recipe = recipe_of({"task": SQUARED}, corpus)
+    _, trained, _ = prepared(recipe, corpus)
+    trained.penalty = ()
+    form = query_form(recipe, corpus, trained)
+    assert form is not None
+    assert form.rule == "approximate"
+    assert not form.squares
+    trained.candidate = trained.candidate.to("meta")
+    assert query_form(recipe, corpus, trained) is None
