@@ -77,6 +77,9 @@ def fit_upgrade(
         watched = replace(context, callbacks=watching)
         trained = fit_encoder(pilots.recipe, plan.split, plan.version, watched, companions, refit)
         trained.pilots = pilots.tried
+        if plan.keeps_popularity and trained.popularity is not None:
+            reason = f"that of version {plan.past_version}, which this one is aligned to"
+            trained.popularity = replace(trained.popularity, reason=reason)
     else:
         model = plan.before if settings.start == "frozen" else plan.trained
         assert isinstance(model, Encoder)
@@ -120,11 +123,13 @@ def _companions(plan: UpgradePlan) -> tuple[Companions, Refit | None]:
         assert isinstance(plan.before, Encoder)
         start = plan.before
     backward, corpus = plan.backward, plan.final.training
-    last = Companions(backward.joint(), backward.past, start, plan.own(corpus))
+    joint = backward.joint(plan.factors(corpus))
+    last = Companions(joint, backward.past, start, plan.own(corpus))
     if plan.final is plan.split:
         return last, None
     backward, corpus = plan.backward_for(plan.split.training), plan.split.training
-    search = Companions(backward.joint(), backward.past, start, plan.own(corpus))
+    joint = backward.joint(plan.factors(corpus))
+    search = Companions(joint, backward.past, start, plan.own(corpus))
     return search, Refit(plan.final, last)
 
 
@@ -217,7 +222,7 @@ def package_upgrade(
         trained,
         plan.final,
         report,
-        Provenance(plan.recipe.model_dump(mode="json"), options, trained_on),
+        Provenance(plan.recorded.model_dump(mode="json"), options, trained_on),
         BackwardStep(
             plan.backward.transform,
             fitted.error,
