@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,6 @@ def test_an_automatic_power_without_selection_pairs_is_refused_before_training(
     corpus: Corpus,
 ) -> None:
     split = split_for(recipe(), corpus, 0)
-    split = fit.replace(split, selection=split.selection.where(split.selection.query < 0))
+    split = replace(split, selection=split.selection.where(split.selection.query < 0))
     with pytest.raises(DataError, match=r"model\.popularity = 'auto' is chosen by the pairs held"):
         fit_encoder(recipe("model.popularity='auto'"), split, 0, RunContext(CPU))

@@ -176,11 +176,11 @@ def trained_encoder(
             publish_by_popularity(modules, model.exponent, corpus)
         return modules.eval()
     if trained is not None:
-        own = trained.popularity_option.get("popularity")
-        if (own or 0.0) != model.popularity and (model.popularity != "auto" or own is None):
+        own = trained.popularity_option.get("popularity", 0.0)
+        if model.popularity not in (own, "auto"):
             raise RecipeError(
                 f"model.popularity is {model.popularity!r}, and trained= publishes candidates with "
-                f"{own or 0.0}; set model.popularity to that."
+                f"{own}; set model.popularity to that."
             )
     return trained
 
@@ -193,14 +193,16 @@ def _popularity_of(recipe: Recipe, lineage: Lineage, past_version: int) -> Recip
     """
     if recipe.model.popularity != "auto" or recipe.upgrade.fit != "joint":
         return recipe
-    record = lineage.manifest(past_version).encoder
-    past = {} if record is None else record.options
-    if "popularity" not in past:
+    manifest = lineage.manifest(past_version)
+    # A version whose own "auto" was the 0 of the one before it has no factor.
+    zero = 0.0 if manifest.recipe.get("model", {}).get("popularity") == "auto" else None
+    past = zero if manifest.encoder is None else manifest.encoder.options.get("popularity", zero)
+    if past is None:
         raise RecipeError(
             "model.popularity = 'auto' of a joint upgrade is that of the version before, and "
             f"version {past_version} has none; give a number, or set upgrade.fit = 'posthoc'."
         )
-    model = recipe.model.model_copy(update={"popularity": past["popularity"]})
+    model = recipe.model.model_copy(update={"popularity": past})
     return recipe.model_copy(update={"model": model})
 
 

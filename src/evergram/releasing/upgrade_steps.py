@@ -32,6 +32,7 @@ from evergram.training.checkpoint import (
 )
 from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
 from evergram.training.monitors.evaluation_work import LEAST
+from evergram.training.monitors.popularity_choice import PopularityChoice
 from evergram.training.pilots import Pilots, run_pilots
 
 log = logging.getLogger(__name__)
@@ -77,9 +78,9 @@ def fit_upgrade(
         watched = replace(context, callbacks=watching)
         trained = fit_encoder(pilots.recipe, plan.split, plan.version, watched, companions, refit)
         trained.pilots = pilots.tried
-        if plan.keeps_popularity and trained.popularity is not None:
+        if plan.keeps_popularity:
             reason = f"that of version {plan.past_version}, which this one is aligned to"
-            trained.popularity = replace(trained.popularity, reason=reason)
+            trained.popularity = PopularityChoice(plan.recipe.model.exponent or 0.0, reason)
     else:
         model = plan.before if settings.start == "frozen" else plan.trained
         assert isinstance(model, Encoder)
