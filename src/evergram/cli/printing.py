@@ -133,6 +133,9 @@ def _training_sentence(training: dict[str, Any]) -> str:
     )
     strengths = ", ".join(f"{value:.4g}" for value in training["penalty"])
     weights = f"λ = {strengths}, l2 = {training['l2']:.4g}"
+    if popularity := training.get("popularity"):
+        power = f"{popularity['exponent']:.4g}"
+        weights += f"; candidates times count^{power} ({popularity['reason']})"
     refit = training["refit"]
     if refit:
         return (

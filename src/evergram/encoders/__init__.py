@@ -2,7 +2,8 @@
 
 Read in this order:
 
-1. `encoder`: `Encoder`, the interface, and `Scene`, a corpus as an encoder sees it.
+1. `encoder`: `Encoder`, the interface, and `Scene`, a corpus as an encoder sees it; `popularity`:
+   the factor of candidates in vectors that are published.
 2. `features`: from a corpus's rows to an encoder's own rows of ids and of bags of features.
 3. `row_encoder`, and its subclasses `factorization` (a free vector for each entity) and `two_tower`
    (ids and features through layers).

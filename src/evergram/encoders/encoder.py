@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch.nn import functional
 from evergram.data.corpus import Corpus
 from evergram.encoders.features import SIDES, EntityInputs, Schema
 from evergram.encoders.mapped_tensors import mapped_zeros
+from evergram.encoders.popularity.popularity_factor import PopularityFactor, scaled_blocks
 from evergram.errors import ShapeError
 
 # Entities, or rows of a table, that are embedded, read or drawn at once.
@@ -39,13 +41,17 @@ class Scene:
         """Return N of a side."""
         return len(self.inputs[side])
 
+    def ids(self, side: str) -> Tensor:
+        """Return rows of the encoder's id vocabulary, int64 [N], -1 for an id that it lacks."""
+        return self.inputs[side].ids
+
     def to(self, device: torch.device) -> Scene:
         inputs = {side: entities.to(device) for side, entities in self.inputs.items()}
         return Scene(inputs, None if self.graph is None else self.graph.to(device))
 
 
 class Embeddings(ABC):
-    """Embeddings of a scene at the current parameters of its encoder."""
+    """Embeddings of a scene at the current parameters of its encoder, as its loss sees them."""
 
     @abstractmethod
     def rows(self, side: str, ids: Tensor) -> Tensor:
@@ -58,6 +64,28 @@ class Embeddings(ABC):
     def whole(self, side: str) -> Tensor | None:
         """Return all of a side, [N, D], differentiable; None if that needs another forward pass."""
         return None
+
+
+class _Published(Embeddings):
+    """Embeddings of which each candidate's is multiplied by its factor."""
+
+    def __init__(self, embeddings: Embeddings, popularity: PopularityFactor, scene: Scene) -> None:
+        self.embeddings = embeddings
+        self.popularity = popularity
+        self.scene = scene
+
+    @cached_property
+    def factors(self) -> Tensor:
+        """[N] of the candidates."""
+        return self.popularity.factors(self.scene.ids("candidate"))
+
+    def rows(self, side: str, ids: Tensor) -> Tensor:
+        rows = self.embeddings.rows(side, ids)
+        return rows if side == "query" else rows * self.factors[ids, None]
+
+    def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
+        blocks = self.embeddings.blocks(side, batch_size)
+        return blocks if side == "query" else scaled_blocks(blocks, self.factors)
 
 
 class Encoder(nn.Module, ABC):
@@ -81,10 +109,31 @@ class Encoder(nn.Module, ABC):
         self.schema = schema
         self.dim = dim
         self.normalize = normalize
+        # None multiplies no candidate by a factor when it is published.
+        self.popularity: PopularityFactor | None = None
 
     @abstractmethod
     def forward(self, scene: Scene) -> Embeddings:
         """Return the embeddings of a scene; run computations that its entities share, once."""
+
+    def published(self, scene: Scene) -> Embeddings:
+        """Return the embeddings of a scene as a version has them: with candidates' factors."""
+        embeddings: Embeddings = self(scene)
+        popularity = self.popularity
+        return embeddings if popularity is None else _Published(embeddings, popularity, scene)
+
+    @property
+    def popularity_option(self) -> dict[str, float]:
+        """The option that builds the encoder again with the same γ; empty without a factor."""
+        return {} if self.popularity is None else {"popularity": self.popularity.exponent}
+
+    def add_popularity(self, exponent: float) -> PopularityFactor:
+        """Multiply candidates by max(count, 1)^γ, γ = `exponent`, where they are published.
+
+        Returns: the factor; its counts are 0.
+        """
+        self.popularity = PopularityFactor(exponent, len(self.schema.ids("candidate")))
+        return self.popularity
 
     @abstractmethod
     def known(self, side: str, scene: Scene) -> Tensor:
@@ -109,7 +158,7 @@ class Encoder(nn.Module, ABC):
                 f"Rows of ids are by {hashes[0]} here and by {hashes[1]} in the encoder to start "
                 "from; use its model.hash_rows and model.hash_seed, or upgrade.start = 'fresh'."
             )
-        mine, theirs = self.state_dict(), other.state_dict()
+        mine, theirs = (_learned(encoder) for encoder in (self, other))
         own_tables, their_tables = self.keyed(), other.keyed()
         if mine.keys() != theirs.keys() or own_tables != their_tables:
             raise ShapeError(
@@ -142,14 +191,15 @@ class Encoder(nn.Module, ABC):
         return Scene({side: self.schema.read(side, entities) for side, entities in sides})
 
     def embed_all(self, what: Corpus | Scene) -> dict[str, Tensor]:
-        """Return all embeddings in evaluation mode, [N, D] of each side, without gradient.
+        """Return all embeddings as a version publishes them, [N, D] of each side, in evaluation
+        mode and without gradient.
 
         Those of a corpus are on the CPU, in its row order; those of a scene on its device.
         """
         scene = what if isinstance(what, Scene) else self.read(what).to(self.device)
         vectors: dict[str, Tensor] = {}
         with self.evaluating():
-            embeddings: Embeddings = self(scene)
+            embeddings = self.published(scene)
             for side in SIDES:
                 blocks, size = embeddings.blocks(side), scene.size(side)
                 vectors[side] = join_blocks(blocks, size, self.dim, self.tables_folder)
@@ -178,6 +228,12 @@ class Encoder(nn.Module, ABC):
     def normalized(self, rows: Tensor) -> Tensor:
         """Return the rows, scaled to unit norm if the encoder normalises."""
         return functional.normalize(rows, dim=-1) if self.normalize else rows
+
+
+def _learned(encoder: Encoder) -> dict[str, Tensor]:
+    """Return an encoder's state without the counts of its candidates, which are of its corpus."""
+    state = encoder.state_dict()
+    return {name: value for name, value in state.items() if not name.startswith("popularity.")}
 
 
 def join_blocks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -28,13 +29,18 @@ class IdScene(Scene):
     Args:
         keys: of each side, the N ids in the corpus's row order.
         usable: of each side, bool [N], True if the modules know the id.
+        schema: of the encoder.
     """
 
     keys: Mapping[str, pa.Array] = field(default_factory=dict)
     usable: Mapping[str, Tensor] = field(default_factory=dict)
+    schema: Schema = field(default_factory=lambda: Schema({}, {}))
 
     def size(self, side: str) -> int:
         return len(self.keys[side])
+
+    def ids(self, side: str) -> Tensor:
+        return self.schema.ids(side).rows(self.keys[side])
 
     def to(self, device: torch.device) -> IdScene:
         return self
@@ -87,12 +93,16 @@ class ModuleEncoder(Encoder):
 
     def copied(self) -> ModuleEncoder:
         """Return the same encoder with modules of its own."""
-        return ModuleEncoder(self.encoder_modules.copied(), self.schema, self.dim, self.normalize)
+        modules = self.encoder_modules.copied()
+        copy = ModuleEncoder(modules, self.schema, self.dim, self.normalize)
+        copy.popularity = deepcopy(self.popularity)
+        return copy
 
     @property
     def options(self) -> dict[str, Any]:
         """The settings that an artefact records beside its tensors and ids."""
-        return {"dim": self.dim, **({"normalize": True} if self.normalize else {})}
+        options = {"dim": self.dim, **({"normalize": True} if self.normalize else {})}
+        return options | self.popularity_option
 
     def read(self, corpus: Corpus) -> IdScene:
         sides = zip(SIDES, (corpus.queries, corpus.candidates), strict=True)
@@ -108,7 +118,7 @@ class ModuleEncoder(Encoder):
         return scene.usable[side]
 
     def embed(self, side: str, ids: list[Any]) -> Tensor:
-        """Return [B, D] of B usable ids; differentiable."""
+        """Return [B, D] of B usable ids, as the loss sees them; differentiable."""
         with self.mixed_precision():
             rows = outputs_of(self.encoder_modules, side, ids)
         return self.normalized(rows)
@@ -139,7 +149,7 @@ class ModuleEncoder(Encoder):
             keys = (ids.queries if side == "query" else ids.candidates).vocabulary.keys
         else:
             keys = self._keys_of(ids, side)
-        blocks = _OfIds(self, self._scene({side: keys})).blocks(side, size)
+        blocks = self.published(self._scene({side: keys})).blocks(side, size)
         vectors = join_blocks((block.cpu() for block in blocks), len(keys), self.dim)
         return vectors.numpy() if convert_to_numpy else vectors
 
@@ -224,7 +234,7 @@ class ModuleEncoder(Encoder):
                 usable[side] = torch.ones(len(ids), dtype=torch.bool)
             else:
                 usable[side] = self.schema.ids(side).rows(ids) >= 0
-        return IdScene({}, None, keys, usable)
+        return IdScene({}, None, keys, usable, self.schema)
 
 
 class _OfIds(Embeddings):
@@ -269,7 +279,10 @@ def restore_module_encoder(
         version: of the encoder, such as "version 1", for errors.
     Raises: ShapeError: the modules have other tensors.
     """
-    encoder = ModuleEncoder(modules.copied(), schema, **options).cpu()
+    own = {name: value for name, value in options.items() if name != "popularity"}
+    encoder = ModuleEncoder(modules.copied(), schema, **own).cpu()
+    if "popularity" in options:
+        encoder.add_popularity(options["popularity"])
     encoder.load_tensors(tensors, version)
     return encoder.eval()
 
@@ -289,9 +302,9 @@ def check_vectors(
     rows, published = rows[rows >= 0], published[rows >= 0]
     if not len(rows):
         return
-    with encoder.evaluating():
-        vectors = encoder.embed(side, vocabulary.keys.take(pa.array(rows.numpy())).to_pylist())
-    error = float((vectors.cpu() - published).norm() / published.norm().clamp(min=1e-12))
+    keys = vocabulary.keys.take(pa.array(rows.numpy()))
+    vectors = torch.from_numpy(encoder.encode(keys, side))
+    error = float((vectors - published).norm() / published.norm().clamp(min=1e-12))
     if not error < 0.01:
         raise DataError(
             f"With these modules the {side} vectors of {version} differ by {error:.0%} from those "

@@ -11,6 +11,7 @@ from torch import Tensor
 from evergram.data.corpus import Side
 from evergram.encoders.encoder import ROWS, Embeddings, Encoder, Scene, join_blocks
 from evergram.encoders.features import EntityInputs
+from evergram.encoders.popularity.popularity_factor import scaled_blocks
 
 
 class RowEncoder(Encoder):
@@ -20,7 +21,8 @@ class RowEncoder(Encoder):
     """
 
     def embed(self, side: str, inputs: EntityInputs) -> Tensor:
-        """Return [B, D] for B inputs of a side, "query" or "candidate"; differentiable."""
+        """Return [B, D] for B inputs of a side, "query" or "candidate", as the loss sees them;
+        differentiable."""
         with self.mixed_precision():
             rows = self._embed(side, inputs)
         return self.normalized(rows.to(torch.promote_types(rows.dtype, torch.float32)))
@@ -36,7 +38,15 @@ class RowEncoder(Encoder):
         return scene.inputs[side].is_known
 
     def blocks(self, side: str, inputs: EntityInputs, batch_size: int = ROWS) -> Iterator[Tensor]:
-        """Iterate over all embeddings in blocks [b, D], without gradient, in evaluation mode."""
+        """Iterate over all embeddings as a version publishes them, in blocks [b, D], without
+        gradient, in evaluation mode."""
+        blocks = self.blocks_of_loss(side, inputs, batch_size)
+        if side == "query" or self.popularity is None:
+            return blocks
+        return scaled_blocks(blocks, self.popularity.factors(inputs.ids))
+
+    def blocks_of_loss(self, side: str, inputs: EntityInputs, batch_size: int) -> Iterator[Tensor]:
+        """Do what `blocks` does for embeddings as the loss sees them."""
         for start in range(0, len(inputs), batch_size):
             stop = min(start + batch_size, len(inputs))
             rows = torch.arange(start, stop, device=inputs.ids.device)
@@ -45,7 +55,8 @@ class RowEncoder(Encoder):
             yield block
 
     def encode(self, side: str, entities: Side, batch_size: int = ROWS) -> Tensor:
-        """Return embeddings [N, D] of a corpus's side, in its row order, on the CPU."""
+        """Return embeddings [N, D] of a corpus's side as a version publishes them, in its row
+        order, on the CPU."""
         inputs = self.schema.read(side, entities)
         blocks = (block.cpu() for block in self.blocks(side, inputs, batch_size))
         return join_blocks(blocks, len(inputs), self.dim)
@@ -62,4 +73,4 @@ class _ByRow(Embeddings):
         return self.encoder.embed(side, self.scene.inputs[side].take(ids))
 
     def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
-        return self.encoder.blocks(side, self.scene.inputs[side], batch_size)
+        return self.encoder.blocks_of_loss(side, self.scene.inputs[side], batch_size)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.gramian.new_queries.query_form import Interactions, QueryForm
@@ -85,7 +86,10 @@ def fold_in(
             f"Query {row + 1} of {len(lists)} has no candidate that is stored; its vector is made "
             "of at least one."
         )
-    met = Interactions(query[known], vectors[known], weight[known], target[known])
+    met_vectors = vectors[known]
+    if form.length != "free":  # the loss saw unit rows, without the factor of `model.popularity`
+        met_vectors = functional.normalize(met_vectors.double())
+    met = Interactions(query[known], met_vectors, weight[known], target[known])
     folded = form.minimise(met).float()
     if not bool(folded.isfinite().all()):
         raise DataError("A vector would not be finite; give smaller weights or values.")

@@ -139,17 +139,20 @@ class BackwardTransformFit:
                 for side in SIDES
             )
 
-    def joint(self) -> JointAlignment | None:
+    def joint(self, factors: Tensor | None = None) -> JointAlignment | None:
         """Return the alignment to train together with the model; None if the settings fit it
-        otherwise."""
+        otherwise.
+
+        Args:
+            factors: of each candidate, [N], see `JointAlignment`.
+        """
         settings = self.settings
         if settings.fit != "joint":
             return None
-        return self._alignment(
-            alignment_weight(settings.weight, settings.unit, self.transform.old_dim)
-        )
+        strength = alignment_weight(settings.weight, settings.unit, self.transform.old_dim)
+        return self._alignment(strength, factors)
 
-    def _alignment(self, strength: float) -> JointAlignment:
+    def _alignment(self, strength: float, factors: Tensor | None = None) -> JointAlignment:
         """Return the alignment over the objects of the settings.
 
         Args:
@@ -165,7 +168,7 @@ class BackwardTransformFit:
         )
         weight = {side: self.used[side].float() for side in SIDES}
         return JointAlignment(
-            self.transform, self.loss, self.past, weight, chosen, self.candidate_loss
+            self.transform, self.loss, self.past, weight, chosen, self.candidate_loss, factors
         )
 
     @property

@@ -64,6 +64,7 @@ def training_report(trained: Trained) -> dict[str, Any]:
         "l2": trained.l2,
         "batch_size": trained.batch_size,
         "table_rate": trained.table_rate,
+        **({} if trained.popularity is None else {"popularity": trained.popularity.as_json()}),
         **({"pilots": trained.pilots} if trained.pilots else {}),
         "warnings": trained.warnings,
     }

@@ -107,7 +107,7 @@ def train(
         collectives=join_processes(pick_device(device)),
         checkpoints=checkpoints,
     )
-    model = trained_encoder(trained, final.training, normalize=recipe.model.normalize)
+    model = trained_encoder(trained, final.training, recipe.model)
     if model is None:
         fitted = _fit_first(recipe, encoder, split, final, context)
     else:

@@ -6,11 +6,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from evergram.data.corpus import Corpus
 from evergram.data.split import Split
 from evergram.encoders.encoder import Encoder
 from evergram.encoders.encoder_modules import EncoderModules
+from evergram.encoders.factory import publish_by_popularity
 from evergram.encoders.module_encoder import ModuleEncoder
+from evergram.encoders.popularity.popularity_factor import popularity_factors
 from evergram.errors import RecipeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
@@ -23,7 +27,7 @@ from evergram.releasing.known_consumers.consumer_weighing import (
 from evergram.releasing.known_consumers.known_consumer import KnownConsumer
 from evergram.releasing.past_models import PastModel, past_model
 from evergram.training.corpora import final_split, salt_of, split_for
-from evergram.training.recipe import Recipe
+from evergram.training.recipe import ModelRecipe, Recipe
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +73,7 @@ class UpgradePlan:
         trained: a model of this version that is not trained again.
         backward: the transform, from its start.
         weighing: what known consumers make of the alignment error.
+        keeps_popularity: whether candidates have the past version's power of counts, for "auto".
     """
 
     recipe: Recipe
@@ -84,6 +89,23 @@ class UpgradePlan:
     trained: Encoder | None
     backward: BackwardTransformFit
     weighing: ConsumerWeighing
+    keeps_popularity: bool = False
+
+    @property
+    def recorded(self) -> Recipe:
+        """The recipe as the version keeps it, with the "auto" that was written."""
+        if not self.keeps_popularity:
+            return self.recipe
+        model = self.recipe.model.model_copy(update={"popularity": "auto"})
+        return self.recipe.model_copy(update={"model": model})
+
+    def factors(self, corpus: Corpus) -> Tensor | None:
+        """Return the factor of each candidate of a corpus that the model is trained on, [N], as a
+        joint alignment knows it; None without factors."""
+        exponent = self.recipe.model.exponent
+        return (
+            None if exponent is None else popularity_factors(corpus.counts("candidate"), exponent)
+        )
 
     def own(self, corpus: Corpus) -> ModuleEncoder | None:
         """Return the encoder of the user's modules for a corpus; None if there are none."""
@@ -139,12 +161,52 @@ def refuse_both(encoder: object, trained: object) -> None:
 
 
 def trained_encoder(
-    trained: Encoder | EncoderModules | None, corpus: Corpus, *, normalize: bool
+    trained: Encoder | EncoderModules | None, corpus: Corpus, model: ModelRecipe
 ) -> Encoder | None:
-    """Return a model that is not trained again, in evaluation mode; copies of a user's modules."""
+    """Return a model that is not trained again, in evaluation mode; copies of a user's modules.
+
+    Raises: RecipeError: the power of counts that its candidates are published with is not known, or
+        is another one.
+    """
     if isinstance(trained, EncoderModules):
-        return ModuleEncoder.of(trained.copied(), corpus, normalize=normalize).eval()
+        if model.popularity == "auto":
+            raise RecipeError(
+                "model.popularity = 'auto' is chosen where a model is trained, and trained= has "
+                "been trained already; give a number."
+            )
+        modules = ModuleEncoder.of(trained.copied(), corpus, normalize=model.normalize)
+        if model.exponent is not None:
+            publish_by_popularity(modules, model.exponent, corpus)
+        return modules.eval()
+    if trained is not None:
+        own = trained.popularity_option.get("popularity", 0.0)
+        if model.popularity not in (own, "auto"):
+            raise RecipeError(
+                f"model.popularity is {model.popularity!r}, and trained= publishes candidates with "
+                f"{own}; set model.popularity to that."
+            )
     return trained
+
+
+def _popularity_of(recipe: Recipe, lineage: Lineage, past_version: int) -> Recipe:
+    """Return the recipe with a number in the place of `model.popularity = "auto"`, where the model
+    is aligned while it is trained: it must know its factors then, and has the past version's power.
+
+    Raises: RecipeError: the past version has none.
+    """
+    if recipe.model.popularity != "auto" or recipe.upgrade.fit != "joint":
+        return recipe
+    manifest = lineage.manifest(past_version)
+    # A version whose own "auto" was the 0 of the one before it has no factor.
+    zero = 0.0 if manifest.recipe.get("model", {}).get("popularity") == "auto" else None
+    past = zero if manifest.encoder is None else manifest.encoder.options.get("popularity", zero)
+    if past is None:
+        raise RecipeError(
+            "model.popularity = 'auto' of a joint upgrade is that of the version before, and "
+            f"version {past_version} has none; give a number, or set upgrade.fit = 'posthoc'."
+        )
+    model = recipe.model.model_copy(update={"popularity": past})
+    return recipe.model_copy(update={"model": model})
 
 
 def plan_upgrade(
@@ -166,6 +228,8 @@ def plan_upgrade(
     split = split_for(recipe, corpus, version, history)
     final = final_split(split, refits=recipe.refits)
     normalize = recipe.model.normalize
+    keeps_popularity = recipe.model.popularity == "auto" and recipe.upgrade.fit == "joint"
+    recipe = _popularity_of(recipe, lineage, past_version)
     settings = recipe.upgrade
     if options.trained is not None and (settings.fit == "joint" or settings.start != "fresh"):
         raise RecipeError(
@@ -176,7 +240,7 @@ def plan_upgrade(
     if settings.start == "previous":
         # Fine-tuning cannot change the architecture.
         recipe = recipe.model_copy(update={"model": recipe.model.as_of(0)})
-    trained = trained_encoder(options.trained, final.training, normalize=normalize)
+    trained = trained_encoder(options.trained, final.training, recipe.model)
     if settings.start == "frozen":
         new_dim = before.dim
     elif trained is not None:
@@ -206,6 +270,7 @@ def plan_upgrade(
         trained=trained,
         backward=backward,
         weighing=weighing,
+        keeps_popularity=keeps_popularity,
     )
 
 

@@ -32,6 +32,7 @@ from evergram.training.checkpoint import (
 )
 from evergram.training.fit import Refit, RunContext, Trained, fit_encoder, judge
 from evergram.training.monitors.evaluation_work import LEAST
+from evergram.training.monitors.popularity_choice import PopularityChoice
 from evergram.training.new_queries.query_objective import query_form
 from evergram.training.pilots import Pilots, run_pilots
 
@@ -78,6 +79,9 @@ def fit_upgrade(
         watched = replace(context, callbacks=watching)
         trained = fit_encoder(pilots.recipe, plan.split, plan.version, watched, companions, refit)
         trained.pilots = pilots.tried
+        if plan.keeps_popularity:
+            reason = f"that of version {plan.past_version}, which this one is aligned to"
+            trained.popularity = PopularityChoice(plan.recipe.model.exponent or 0.0, reason)
     else:
         model = plan.before if settings.start == "frozen" else plan.trained
         assert isinstance(model, Encoder)
@@ -121,11 +125,13 @@ def _companions(plan: UpgradePlan) -> tuple[Companions, Refit | None]:
         assert isinstance(plan.before, Encoder)
         start = plan.before
     backward, corpus = plan.backward, plan.final.training
-    last = Companions(backward.joint(), backward.past, start, plan.own(corpus))
+    joint = backward.joint(plan.factors(corpus))
+    last = Companions(joint, backward.past, start, plan.own(corpus))
     if plan.final is plan.split:
         return last, None
     backward, corpus = plan.backward_for(plan.split.training), plan.split.training
-    search = Companions(backward.joint(), backward.past, start, plan.own(corpus))
+    joint = backward.joint(plan.factors(corpus))
+    search = Companions(joint, backward.past, start, plan.own(corpus))
     return search, Refit(plan.final, last)
 
 
@@ -222,7 +228,7 @@ def package_upgrade(
         trained,
         plan.final,
         report,
-        Provenance(plan.recipe.model_dump(mode="json"), options, trained_on, form),
+        Provenance(plan.recorded.model_dump(mode="json"), options, trained_on, form),
         BackwardStep(
             plan.backward.transform,
             fitted.error,

@@ -18,7 +18,7 @@ from evergram.data.prepared.mapped_corpus import MappedCorpus
 from evergram.data.sampling import EntitySampler, ExampleSampler, PairDraws
 from evergram.data.whole_queries.whole_query_sampler import WholeQuerySampler
 from evergram.encoders.encoder import Encoder
-from evergram.encoders.factory import build_encoder
+from evergram.encoders.factory import build_encoder, publish_by_popularity
 from evergram.encoders.features import SIDES, Schema
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.errors import RecipeError
@@ -168,7 +168,10 @@ def prepare(
         refuse_unshardable(settings, corpus, companions, collectives)
     elif companions.own is None:  # a user's modules are in memory already
         place = place_tables(settings, corpus, device, folder)
-    encoder = _encoder(settings, corpus, companions, place, collectives).to(device)
+    encoder = _encoder(settings, corpus, companions, place, collectives)
+    if settings.model.exponent is not None:
+        publish_by_popularity(encoder, settings.model.exponent, corpus)
+    encoder.to(device)
     if companions.start is not None:
         encoder.start_from(companions.start)
     encoder.layer_dtype = getattr(torch, settings.training.precision)

@@ -183,7 +183,7 @@ def options_of(encoder: Encoder, model: ModelRecipe, version: int) -> dict[str, 
     """Return the options that build an encoder again, as JSON."""
     if isinstance(encoder, ModuleEncoder):
         return encoder.options
-    return encoder_options(model, version)
+    return encoder_options(model, version) | encoder.popularity_option
 
 
 def trained_pairs(corpus: Corpus, salt: str) -> tuple[str, TrainedPairs]:

@@ -27,6 +27,11 @@ from evergram.training.monitors.early_stopping import SELECTION, EarlyStopping, 
 from evergram.training.monitors.evaluation_work import RankingWork, distinct, epoch_work
 from evergram.training.monitors.final_metrics import final_metrics, metrics_of_first
 from evergram.training.monitors.map_watch import MapWatch
+from evergram.training.monitors.popularity_choice import (
+    PopularityChoice,
+    refuse_unchoosable,
+    settle_popularity,
+)
 from evergram.training.monitors.progress_report import ProgressReport
 from evergram.training.monitors.run_warnings import warned
 from evergram.training.progress import Progress
@@ -98,6 +103,7 @@ class Trained:
         state_bytes: of the Gramian estimators.
         ended: the limit that ended training: "patience", "epochs" or "budget".
         refit: `steps`, `interactions` and `seconds` of the refit; None if there was none.
+        popularity: γ of the candidates' factor, and why; None without one.
         penalty, l2, batch_size, table_rate: λ of each measure, the weight of squared norms, the
             pairs of a step and the learning rate of tables, as they were used.
         pilots: the trainings that chose l2 and the rate, see `training.pilots`.
@@ -116,6 +122,7 @@ class Trained:
     state_bytes: int = 0
     ended: str = ""
     refit: dict[str, float] | None = None
+    popularity: PopularityChoice | None = None
     penalty: tuple[float, ...] = ()
     l2: float = 0.0
     batch_size: int = 0
@@ -143,6 +150,9 @@ def fit_encoder(
     """
     companions = Companions() if companions is None else companions
     settings, together = recipe.training, context.collectives
+    chooses = recipe.model.popularity == "auto"
+    if chooses:
+        refuse_unchoosable(split)  # before training
     job = _Job.of(recipe, split, version, context, companions)
     # A joint run is not yet compatible when it is best at its own task. [BC]'s code.
     select_after = recipe.upgrade.select_after if companions.joint is not None else 0
@@ -151,10 +161,11 @@ def fit_encoder(
     run = job.search(stopping, [*context.callbacks, *([] if watch is None else [watch])])
     an_epoch = job.plan_selection(stopping, run)
     ended = run.fit(epochs=settings.epochs)
-    follow_selection(stopping, together, kept=refit is None)
+    follow_selection(stopping, together, kept=refit is None or chooses)
     # It refers to the run, which refers to it: neither would be freed before what follows.
     stopping.copied = early_stopping.cloned
     seconds, last, trained = run.seconds, None, an_epoch * run.epoch
+    popularity = settle_popularity(recipe.model, run, split.training, stopping)
     if refit is None:
         encoder = run.finish(stopping.kept)
     else:
@@ -166,6 +177,8 @@ def fit_encoder(
         job = _Job.of(recipe, refit.split, version, again, refit.companions)
         run = job.refitted(steps)
         encoder = run.finish()
+        if encoder.popularity is not None and popularity is not None:
+            encoder.popularity.exponent = popularity.exponent  # with the counts of all it has seen
         last = {"steps": steps, "interactions": len(refit.split.training), "seconds": run.seconds}
         seconds += run.seconds
         trained += an_epoch * run.epoch
@@ -180,6 +193,7 @@ def fit_encoder(
         state_bytes=run.state_bytes,
         ended=ended,
         refit=last,
+        popularity=popularity,
         penalty=run.step.objective.penalty,
         l2=run.step.objective.l2,
         batch_size=run.sampler.batch_size,
@@ -304,8 +318,11 @@ def judge(
         together: processes that each call this with the same arguments, and share the work.
     """
     vectors = embed_together(encoder, split.training, together)
+    own = encoder.popularity
+    popularity = None if own is None else PopularityChoice(own.exponent, "as the model has it")
     divided = isinstance(encoder, GatheredFactorization)
     measured = metrics_of_first if divided else final_metrics
     ranking = measured(vectors, split, recipe.metrics, queries, recipe.seed, together)
     trained = Trained(encoder, vectors["query"], vectors["candidate"], ranking.metrics)
+    trained.popularity = popularity
     return replace(trained, sample=ranking.sample, test_queries=ranking.queries)

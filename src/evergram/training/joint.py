@@ -109,6 +109,8 @@ class JointAlignment(Joint):
         weight: for each side, float [N], 1 for an object that takes part.
         candidate_loss: of errors of candidates, where known consumers weigh these otherwise than
             errors of queries; None is `loss`.
+        factors: of each candidate, [N], by which version k publishes it; the transform is of
+            published vectors. None multiplies none.
     Source: [BC] Eq. (3), (7), (10).
     """
 
@@ -120,6 +122,7 @@ class JointAlignment(Joint):
         weight: Mapping[str, Tensor],
         settings: JointAlignmentSettings,
         candidate_loss: AlignmentLoss | None = None,
+        factors: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.transform = transform
@@ -134,6 +137,8 @@ class JointAlignment(Joint):
             self.register_buffer(f"weight_{side}", weight[side], persistent=False)
             known = torch.nonzero(weight[side]).flatten()
             self.register_buffer(f"known_{side}", known, persistent=False)
+        self.factors: Tensor | None
+        self.register_buffer("factors", factors, persistent=False)
         self.steps: Tensor
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
@@ -178,7 +183,7 @@ class JointAlignment(Joint):
         """Return the mean over sides of mean ‖L δ‖² over the objects that take part.
 
         Args:
-            new: of each side, z_k [N, D_k].
+            new: of each side, z_k [N, D_k] as it is published.
         """
         errors = []
         for side in SIDES:
@@ -191,6 +196,8 @@ class JointAlignment(Joint):
         return sum(errors) / max(1, len(errors))
 
     def _part(self, side: str, ids: Tensor, vectors: Tensor) -> _Part:
+        if side == "candidate" and self.factors is not None:
+            vectors = vectors * self.factors[ids, None]
         return _Part(side, ids, vectors, self.get_buffer(f"weight_{side}")[ids])
 
     def _all(self, side: str, embeddings: Embeddings) -> _Part:

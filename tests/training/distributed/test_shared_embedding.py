@@ -14,6 +14,7 @@ from torch import Tensor
 
 from evergram.collectives import ALONE
 from evergram.encoders.encoder import Encoder
+from evergram.encoders.factory import publish_by_popularity
 from evergram.encoders.features import SIDES
 from evergram.training.build import Companions, prepare
 from evergram.training.distributed import shared_embedding
@@ -33,7 +34,9 @@ def encoder_of(kind: str) -> Encoder:
     if own is not None:
         own.encoder_modules = replace(own.encoder_modules, batch_size=5)
     settings = FitSettings.of(recipe, corpus, 0)
-    return prepare(settings, corpus, CPU, Companions(own=own))[0].encoder
+    encoder = prepare(settings, corpus, CPU, Companions(own=own))[0].encoder
+    publish_by_popularity(encoder, 0.5, corpus)
+    return encoder
 
 
 @pytest.mark.parametrize("kind", ["two_tower", "module"])

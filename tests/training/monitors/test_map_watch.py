@@ -37,8 +37,13 @@ def test_a_watched_training_is_the_same_and_is_measured_by_the_clock(small: Reci
         assert 0 <= entry["map@10 training"] <= 1
 
 
+@pytest.mark.parametrize("popularity", [0.0, 1.0])
 @pytest.mark.parametrize("size", [20, 10_000])
-def test_the_fixed_candidates_and_the_targets_are_ranked(small: Recipe, size: int) -> None:
+def test_the_fixed_candidates_and_the_targets_are_ranked_as_they_are_published(
+    small: Recipe, size: int, popularity: float
+) -> None:
+    scaled = ["model.normalize=true", f"model.popularity={popularity}"]
+    small = Recipe.of(small.model_dump(), scaled)
     split = split_for(small, load_corpus(small), 0)
     watch = MapWatch(split, minutes=1, size=size, seed=0)
     step, _, _ = prepare(FitSettings.of(small, split.training, 0), split.training, CPU)

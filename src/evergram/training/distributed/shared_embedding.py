@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from evergram.collectives import Collectives
 from evergram.data.corpus import Corpus
-from evergram.encoders.encoder import ROWS, Embeddings, Encoder, Scene
+from evergram.encoders.encoder import ROWS, Encoder, Scene
 from evergram.encoders.features import SIDES
 from evergram.encoders.module_encoder import ModuleEncoder
 from evergram.encoders.row_encoder import RowEncoder
@@ -32,7 +32,7 @@ def embed_together(
     scene = what if isinstance(what, Scene) else encoder.read(what).to(encoder.device)
     vectors = {}
     with encoder.evaluating():
-        embeddings: Embeddings = encoder(scene)
+        embeddings = encoder.published(scene)
         for side in SIDES:
             size = scene.size(side)
             rows = torch.zeros(size, encoder.dim, device=encoder.device)

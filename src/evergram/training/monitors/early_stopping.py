@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from evergram.collectives import ALONE
+from evergram.collectives import ALONE, Collectives
 from evergram.data.split import Split
 from evergram.evaluation.large_catalogues.metric_sample import MetricSample, sample_queries
 from evergram.evaluation.ranking import query_metrics, rank_metrics
@@ -167,7 +167,13 @@ class SelectionMetric:
         together = run.step.collectives if run.shared.get(SELECTION) is self else ALONE
         begin_shared(SELECTION, together)
         now = embed_together(run.encoder, run.step.scene, together)
-        vectors, metric = (now["query"], now["candidate"]), self.metric
+        return self.of(now["query"], now["candidate"], together)
+
+    def of(
+        self, query: Tensor, candidate: Tensor, together: Collectives = ALONE
+    ) -> float | MetricSample:
+        """Return the metric of vectors [N, D] of each side, which several processes share."""
+        vectors, metric = (query, candidate), self.metric
         if len(self.relevance) == self.population:
             return rank_metrics(*vectors, self.relevance, [metric], together=together)[metric]
         values = query_metrics(*vectors, self.relevance, [metric], together=together)[metric]

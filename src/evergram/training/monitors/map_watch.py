@@ -12,7 +12,6 @@ from torch import Tensor
 from evergram.data.row_pairs import RowPairs
 from evergram.data.sampling import Batch
 from evergram.data.split import Split
-from evergram.encoders.encoder import Embeddings
 from evergram.evaluation.ranking import Relevance, rank_metrics
 from evergram.training.callbacks import Callback, Point
 from evergram.training.recipe.training import TrainingRecipe
@@ -97,7 +96,7 @@ class MapWatch(Callback):
         run = at.training
         rows = {"query": self.queries, "candidate": self.candidates}
         with run.encoder.evaluating():
-            embeddings: Embeddings = run.encoder(run.scene)
+            embeddings = run.encoder.published(run.scene)
             copies = {s: embeddings.rows(s, ids.to(at.device)) for s, ids in rows.items()}
         self._thread = threading.Thread(target=self._judge, args=(at.epoch, at.seconds, copies))
         self._thread.start()

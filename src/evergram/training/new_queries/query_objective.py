@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from evergram.data.corpus import Corpus
 from evergram.gramian.new_queries.query_form import Length, QueryForm, Rule, Term
@@ -57,7 +58,7 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm | 
     second = isinstance(task, SecondOrderSettings)
     length: Length = "free" if not normalize else "unit" if second else "scaled"
     strength, power = _per_pair(recipe, corpus, 0) if second else (push, 1.0)
-    gramian, mean = _moments(recipe, corpus, trained.candidate)
+    gramian, mean = _moments(recipe, corpus, trained)
     matrix, mean = gramian[0], mean[0]
     if not (isinstance(task, SecondOrderSettings) and not task.centred):
         matrix = matrix - torch.outer(mean, mean)
@@ -76,7 +77,7 @@ def _penalties(recipe: Recipe, corpus: Corpus, trained: Trained) -> Iterator[Ter
     """
     if not any(trained.penalty):
         return
-    gramians, means = _moments(recipe, corpus, trained.candidate)
+    gramians, means = _moments(recipe, corpus, trained)
     prior = recipe.prior.chosen
     value = prior.value if isinstance(prior, ConstantSettings) else 0.0
     for r, penalty in enumerate(trained.penalty):
@@ -114,18 +115,20 @@ def _per_pair(recipe: Recipe, corpus: Corpus, r: int) -> tuple[float, float]:
     return len(corpus) / float((met**power).sum()), power
 
 
-def _moments(recipe: Recipe, corpus: Corpus, vectors: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(recipe: Recipe, corpus: Corpus, trained: Trained) -> tuple[Tensor, Tensor]:
     """Return Σ_b q_b v_b v_bᵀ [R, D, D] and Σ_b q_b v_b [R, D] of the candidates, float64.
 
-    Args:
-        vectors: [N, D].
+    The rows of a model that normalises are taken without the factor of `model.popularity`.
     """
+    vectors, unit = trained.candidate, trained.encoder.normalize
     measures = build_measures(recipe.task.measures_of("candidate"), corpus, "candidate")
     columns, dim = measures.shape[1], vectors.shape[1]
     gramian = torch.zeros(columns, dim, dim, dtype=torch.float64)
     mean = torch.zeros(columns, dim, dtype=torch.float64)
     for start in range(0, len(vectors), BLOCK):
         rows = vectors[start : start + BLOCK].double()
+        if unit:
+            rows = functional.normalize(rows)
         for r in range(columns):
             weighted = rows * measures[start : start + BLOCK, r, None]
             gramian[r].addmm_(weighted.T, rows)

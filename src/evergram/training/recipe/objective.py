@@ -22,6 +22,14 @@ from evergram.training.priors.kinds import PRIORS, PriorSettings
 from evergram.training.recipe.table import KindTable
 
 
+def _exponent(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Say in one clause what may stand here, in place of what each form of it lacks."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError("it must be a number from -1 to 1, or 'auto'") from None
+
+
 class ModelRecipe(KindTable):
     """The encoder. `dim` may be a list, one entry a version; the last holds for all later ones."""
 
@@ -33,10 +41,32 @@ class ModelRecipe(KindTable):
     start: Literal["random", "smooth", "svd"] = "random"
     # Rows of unit norm.
     normalize: bool = False
+    # γ: published candidates are multiplied by max(training pairs, 1)^γ; "auto" is chosen by the
+    # selection pairs, see `evergram.training.monitors.popularity_choice`.
+    popularity: Annotated[
+        Annotated[float, Field(ge=-1, le=1)] | Literal["auto"], WrapValidator(_exponent)
+    ] = 0.0
+
+    @model_validator(mode="after")
+    def _popularity_of_unit_rows(self) -> ModelRecipe:
+        if self.popularity and not self.normalize:
+            raise ValueError(
+                f"model.popularity is {self.popularity!r}, and rows that are free to grow have the "
+                "popularity of their candidates in their norms; set model.normalize = true, or "
+                "leave model.popularity at 0"
+            )
+        return self
 
     @property
     def chosen(self) -> EncoderSettings:
         return cast(EncoderSettings, super().chosen)
+
+    @property
+    def exponent(self) -> float | None:
+        """γ of `popularity`: None without a factor, and 0 for "auto" until it is chosen."""
+        if self.popularity == "auto":
+            return 0.0
+        return self.popularity or None
 
     def dim_of(self, version: int) -> int:
         """Return D of a version."""

@@ -41,6 +41,11 @@ def refuse_unshardable(
             "training.tables = 'sharded' gives each id a row of its own, and model.hash_rows is "
             f"set; leave it out, or {ELSE}."
         )
+    if model.popularity:
+        raise RecipeError(
+            "training.tables = 'sharded' publishes rows as they were trained, and model.popularity "
+            f"is {model.popularity!r}; leave it out, or {ELSE}."
+        )
     if settings.version or any((companions.joint, companions.past, companions.start)):
         raise RecipeError(
             f"training.tables = 'sharded' trains version 0 of a lineage, and this is version "
