@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from evergram.data.corpus import Corpus
 from evergram.gramian.new_queries.query_form import Interactions
+from evergram.lineage.lineage import Lineage
+from evergram.releasing.upgrade import train
 from evergram.training.build import prepare
 from evergram.training.fit import Trained
 from evergram.training.new_queries.query_objective import query_form
@@ -205,3 +208,22 @@ def test_a_model_of_another_loop_has_no_known_objective() -> None:
     assert not form.squares
     trained.candidate = trained.candidate.to("meta")
     assert query_form(recipe, corpus, trained) is None
+
+
+def test_a_factor_of_popularity_changes_no_new_query(tmp_path: Path) -> None:
+    folded = {}
+    for gamma in (0.0, 0.3):
+        recipe = Recipe.of(
+            {
+                "data": {"kind": "synthetic", "queries": 60, "candidates": 40, "interactions": 900},
+                "model": {"dim": 4, "normalize": True, "popularity": gamma},
+                "task": {"kind": "softmax_all", "temperature": 0.2},
+                "training": {"epochs": 1},
+            }
+        )
+        lineage = Lineage.create(tmp_path / f"by-{gamma:g}")
+        lineage.publish(train(recipe))
+        first = lineage.view(0).embeddings("candidate")[0][:6].to_pylist()
+        folded[gamma] = lineage.fold_in([first, first[2:]])
+    # Float32 vectors are scaled and scaled back.
+    torch.testing.assert_close(folded[0.3], folded[0.0], atol=1e-5, rtol=0)
