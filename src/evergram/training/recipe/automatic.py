@@ -71,8 +71,10 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
 
     A graph encoder passes over the graph in every step, so its batch is 4,096 whatever the data.
     Where queries are drawn with all of their pairs, a step has 256 queries, or as many as make 32
-    steps an epoch, if these are fewer.
+    steps an epoch, if these are fewer. A sweep has all pairs.
     """
+    if recipe.training.sweeps:
+        return len(corpus)
     size = recipe.training.batch_size
     if size != "auto":
         return size
