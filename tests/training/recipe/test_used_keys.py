@@ -49,6 +49,14 @@ TINY: dict[str, Any] = {
         ("task.l2=0 task.l2_measure=penalty", "task.l2_measure is used with task.l2 above 0 only"),
         ("task.penalty=0 gramian.kind=exact", "gramian.kind is used with a task.penalty above 0"),
         ("task.penalty=0 prior.kind=svd", "prior.kind is used with a task.penalty above 0"),
+        (
+            "training.optimizer=als training.precondition=0.5",
+            "training.precondition is used with training.optimizer = 'adaptive' or 'adam' or 'sgd'",
+        ),
+        (
+            "training.optimizer=als gramian.rate=0.1",
+            "gramian.rate is used with training.optimizer = 'adaptive' or .* is 'als'",
+        ),
         ("prior.rank=4", "prior.rank is used with prior.kind = 'svd' only, and .* 'zero'"),
         ("prior.kind=constant prior.rank=4", "prior.rank is used with prior.kind = 'svd' only"),
         ("gramian.beta=1", "gramian.beta is used with gramian.kind = 'sagram' only"),

@@ -58,7 +58,9 @@ def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
 
 def rate_of(recipe: Recipe) -> float:
     """Return the learning rate of tables of ids: the recipe's number, or `TABLE_RATE`; of Adam
-    `ADAM_RATE`."""
+    `ADAM_RATE`. A sweep has none: 0."""
+    if recipe.training.sweeps:
+        return 0.0
     rate = recipe.training.table_rate
     if rate != "auto":
         return rate

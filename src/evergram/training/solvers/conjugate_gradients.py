@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The cosine of p and A p below which a negative curvature is no rounding.
-ROUNDING = 1e-3
+# A curvature that is negative by more than so much of A's size is no rounding.
+ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ def descend(
     start: Tensor,
     residual: Tensor,
     inverse: Tensor,
+    size: Tensor,
     steps: int,
 ) -> Descent:
     """Return what so many steps make of `start` in B systems A x = b, each positive semi-definite.
@@ -43,6 +44,7 @@ def descend(
         product: gives A p [B, D] of p [B, D].
         start: x, [B, D]; residual: b − A x of it.
         inverse: [D, D], symmetric, near A⁻¹ but for a factor; all systems share it.
+        size: [B], of the order of A's largest eigenvalue, or larger.
     Source: Hestenes and Stiefel 1952; Takács et al. 2011, for warm starts in matrix factorization.
     """
     solution, gain = start, torch.zeros_like(start[:, 0])
@@ -52,17 +54,17 @@ def descend(
     for step in range(steps):
         moved = product(direction)
         curvature = (direction * moved).sum(1)
-        lengths = direction.square().sum(1) * moved.square().sum(1)
-        endless |= curvature < -ROUNDING * lengths.sqrt()
+        if bool((curvature < 0).any()):
+            endless |= curvature < -ROUNDING * size * direction.square().sum(1)
         # Without curvature there is no slope either, or both are rounding: the row stays.
         length = torch.where(curvature > 0, slope / curvature, 0.0)
-        solution = solution + length[:, None] * direction
+        solution = torch.addcmul(solution, length[:, None], direction)
         gain = gain + length * slope
         if step + 1 == steps:
             break
-        residual = residual - length[:, None] * moved
+        residual = torch.addcmul(residual, length[:, None], moved, value=-1)
         turned = residual @ inverse
         rest = (residual * turned).sum(1)
         ratio = torch.where(slope > 0, rest / slope, 0.0)
-        direction, slope = turned + ratio[:, None] * direction, rest
+        direction, slope = torch.addcmul(turned, ratio[:, None], direction), rest
     return Descent(solution, gain, endless)

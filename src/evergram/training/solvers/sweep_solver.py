@@ -18,8 +18,8 @@ from evergram.training.solvers.row_groups import RowGroup, row_groups
 
 # Two steps from the rows before are as good as the exact solution (docs/method.md).
 STEPS = 2
-# Numbers of a group's partners: 1 MiB of float32 stays in a core's cache; a GPU wants fewer calls.
-GATHERED = {"cpu": 2**18, "cuda": 2**25}
+# Numbers of a group's partners: 2 MiB of float32 stay in a core's cache; a GPU wants fewer calls.
+GATHERED = {"cpu": 2**19, "cuda": 2**25}
 # ρ of the preconditioner, relative to its mean eigenvalue: only for its Cholesky factor.
 RIDGE = 1e-5
 # A preconditioner serves rows of up to so many times fewer pairs than those that it was made for.
@@ -88,6 +88,15 @@ class _Systems:
             residual += self.toward
             drawn = drawn + (self.toward * rows).sum()
         return residual, -(rows * residual).sum() - drawn
+
+    @property
+    def size(self) -> Tensor:
+        """The trace of A, [B], if an entity's partners were all rows alike and no weight
+        negative."""
+        size = self.group.pull.abs().sum(1) * self.push.mean.trace() + self.norm[:, 0]
+        for r, gramian in enumerate(self.push.gramians):
+            size = size + self.share[:, r] * gramian.trace()
+        return size
 
     def _pushed(self, rows: Tensor) -> Tensor:
         """Return the part of A p that needs no pair."""
@@ -174,8 +183,11 @@ class SweepSolver:
                 means = shares[rows].mean(0), norms[rows].mean(), group.pull.sum(1).mean()
                 inverse, serves = _inverse(push, *means), group.longest / SERVES
             systems = _Systems.of(group, push, shares[rows], norms[rows], factors[rows])
-            residual, value = systems.at(table[rows])
-            descent = descend(systems.product, table[rows], residual, inverse, self.steps)
+            own = table.index_select(0, rows)
+            residual, value = systems.at(own)
+            descent = descend(
+                systems.product, own, residual, inverse, systems.size, steps=self.steps
+            )
             table[rows] = descent.solution
             endless += descent.endless.count_nonzero()
             total += (value - descent.gain.sum()).double()
