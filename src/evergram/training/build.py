@@ -257,7 +257,7 @@ def _encoder(
         return ShardedFactorization(schema, options, generator, collectives, folder)
     encoder = build_encoder(model.kind, options, schema, generator, folder)
     if companions.start is None:  # else every known row is that of the version before
-        start_tables(encoder, model, corpus, settings.version_seed)
+        start_tables(encoder, settings, corpus)
     return encoder
 
 

@@ -90,18 +90,22 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
     return min(max(1 << (wanted.bit_length() - 1), LEAST_BATCH), LARGEST_BATCH)
 
 
+def pointwise_strengths(pairs: int, queries: int, candidates: int) -> Strengths:
+    """Return λ and l2 of the squared loss for so many distinct pairs, queries and candidates."""
+    penalty = PENALTY * pow(pairs / (queries * candidates), PENALTY_POWER)
+    return Strengths([penalty], L2 * sqrt(queries * candidates) / pairs, "penalty")
+
+
 def _penalty(task: TaskRecipe, corpus: Corpus) -> list[float]:
     if not task.chosen.needs_penalty:
         return [0.0]
-    pairs, queries, candidates = _sizes(corpus)
-    return [PENALTY * pow(pairs / (queries * candidates), PENALTY_POWER)]
+    return pointwise_strengths(*_sizes(corpus)).penalty
 
 
 def _l2(task: TaskRecipe, corpus: Corpus) -> float:
     if not task.chosen.needs_penalty:
         return 0.0
-    pairs, queries, candidates = _sizes(corpus)
-    value = L2 * sqrt(queries * candidates) / pairs
+    value = pointwise_strengths(*_sizes(corpus)).l2
     if task.chosen.pair_target == "value":
         # Scores are as large as the values, and squared norms grow with scores, not their squares.
         value *= _root_mean_square(corpus)

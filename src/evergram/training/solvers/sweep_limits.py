@@ -42,11 +42,6 @@ def _reason(settings: FitSettings, companions: Companions, collectives: Collecti
         )
     if task.drawn != "examples":
         return f"counts all pairs alike, and task.positives is {task.drawn!r}; leave it out"
-    if task.query_orthogonal or task.candidate_orthogonal:
-        return (
-            "has no solution with orthogonal terms; leave task.query_orthogonal and "
-            "task.candidate_orthogonal out"
-        )
     if companions.joint is not None:
         return (
             "trains no backward transform beside the model; set upgrade.fit = 'posthoc', which "
