@@ -58,6 +58,45 @@ def implicit_als(
     return Result(_tensor(model.user_factors), _tensor(model.item_factors), seconds)
 
 
+def als_iterations(
+    split: Split,
+    measure: Callable[[Result], float],
+    *,
+    factors: int = 64,
+    seed: int = 0,
+    regularization: float,
+    alpha: float,
+    iterations: int,
+) -> list[tuple[float, float]]:
+    """Return, after each iteration of `implicit_als`, the processor's seconds until then without
+    those of measuring, and the measure."""
+    from implicit.cpu.als import AlternatingLeastSquares
+    from threadpoolctl import threadpool_limits
+
+    model = AlternatingLeastSquares(
+        factors,
+        regularization=regularization,
+        alpha=alpha,
+        iterations=iterations,
+        num_threads=torch.get_num_threads(),
+        random_state=seed,
+    )
+    matrix, curve, measuring = _matrix(split), [], 0.0
+    with threadpool_limits(1, user_api="blas"):
+        started = time.process_time()
+
+        def after(*_: object) -> None:
+            nonlocal measuring
+            now = time.process_time()
+            seconds = now - started - measuring
+            rows = _tensor(model.user_factors), _tensor(model.item_factors)
+            curve.append((seconds, measure(Result(*rows, seconds))))
+            measuring += time.process_time() - now
+
+        model.fit(matrix, show_progress=False, callback=after)
+    return curve
+
+
 def implicit_bpr(
     split: Split,
     *,

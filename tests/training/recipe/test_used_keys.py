@@ -157,6 +157,9 @@ def test_an_override_puts_keys_of_the_file_out_of_use_and_says_so(
     assert "model.hidden, training.layer_rate" in line
     with pytest.raises(RecipeError, match=r"model\.hidden is used with"):
         Recipe.load(path, ["model.kind=factorization", "model.hidden=[4]"])
+    # An override of a whole table replaces the keys that it puts out of use.
+    path.write_text('[data]\nkind = "synthetic"\n[training]\nbatch_size = 8\n')
+    assert Recipe.load(path, ["training={optimizer='als'}"]).training.batch_size == "auto"
     # A file that is wrong by itself is not made right by an override of something else.
     path.write_text('[data]\nkind = "synthetic"\n[model]\nhidden = [8]\n')
     with pytest.raises(RecipeError, match=r"model\.hidden is used with"):
