@@ -16,7 +16,7 @@ from evergram.training.solvers.conjugate_gradients import descend
 from evergram.training.solvers.pair_squares import PairSquares
 from evergram.training.solvers.row_groups import RowGroup, row_groups
 
-# Two steps from the rows before are as good as the exact solution (docs/method.md).
+# Rows start from where they were, near the solution, and the preconditioner is near A⁻¹.
 STEPS = 2
 # Numbers of a group's partners: 2 MiB of float32 stay in a core's cache; a GPU wants fewer calls.
 GATHERED = {"cpu": 2**19, "cuda": 2**25}

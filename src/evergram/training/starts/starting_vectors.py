@@ -80,8 +80,8 @@ def svd_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Tensor
     return {"query": left[:, :dim] * root, "candidate": right[:, :dim] * root}
 
 
-# Of the normalised matrix, by `model.start`. "als" is made by the objective, too; "random" leaves the
-# tables as they were drawn.
+# Of the normalised matrix, by `model.start`; "als" is made by the objective, too, and "random" is
+# what the tables were drawn with.
 STARTS: dict[str, Callable[[NormalisedMatrix, int, int], dict[str, Tensor]]] = {
     "smooth": smooth_start,
     "svd": svd_start,
