@@ -80,8 +80,6 @@ def tiny() -> list[Row]:
 def _measure(
     data: str, recipe: Recipe, split: Split, settings: peers.Settings, iterations: int
 ) -> list[Row]:
-    if peers.wanting():
-        raise RuntimeError(peers.wanting())
     pairs = _sample(split.selection, QUERIES)
 
     def recall(result: Result) -> float:

@@ -200,7 +200,8 @@ RULES = (
         "training.batch_size training.short_batch training.table_rate training.decay "
         "training.precondition gramian.*",
         "training.optimizer",
-        ("adaptive", "adam", "sgd"),
+        test=lambda r: not r.training.sweeps,
+        needs="an optimizer that takes steps ('adaptive', 'adam', 'sgd')",
     ),
     Only(
         "model.start",
