@@ -30,10 +30,10 @@ from evergram.training.recipe.fit_settings import FitSettings
 
 METRIC = "recall@20"
 DATA = ("movielens", "gowalla")
-# Queries whose selection pairs all models are measured on, and iterations that ALS is given.
-QUERIES, ITERATIONS = 3000, 32
+# Queries whose selection pairs all models are measured on.
+QUERIES = 1000
 # A model that has not reached the target in so many times ALS's seconds is given up.
-PATIENCE = 12
+PATIENCE = 8
 CPU = torch.device("cpu")
 METHODS = {
     'optimizer = "adaptive" (the default)': [],
@@ -66,7 +66,7 @@ def measure() -> list[Row]:
     rows = []
     for name in DATA:
         recipe, split = peers.load(name)
-        rows += _measure(name, recipe, split, peers.SETTINGS[name]["implicit-als"], ITERATIONS)
+        rows += _measure(name, recipe, split, peers.SETTINGS[name]["implicit-als"])
     return rows
 
 
@@ -74,12 +74,10 @@ def tiny() -> list[Row]:
     with recipes() as folder:
         recipe = Recipe.load(folder / "random.toml")
         split = split_for(recipe, load_corpus(recipe), 0)
-        return _measure("tiny", recipe, split, {"alpha": 2, "regularization": 1}, 2)
+        return _measure("tiny", recipe, split, {"alpha": 2, "regularization": 1, "iterations": 2})
 
 
-def _measure(
-    data: str, recipe: Recipe, split: Split, settings: peers.Settings, iterations: int
-) -> list[Row]:
+def _measure(data: str, recipe: Recipe, split: Split, settings: peers.Settings) -> list[Row]:
     pairs = _sample(split.selection, QUERIES)
 
     def recall(result: Result) -> float:
@@ -93,7 +91,7 @@ def _measure(
             factors=dim,
             alpha=settings["alpha"],
             regularization=settings["regularization"],
-            iterations=iterations,
+            iterations=int(settings["iterations"]),
         )
         own, target = max(curve, key=lambda point: point[1])
         rows = [Row(data, f"implicit ALS, {len(curve)} iterations", own, 1.0, target, curve[-1][0])]
@@ -121,8 +119,8 @@ def _curve(
     seconds = time.process_time() - started
 
     def value() -> float:
-        rows = [getattr(step.encoder, side).weight.detach() for side in SIDES]
-        return recall(Result(*rows, seconds))
+        query, candidate = (getattr(step.encoder, side).weight.detach() for side in SIDES)
+        return recall(Result(query, candidate, seconds))
 
     if recipe.model.start != "random":
         yield seconds, value()

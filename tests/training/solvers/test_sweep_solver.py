@@ -66,11 +66,11 @@ def test_as_many_steps_as_dims_are_dense_least_squares() -> None:
         equations += [held[b], held[b]]
         wanted += [squares.target[i], prior]
         weights += [torch.tensor(0.5 / 18, dtype=torch.float64), squares.weight[i] / 18]
-    for b in range(len(held)):
+    for other in range(len(held)):
         for r, strength in enumerate(squares.penalty):
-            equations.append(held[b])
-            wanted.append(squares.factors["query"][row] @ squares.factors["candidate"][b])
-            p, q = squares.measures["query"][row, r], squares.measures["candidate"][b, r]
+            equations.append(held[other])
+            wanted.append(squares.factors["query"][row] @ squares.factors["candidate"][other])
+            p, q = squares.measures["query"][row, r], squares.measures["candidate"][other, r]
             weights.append(strength * p * q)
     left, right, scale = torch.stack(equations), torch.stack(wanted), torch.stack(weights)
     normal = left.T @ (left * scale[:, None]) + squares.norms["query"][row] * torch.eye(
