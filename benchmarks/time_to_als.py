@@ -31,15 +31,15 @@ from evergram.training.recipe.fit_settings import FitSettings
 METRIC = "recall@20"
 DATA = ("movielens", "gowalla")
 # Queries whose selection pairs all models are measured on.
-QUERIES = 1000
+QUERIES = 3000
 # A model that has not reached the target in so many times ALS's seconds is given up.
 PATIENCE = 8
 CPU = torch.device("cpu")
 METHODS = {
-    'optimizer = "adaptive" (the default)': [],
     'optimizer = "als"': ["training.optimizer=als"],
-    'start = "als"': ["model.start=als"],
+    'optimizer = "adaptive" (the default)': [],
     'start = "als", table_rate = 0.01': ["model.start=als", "training.table_rate=0.01"],
+    'start = "als"': ["model.start=als"],
 }
 
 

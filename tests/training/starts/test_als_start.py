@@ -18,6 +18,7 @@ from evergram.releasing.upgrade import train
 from evergram.training.build import prepare
 from evergram.training.recipe.automatic import Strengths
 from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.solvers.sweep_step import SweepStep, squares_of
 from evergram.training.starts.als_start import AlsSettings, als_start
 
 CPU = torch.device("cpu")
@@ -64,18 +65,23 @@ def test_without_a_penalty_or_l2_those_of_auto_stand_in() -> None:
     assert bare == pytest.approx(auto)
 
 
-def test_tables_start_near_the_minimum_of_the_runs_objective() -> None:
+def test_iterated_to_its_end_it_is_a_minimum_of_the_runs_own_objective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("evergram.training.starts.als_start.ITERATIONS", 300)
     corpus = corpus_of()
-    overrides = ("task.l2_measure=penalty", "training.optimizer=als", "model.dim=4")
-    values = {}
-    for start in ("random", "als"):
-        recipe = tiny_recipe(*overrides, f"model.start={start}")
-        step, sampler, _ = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
-        (batch,) = sampler.epoch(0)
-        values[start] = [float(step(batch)) for _ in range(60)]
-    # Where sweeps would be after about as many.
-    assert values["als"][0] < values["random"][4]
-    assert values["als"][0] - values["als"][-1] < 0.02 * (values["random"][0] - values["als"][-1])
+    recipe = tiny_recipe(
+        *("task.l2_measure=penalty", "training.optimizer=als"), "model.dim=4", "model.start=als"
+    )
+    step, sampler, _ = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
+    assert isinstance(step, SweepStep)
+    start = float(squares_of(step, sampler).value(step.tables))
+    (batch,) = sampler.epoch(0)
+    values = [float(step(batch)) for _ in range(30)]
+    assert values[-1] == pytest.approx(start, rel=1e-5)
+    random = tiny_recipe("task.l2_measure=penalty", "training.optimizer=als", "model.dim=4")
+    begun, sampler, _ = prepare(FitSettings.of(random, corpus, 0), corpus, CPU)
+    assert float(begun(batch)) > 1.01 * start
 
 
 def test_the_seed_decides_and_repeats_count_once() -> None:
