@@ -44,16 +44,15 @@ def test_a_peer_fits_and_is_judged(split: Split, name: str) -> None:
 
 def test_als_is_the_same_model_when_it_is_measured_after_each_iteration(split: Split) -> None:
     pytest.importorskip("implicit")
-    settings = {"regularization": 1.0, "alpha": 2.0}
     last: list[Result] = []
 
     def measure(result: Result) -> float:
         last.append(result)
         return float(len(last))
 
-    curve = als_iterations(split, measure, iterations=3, **settings)
+    curve = als_iterations(split, measure, iterations=3, regularization=1, alpha=2)
     seconds, values = zip(*curve, strict=True)
     assert values == (1, 2, 3)
     assert list(seconds) == sorted(seconds)
-    whole = implicit_als(split, iterations=3, **settings)
+    whole = implicit_als(split, iterations=3, regularization=1, alpha=2)
     torch.testing.assert_close(last[-1].query, whole.query)
