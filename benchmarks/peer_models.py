@@ -41,9 +41,10 @@ def implicit_als(
     regularization: float,
     alpha: float,
     iterations: float,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Result:
     """Fit weighted least squares: an observed pair weighs `alpha` and any other 1, in implicit
-    0.7."""
+    0.7. `clock` gives the seconds."""
     from implicit.cpu.als import AlternatingLeastSquares
 
     model = AlternatingLeastSquares(
@@ -54,47 +55,8 @@ def implicit_als(
         num_threads=torch.get_num_threads(),
         random_state=seed,
     )
-    seconds = _timed(partial(model.fit, _matrix(split), show_progress=False))
+    seconds = _timed(partial(model.fit, _matrix(split), show_progress=False), clock)
     return Result(_tensor(model.user_factors), _tensor(model.item_factors), seconds)
-
-
-def als_iterations(
-    split: Split,
-    measure: Callable[[Result], float],
-    *,
-    factors: int = 64,
-    seed: int = 0,
-    regularization: float,
-    alpha: float,
-    iterations: int,
-) -> list[tuple[float, float]]:
-    """Return, after each iteration of `implicit_als`, the processor's seconds until then without
-    those of measuring, and the measure."""
-    from implicit.cpu.als import AlternatingLeastSquares
-    from threadpoolctl import threadpool_limits
-
-    model = AlternatingLeastSquares(
-        factors,
-        regularization=regularization,
-        alpha=alpha,
-        iterations=iterations,
-        num_threads=torch.get_num_threads(),
-        random_state=seed,
-    )
-    matrix, curve, measuring = _matrix(split), [], 0.0
-    with threadpool_limits(1, user_api="blas"):
-        started = time.process_time()
-
-        def after(*_: object) -> None:
-            nonlocal measuring
-            now = time.process_time()
-            seconds = now - started - measuring
-            rows = _tensor(model.user_factors), _tensor(model.item_factors)
-            curve.append((seconds, measure(Result(*rows, seconds))))
-            measuring += time.process_time() - now
-
-        model.fit(matrix, show_progress=False, callback=after)
-    return curve
 
 
 def implicit_bpr(
@@ -189,12 +151,12 @@ def _tensor(factors: Any) -> Tensor:
     return torch.from_numpy(np.array(factors, dtype=np.float32))
 
 
-def _timed(fit: Callable[[], object]) -> float:
+def _timed(fit: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the seconds of `fit`, with BLAS on one thread, because the libraries start their
     own."""
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1, user_api="blas"):
-        started = time.perf_counter()
+        started = clock()
         fit()
-        return time.perf_counter() - started
+        return clock() - started

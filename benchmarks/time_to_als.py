@@ -1,10 +1,10 @@
 """Seconds of training until our models have the Recall@20 of implicit ALS, over ALS's own seconds.
 
-ALS has the settings that `benchmarks.peers` chose by the selection pairs, over the grids in its
-file. The target is the recall of its best iteration, on a sample of the same pairs, which all rows
-are measured on; its time is that of the iterations up to there. Ours has the data's recipe, λ and
-l2 included, and its time has everything that makes the start. All run on one thread, one after the
-other, and seconds are the processor's: another program that keeps it busy does not count.
+ALS has the settings, its number of iterations among them, that `benchmarks.peers` chose by the
+selection pairs over the grids in its file. The target is its recall on the same pairs (of at most
+`QUERIES` queries), on which all rows are measured. Ours has the data's recipe, λ and l2 included, and
+its time has everything that makes the start. All run on one thread, one after the other, and
+seconds are the processor's: another program that keeps it busy does not count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import peers
-from benchmarks.peer_models import Result, als_iterations
+from benchmarks.peer_models import Result, implicit_als
 from benchmarks.tiny import recipes
 from evergram.data.row_pairs import RowPairs
 from evergram.data.split import Split
@@ -85,16 +85,17 @@ def _measure(data: str, recipe: Recipe, split: Split, settings: peers.Settings) 
 
     with _one_thread(), no_denormals():
         dim = recipe.model.dim_of(0)
-        curve = als_iterations(
+        fitted = implicit_als(
             split,
-            recall,
             factors=dim,
             alpha=settings["alpha"],
             regularization=settings["regularization"],
-            iterations=int(settings["iterations"]),
+            iterations=settings["iterations"],
+            clock=time.process_time,
         )
-        own, target = max(curve, key=lambda point: point[1])
-        rows = [Row(data, f"implicit ALS, {len(curve)} iterations", own, 1.0, target, curve[-1][0])]
+        own, target = fitted.seconds, recall(fitted)
+        words = f"implicit ALS, {settings['iterations']:g} iterations"
+        rows = [Row(data, words, own, 1.0, target, own)]
         for method, overrides in METHODS.items():
             chosen = Recipe.of(recipe.model_dump(), overrides)
             reached, best, spent = None, 0.0, 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.peer_models import Result, als_iterations, implicit_als
+from benchmarks.peer_models import Result
 from benchmarks.peers import METRICS, PEERS, judge
 
 from evergram.data.split import Split
@@ -40,19 +40,3 @@ def test_a_peer_fits_and_is_judged(split: Split, name: str) -> None:
     metrics = judge(result, split, split.test)
     assert result.seconds > 0
     assert all(0 < metrics[metric] < 1 for metric in METRICS)
-
-
-def test_als_is_the_same_model_when_it_is_measured_after_each_iteration(split: Split) -> None:
-    pytest.importorskip("implicit")
-    last: list[Result] = []
-
-    def measure(result: Result) -> float:
-        last.append(result)
-        return float(len(last))
-
-    curve = als_iterations(split, measure, iterations=3, regularization=1, alpha=2)
-    seconds, values = zip(*curve, strict=True)
-    assert values == (1, 2, 3)
-    assert list(seconds) == sorted(seconds)
-    whole = implicit_als(split, iterations=3, regularization=1, alpha=2)
-    torch.testing.assert_close(last[-1].query, whole.query)
