@@ -2,8 +2,8 @@
 
 ALS has the settings, its number of iterations among them, that `benchmarks.peers` chose by the
 selection pairs over the grids in its file. The target is its recall on the same pairs (of at most
-`QUERIES` queries), on which all rows are measured. Ours has the data's recipe, λ and l2 included, and
-its time has everything that makes the start. All run on one thread, one after the other, and
+`QUERIES` queries), on which all rows are measured. Ours has the data's recipe, λ and l2 included,
+and its time has everything that makes the start. All run on one thread, one after the other, and
 seconds are the processor's: another program that keeps it busy does not count.
 """
 
