@@ -47,6 +47,7 @@ from benchmarks import (
     table3,
     table_memory,
     text,
+    time_to_als,
     towers,
     training_rate,
 )
@@ -161,6 +162,9 @@ SECTIONS = {
     "losses": Section(losses.measure, losses.tiny, losses.table, needs_data=True),
     "quality-movielens": _quality("movielens", "random"),
     "quality-gowalla": _quality("gowalla", "given"),
+    "time-to-als": Section(
+        time_to_als.measure, time_to_als.tiny, time_to_als.table, needs_data=True
+    ),
     "published-splits": Section(
         published_splits.published_splits,
         published_splits.tiny,

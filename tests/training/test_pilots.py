@@ -193,3 +193,10 @@ def test_a_training_that_diverges_by_the_formula_is_an_error(
     recipe = recipe_of()
     with pytest.raises(TrainingError):
         run_pilots(recipe, split_of(recipe), 0, CONTEXT)
+
+
+def test_sweeps_have_no_rate_to_try() -> None:
+    recipe = recipe_of(training={"optimizer": "als"})
+    pilots = run_pilots(recipe, split_of(recipe), 0, CONTEXT)
+    assert len({_settings(pilot) for pilot in pilots.tried}) == len(pilots.tried) >= 8
+    assert {pilot["table_rate"] for pilot in pilots.tried} == {0.0}

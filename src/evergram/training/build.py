@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,13 @@ from evergram.training.joint import Joint
 from evergram.training.memory import place_tables, refuse_candidates
 from evergram.training.optimizers.build_optimizers import build_optimizers
 from evergram.training.priors.factors import prior_constant
-from evergram.training.priors.measures import build_measures
+from evergram.training.priors.measures import build_measures, sparse_weights
 from evergram.training.recipe import GramianRecipe, ModelRecipe
 from evergram.training.recipe.fit_settings import FitSettings
 from evergram.training.sharding.sharded_factorization import ShardedFactorization
 from evergram.training.sharding.sharding_limits import refuse_unshardable
+from evergram.training.solvers.sweep_limits import refuse_unsweepable
+from evergram.training.solvers.sweep_step import SweepStep
 from evergram.training.starts.starting_vectors import start_tables
 from evergram.training.step import Step
 
@@ -79,7 +82,8 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
     )
     whole = task.drawn == "whole_queries"
     if isinstance(corpus, MappedCorpus):
-        if len(corpus) > BlockSampler.least and task.sparse != "exclude" and not whole:
+        blocks = task.sparse != "exclude" and not whole and not settings.training.sweeps
+        if len(corpus) > BlockSampler.least and blocks:
             weighted = task.sparse == "weight"
             return BlockSampler(
                 corpus, draws, batch_size=size, seed=seed, measures=measures, weighted=weighted
@@ -92,7 +96,7 @@ def build_sampler(settings: FitSettings, corpus: Corpus) -> ExampleSampler:
         batch_size=size,
         seed=seed,
         measures=measures,
-        pair_weight=_sparse(task.sparse, settings.strengths.penalty, corpus, measures),
+        pair_weight=sparse_weights(task.sparse, settings.strengths.penalty, corpus, measures),
     )
 
 
@@ -162,8 +166,10 @@ def prepare(
     Raises: DataError. RecipeError: also if the machine has too little memory.
     """
     companions = Companions() if companions is None else companions
-    place = folder
+    place, sweeps = folder, settings.training.sweeps
     refuse_candidates(settings, corpus)
+    if sweeps:
+        refuse_unsweepable(settings, companions, collectives)
     if settings.training.tables == "sharded":
         refuse_unshardable(settings, corpus, companions, collectives)
     elif companions.own is None:  # a user's modules are in memory already
@@ -185,12 +191,12 @@ def prepare(
         for s, f in prior.items()
     }
     estimators: dict[str, list[GramianEstimator]] = {side: [] for side in SIDES}
-    if objective.wants_moments:
+    if objective.wants_moments and not sweeps:  # a sweep has exact ones
         chosen = settings.gramian.chosen
         made = build_estimators(chosen, encoder.dim, sampler.measures, factors, folder)
         estimators = {side: [e.to(device) for e in each] for side, each in made.items()}
     independent = settings.gramian.batch == "independent" and objective.wants_moments
-    step = Step(
+    step = (partial(SweepStep, sampler=sampler) if sweeps else Step)(
         encoder,
         encoder.read(corpus).to(device),
         objective,
@@ -198,10 +204,12 @@ def prepare(
         sampler.measures,
         {side: columns.to(device) for side, columns in factors.items()},
         prior["query"].shape[1],
-        build_optimizers(encoder, settings.training, settings.table_rate, companions.joint),
+        []
+        if sweeps
+        else build_optimizers(encoder, settings.training, settings.table_rate, companions.joint),
         companions.joint,
         independent,
-        settings.training.precondition,
+        0.0 if sweeps else settings.training.precondition,
         samples_gradient=settings.gramian.gradient == "sampled",
         decay=settings.training.decay,
     )
@@ -252,7 +260,7 @@ def _encoder(
         return ShardedFactorization(schema, options, generator, collectives, folder)
     encoder = build_encoder(model.kind, options, schema, generator, folder)
     if companions.start is None:  # else every known row is that of the version before
-        start_tables(encoder, model, corpus, settings.version_seed)
+        start_tables(encoder, settings, corpus)
     return encoder
 
 
@@ -277,23 +285,3 @@ def _objective(
         prior_constant(prior, measures, strengths.penalty),
         strengths.l2_measure,
     )
-
-
-def _sparse(
-    sparse: str, penalty: Sequence[float], corpus: Corpus, measures: Mapping[str, Tensor]
-) -> Tensor | None:
-    """Return weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]; None without."""
-    if sparse == "none":
-        return None
-    if sparse == "weight":
-        return corpus.column("weight").double()
-    # Take the penalty of a pair off again, once however often the pair was observed.
-    query, candidate = corpus.column("query"), corpus.column("candidate")
-    _, place, times = torch.unique(
-        query * len(corpus.candidates) + candidate, return_inverse=True, return_counts=True
-    )
-    total = torch.zeros(len(corpus), dtype=torch.float64)
-    for r, strength in enumerate(penalty):
-        total += strength * measures["query"][query, r] * measures["candidate"][candidate, r]
-    weight: Tensor = -total * len(corpus) / times[place]
-    return weight

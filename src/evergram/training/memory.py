@@ -81,8 +81,8 @@ def _obstacle(settings: FitSettings, device: torch.device) -> str:
     model, task = settings.model, settings.task
     if task.chosen.wants_all_candidates:
         return f"task.kind = {task.kind!r} reads and moves all candidates in each step"
-    if settings.training.optimizer == "adam":
-        return "training.optimizer = 'adam' moves every row in each step"
+    if settings.training.optimizer in ("adam", "als"):
+        return f"training.optimizer = {settings.training.optimizer!r} moves every row in each step"
     if not model.chosen.maps_tables:
         return f"the tables of {model.kind} take part in every step as a whole"
     if device.type != "cpu":

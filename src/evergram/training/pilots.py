@@ -130,7 +130,7 @@ def _starts(formula: _Settings, recipe: Recipe) -> list[_Settings]:
     task, is_open = recipe.task, {"l2": recipe.task.l2 == "auto"}
     is_open["l2_measure"] = is_open["l2"] and task.l2_measure is None
     is_open["penalty"] = task.penalty == "auto"
-    is_open["rate"] = recipe.training.table_rate == "auto"
+    is_open["rate"] = _has_open_rate(recipe)
     starts = [formula]
     engine = torch.quasirandom.SobolEngine(len(is_open))  # type: ignore[no-untyped-call]
     points = engine.draw(SPREAD)[1:]  # the first is a corner
@@ -163,9 +163,13 @@ def _moves(recipe: Recipe) -> list[_Move]:
             lambda s: replace(s, penalty=s.penalty / 2),
             lambda s: replace(s, penalty=2 * s.penalty),
         ]
-    if recipe.training.table_rate == "auto":
+    if _has_open_rate(recipe):
         moves += [lambda s: replace(s, rate=2 * s.rate), lambda s: replace(s, rate=s.rate / 2)]
     return moves
+
+
+def _has_open_rate(recipe: Recipe) -> bool:
+    return recipe.training.table_rate == "auto" and not recipe.training.sweeps
 
 
 _OTHER = {"penalty": "examples", "examples": "penalty"}

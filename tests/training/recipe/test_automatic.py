@@ -10,7 +10,7 @@ from evergram.data.corpus import Corpus
 from evergram.errors import RecipeError
 from evergram.training.build import prepare
 from evergram.training.recipe import Recipe
-from evergram.training.recipe.automatic import batch_size_of, strengths_of
+from evergram.training.recipe.automatic import batch_size_of, rate_of, strengths_of
 from evergram.training.recipe.fit_settings import FitSettings
 
 
@@ -100,3 +100,10 @@ def test_they_are_what_is_trained_with() -> None:
     strengths = strengths_of(recipe(), data)
     assert list(step.objective.penalty) == strengths.penalty
     assert (step.objective.l2, step.objective.l2_measure) == (strengths.l2, "penalty")
+
+
+def test_a_sweep_has_all_pairs_and_no_rate() -> None:
+    sweeping = recipe("training.optimizer=als")
+    assert batch_size_of(sweeping, corpus(100, 64, 8)) == 800
+    assert rate_of(sweeping) == 0
+    assert FitSettings.of(sweeping, corpus(100, 64, 8), 0).rates == {}

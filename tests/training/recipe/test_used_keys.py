@@ -49,6 +49,14 @@ TINY: dict[str, Any] = {
         ("task.l2=0 task.l2_measure=penalty", "task.l2_measure is used with task.l2 above 0 only"),
         ("task.penalty=0 gramian.kind=exact", "gramian.kind is used with a task.penalty above 0"),
         ("task.penalty=0 prior.kind=svd", "prior.kind is used with a task.penalty above 0"),
+        (
+            "training.optimizer=als training.precondition=0.5",
+            "training.precondition is used with an optimizer that takes steps",
+        ),
+        (
+            "training.optimizer=als gramian.rate=0.1",
+            "gramian.rate is used with an optimizer that takes steps .* is 'als'",
+        ),
         ("prior.rank=4", "prior.rank is used with prior.kind = 'svd' only, and .* 'zero'"),
         ("prior.kind=constant prior.rank=4", "prior.rank is used with prior.kind = 'svd' only"),
         ("gramian.beta=1", "gramian.beta is used with gramian.kind = 'sagram' only"),
@@ -149,6 +157,9 @@ def test_an_override_puts_keys_of_the_file_out_of_use_and_says_so(
     assert "model.hidden, training.layer_rate" in line
     with pytest.raises(RecipeError, match=r"model\.hidden is used with"):
         Recipe.load(path, ["model.kind=factorization", "model.hidden=[4]"])
+    # An override of a whole table replaces the keys that it puts out of use.
+    path.write_text('[data]\nkind = "synthetic"\n[training]\nbatch_size = 8\n')
+    assert Recipe.load(path, ["training={optimizer='als'}"]).training.batch_size == "auto"
     # A file that is wrong by itself is not made right by an override of something else.
     path.write_text('[data]\nkind = "synthetic"\n[model]\nhidden = [8]\n')
     with pytest.raises(RecipeError, match=r"model\.hidden is used with"):

@@ -1,8 +1,8 @@
-"""Measures of entities, p_a ∝ count_a^γ or from a file of weights."""
+"""Weights in the penalty: measures of entities, and sparse weights of observed pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from evergram.errors import DataError
 
 
 def build_measures(chosen: Sequence[float | str], corpus: Corpus, side: str) -> Tensor:
-    """Return the R measures of a side, float64 [N, R].
+    """Return the R measures of a side, p_a ∝ count_a^γ or from a file of weights, float64 [N, R].
 
     Args:
         chosen: of each measure, a power of the counts, or the path of a file of weights.
@@ -31,6 +31,26 @@ def build_measures(chosen: Sequence[float | str], corpus: Corpus, side: str) -> 
         for item in chosen
     ]
     return torch.stack(columns, dim=1)
+
+
+def sparse_weights(
+    sparse: str, penalty: Sequence[float], corpus: Corpus, measures: Mapping[str, Tensor]
+) -> Tensor | None:
+    """Return weights w of observed pairs in (1/n) Σ w (s − π)², float64 [n]; None without."""
+    if sparse == "none":
+        return None
+    if sparse == "weight":
+        return corpus.column("weight").double()
+    # Take the penalty of a pair off again, once however often the pair was observed.
+    query, candidate = corpus.column("query"), corpus.column("candidate")
+    _, place, times = torch.unique(
+        query * len(corpus.candidates) + candidate, return_inverse=True, return_counts=True
+    )
+    total = torch.zeros(len(corpus), dtype=torch.float64)
+    for r, strength in enumerate(penalty):
+        total += strength * measures["query"][query, r] * measures["candidate"][candidate, r]
+    weight: Tensor = -total * len(corpus) / times[place]
+    return weight
 
 
 def _weights_of(path: Path, vocabulary: Vocabulary) -> Tensor:

@@ -58,7 +58,9 @@ def strengths_of(recipe: Recipe, corpus: Corpus) -> Strengths:
 
 def rate_of(recipe: Recipe) -> float:
     """Return the learning rate of tables of ids: the recipe's number, or `TABLE_RATE`; of Adam
-    `ADAM_RATE`."""
+    `ADAM_RATE`. A sweep has none: 0."""
+    if recipe.training.sweeps:
+        return 0.0
     rate = recipe.training.table_rate
     if rate != "auto":
         return rate
@@ -71,8 +73,10 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
 
     A graph encoder passes over the graph in every step, so its batch is 4,096 whatever the data.
     Where queries are drawn with all of their pairs, a step has 256 queries, or as many as make 32
-    steps an epoch, if these are fewer.
+    steps an epoch, if these are fewer. A sweep has all pairs.
     """
+    if recipe.training.sweeps:
+        return len(corpus)
     size = recipe.training.batch_size
     if size != "auto":
         return size
@@ -86,18 +90,22 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
     return min(max(1 << (wanted.bit_length() - 1), LEAST_BATCH), LARGEST_BATCH)
 
 
+def pointwise_strengths(pairs: int, queries: int, candidates: int) -> Strengths:
+    """Return λ and l2 of the squared loss for so many distinct pairs, queries and candidates."""
+    penalty = PENALTY * pow(pairs / (queries * candidates), PENALTY_POWER)
+    return Strengths([penalty], L2 * sqrt(queries * candidates) / pairs, "penalty")
+
+
 def _penalty(task: TaskRecipe, corpus: Corpus) -> list[float]:
     if not task.chosen.needs_penalty:
         return [0.0]
-    pairs, queries, candidates = _sizes(corpus)
-    return [PENALTY * pow(pairs / (queries * candidates), PENALTY_POWER)]
+    return pointwise_strengths(*_sizes(corpus)).penalty
 
 
 def _l2(task: TaskRecipe, corpus: Corpus) -> float:
     if not task.chosen.needs_penalty:
         return 0.0
-    pairs, queries, candidates = _sizes(corpus)
-    value = L2 * sqrt(queries * candidates) / pairs
+    value = pointwise_strengths(*_sizes(corpus)).l2
     if task.chosen.pair_target == "value":
         # Scores are as large as the values, and squared norms grow with scores, not their squares.
         value *= _root_mean_square(corpus)

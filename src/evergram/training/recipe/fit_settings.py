@@ -58,6 +58,8 @@ class FitSettings:
     def rates(self) -> dict[str, float]:
         """The learning rates that parameters of the encoder have, by key of [training]."""
         training = self.training
+        if training.sweeps:
+            return {}
         rates = {
             "table_rate": self.table_rate,
             "feature_rate": training.feature_rate,

@@ -38,7 +38,7 @@ class ModelRecipe(KindTable):
     dim: PerVersion = Field(default=[64])
     scale: Rate = 0.1
     # What the tables start from: Gaussian rows, or vectors made of the pairs, see `starts/`.
-    start: Literal["random", "smooth", "svd"] = "random"
+    start: Literal["random", "smooth", "svd", "als"] = "random"
     # Rows of unit norm.
     normalize: bool = False
     # γ: published candidates are multiplied by max(training pairs, 1)^γ; "auto" is chosen by the

@@ -210,7 +210,7 @@ class Recipe(RecipeTable):
         )
         for key in displaced:
             table, _, name = key.partition(".")
-            del chosen[table][name]
+            chosen[table].pop(name, None)  # an override of the whole table has none
         return cls._checked(chosen, source)
 
     @classmethod

@@ -15,7 +15,8 @@ class TrainingRecipe(RecipeTable):
 
     `table_rate` is Adagrad's on tables of ids and `feature_rate` on those of features, whose rows
     many entities share; `layer_rate` is Adam's on the rest. With `optimizer` "sgd" they are the
-    rates of plain SGD, [G2]'s Algorithms 1 and 2; with "adam" tables learn by Adam, too.
+    rates of plain SGD, [G2]'s Algorithms 1 and 2; with "adam" tables learn by Adam, too. "als"
+    has no rates: it solves for the rows of tables, side by side.
     """
 
     # At most; training ends when so many evaluations in a row were no better (0: never).
@@ -29,7 +30,7 @@ class TrainingRecipe(RecipeTable):
     batch_size: Positive | Literal["auto"] = "auto"
     # Also train on the pairs of an epoch that do not fill a batch, in a last, smaller one.
     short_batch: bool = False
-    optimizer: Literal["adaptive", "adam", "sgd"] = "adaptive"
+    optimizer: Literal["adaptive", "adam", "sgd", "als"] = "adaptive"
     # "auto" is 0.1 (0.01 of Adam), or what pilots choose.
     table_rate: Rate | Literal["auto"] = "auto"
     feature_rate: Rate = 0.005
@@ -60,3 +61,8 @@ class TrainingRecipe(RecipeTable):
     watch_candidates: Positive = 50_000
     # A value of `metric`: how long it took to reach it is reported.
     reach: Rate | None = None
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether an epoch is one sweep over all rows, in place of steps over batches of pairs."""
+        return self.optimizer == "als"

@@ -197,6 +197,13 @@ RULES = (
         needs="pairs that are drawn one by one",
     ),
     Only(
+        "training.batch_size training.short_batch training.table_rate training.decay "
+        "training.precondition gramian.*",
+        "training.optimizer",
+        test=lambda r: not r.training.sweeps,
+        needs="an optimizer that takes steps ('adaptive', 'adam', 'sgd')",
+    ),
+    Only(
         "model.start",
         "model.hash_rows",
         test=lambda r: getattr(r.model, "hash_rows", None) is None,

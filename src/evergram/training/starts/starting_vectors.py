@@ -24,6 +24,8 @@ from evergram.encoders.factorization import Factorization
 from evergram.encoders.features import SIDES
 from evergram.errors import RecipeError
 from evergram.training.recipe import ModelRecipe
+from evergram.training.recipe.fit_settings import FitSettings
+from evergram.training.starts.als_start import als_start
 from evergram.training.starts.normalised_matrix import NormalisedMatrix
 
 POWER_STEPS = 4
@@ -78,35 +80,41 @@ def svd_start(matrix: NormalisedMatrix, dim: int, seed: int) -> dict[str, Tensor
     return {"query": left[:, :dim] * root, "candidate": right[:, :dim] * root}
 
 
-# By `model.start`; "random" leaves the tables as they were drawn.
+# Of the normalised matrix, by `model.start`; "als" is made by the objective, too, and "random" is
+# what the tables were drawn with.
 STARTS: dict[str, Callable[[NormalisedMatrix, int, int], dict[str, Tensor]]] = {
     "smooth": smooth_start,
     "svd": svd_start,
 }
 
 
-def start_tables(encoder: Encoder, model: ModelRecipe, corpus: Corpus, seed: int) -> None:
+def start_tables(encoder: Encoder, settings: FitSettings, corpus: Corpus) -> None:
     """Write the starting vectors of `model.start` into an encoder's tables, in place.
 
     Args:
         encoder: a factorization as it was drawn, with a row for each id, in memory.
+        settings: `version_seed` is of the vectors; with the same number of threads they are the
+            same bit by bit.
         corpus: the training pairs.
-        seed: of the vectors; with the same number of threads they are the same bit by bit.
-    Raises: RecipeError: the model's tables cannot start from vectors, or dim is too large.
+    Raises: RecipeError: the model's tables cannot start from vectors, or dim is too large; or a
+        library is absent.
     """
-    if model.start not in STARTS:
+    model, seed = settings.model, settings.version_seed
+    if model.start == "random":
         return
     refuse_unstartable(model, encoder.tables_folder)
     assert isinstance(encoder, Factorization)
-    matrix = NormalisedMatrix.of(corpus)
-    vectors = STARTS[model.start](matrix, encoder.dim, seed)
+    if model.start == "als":
+        vectors = als_start(corpus, settings.strengths, encoder.dim, seed)
+    else:
+        vectors = STARTS[model.start](NormalisedMatrix.of(corpus), encoder.dim, seed)
     scale = model.scale * encoder.dim**0.5
     scene = encoder.read(corpus)
     for side, table in (("query", encoder.query), ("candidate", encoder.candidate)):
         rows = vectors[side]
         if model.start == "smooth" and not model.normalize:
             rows = rows * scale
-        known = matrix.degrees[side] > 0
+        known = corpus.counts(side) > 0
         with torch.no_grad():
             table.weight[scene.inputs[side].table_rows[known]] = rows[known].to(table.weight)
 

@@ -1,0 +1,166 @@
+"""Seconds of training until our models have the Recall@20 of implicit ALS, over ALS's own seconds.
+
+ALS has the settings, its number of iterations among them, that `benchmarks.peers` chose by the
+selection pairs over the grids in its file. The target is its recall on the same pairs (of at most
+`QUERIES` queries), on which all rows are measured. Ours has the data's recipe, λ and l2 included,
+and its time has everything that makes the start. All run on one thread, one after the other, and
+seconds are the processor's: another program that keeps it busy does not count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks import peers
+from benchmarks.peer_models import Result, implicit_als
+from benchmarks.tiny import recipes
+from evergram.data.row_pairs import RowPairs
+from evergram.data.split import Split
+from evergram.encoders.features import SIDES
+from evergram.training.build import prepare
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.loop import no_denormals, run_epoch
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.fit_settings import FitSettings
+
+METRIC = "recall@20"
+DATA = ("movielens", "gowalla")
+# Queries whose selection pairs all models are measured on.
+QUERIES = 3000
+# A model that has not reached the target in so many times ALS's seconds is given up.
+PATIENCE = 8
+CPU = torch.device("cpu")
+METHODS = {
+    'optimizer = "als"': ["training.optimizer=als"],
+    'optimizer = "adaptive" (the default)': [],
+    'start = "als", table_rate = 0.01': ["model.start=als", "training.table_rate=0.01"],
+    'start = "als"': ["model.start=als"],
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model on one data set.
+
+    Args:
+        seconds: of the processor until it has ALS's best recall; None if it has not.
+        ratio: these over ALS's own.
+        best: its best recall until it was stopped.
+        spent: seconds until then.
+    """
+
+    data: str
+    method: str
+    seconds: float | None
+    ratio: float | None
+    best: float
+    spent: float
+
+
+def measure() -> list[Row]:
+    rows = []
+    for name in DATA:
+        recipe, split = peers.load(name)
+        rows += _measure(name, recipe, split, peers.SETTINGS[name]["implicit-als"])
+    return rows
+
+
+def tiny() -> list[Row]:
+    with recipes() as folder:
+        recipe = Recipe.load(folder / "random.toml")
+        split = split_for(recipe, load_corpus(recipe), 0)
+        return _measure("tiny", recipe, split, {"alpha": 2, "regularization": 1, "iterations": 2})
+
+
+def _measure(data: str, recipe: Recipe, split: Split, settings: peers.Settings) -> list[Row]:
+    pairs = _sample(split.selection, QUERIES)
+
+    def recall(result: Result) -> float:
+        return peers.judge(result, split, pairs)[METRIC]
+
+    with _one_thread(), no_denormals():
+        dim = recipe.model.dim_of(0)
+        fitted = implicit_als(
+            split,
+            factors=dim,
+            alpha=settings["alpha"],
+            regularization=settings["regularization"],
+            iterations=settings["iterations"],
+            clock=time.process_time,
+        )
+        own, target = fitted.seconds, recall(fitted)
+        words = f"implicit ALS, {settings['iterations']:g} iterations"
+        rows = [Row(data, words, own, 1.0, target, own)]
+        for method, overrides in METHODS.items():
+            chosen = Recipe.of(recipe.model_dump(), overrides)
+            reached, best, spent = None, 0.0, 0.0
+            for spent, value in _curve(chosen, split, recall):
+                best = max(best, value)
+                if value >= target:
+                    reached = spent
+                if reached is not None or spent > PATIENCE * own:
+                    break
+            ratio = None if reached is None else reached / own
+            rows.append(Row(data, method, reached, ratio, best, spent))
+    return rows
+
+
+def _curve(
+    recipe: Recipe, split: Split, recall: Callable[[Result], float]
+) -> Iterator[tuple[float, float]]:
+    """Yield the processor's seconds and the recall: of a start, and after each epoch."""
+    corpus = split.training
+    started = time.process_time()
+    step, sampler, draws = prepare(FitSettings.of(recipe, corpus, 0), corpus, CPU)
+    seconds = time.process_time() - started
+
+    def value() -> float:
+        query, candidate = (getattr(step.encoder, side).weight.detach() for side in SIDES)
+        return recall(Result(query, candidate, seconds))
+
+    if recipe.model.start != "random":
+        yield seconds, value()
+    for epoch in range(recipe.training.epochs):
+        started = time.process_time()
+        for _ in run_epoch(step, sampler, draws, epoch, CPU):
+            pass
+        seconds += time.process_time() - started
+        yield seconds, value()
+
+
+def _sample(pairs: RowPairs, queries: int) -> RowPairs:
+    """Return the pairs of so many queries, always the same ones."""
+    met = torch.unique(pairs.query)
+    chosen = met[torch.randperm(len(met), generator=torch.Generator().manual_seed(0))[:queries]]
+    return pairs.where(torch.isin(pairs.query, chosen))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def table(rows: list[Row]) -> str:
+    """Return the rows as Markdown."""
+    lines = [
+        "| data | model | seconds to ALS's recall | / ALS's own | best recall@20, after |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        seconds = "not reached" if row.seconds is None else f"{row.seconds:.2f}"
+        ratio = "–" if row.ratio is None else f"{row.ratio:.2f}"
+        lines.append(
+            f"| {row.data} | {row.method} | {seconds} | {ratio} | {row.best:.4f}, "
+            f"{row.spent:.2f} s |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,260 @@
+"""Alternating least squares on `PairSquares`, some conjugate gradient steps a row and sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergram.encoders.features import SIDES
+from evergram.errors import TrainingError
+from evergram.gramian.estimator import Moment
+from evergram.gramian.preconditioner import preconditioner
+from evergram.training.solvers.conjugate_gradients import descend
+from evergram.training.solvers.pair_squares import PairSquares
+from evergram.training.solvers.row_groups import RowGroup, row_groups
+
+# Rows start from where they were, near the solution, and the preconditioner is near A⁻¹.
+STEPS = 2
+# Numbers of a group's partners: 2 MiB of float32 stay in a core's cache; a GPU wants fewer calls.
+GATHERED = {"cpu": 2**19, "cuda": 2**25}
+# ρ of the preconditioner, relative to its mean eigenvalue: only for its Cholesky factor.
+RIDGE = 1e-5
+# A preconditioner serves rows of up to so many times fewer pairs than those that it was made for.
+SERVES = 1.5
+
+
+@dataclass(frozen=True)
+class _Push:
+    """The held side, as all rows of the other see it.
+
+    Args:
+        table: [M, D], rows of the held side.
+        gramians: λ_r G_r, [D, D] each; pulled: λ_r H_r, [D, K] each.
+        mean: Σ h v ⊗ v / Σ h over all pairs, [D, D].
+    """
+
+    table: Tensor
+    gramians: Sequence[Tensor]
+    pulled: Sequence[Tensor]
+    mean: Tensor
+
+
+@dataclass(frozen=True)
+class _Systems:
+    """A u = b of a group's rows, none of whose A is formed.
+
+    Args:
+        partners: [B, M, D], rows of the held side.
+        share: n p, [B, R]; norm: n m, [B, 1].
+        toward: n Σ_r λ_r p H_r f, [B, D]; None without a prior.
+    """
+
+    group: RowGroup
+    push: _Push
+    partners: Tensor
+    share: Tensor
+    norm: Tensor
+    toward: Tensor | None
+
+    @classmethod
+    def of(
+        cls, group: RowGroup, push: _Push, share: Tensor, norm: Tensor, factors: Tensor
+    ) -> _Systems:
+        partners = push.table.index_select(0, group.partners.flatten())
+        toward = None
+        if factors.shape[1]:
+            each = [share[:, r, None] * (factors @ h.T) for r, h in enumerate(push.pulled)]
+            toward = torch.stack(each).sum(0)
+        shape = *group.partners.shape, push.table.shape[1]
+        return cls(group, push, partners.view(shape), share, norm[:, None], toward)
+
+    def product(self, rows: Tensor) -> Tensor:
+        """Return A p of p [B, D]."""
+        scores = torch.bmm(self.partners, rows[:, :, None])[..., 0]
+        near = torch.bmm((self.group.pull * scores)[:, None], self.partners)[:, 0]
+        return near + self._pushed(rows)
+
+    def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return b − A u of u [B, D], and Σ_a uᵀA u − 2 bᵀu."""
+        scores = torch.bmm(self.partners, rows[:, :, None])[..., 0]
+        wanted = self.group.wanted
+        missed = wanted - self.group.pull * scores
+        residual = torch.bmm(missed[:, None], self.partners)[:, 0] - self._pushed(rows)
+        drawn = (wanted * scores).sum()
+        if self.toward is not None:
+            residual += self.toward
+            drawn = drawn + (self.toward * rows).sum()
+        return residual, -(rows * residual).sum() - drawn
+
+    @property
+    def size(self) -> Tensor:
+        """The trace of A, [B], if an entity's partners were all rows alike and no weight
+        negative."""
+        size = self.group.pull.abs().sum(1) * self.push.mean.trace() + self.norm[:, 0]
+        for r, gramian in enumerate(self.push.gramians):
+            size = size + self.share[:, r] * gramian.trace()
+        return size
+
+    def _pushed(self, rows: Tensor) -> Tensor:
+        """Return the part of A p that needs no pair."""
+        away = self.norm * rows
+        for r, gramian in enumerate(self.push.gramians):
+            away += self.share[:, r, None] * (rows @ gramian)
+        return away
+
+
+class SweepSolver:
+    """Minimises `PairSquares` by sweeps: over all queries, then over all candidates.
+
+    With one side held, n F is a sum over the rows of the other of uᵀA u − 2 bᵀu, with
+
+        A_a = Σ_i h_i v_i ⊗ v_i + n Σ_r λ_r p_a G_r + n m_a I,      h = ½ + w
+        b_a = Σ_i t_i v_i + n Σ_r λ_r p_a H_r f_a,                  t = ½ y + w π
+
+    Each row takes conjugate gradient steps on its own A from where it is; rows of about the same
+    count share a preconditioner, the inverse of their mean A with the pairs' part averaged over all
+    pairs. No sweep raises F but by rounding, and one whose gradient is zero changes nothing.
+
+    Args:
+        squares: what is minimised; on the device of the tables.
+        steps: of conjugate gradients, for each row in each sweep.
+        gathered: numbers that a group of rows gathers at once; None suits the device.
+    Source: Hu et al. 2008; Takács et al. 2011. docs/method.md, "Alternating least squares".
+    """
+
+    def __init__(
+        self, squares: PairSquares, steps: int = STEPS, gathered: int | None = None
+    ) -> None:
+        self.squares = squares
+        self.steps = steps
+        self.gathered = gathered
+        self.groups: dict[str, list[RowGroup]] = {}
+        query, candidate = (squares.factors[side][squares.pairs[side]] for side in SIDES)
+        weight = torch.zeros_like(squares.target) if squares.weight is None else squares.weight
+        prior = (query * candidate).sum(1).to(weight)
+        self.pull = 0.5 + weight
+        self.wanted = 0.5 * squares.target + weight * prior
+        # What F has beside the tables, times n.
+        terms = 0.5 * squares.target.double().square() + weight.double() * prior.double().square()
+        self.constant = terms.sum()
+        for r, strength in enumerate(squares.penalty):
+            grams = [
+                _moment(squares.factors[s], squares.factors[s], self._share(s, r)) for s in SIDES
+            ]
+            self.constant = (
+                self.constant
+                + len(squares.target) * strength * grams[0].mul(grams[1]).sum().double()
+            )
+
+    def sweep(self, tables: MutableMapping[str, Tensor]) -> Tensor:
+        """Solve for queries, then for candidates, in place.
+
+        Args:
+            tables: [N, D] of each side.
+        Returns: F after it, float64.
+        Raises: TrainingError: weights of pairs are so negative that F has no minimum; or numbers
+            are not finite.
+        """
+        self.solve("query", tables)
+        return self.solve("candidate", tables)
+
+    @torch.no_grad()
+    def solve(self, side: str, tables: MutableMapping[str, Tensor]) -> Tensor:
+        """Move all rows of one side, in place, with the other held. Returns: F after it.
+
+        Raises: TrainingError.
+        """
+        other = "candidate" if side == "query" else "query"
+        squares, table, n = self.squares, tables[side], len(self.squares.target)
+        push = self._push(other, tables[other])
+        shares = squares.measures[side].to(table) * n
+        norms = squares.norms[side].to(table) * n
+        factors = squares.factors[side].to(table)
+        held = squares.norms[other].to(table) @ tables[other].square().sum(1)
+        total = self.constant.to(table.device) + n * held.double()
+        endless = torch.zeros((), dtype=torch.int64, device=table.device)
+        inverse, serves = torch.empty(0), float("inf")
+        for group in self._groups(side, table):
+            rows = group.rows
+            if group.longest < serves:
+                means = shares[rows].mean(0), norms[rows].mean(), group.pull.sum(1).mean()
+                inverse, serves = _inverse(push, *means), group.longest / SERVES
+            systems = _Systems.of(group, push, shares[rows], norms[rows], factors[rows])
+            own = table.index_select(0, rows)
+            residual, value = systems.at(own)
+            descent = descend(
+                systems.product, own, residual, inverse, systems.size, steps=self.steps
+            )
+            table[rows] = descent.solution
+            endless += descent.endless.count_nonzero()
+            total += (value - descent.gain.sum()).double()
+        _refuse_endless(int(endless), total)
+        return total / n
+
+    def _push(self, side: str, table: Tensor) -> _Push:
+        """Return a side as it is held."""
+        squares = self.squares
+        pull = torch.zeros(len(table), dtype=self.pull.dtype, device=table.device)
+        # Weights may be negative, and a preconditioner may not.
+        pull = pull.index_add_(0, squares.pairs[side], self.pull).clamp(min=0).to(table)
+        factors = squares.factors[side].to(table)
+        strengths = [(r, s, self._share(side, r).to(table)) for r, s in enumerate(squares.penalty)]
+        return _Push(
+            table,
+            [s * _moment(table, table, share) for _, s, share in strengths],
+            [s * _moment(table, factors, share) for _, s, share in strengths],
+            _moment(table, table, pull) / pull.sum().clamp(min=torch.finfo(pull.dtype).tiny),
+        )
+
+    def _share(self, side: str, r: int) -> Tensor:
+        return self.squares.measures[side][:, r]
+
+    def _groups(self, side: str, table: Tensor) -> Iterator[RowGroup]:
+        """Yield the groups of a side; they are made once."""
+        if side not in self.groups:
+            gathered = self.gathered or GATHERED.get(table.device.type, GATHERED["cpu"])
+            other = "candidate" if side == "query" else "query"
+            pairs = self.squares.pairs
+            self.groups[side] = list(
+                row_groups(
+                    *(pairs[side], pairs[other], self.pull.to(table), self.wanted.to(table)),
+                    entities=len(table),
+                    pairs=gathered // table.shape[1],
+                )
+            )
+        yield from self.groups[side]
+
+
+def _moment(left: Tensor, right: Tensor, share: Tensor) -> Tensor:
+    """Return Σ_a p_a u_a ⊗ x_a, [D, K]."""
+    return (left * share[:, None].to(left)).T @ right
+
+
+def _inverse(push: _Push, shares: Tensor, norm: Tensor, pull: Tensor) -> Tensor:
+    """Return the inverse of the mean A of some rows, but for a factor.
+
+    Args:
+        shares: [R], norm, pull: means of n p, n m and Σ_i h_i over these rows.
+    """
+    eye = torch.eye(len(push.mean), dtype=push.mean.dtype, device=push.mean.device)
+    parts = [*push.gramians, push.mean, eye]
+    weights = [*shares.tolist(), max(0.0, float(pull)), float(norm)]
+    return preconditioner([Moment(part) for part in parts], weights, RIDGE)
+
+
+def _refuse_endless(endless: int, total: Tensor) -> None:
+    """Raises: TrainingError: some rows have no minimum, or the objective is no number."""
+    if endless:
+        raise TrainingError(
+            f"{endless} entities have an objective without a minimum, because weights of observed "
+            "pairs are too negative; raise task.penalty or task.l2, or set training.optimizer = "
+            "'adaptive'."
+        )
+    if not bool(torch.isfinite(total)):
+        raise TrainingError(
+            f"The objective is {float(total)} after a sweep of training.optimizer = 'als'; lower "
+            "task.penalty, or check the table's values and weights."
+        )
