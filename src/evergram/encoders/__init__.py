@@ -8,7 +8,7 @@ Read in this order:
 3. `row_encoder`, and its subclasses `factorization` (a free vector for each entity) and `two_tower`
    (ids and features through layers).
 4. `graph`: `graph_encoder`, on the matrices of `adjacency`, and its subclasses `graphsage` and
-   `lightgcn`.
+   `lightgcn`; `mean_of_candidates`, whose queries have no table.
 5. `encoder_inputs`: ids, features and tables of a user's objects, as an encoder reads them.
 6. `module_encoder`: the user's own modules, as `encoder_modules` describes them.
 7. `factory`: an encoder by its `kind`, new or from a published version; `kinds` has their settings;
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from evergram.encoders.graph.graph_encoder import GraphEncoder
     from evergram.encoders.graph.graphsage import GraphSage
     from evergram.encoders.graph.lightgcn import LightGCN
+    from evergram.encoders.graph.mean_of_candidates import MeanOfCandidates
     from evergram.encoders.kinds import ENCODERS, EncoderSettings
     from evergram.encoders.row_encoder import RowEncoder
     from evergram.encoders.two_tower import TwoTower
@@ -44,6 +45,7 @@ __all__ = [
     "GraphEncoder",
     "GraphSage",
     "LightGCN",
+    "MeanOfCandidates",
     "RowEncoder",
     "Scene",
     "Schema",
@@ -63,6 +65,7 @@ export_lazily(
         "graph.graphsage": "GraphSage",
         "kinds": "ENCODERS EncoderSettings",
         "graph.lightgcn": "LightGCN",
+        "graph.mean_of_candidates": "MeanOfCandidates",
         "row_encoder": "RowEncoder",
         "two_tower": "TwoTower",
     },

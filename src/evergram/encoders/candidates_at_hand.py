@@ -47,6 +47,9 @@ class CandidatesAtHand(Embeddings):
             return self.candidates.index_select(0, ids)
         return self.embeddings.rows(side, ids)
 
+    def of_pairs(self, query: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.embeddings.of_pairs(query, candidate)
+
     def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
         return self.embeddings.blocks(side, batch_size)
 

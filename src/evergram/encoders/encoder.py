@@ -57,6 +57,11 @@ class Embeddings(ABC):
     def rows(self, side: str, ids: Tensor) -> Tensor:
         """Return [B, D] for rows [B] of a side, "query" or "candidate"; differentiable."""
 
+    def of_pairs(self, query: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the query rows [B, D] of B pairs of the scene, and the same rows made without each
+        pair's own candidate; None for those if no candidate is in a query's row."""
+        return self.rows("query", query), None
+
     @abstractmethod
     def blocks(self, side: str, batch_size: int = ROWS) -> Iterator[Tensor]:
         """Iterate over all of a side in blocks [b, D], without gradient."""

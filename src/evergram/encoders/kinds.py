@@ -24,8 +24,10 @@ class EncoderSettings(KindSettings):
     made_by_recipe: ClassVar[bool] = True
     # True if it reads features besides ids.
     reads_features: ClassVar[bool] = True
-    # True if it embeds entities by a pass over the whole graph.
+    # True if it embeds entities by the interactions of a corpus.
     needs_graph: ClassVar[bool] = False
+    # True if each step is a pass over all interactions, and has the embeddings of all entities.
+    passes_over_graph: ClassVar[bool] = False
     # The rates of [training] that its parameters have: `table_rate` (an `nn.Embedding` of ids),
     # `feature_rate` (`Encoder.feature_tables`), `layer_rate` (all else).
     rates: ClassVar[tuple[str, ...]] = ("table_rate", "feature_rate", "layer_rate")
@@ -160,6 +162,7 @@ class GraphSageSettings(EncoderSettings):
 
     kind = "graphsage"
     needs_graph = True
+    passes_over_graph = True
     rates = ("layer_rate",)
     per_version = ("layers",)
     size_keys = ("input_dim", "layers")
@@ -197,6 +200,7 @@ class LightGCNSettings(EncoderSettings):
 
     kind = "lightgcn"
     needs_graph = True
+    passes_over_graph = True
     rates = ("layer_rate",)
     per_version = ("layers",)
     layers: PerVersion = Field(default=[2])
@@ -206,6 +210,21 @@ class LightGCNSettings(EncoderSettings):
         from evergram.encoders.graph.lightgcn import LightGCN
 
         return LightGCN
+
+
+class MeanOfCandidatesSettings(EncoderSettings):
+    """A free vector for each candidate; a query is the mean of those that it met."""
+
+    kind = "mean_of_candidates"
+    reads_features = False
+    needs_graph = True
+    rates = ("table_rate",)
+
+    @classmethod
+    def encoder_class(cls) -> type[Encoder]:
+        from evergram.encoders.graph.mean_of_candidates import MeanOfCandidates
+
+        return MeanOfCandidates
 
 
 class ModuleSettings(EncoderSettings):
@@ -229,5 +248,6 @@ ENCODERS: dict[str, type[EncoderSettings]] = table_of(
     TwoTowerSettings,
     GraphSageSettings,
     LightGCNSettings,
+    MeanOfCandidatesSettings,
     ModuleSettings,
 )

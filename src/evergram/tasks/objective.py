@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from evergram.data.sampling import Batch
 from evergram.errors import ShapeError
 from evergram.gramian.penalty import BatchSide, orthogonal_penalty, quadratic_penalty
-from evergram.tasks.task import Encoded, Moments, Task, score
+from evergram.tasks.task import Encoded, Moments, Task
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,12 @@ class Objective(nn.Module):
         self._check(loss, encoded)
         portion = encoded.portion
         if self.l2 and self.l2_measure != "penalty":
-            drawn = (encoded.query, encoded.candidate, encoded.negative)
+            drawn = (encoded.queries, encoded.candidate, encoded.negative)
             norms = [rows.square().sum(-1) for rows in drawn if rows is not None]
             loss = loss + self.l2 * torch.stack([n.mean() for n in norms]).sum()
         if batch.pair_weight is not None:
-            missed = score(encoded) - self._prior(encoded)
+            scores = (encoded.queries * encoded.candidate).sum(-1)  # those of the penalty
+            missed = scores - self._prior(encoded)
             loss = loss + (batch.pair_weight * missed.square()).mean()
         if portion != 1:
             loss = loss * portion

@@ -67,7 +67,7 @@ class SoftmaxAll(Task):
         if batch.pair_share is not None:
             weight = weight * batch.pair_share[first].to(weight)
         pushed = log_partition_sum(
-            encoded.query[first],
+            encoded.queries[first],
             encoded.all_candidates,
             weight,
             self.temperature,

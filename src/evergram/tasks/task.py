@@ -43,7 +43,7 @@ class Encoded:
     """The embeddings of a batch, for a loss.
 
     Args:
-        query, candidate: [B, D].
+        query, candidate: [B, D], as the loss of a pair sees them.
         negative: [B, D], embeddings of `Batch.negative`; or None.
         query_factors, candidate_factors: [B, K], rows of the prior; None without a prior.
         everyone: all entities of each side, if their embeddings are computed anyway; None lets the
@@ -51,6 +51,8 @@ class Encoded:
         all_candidates: [N, D], differentiable, for tasks that want them; else None.
         portion: what these pairs count for in the whole batch's loss; below 1 where processes share
             the batch. Weights of `everyone` contain theirs.
+        whole_query: [B, D], the queries' rows as all but a pair's own loss sees them, where `query`
+            is made without the pair's candidate; None where both are the same.
     """
 
     query: Tensor
@@ -61,6 +63,12 @@ class Encoded:
     everyone: Mapping[str, Spread] | None = None
     portion: float = 1.0
     all_candidates: Tensor | None = None
+    whole_query: Tensor | None = None
+
+    @property
+    def queries(self) -> Tensor:
+        """The queries' rows, [B, D], with all of their candidates in them."""
+        return self.query if self.whole_query is None else self.whole_query
 
     def spread(self, batch: Batch) -> Mapping[str, Spread]:
         """Return the rows that stand for all entities of each side."""
@@ -68,7 +76,7 @@ class Encoded:
             return self.everyone
         return {
             "query": Spread.part(
-                self.query, batch.query_weight, self.query_factors, portion=self.portion
+                self.queries, batch.query_weight, self.query_factors, portion=self.portion
             ),
             "candidate": Spread.part(
                 self.candidate, batch.candidate_weight, self.candidate_factors, portion=self.portion

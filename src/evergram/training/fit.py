@@ -259,7 +259,7 @@ class _Job:
         """Let the selection rank no more queries, and no more often, than the recipe's share
         allows. Returns: the multiply-adds of an epoch of training."""
         settings, seed, split = self.settings.training, self.settings.seed, self.split
-        passes = self.settings.model.chosen.needs_graph
+        passes = self.settings.model.chosen.passes_over_graph
         an_epoch = epoch_work(run, split.training, passes_over_graph=passes)
         queries = distinct(split.selection.query)
         work = RankingWork.of(run.encoder, queries, split.training)

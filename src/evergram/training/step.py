@@ -113,9 +113,11 @@ class Step:
                     everyone = drawn
         shown, source = self._shown(batch, own, embeddings)
         pairs = shown.rows
-        query = source.rows("query", pairs.query)
+        query, without = source.of_pairs(pairs.query, pairs.candidate)
         candidate = source.rows("candidate", pairs.candidate)
         encoded = self._encoded(source, shown, (query, candidate), everyone)
+        if without is not None:
+            encoded = replace(encoded, query=without, whole_query=query)
         moments = self._moments if wanted else {s: [] for s in SIDES}
         if wanted and self.precondition:
             self._turn(encoded, moments)

@@ -127,6 +127,15 @@ class WholeRows(Embeddings):
         own = part_of(ids, len(ids), self.collectives)
         return rows_of_all(self.embeddings.rows(side, own.rows), len(ids), self.collectives)
 
+    def of_pairs(self, query: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.whole("query") is not None:
+            return self.embeddings.of_pairs(query, candidate)
+        count = len(query)
+        own = (part_of(ids, count, self.collectives).rows for ids in (query, candidate))
+        rows, without = self.embeddings.of_pairs(*own)
+        rows = rows_of_all(rows, count, self.collectives)
+        return rows, None if without is None else rows_of_all(without, count, self.collectives)
+
     def blocks(self, side: str, batch_size: int = 65_536) -> Iterator[Tensor]:
         return self.embeddings.blocks(side, batch_size)
 

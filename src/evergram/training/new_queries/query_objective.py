@@ -2,7 +2,8 @@
 
 It is exact for the squared loss and for the second-order softmax, whatever their penalties. Any
 other pointwise loss is taken as squared, and any other task as the softmax over all candidates,
-expanded to second order: docs/method.md, "A new query".
+expanded to second order. Where a query is the mean of its candidates, a new one is, too:
+docs/method.md, "A new query".
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evergram.data.corpus import Corpus
+from evergram.encoders.graph.mean_of_candidates import MeanOfCandidates
 from evergram.gramian.new_queries.query_form import Length, QueryForm, Rule, Term
 from evergram.tasks.kinds import PointwiseSettings, SecondOrderSettings, SoftmaxAllSettings
 from evergram.training.fit import Trained
@@ -39,6 +41,8 @@ def query_form(recipe: Recipe, corpus: Corpus, trained: Trained) -> QueryForm | 
     """
     if trained.candidate.is_meta:
         return None
+    if isinstance(trained.encoder, MeanOfCandidates):
+        return QueryForm.mean(trained.encoder.dim, normalize=trained.encoder.normalize)
     task = recipe.task.chosen if trained.penalty else None
     normalize = trained.encoder.normalize
     if isinstance(task, PointwiseSettings):

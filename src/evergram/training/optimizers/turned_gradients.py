@@ -28,6 +28,7 @@ def turn_gradients(
     other = {s: preconditioner(moments[s], penalty, ridge) for s in SIDES}
     pairs: list[tuple[Tensor | None, Tensor]] = [
         (encoded.query, other["candidate"]),
+        (encoded.whole_query, other["candidate"]),
         (encoded.candidate, other["query"]),
         (encoded.negative, other["query"]),
     ]

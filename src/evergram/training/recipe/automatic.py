@@ -84,7 +84,7 @@ def batch_size_of(recipe: Recipe, corpus: Corpus) -> int:
         met = int((corpus.counts("query") > 0).sum())
         queries = min(WHOLE_QUERIES, max(1, met // STEPS))
         return max(1, round(queries * len(corpus) / met))
-    if recipe.model.chosen.needs_graph:
+    if recipe.model.chosen.passes_over_graph:
         return LARGEST_BATCH
     wanted = max(1, len(corpus) // STEPS)
     return min(max(1 << (wanted.bit_length() - 1), LEAST_BATCH), LARGEST_BATCH)

@@ -74,7 +74,7 @@ def _drives_apart(recipe: Recipe) -> bool:
 def _limits_objects(recipe: Recipe) -> bool:
     """Whether alignment is over some of the objects: a pass over a graph has all at hand."""
     objects, alone = recipe.upgrade.objects, recipe.upgrade.fit == "posthoc"
-    draws = not alone and not recipe.model.chosen.needs_graph
+    draws = not alone and not recipe.model.chosen.passes_over_graph
     return objects == "batch" or (objects == "all" and draws)
 
 
