@@ -41,7 +41,7 @@ def encoder_of(data: Corpus, **options: Any) -> Encoder:
 
 def table_of(encoder: Encoder) -> dict[int, Tensor]:
     """The row of each candidate by its id, normalised if the encoder normalises."""
-    rows = encoder.get_parameter("candidate.weight")
+    rows: Tensor = encoder.get_parameter("candidate.weight")
     if encoder.normalize:
         rows = functional.normalize(rows)
     keys = encoder.schema.ids("candidate").keys.to_pylist()
@@ -113,7 +113,7 @@ def test_gradients_are_those_of_the_loops(normalize: bool) -> None:
     sum(
         ((rows - target) ** 2).sum()
         for rows, target in zip(both_rows(encoder, data), targets, strict=True)
-    ).backward()  # type: ignore[union-attr]
+    ).backward()
     assert table.grad is not None
     assert table.grad.is_sparse
     got = table.grad.to_dense().clone()
