@@ -15,6 +15,7 @@ from evergram.compatibility.transforms import Transform
 from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
 from evergram.lineage.publishing.block_check import checked_blocks
+from evergram.texts.record import TextEncoderRecord
 
 Block = tuple[pa.Array, Tensor]
 # Ids and vectors as they may be given, see `Artefact`.
@@ -57,6 +58,7 @@ class Artefact:
         trained: the salt of the hashes of the model's training pairs, and these; None if no model
             was trained.
         follows: fingerprint of the version that `transform` leads to; None for version 0 alone.
+        text_encoder: the encoder that made the embeddings from texts; None if it is not known.
     """
 
     dim: int
@@ -69,6 +71,7 @@ class Artefact:
     error: StepError | None = None
     trained: tuple[str, TrainedPairs] | None = None
     follows: str | None = None
+    text_encoder: TextEncoderRecord | None = None
 
     def __repr__(self) -> str:
         model = "no encoder" if self.encoder is None else self.encoder.kind

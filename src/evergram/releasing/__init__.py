@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from evergram.releasing.evaluate import Ranking, evaluate
     from evergram.releasing.files.align import align
     from evergram.releasing.files.align_settings import AlignSettings
+    from evergram.releasing.files.encode_file import Texts, encode_file
     from evergram.releasing.files.import_file import import_embeddings
     from evergram.releasing.files.transform_file import transform_file
     from evergram.releasing.known_consumers.known_consumer import KnownConsumer
@@ -43,6 +44,7 @@ __all__ = [
     "Ranking",
     "align",
     "compare",
+    "encode_file",
     "evaluate",
     "import_embeddings",
     "publish",
@@ -60,6 +62,7 @@ export_lazily(
         "evaluate": "Ranking evaluate",
         "files.align": "align",
         "files.align_settings": "AlignSettings",
+        "files.encode_file": "Texts encode_file",
         "files.import_file": "import_embeddings",
         "files.transform_file": "transform_file",
         "known_consumers.known_consumer": "KnownConsumer",
