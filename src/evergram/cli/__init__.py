@@ -6,7 +6,8 @@ Read in this order:
    `failures`: the sentence and the exit code of each error.
 2. One file a group of commands: `models` (train, upgrade, diagnose, compare, demo),
    `evaluations`, `preparing` (prepare), `vectors` (align, transform), `texts` (encode),
-   `lineages`, `releases`, `consumers`, `stores`, `serve`, `tuning` (tune), and the folder `reproduction` (reproduce).
+   `lineages`, `releases`, `consumers`, `stores`, `serve`, `tuning` (tune), and the folder
+   `reproduction` (reproduce).
 
 Each command imports what it calls when it is called, so that `evergram --help` does not wait for
 torch.

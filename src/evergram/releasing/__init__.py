@@ -10,7 +10,8 @@ Read in this order:
 2. `publish`: the one gate, by limits and by every consumer's probe (`probes`: a consumer's own
    model on the embeddings that it would read). `release`: train and publish in one call.
    `evaluate`: metrics of a lineage's stored embeddings.
-3. `files/`: vectors of models that are not ours (`align`, `import_file`, `transform_file`).
+3. `files/`: vectors of models that are not ours (`align`, `import_file`, `transform_file`,
+   `encode_file`).
 4. `comparison/`: the methods of [BC] side by side. `demo`: a version, upgrades and a consumer.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
@@ -42,6 +43,7 @@ __all__ = [
     "ProbeReading",
     "Published",
     "Ranking",
+    "Texts",
     "align",
     "compare",
     "encode_file",

@@ -44,8 +44,8 @@ class SentenceTransformerEncoder(TextEncoder):
                 f"The {what} {place!r} is no model that sentence-transformers can load: {why}."
             ) from error
         if prompts is None:
-            own: dict[str, str] = dict(self._model.prompts or {})
-            document = next((own[name] for name in _DOCUMENT if own.get(name)), "")
+            own: dict[str, Any] = dict(self._model.prompts or {})
+            document = next((str(own[name]) for name in _DOCUMENT if own.get(name)), "")
             prompts = Prompts(own.get("query") or "", document)
         super().__init__(f"sentence-transformers:{place}", prompts, BATCH)
 
@@ -57,7 +57,7 @@ class SentenceTransformerEncoder(TextEncoder):
         return vectors
 
     def _fingerprint(self) -> str:
-        settings = [
+        settings: list[Any] = [
             [type(part).__name__, getattr(part, "get_config_dict", dict)()]
             for part in self._model.children()
         ]

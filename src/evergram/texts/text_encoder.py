@@ -53,7 +53,7 @@ class TextEncoder(ABC):
     @cached_property
     def dim(self) -> int:
         """D."""
-        return self.encode([_PROBE]).shape[1]
+        return int(self.encode([_PROBE]).shape[1])
 
     @cached_property
     def fingerprint(self) -> str | None:
@@ -114,9 +114,7 @@ class TextEncoder(ABC):
             raise
         except Exception as error:  # of whatever library or function encodes
             why = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".: ")
-            raise ServiceError(
-                f"{self.address} failed to encode {len(texts)} texts: {why}."
-            ) from error
+            raise ServiceError(f"{self.address} failed on {len(texts)} texts: {why}.") from error
 
     def _fingerprint(self) -> str | None:
         return None

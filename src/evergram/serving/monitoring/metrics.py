@@ -75,8 +75,7 @@ class Metrics:
         )
         self.stale = gauge("reload_failed", "1 while a changed lineage cannot be loaded.")
         self.text_problem = gauge(
-            "text_encoder_failed",
-            "1 while strings are refused, as an encoder is not the recorded one.",
+            "text_encoder_failed", "1 while strings are refused, as their encoder is another."
         )
         self.working = gauge("requests_working", "Requests worked on, or waiting.")
         self.connections = gauge("connections", "Open connections.")
