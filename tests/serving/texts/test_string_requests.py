@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 from numpy.testing import assert_allclose
 from starlette.testclient import TestClient
 from tests.support import text_encoders
 from tests.support.lineages import lineage_of
-from tests.support.running_service import ADDRESS, server
-from tests.support.text_encoders import ADDRESSES, CALLS, encoded, sentences, text_lineage
+from tests.support.running_service import ADDRESS
+from tests.support.text_clients import through_changes
+from tests.support.text_encoders import ADDRESSES, CALLS, sentences, text_lineage
 
-from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import align
 from evergram.serving.app import create_app
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
@@ -63,29 +61,11 @@ def http(lineage: Lineage) -> Iterator[TestClient]:
 def test_a_pinned_openai_client_runs_unchanged_through_two_changes_of_encoder(
     tmp_path: Path,
 ) -> None:
-    lineage = text_lineage(tmp_path)
-    consumers = ConsumerRegistry.open(lineage.path)
-    consumers.add("search", "v0", lineage.resolve)
-    token = consumers.issue_token("search")
-    texts = ServedTexts(ADDRESSES)
-    with (
-        server(create_app(Service.open(lineage.path, texts=texts))) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=0) as client,
-    ):
-        before = client.embeddings.create(model="line", input=TEXTS)
-        # The new encoder is published while the service runs; nobody restarts anything.
-        align(1, encoded(tmp_path, ADDRESSES[2]), Lineage.open(lineage.path))
-        for _ in range(200):
-            after = client.embeddings.create(model="line", input=TEXTS)
-            if getattr(after, "evergram", {})["computed_from"] == [2, 2]:
-                break
-        else:
-            pytest.fail("the new version was not loaded")
+    answers = through_changes(tmp_path, ADDRESSES, sentences(), TEXTS)
     expected = text_encoders.word_vectors(TEXTS, 0, 10)
-    for answer in (before, after):
-        assert answer.model == "line@v0"
+    for answer in answers:
         # The maps between these encoders are exact.
-        assert_allclose([row.embedding for row in answer.data], expected, rtol=1e-2, atol=1e-2)
+        assert_allclose(answer, expected, rtol=1e-2, atol=1e-2)
 
 
 def test_the_newest_encoder_encodes_and_the_chain_reads(http: TestClient, lineage: Lineage) -> None:
