@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from numpy.testing import assert_allclose
-from tests.support.text_encoders import ADDRESSES, CALLS, text_lineage, word_vectors
+from tests.support.text_encoders import ADDRESSES, CALLS, encoded, text_lineage, word_vectors
 
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.files.align import align
+from evergram.releasing.files.import_file import import_embeddings
 from evergram.serving.texts import served_texts as module
 from evergram.serving.texts.checked_encoder import TextEncoderError
 from evergram.serving.texts.served_texts import RECORDED, ServedTexts
@@ -66,8 +68,10 @@ def test_recorded_functions_are_never_opened(lineage: Lineage) -> None:
 
 
 def test_the_encoder_before_stays_after_a_roll_back_and_forth(tmp_path: Path) -> None:
-    lineage = text_lineage(tmp_path)
-    lineage.promote(0)
+    lineage = Lineage.create(tmp_path / "line", "line")
+    import_embeddings(encoded(tmp_path, ADDRESSES[0]), lineage)
+    lineage.label("stable", 0)
+    align(0, encoded(tmp_path, ADDRESSES[1]), lineage, promote=False)
     texts = loaded(lineage)
     # A request under way may still be of the version before.
     lineage.promote(1)
