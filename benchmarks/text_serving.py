@@ -31,7 +31,7 @@ from evergram.texts.addresses import open_text_encoder
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 
 OLD = "python:evergram.texts.canaries:letters"
-SIZES = (1, 16, 64)
+SIZES = (1, 8)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Latency:
 
 def measure() -> list[Latency]:
     texts = [text for _, text in articles() if len(text) > 40]
-    return latencies(texts, SIZES, 40)
+    return latencies(texts, SIZES, 15)
 
 
 def tiny() -> list[Latency]:
@@ -87,14 +87,17 @@ def latencies(texts: list[str], sizes: tuple[int, ...], rounds: int) -> list[Lat
             thread = threading.Thread(target=server.run)
             thread.start()
             try:
-                with httpx.Client(base_url=server.url) as http:
+                with httpx.Client(base_url=server.url, timeout=60.0) as http:
                     _await(http)
 
                     def send(some: list[str]) -> None:
                         body = {"model": "line@v0", "input": some, "encoding_format": "base64"}
                         http.post("/v1/embeddings", json=body).raise_for_status()
 
-                    actions = {"service": send, "bare": lambda some: bare.encode(some)}
+                    actions: dict[str, Callable[[list[str]], object]] = {
+                        "service": send,
+                        "bare": bare.encode,
+                    }
                     return [_latency(actions, fresh, size, rounds, draw) for size in sizes]
             finally:
                 server.stop()

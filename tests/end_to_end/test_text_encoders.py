@@ -12,6 +12,7 @@ from tests.support.text_clients import through_changes
 from evergram.releasing.files.align_settings import AlignSettings
 from evergram.texts.addresses import open_text_encoder
 from evergram.texts.record import record_of
+from evergram.texts.text_encoder import Vectors
 
 # Share of the texts whose vector of version 0 is the nearest to what the client gets later, of 60:
 # chance is 1/60. 640 sentences are too few for a good map; docs/text.md says how many are not.
@@ -38,8 +39,9 @@ def test_a_pinned_client_runs_unchanged_through_two_changes_of_real_encoders(
         assert (cosines.argmax(1) == np.arange(len(queries))).mean() >= LEAST_KEPT
 
 
-def unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+def unit(vectors: Vectors) -> Vectors:
+    unit_rows: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit_rows
 
 
 @pytest.mark.long

@@ -39,7 +39,8 @@ def static_minilm(folder: Path) -> str:
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     model = SentenceTransformer(str(get_model_path()), device="cpu")
-    table = model[0].auto_model.get_input_embeddings().weight.detach().numpy()
+    transformer: Any = model[0]
+    table = transformer.auto_model.get_input_embeddings().weight.detach().numpy()
     static = StaticEmbedding(model.tokenizer.backend_tokenizer, embedding_weights=table)
     SentenceTransformer(modules=[static], device="cpu").save(str(folder))
     return f"sentence-transformers:{folder}"

@@ -20,7 +20,7 @@ PLACE = "https://host/v1#small"
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    monkeypatch.setattr("time.sleep", lambda _: None)
     for name in (module.KEY, module.OPENAI_KEY):
         monkeypatch.delenv(name, raising=False)
 

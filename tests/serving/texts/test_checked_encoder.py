@@ -76,7 +76,7 @@ def test_a_replaced_model_is_noticed_in_the_next_batch_and_its_return_by_a_check
 
 def test_one_that_fails_now_and_then_is_not_another() -> None:
     encoder, inner, failures = checked()
-    inner._function, kept = open_text_encoder(f"{HERE}:failing")._encode, inner._function  # type: ignore[attr-defined]
+    kept = inner._function
     inner._function = lambda texts: (_ for _ in ()).throw(ServiceError("host is down"))
     with pytest.raises(TextEncoderError, match="cannot be reached; try again") as refusal:
         encoder.encode(["word1"], "document")
