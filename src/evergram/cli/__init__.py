@@ -5,7 +5,7 @@ Read in this order:
 1. `options`: the app, and what several commands share. `printing`: results, as a table or as JSON.
    `failures`: the sentence and the exit code of each error.
 2. One file a group of commands: `models` (train, upgrade, diagnose, compare, demo),
-   `evaluations`, `preparing` (prepare), `vectors` (align, transform), `texts` (encode),
+   `evaluations`, `preparing` (prepare, encode), `vectors` (align, transform),
    `lineages`, `releases`, `consumers`, `stores`, `serve`, `tuning` (tune), and the folder
    `reproduction` (reproduce).
 
@@ -27,7 +27,6 @@ from evergram.cli import (
     reproduction,
     serve,
     stores,
-    texts,
     tuning,
     vectors,
 )
@@ -40,7 +39,7 @@ __all__ = ["app", "main"]
 # The files and folders whose import adds their commands to the app.
 _COMMANDS = (
     *(consumers, evaluations, lineages, models, preparing),
-    *(releases, reproduction, serve, stores, texts, tuning, vectors),
+    *(releases, reproduction, serve, stores, tuning, vectors),
 )
 
 
