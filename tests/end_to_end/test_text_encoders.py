@@ -15,7 +15,7 @@ from evergram.texts.record import record_of
 from evergram.texts.text_encoder import Vectors
 
 # Share of the texts whose vector of version 0 is the nearest to what the client gets later, of 60:
-# chance is 1/60. 640 sentences are too few for a good map; docs/text.md says how many are not.
+# chance is 1/60. 640 sentences are few for a map between 256 and 384 dims.
 LEAST_KEPT = 0.4
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy.typing as npt
 
@@ -64,12 +65,16 @@ class WordLlamaEncoder(TextEncoder):
             )
         root = logging.getLogger()
         handlers = list(root.handlers)
-        from wordllama import WordLlama
+        import wordllama
 
         # Its import configures the logging of the whole program.
         root.handlers = handlers
-        self._model = WordLlama.load(
-            dim=WORDLLAMA_DIMS[-1], trunc_dim=dims[dim], disable_download=True
+        self._model = wordllama.WordLlama.load(
+            # It looks for its own tokenizer in the cache alone.
+            cache_dir=Path(wordllama.__file__).parent,
+            dim=WORDLLAMA_DIMS[-1],
+            trunc_dim=dims[dim],
+            disable_download=True,
         )
         super().__init__(f"wordllama:{dim}", prompts or Prompts(), BATCH)
 
