@@ -26,7 +26,7 @@ def test_chunks_and_a_matrix_are_lists() -> None:
 
 @pytest.mark.parametrize("given", ["ab", b"ab", 7, None, np.array(7), {"a": 1}])
 def test_one_thing_by_itself_is_no_list(given: Any) -> None:
-    with pytest.raises(DataError, match="candidates is of type .* give a list of"):
+    with pytest.raises(DataError, match=r"candidates is of type .* give a list of"):
         as_lists(given, "candidates")
 
 
