@@ -21,7 +21,8 @@ def test_one_list_or_a_list_of_lists(form: Any) -> None:
 
 def test_chunks_and_a_matrix_are_lists() -> None:
     assert as_lists(pa.chunked_array([["a"], ["b"]]), "candidates") == [["a", "b"]]
-    assert as_lists(np.array([[1, 2], [3, 4]]), "candidates") == [[1, 2], [3, 4]]
+    matrix: Any = np.array([[1, 2], [3, 4]])
+    assert as_lists(matrix, "candidates") == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize("given", ["ab", b"ab", 7, None, np.array(7), {"a": 1}])
