@@ -47,6 +47,7 @@ from benchmarks import (
     table3,
     table_memory,
     text,
+    text_serving,
     time_to_als,
     towers,
     training_rate,
@@ -182,6 +183,9 @@ SECTIONS = {
     ),
     "table3": Section(table3.section, table3.tiny, needs_data=True),
     "text": Section(text.measure, text.tiny, text.table, needs_data=True),
+    "text-serving": Section(
+        text_serving.measure, text_serving.tiny, text_serving.table, needs_data=True
+    ),
 }
 
 

@@ -20,6 +20,7 @@ FLOORS = {
     "collectives": 1,
     "data": 2,
     "vector_files": 2,
+    "texts": 2,
     "stores": 2,
     "gramian": 2,
     "compatibility": 2,

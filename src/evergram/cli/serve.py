@@ -64,6 +64,21 @@ AllowedHosts = Annotated[
         "(default: localhost; any, where tokens are asked for); repeatable.",
     ),
 ]
+Encoders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--encoder",
+        metavar="ADDRESS",
+        help="Encode strings by this encoder of text (docs/text.md), if it is the one that the "
+        "version records; recorded: by the recorded one, unless it is python: or openai:; "
+        "repeatable.",
+    ),
+]
+MaxText = Annotated[int, typer.Option(min=1, help="Characters of a text.")]
+TextCache = Annotated[int, typer.Option(min=0, help="MiB of vectors of recent texts.")]
+CanaryEvery = Annotated[
+    float, typer.Option(min=1, help="Seconds between two checks of the encoders.")
+]
 MIB = 2**20
 
 
@@ -86,6 +101,10 @@ def serve(
     silence: Silence = 10.0,
     keep_alive: KeepAlive = 120,
     allowed_host: AllowedHosts = None,
+    encoder: Encoders = None,
+    max_text: MaxText = 32_768,
+    text_cache: TextCache = 64,
+    canary_every: CanaryEvery = 300.0,
     as_json: Json = False,
 ) -> None:
     """Serve embeddings, search and transforms over HTTP, at the version that each reader wants.
@@ -110,6 +129,10 @@ def serve(
         max_connections=max_connections,
         silence=silence,
         keep_alive=keep_alive,
+        encoders=tuple(encoder or ()),
+        max_text=max_text,
+        text_cache=text_cache * MIB,
+        canary_every=canary_every,
     )
     _log_to_stderr()
     stores = stores_by_side(store or ()) or None

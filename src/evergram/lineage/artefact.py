@@ -16,6 +16,7 @@ from evergram.data.corpus import Vocabulary
 from evergram.data.pair_hash import TrainedPairs
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.publishing.block_check import checked_blocks
+from evergram.texts.record import TextEncoderRecord
 
 Block = tuple[pa.Array, Tensor]
 # Ids and vectors as they may be given, see `Artefact`.
@@ -59,6 +60,7 @@ class Artefact:
             was trained.
         follows: fingerprint of the version that `transform` leads to; None for version 0 alone.
         query_form: how new queries get a vector from their candidates'; None if they cannot.
+        text_encoder: the encoder that made the embeddings from texts; None if it is not known.
     """
 
     dim: int
@@ -72,6 +74,7 @@ class Artefact:
     trained: tuple[str, TrainedPairs] | None = None
     follows: str | None = None
     query_form: QueryForm | None = None
+    text_encoder: TextEncoderRecord | None = None
 
     def __repr__(self) -> str:
         model = "no encoder" if self.encoder is None else self.encoder.kind

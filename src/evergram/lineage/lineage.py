@@ -14,8 +14,9 @@ from evergram.lineage.artefact import Artefact
 from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.catalog.catalog_changes import CatalogChanges
 from evergram.lineage.catalog.record_changes import NEWEST, STABLE
-from evergram.lineage.fold_in import Lists, Missing
 from evergram.lineage.locks.training_claim import training_claim
+from evergram.lineage.new_queries.fold_in import Missing
+from evergram.lineage.new_queries.id_lists import Lists
 from evergram.lineage.publishing.artefact_check import check_artefact
 from evergram.lineage.publishing.beginning import beginning
 from evergram.lineage.publishing.lost_race import read_lost

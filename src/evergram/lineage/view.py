@@ -19,7 +19,8 @@ from evergram.errors import DataError, ShapeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Block
 from evergram.lineage.catalog.catalog import Catalog
-from evergram.lineage.fold_in import Lists, Missing, fold_in, stored_lookup
+from evergram.lineage.new_queries.fold_in import Missing, fold_in, stored_lookup
+from evergram.lineage.new_queries.id_lists import Lists
 from evergram.lineage.stored_embeddings import stored_embedding_file, stored_vectors
 from evergram.vector_files.base import EmbeddingFile, first_not_finite
 from evergram.vector_files.provenance import provenance_of

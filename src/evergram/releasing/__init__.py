@@ -10,7 +10,8 @@ Read in this order:
 2. `publish`: the one gate, by limits and by every consumer's probe (`probes`: a consumer's own
    model on the embeddings that it would read). `release`: train and publish in one call.
    `evaluate`: metrics of a lineage's stored embeddings.
-3. `files/`: vectors of models that are not ours (`align`, `import_file`, `transform_file`).
+3. `files/`: vectors of models that are not ours (`align`, `import_file`, `transform_file`,
+   `encode_file`).
 4. `comparison/`: the methods of [BC] side by side. `demo`: a version, upgrades and a consumer.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from evergram.releasing.evaluate import Ranking, evaluate
     from evergram.releasing.files.align import align
     from evergram.releasing.files.align_settings import AlignSettings
+    from evergram.releasing.files.encode_file import Texts, encode_file
     from evergram.releasing.files.import_file import import_embeddings
     from evergram.releasing.files.transform_file import transform_file
     from evergram.releasing.known_consumers.known_consumer import KnownConsumer
@@ -41,8 +43,10 @@ __all__ = [
     "ProbeReading",
     "Published",
     "Ranking",
+    "Texts",
     "align",
     "compare",
+    "encode_file",
     "evaluate",
     "import_embeddings",
     "publish",
@@ -60,6 +64,7 @@ export_lazily(
         "evaluate": "Ranking evaluate",
         "files.align": "align",
         "files.align_settings": "AlignSettings",
+        "files.encode_file": "Texts encode_file",
         "files.import_file": "import_embeddings",
         "files.transform_file": "transform_file",
         "known_consumers.known_consumer": "KnownConsumer",

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from evergram.errors import DataError, LineageError, ShapeError, StoreError
 from evergram.gramian.new_queries.query_form import QueryForm
-from evergram.lineage.fold_in import Lists, Missing, fold_in
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.new_queries.fold_in import Missing, fold_in
+from evergram.lineage.new_queries.id_lists import Lists
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
 from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product

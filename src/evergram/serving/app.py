@@ -58,11 +58,14 @@ def create_app(service: Service, settings: ServiceSettings | None = None) -> Fas
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        watching = asyncio.create_task(handler.watch())
+        watching = [asyncio.create_task(handler.watch())]
+        if service.texts is not None:
+            watching.append(asyncio.create_task(service.texts.watch()))
         yield
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
+        for task in watching:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         await asyncio.to_thread(handler.close)
 
     app = FastAPI(
@@ -109,7 +112,7 @@ def _vector_routes(app: FastAPI, handler: RequestHandler) -> None:
     add(
         "embeddings",
         vector_routes.embeddings,
-        "Embeddings of ids, or of features",
+        "Embeddings of ids, of texts, or of features",
         vectors(EmbeddingsRequest, EmbeddingsAnswer, "id"),
     )
     add(
@@ -188,7 +191,7 @@ def _health_routes(app: FastAPI, handler: RequestHandler) -> None:
         answer = Ready(
             ready=ready,
             version=service.production,
-            problem=service.store_problem or service.problem,
+            problem=service.store_problem or service.problem or service.text_problem,
         )
         return JSONResponse(answer.model_dump(), 200 if ready else 503)
 

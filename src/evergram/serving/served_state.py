@@ -10,6 +10,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.dashboard.data import PublishedFacts, published_facts
 from evergram.serving.feature_encoders import FeatureEncoders
+from evergram.serving.texts.served_texts import ServedTexts
 
 # Kinds of stores whose rows are in this process's memory.
 _IN_MEMORY = ("snapshot",)
@@ -62,12 +63,14 @@ class ServedState:
         tokens: whether a consumer has a token, or had one since the service started.
         lineage: where names and defaults are looked up. While the stores are being filled with a
             new version it is still the one before, and `reader` knows the new rows already.
+        texts: encoders of text; None where the service was started without any.
     """
 
     shared: SharedReader
     consumers: ConsumerRegistry
     tokens: bool
     lineage: Lineage
+    texts: ServedTexts | None = None
 
     @property
     def reader(self) -> Reader:

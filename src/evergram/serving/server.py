@@ -15,6 +15,7 @@ from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.serving.process_limits import allowed_connections
 from evergram.serving.service import Service, checked_sentence, has_tokens
 from evergram.serving.settings import ServiceSettings
+from evergram.serving.texts.served_texts import ServedTexts
 
 if TYPE_CHECKING:
     import uvicorn
@@ -125,10 +126,17 @@ def listen(
     settings = checked_settings(place, ServiceSettings() if settings is None else settings)
     listening = bound_socket(settings.host, port)
     try:
-        return Server(Service.open(place, stores), settings, listening)
+        return Server(Service.open(place, stores, texts_of(settings)), settings, listening)
     except BaseException:
         listening.close()
         raise
+
+
+def texts_of(settings: ServiceSettings) -> ServedTexts | None:
+    """Return the encoders of text that settings name; None if they name none."""
+    if not settings.encoders:
+        return None
+    return ServedTexts(settings.encoders, settings.text_cache, settings.canary_every)
 
 
 def serve(

@@ -23,7 +23,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from evergram.errors import EvergramError, ServiceError
-from evergram.serving.server import Server, bound_socket, checked_settings
+from evergram.serving.server import Server, bound_socket, checked_settings, texts_of
 from evergram.serving.service import Service
 from evergram.serving.settings import ServiceSettings
 
@@ -226,7 +226,8 @@ def _serve(work: _Work, listening: socket.socket, pipe: Connection) -> None:
     )
     logging.getLogger("evergram").setLevel(logging.INFO)
     try:
-        server = Server(Service.open(work.place, work.stores), work.settings, listening)
+        service = Service.open(work.place, work.stores, texts_of(work.settings))
+        server = Server(service, work.settings, listening)
     except EvergramError as error:
         pipe.send({"error": str(error)})
         return

@@ -17,6 +17,7 @@ from evergram.lineage.lineage import Lineage
 from evergram.retrieval.reader import Reader
 from evergram.serving.change_watch import ChangeWatch, FileStamp
 from evergram.serving.served_state import ServedState, SharedReader
+from evergram.serving.texts.served_texts import ServedTexts
 
 log = logging.getLogger("evergram.serving")
 
@@ -38,6 +39,7 @@ class Service:
         least_poll: seconds between two looks, at least.
         filling: filled by `open_reader` while it fills stores: side to the version, the rows
             written and the rows in all.
+        texts: encoders of text; None opens none. The service closes them.
     Raises: EvergramError: the lineage, its consumers or a store cannot be opened.
     """
 
@@ -50,8 +52,10 @@ class Service:
         read_ahead: Callable[[Reader], Reader] | None = None,
         least_poll: float = 0.0,
         filling: Mapping[str, tuple[int, int, int]] | None = None,
+        texts: ServedTexts | None = None,
     ) -> None:
         self.filling = {} if filling is None else filling
+        self.texts = texts
         self.least_poll = least_poll
         self._open_reader, self._open_consumers = open_reader, open_consumers
         self._read_ahead, self._read_stamps = read_ahead, stamps
@@ -63,17 +67,26 @@ class Service:
         self._tried_stamps: tuple[FileStamp, FileStamp] | None = None
         self._tried_at = 0.0
         consumers, shared = open_consumers(), SharedReader(open_reader())
-        self._state = ServedState(shared, consumers, has_tokens(consumers), shared.reader.lineage)
+        lineage = shared.reader.lineage
+        if texts is not None:
+            texts.load(lineage)
+        self._state = ServedState(shared, consumers, has_tokens(consumers), lineage, texts)
         # Why a change could not be loaded, and which store does not answer.
         self.problem: str | None = None
         self.store_problem: str | None = None
 
     @classmethod
-    def open(cls, place: str | Path, stores: Mapping[str, str] | None = None) -> Self:
+    def open(
+        cls,
+        place: str | Path,
+        stores: Mapping[str, str] | None = None,
+        texts: ServedTexts | None = None,
+    ) -> Self:
         """Return a service of the lineage in a folder or at an address.
 
         Args:
             stores: side to address of a store; by default the lineage's own snapshots.
+            texts: as of `Service`.
         Raises: EvergramError: the lineage, its consumers or a store cannot be opened.
         """
         watch = ChangeWatch(place)
@@ -101,6 +114,7 @@ class Service:
             read_ahead=read_ahead if stores is None else None,
             least_poll=REMOTE_POLL if watch.folder is None else 0.0,
             filling=filling,
+            texts=texts,
         )
 
     def enter(self) -> ServedState:
@@ -179,6 +193,8 @@ class Service:
                         ahead = SharedReader(self._read_ahead(self._state.reader))
                         self._switch(ahead, self._state.lineage)
                 filled = SharedReader(self._open_reader())
+                if self.texts is not None:
+                    self.texts.load(filled.reader.lineage)
                 self._switch(filled, filled.reader.lineage)
         except (EvergramError, OSError) as error:
             return self._failed("The lineage has changed and cannot be loaded", error)
@@ -207,6 +223,11 @@ class Service:
         return self._state.shared
 
     @property
+    def text_problem(self) -> str | None:
+        """Why strings cannot be encoded; None if they can, or if no encoder was asked for."""
+        return None if self.texts is None else self.texts.problem
+
+    @property
     def production(self) -> int:
         return self._state.lineage.production
 
@@ -231,8 +252,10 @@ class Service:
         self.store_problem = None
 
     def close(self) -> None:
-        """Close the reader after the last request."""
+        """Close the reader after the last request, and the encoders of text."""
         self._state.leave()
+        if self.texts is not None:
+            self.texts.close()
 
     def _failed(self, what: str, error: Exception) -> bool:
         problem = f"{what} ({type(error).__name__}); version {self.production} is served on."

@@ -39,6 +39,11 @@ class ServiceSettings:
             part of its body to the next, and while it should take an answer.
         keep_alive: seconds that a connection stays open between two requests.
         process: number of the process among several behind one port; its metrics carry it.
+        encoders: addresses of the encoders of text that may be opened, see docs/text.md; "recorded"
+            stands for those that versions record. None are opened without one.
+        max_text: characters of a text.
+        text_cache: bytes of the vectors of recent texts.
+        canary_every: seconds between two checks that encoders are still the recorded ones.
     """
 
     host: str = "127.0.0.1"
@@ -61,6 +66,10 @@ class ServiceSettings:
     # first must be the one that knows that no request is on its way.
     keep_alive: float = 120.0
     process: int | None = None
+    encoders: tuple[str, ...] = ()
+    max_text: int = 32_768
+    text_cache: int = 64 * 2**20
+    canary_every: float = 300.0
 
     @cached_property
     def loopback(self) -> bool:

@@ -12,6 +12,8 @@ from evergram.errors import DataError
 # The version whose space the vectors are in, and the one that they were computed from.
 FINGERPRINT = "evergram.fingerprint"
 COMPUTED_FROM = "evergram.computed_from"
+# The encoder that made the vectors from texts: JSON of `texts.record.TextEncoderRecord`.
+TEXT_ENCODER = "evergram.text_encoder"
 # The type of the ids of a .npy file, which lie beside it as text: "int64" or "string".
 ID_TYPE = "evergram.id_type"
 
@@ -31,7 +33,7 @@ def provenance_in(metadata: Mapping[Any, Any] | None) -> dict[str, str]:
     ours = {}
     for key, value in (metadata or {}).items():
         name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
-        if name in (FINGERPRINT, COMPUTED_FROM):
+        if name in (FINGERPRINT, COMPUTED_FROM, TEXT_ENCODER):
             ours[name] = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return ours
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from evergram.errors import RecipeError
+from evergram.errors import RecipeError, TrainingError
 from evergram.training.checkpoints.run_identity import RunIdentity
 from evergram.training.tuning import SearchSpace
 from evergram.training.tuning.proposals import Trial
-from evergram.training.tuning.trial_journal import NAME, TrialJournal
+from evergram.training.tuning.trial_journal import NAME, TrialJournal, claimed
 
 IDENTITY = RunIdentity("{}", "0", "corpus")
 SPACE = SearchSpace.parse(["model.dim=2..8", "task.kind=pointwise,ranking"])
@@ -32,3 +32,20 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, text: str) -> None
     (tmp_path / NAME).write_text(text)
     with pytest.raises(RecipeError, match="is no journal of trials"):
         TrialJournal(tmp_path, IDENTITY, SPACE)
+
+
+def test_a_folder_has_one_search_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    refused = pytest.raises(RecipeError, match="Another process searches in")
+    with claimed(folder), refused, claimed(folder):
+        raise AssertionError("both search")
+    assert not folder.exists()  # nothing was kept
+    with claimed(folder):
+        TrialJournal(folder, IDENTITY, SPACE).add(TRIALS[0])
+    assert [path.name for path in folder.iterdir()] == [NAME]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="cannot be kept in"), claimed(tmp_path / "file" / "x"):
+        raise AssertionError("it was made")

@@ -11,9 +11,11 @@ from typing import Any, Literal, Self
 
 from pydantic import (
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     computed_field,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -25,6 +27,7 @@ from evergram.lineage.disk.lineage_record import (
     first_problem,
 )
 from evergram.lineage.disk.names import is_name
+from evergram.texts.record import TextEncoderRecord
 
 KIND = r"^[a-z][a-z0-9_]{0,63}$"
 
@@ -71,6 +74,8 @@ class Manifest(ChecksummedRecord):
     files: dict[str, str]
     # Side to SHA-256, of the file of embeddings that is stored while this version is the newest.
     embeddings: dict[str, str]
+    # The encoder of text that made the vectors of a version from files, if it is known.
+    text_encoder: TextEncoderRecord | None = None
     # Before format 3 none was written.
     written_fingerprint: str = Field(default="", alias="fingerprint", exclude=True)
 
@@ -79,6 +84,14 @@ class Manifest(ChecksummedRecord):
     def fingerprint(self) -> str:
         """The identity of the version's space, see `fingerprint_of`."""
         return fingerprint_of(self)
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # An Evergram that knows no encoders of text refuses the field, and reads all else.
+        fields: dict[str, Any] = write(self)
+        if fields.get("text_encoder", ...) is None:
+            del fields["text_encoder"]
+        return fields
 
     @property
     def source_fingerprint(self) -> str | None:

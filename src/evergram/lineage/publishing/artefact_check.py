@@ -44,6 +44,12 @@ def check_artefact(catalog: Catalog, artefact: Artefact) -> None:
             f"encoder is of type {type(artefact.encoder).__name__}; it must be EncoderParts, as "
             "`train` and `upgrade` make them, or None."
         )
+    record = artefact.text_encoder
+    if record is not None and record.dim != artefact.dim:
+        raise ShapeError(
+            f"The text encoder {record.address} has {record.dim} dims and the version "
+            f"{artefact.dim}; give the record of the encoder that made these vectors."
+        )
     if not are_metrics(artefact.metrics):
         raise DataError(
             "The metrics of a version must have numbers by name in metrics.model, and in probes a "

@@ -83,6 +83,7 @@ def write_version(
         recipe=dict(artefact.recipe),
         files={path.name: sha256(path) for path in sorted(folder.iterdir())},
         embeddings=dict(facts.embeddings),
+        text_encoder=artefact.text_encoder,
     )
     write_text(folder / "manifest.json", manifest.to_json())
     return manifest

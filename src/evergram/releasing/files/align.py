@@ -23,6 +23,7 @@ from evergram.lineage.artefact import Artefact, Block
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.files.align_settings import AlignSettings
 from evergram.releasing.files.alignment_gate import refuse_degenerate, refuse_error
+from evergram.releasing.files.first_version import facts_of, first_version, text_encoder_of
 from evergram.releasing.files.moments_pass import PairReading, read_pairs
 from evergram.releasing.files.pair_split import (
     Groups,
@@ -177,24 +178,6 @@ def align(
     return dict(published.metrics)
 
 
-def facts_of(file: EmbeddingFile) -> dict[str, Any]:
-    """Return what a version records of the file that it is made from, as JSON: whether it has ids,
-    and the fingerprint that it carries if it was exported from a lineage."""
-    return {"has_ids": file.has_ids, "fingerprint": file.fingerprint}
-
-
-def first_version(file: EmbeddingFile, canaries: Block, recipe: Mapping[str, Any]) -> Artefact:
-    """Return version 0 of a lineage of files."""
-    return Artefact(
-        dim=file.dim,
-        embeddings={SIDE: lambda: file.blocks()},
-        transform=None,
-        metrics={"version": 0, "dim": file.dim, "metrics": {"model": {}}},
-        recipe=recipe,
-        canaries={SIDE: canaries},
-    )
-
-
 def _next_version(
     alignment: FileAlignment, lineage: Lineage, recipe: Mapping[str, Any], canaries: Block
 ) -> Artefact:
@@ -220,6 +203,7 @@ def _next_version(
         canaries={SIDE: canaries},
         error=alignment.error,
         follows=lineage.manifest(lineage.newest).fingerprint,
+        text_encoder=text_encoder_of(new),
     )
 
 

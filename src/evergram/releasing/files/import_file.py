@@ -9,8 +9,8 @@ import torch
 
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
-from evergram.releasing.files.align import facts_of, first_version
 from evergram.releasing.files.align_settings import AlignSettings
+from evergram.releasing.files.first_version import facts_of, first_version
 from evergram.releasing.files.pair_split import canary_rows, id_hashes, pair_groups
 from evergram.training.progress import Progress
 from evergram.vector_files.open_embeddings import EmbeddingFile

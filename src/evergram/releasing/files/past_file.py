@@ -13,7 +13,7 @@ from evergram.lineage.publishing.id_types import with_id_type
 from evergram.vector_files.open_embeddings import EmbeddingFile, open_embeddings
 from evergram.vector_files.pairing import Pairing
 from evergram.vector_files.prefetch import ahead
-from evergram.vector_files.provenance import provenance_file
+from evergram.vector_files.provenance import TEXT_ENCODER, provenance_file
 
 # The one side of a lineage that is made of files.
 SIDE = "object"
@@ -35,6 +35,7 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
     """
     _refuse_known(new, lineage)
     past = past_file(old, lineage)
+    _refuse_without_encoder(past, new, lineage)
     if lineage.versions and not isinstance(old, int):
         _refuse_another(past, lineage)
     advice = _by_option("--old-ids", past)
@@ -74,6 +75,19 @@ def _refuse_known(new: EmbeddingFile, lineage: Lineage) -> None:
         raise LineageError(
             f"{new.path} holds vectors of version {known} of {lineage}, as its fingerprint "
             f"{where}says, and cannot be a new version; give the new model's vectors."
+        )
+
+
+def _refuse_without_encoder(past: EmbeddingFile, new: EmbeddingFile, lineage: Lineage) -> None:
+    """Raises: LineageError: the old vectors are of an encoder of text that is known, and the new
+    ones of none, so that the service could no longer encode the strings of its clients."""
+    known = TEXT_ENCODER in past.provenance
+    if lineage.versions:
+        known = lineage.manifest(lineage.newest).text_encoder is not None
+    if known and TEXT_ENCODER not in new.provenance:
+        raise LineageError(
+            f"{new.path} does not say which encoder made it, and the old vectors do; strings could "
+            "not be encoded at the new version. Make the file by 'evergram encode'."
         )
 
 

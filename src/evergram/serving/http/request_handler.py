@@ -23,6 +23,7 @@ from evergram.serving.http.connections import Connections
 from evergram.serving.http.fast_paths.inline_answers import is_quick
 from evergram.serving.http.requests.auth import Access, authenticate
 from evergram.serving.http.requests.body import BodyBudget, HeldBody, is_arrow
+from evergram.serving.http.requests.texts import strings_are_texts
 from evergram.serving.http.vector_routes import embeddings
 from evergram.serving.http.workers import Workers
 from evergram.serving.monitoring.metrics import Metrics
@@ -104,7 +105,8 @@ class RequestHandler:
                 state.leave()
                 raise
             call = self._call(request, state, access, body, arrow_in)
-            quick = is_quick(call.size, state.shared.in_memory, call.content)
+            texts = state.texts is not None and strings_are_texts(state.lineage)
+            quick = not texts and is_quick(call.size, state.shared.in_memory, call.content)
             if operation is embeddings and quick:
                 run = self._inline(call, operation)
             else:
@@ -249,6 +251,8 @@ class RequestHandler:
             return self._refuse("/metrics", caller, time.perf_counter(), error)
         self.metrics.version.set(self.service.production)
         self.metrics.stale.set(self.service.problem is not None)
+        texts = self.service.texts
+        self.metrics.text_problem.set(texts is not None and texts.problem is not None)
         self.metrics.working.set(self.workers.busy)
         self.metrics.connections.set(len(self.connections.open))
         self.metrics.buffered.set(self.bodies.held)

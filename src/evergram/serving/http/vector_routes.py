@@ -33,6 +33,7 @@ from evergram.serving.http.requests.schemas import (
     TransformOptions,
     TransformRequest,
 )
+from evergram.serving.http.requests.texts import text_role
 from evergram.serving.http.vector_answers import (
     answer,
     arrow_metadata,
@@ -41,7 +42,9 @@ from evergram.serving.http.vector_answers import (
     origin,
 )
 from evergram.serving.object_features import Features
+from evergram.serving.texts.checked_encoder import TextEncoderError
 from evergram.stores.store import Floats
+from evergram.texts.text_encoder import Role
 
 
 def embeddings(call: Call) -> Answer:
@@ -68,9 +71,10 @@ def embeddings(call: Call) -> Answer:
             "dimensions",
         )
     side = call.state.reader.default_side if options.side is None else options.side
-    if isinstance(inputs, list) and isinstance(inputs[0], Features):
+    role = text_role(inputs, options, call.lineage, call.settings)
+    if role is not None or (isinstance(inputs, list) and isinstance(inputs[0], Features)):
         ids = None
-        vectors, sources = _encoded(call, version, side, inputs)
+        vectors, sources = _encoded(call, version, side, inputs, role)
         counts = {int(sources[0]): len(sources)}
     else:
         ids = as_ids(call.state.reader.store(side), inputs)
@@ -174,18 +178,37 @@ def transform(call: Call) -> Answer:
 
 
 def _encoded(
-    call: Call, version: int, side: str, objects: Sequence[Features]
+    call: Call, version: int, side: str, objects: Sequence[Any], role: Role | None
 ) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Encode objects and read them as a version.
+    """Encode objects with features, or texts of a role, and read them as a version.
 
     Production's encoder is used, as if the objects were stored; a later version's own encoder.
     Returns: vectors [n, D], and the version that each was computed from.
     """
     source = max(version, call.lineage.production)
-    vectors = call.state.shared.encoders.encode(source, side, objects)
+    if role is None:
+        vectors = call.state.shared.encoders.encode(source, side, objects)
+    else:
+        vectors = _text_vectors(call, source, objects, role)
     call.drift.note_vectors(side, source, vectors)
     sources = np.full(len(vectors), source, dtype=np.int64)
     return call.state.reader.transform(vectors, source, version), sources
+
+
+def _text_vectors(call: Call, source: int, texts: Sequence[str], role: Role) -> Floats:
+    """Return texts as version `source` encodes them. Raises: RefusedError: it cannot."""
+    if call.state.texts is None:
+        raise RefusedError(
+            400,
+            "text_encoder",
+            "This service was started without an encoder of text (--encoder), so strings cannot be "
+            "encoded; for ids, set 'input_type' to 'id'.",
+            "input",
+        )
+    try:
+        return call.state.texts.encode(source, texts, role)
+    except TextEncoderError as error:
+        raise RefusedError(503, "text_encoder", str(error)) from error
 
 
 def _queries(call: Call, parsed: Parsed[SearchRequest], version: int, side: str) -> Floats:

@@ -74,6 +74,9 @@ class Metrics:
             "production_version", "Version that is read where a request names none."
         )
         self.stale = gauge("reload_failed", "1 while a changed lineage cannot be loaded.")
+        self.text_problem = gauge(
+            "text_encoder_failed", "1 while strings are refused, as their encoder is another."
+        )
         self.working = gauge("requests_working", "Requests worked on, or waiting.")
         self.connections = gauge("connections", "Open connections.")
         self.buffered = gauge("buffered_bytes", "Bytes taken of the budget for bodies of requests.")

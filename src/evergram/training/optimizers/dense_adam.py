@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -14,7 +14,7 @@ class DenseAdam(torch.optim.Adam):
     variants let it rest.
     """
 
-    def __init__(self, params: list[torch.nn.Parameter], lr: float) -> None:
+    def __init__(self, params: Iterable[torch.nn.Parameter], lr: float) -> None:
         # One pass over the tables, in place of one for each operation.
         super().__init__(params, lr, fused=True)
 

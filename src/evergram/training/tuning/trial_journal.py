@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from evergram.atomic_files import make_folder, write_text
 from evergram.errors import RecipeError, TrainingError
@@ -14,8 +17,37 @@ from evergram.training.checkpoints.run_identity import RunIdentity
 from evergram.training.tuning.proposals import Trial
 from evergram.training.tuning.search_space import SearchSpace
 
-NAME = "trials.jsonl"
+NAME, LOCK = "trials.jsonl", ".lock"
 FORMAT = "evergram-trials/1"
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keep other processes from searching in a folder; nothing empty stays of it.
+
+    Raises: RecipeError: another process searches there. TrainingError: it cannot be written.
+    """
+    lock, made = FileLock(folder / LOCK, timeout=0), not folder.exists()
+    try:
+        make_folder(folder)
+        lock.acquire()
+    except Timeout:
+        raise RecipeError(
+            f"Another process searches in {folder}; wait for it, or give another folder."
+        ) from None
+    except OSError as error:
+        raise TrainingError(
+            f"The trials cannot be kept in {folder}: {error.strerror or error}; make room there, "
+            "or choose another folder."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+        (folder / LOCK).unlink(missing_ok=True)
+        if made:
+            with suppress(OSError):  # it has trials
+                folder.rmdir()
 
 
 class TrialJournal:

@@ -22,7 +22,7 @@ from evergram.training.recipe import Recipe
 from evergram.training.tuning.default_space import default_space
 from evergram.training.tuning.proposals import Pruning, Trial, Value, overrides_of, propose
 from evergram.training.tuning.search_space import SearchSpace
-from evergram.training.tuning.trial_journal import TrialJournal
+from evergram.training.tuning.trial_journal import TrialJournal, claimed
 
 if TYPE_CHECKING:
     from evergram.training.loop import Trainer
@@ -95,8 +95,8 @@ def tune(
         minutes: of wall-clock time, after which the running trial is dropped. None sets no limit.
         progress: whether steps and evaluations are shown on stderr.
     Returns: also after Ctrl-C, if a trial has finished.
-    Raises: RecipeError: a key, a value or a limit is not allowed, the folder has another search, or
-        Optuna is missing. TrainingError: no trial has finished. DataError.
+    Raises: RecipeError: a key, a value or a limit is not allowed, the folder has another search or
+        a running one, or Optuna is missing. TrainingError: no trial has finished. DataError.
     """
     if trials < 1 or not (minutes is None or 0 < minutes < math.inf):
         raise RecipeError(
@@ -108,10 +108,11 @@ def tune(
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     split = split_for(recipe, corpus_for(recipe, corpus), 0).without_test(UNTESTED)
     identity = RunIdentity.of(recipe.model_dump_json(), 0, split, Companions(), "tune")
-    journal = TrialJournal(folder, identity, space)
     context = RunContext(pick_device(device), Progress.of_choice(progress), warns=False)
     search = _Search(recipe, split, space, context, deadline)
-    ended = search.run(journal, trials)
+    with claimed(folder):
+        journal = TrialJournal(folder, identity, space)
+        ended = search.run(journal, trials)
     if not any(trial.state == "finished" for trial in journal.trials):
         raise TrainingError(_nothing(journal.trials, ended))
     return Tuned(recipe, journal.trials, ended)

@@ -32,7 +32,7 @@ def problem(schema: type[BaseModel], request: Any) -> tuple[str, str | None]:
         (SearchRequest, {"vector": [1.0], "K": 1}, "'K' is wrong: extra inputs are not", "K"),
         (SearchRequest, {"vectors": [[1.0], [1.0, "a"]]}, "'vectors.1.1' is wrong: ", "vectors"),
         (TransformRequest, {"vectors": [[1.0]]}, "'source' is wrong: field required", "source"),
-        (EmbeddingsRequest, {"input": 1.5}, "'input' is an id, a list of ids of one", "input"),
+        (EmbeddingsRequest, {"input": 1.5}, "'input' is an id or a text, a list of these", "input"),
         (
             EmbeddingsRequest,
             {"input": {"features": {"year": 1.5}}},

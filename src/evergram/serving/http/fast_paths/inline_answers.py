@@ -12,7 +12,9 @@ QUICK = 4096
 
 
 def is_quick(size: int, in_memory: bool, content: Callable[[], bytes | bytearray]) -> bool:
-    """Return whether a request for embeddings names a few ids of stores in memory, and no features.
+    """Return whether a request for embeddings names a few ids of stores in memory.
+
+    Features and texts are encoded, which takes longer.
 
     Args:
         size: bytes of the body.
@@ -23,4 +25,4 @@ def is_quick(size: int, in_memory: bool, content: Callable[[], bytes | bytearray
         return False
     body = content()
     # JSON may write the letters of "features" as \u0066, too.
-    return b"features" not in body and b"\\u00" not in body
+    return b"features" not in body and b"input_type" not in body and b"\\u00" not in body

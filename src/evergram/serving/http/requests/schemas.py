@@ -16,6 +16,7 @@ from pydantic import (
     StrictInt,
     StrictStr,
     TypeAdapter,
+    field_validator,
     model_validator,
 )
 
@@ -30,6 +31,10 @@ Vector = Annotated[list[float], Field(min_length=1, fail_fast=True)]
 Vectors = Annotated[list[Vector], Field(fail_fast=True)]
 Numbers = Annotated[list[Int64], Field(fail_fast=True)]
 Texts = Annotated[list[Text], Field(fail_fast=True)]
+# A text to encode; the service's own limit is `ServiceSettings.max_text`.
+LONGEST_ID, LONGEST_TEXT = 1024, 1 << 17
+InputText = Annotated[StrictStr, Field(max_length=LONGEST_TEXT)]
+InputTexts = Annotated[list[InputText], Field(fail_fast=True)]
 Fingerprint = Annotated[StrictStr, Field(max_length=256)]
 Metric = Literal["ip", "l2", "cosine"]
 
@@ -51,6 +56,8 @@ class EmbeddingsOptions(_RequestModel):
         dimensions: must be the version's own; nothing is cut off.
         missing: "zeros" answers an id that is not stored with zeros and `computed_from` -1.
         user: ignored.
+        input_type: "id" for ids; "query" or "document" for texts to encode. By default strings are
+            texts in a lineage whose first version records an encoder of text, and ids in any other.
     """
 
     model: Annotated[StrictStr, Field(max_length=256)] | None = None
@@ -60,6 +67,7 @@ class EmbeddingsOptions(_RequestModel):
     dimensions: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
     missing: Literal["error", "zeros"] = "error"
     user: Text | None = None
+    input_type: Literal["id", "query", "document"] | None = None
 
     @model_validator(mode="after")
     def _one_version(self) -> Self:
@@ -69,19 +77,29 @@ class EmbeddingsOptions(_RequestModel):
 
 
 class EmbeddingsRequest(EmbeddingsOptions):
-    """A request for embeddings of ids, or of objects with features.
+    """A request for embeddings of ids, of texts, or of objects with features.
 
     Whole numbers are ids, not OpenAI's tokens. In a lineage whose ids are numbers, "17" is 17.
     """
 
     input: (
         Annotated[Numbers, Field(min_length=1)]
-        | Annotated[Texts, Field(min_length=1)]
+        | Annotated[InputTexts, Field(min_length=1)]
         | Annotated[Objects, Field(min_length=1)]
-        | Text
+        | InputText
         | Int64
         | Features
     ) = Field(union_mode="left_to_right")
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _no_tokens(cls, value: Any) -> Any:
+        if isinstance(value, list) and value and isinstance(value[0], list):
+            raise ValueError(
+                "'input' holds arrays of tokens, which belong to one model's tokenizer; send the "
+                "texts themselves (check_embedding_ctx_length=False in LangChain)"
+            )
+        return value
 
 
 class SearchOptions(_RequestModel):
@@ -169,7 +187,7 @@ class FoldInRequest(_RequestModel):
 # Validators of the lists that are parsed by themselves, piece by piece.
 _FINITE = ConfigDict(allow_inf_nan=False)
 NUMBERS: TypeAdapter[list[int]] = TypeAdapter(Numbers)
-TEXTS: TypeAdapter[list[str]] = TypeAdapter(Texts)
+TEXTS: TypeAdapter[list[str]] = TypeAdapter(InputTexts)
 OBJECTS: TypeAdapter[list[Features]] = TypeAdapter(Objects)
 VECTOR: TypeAdapter[list[float]] = TypeAdapter(Vector, config=_FINITE)
 VECTORS: TypeAdapter[list[list[float]]] = TypeAdapter(Vectors, config=_FINITE)
@@ -201,9 +219,11 @@ def problem_of(errors: list[Any]) -> tuple[str, str | None]:
     reason = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "json_invalid":
         return f"The body is not JSON: {reason}.", None
+    if field == "input" and first["type"] == "value_error":
+        return f"{reason}.", field
     if field == "input":
         return (
-            "'input' is an id, a list of ids of one type, or objects with 'features': "
+            "'input' is an id or a text, a list of these of one type, or objects with 'features': "
             f"{reason[:1].lower()}{reason[1:]}.",
             field,
         )

@@ -1,0 +1,119 @@
+"""A version's encoder of text, used only while it is the one that the version records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import count
+
+from evergram.errors import EvergramError, ServiceError
+from evergram.serving.texts.batcher import Batcher
+from evergram.texts.record import TextEncoderRecord
+from evergram.texts.text_encoder import Role, TextEncoder, Vectors
+
+log = logging.getLogger("evergram.serving")
+
+
+class TextEncoderError(ServiceError):
+    """A version's encoder is not at hand, or is not the one that it was published with.
+
+    Its message names no address: it is sent to clients.
+    """
+
+
+class MismatchError(ServiceError):
+    """An encoder is another than the recorded one."""
+
+
+class CheckedEncoder:
+    """The encoder of one version. Several threads may use one.
+
+    Of an encoder whose weights are not at hand, each batch takes a canary along, so that a model
+    that is replaced behind its address is noticed in the first batch after.
+
+    Args:
+        version: its number.
+        record: of the encoder.
+        opened: returns the recorded encoder. Raises: MismatchError: there are only others.
+            EvergramError: it cannot be opened.
+        failed: called when the encoder turns out to be another.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        record: TextEncoderRecord,
+        opened: Callable[[TextEncoderRecord], TextEncoder],
+        failed: Callable[[], None],
+    ) -> None:
+        self.version, self.record = version, record
+        # Why it may not be used, for clients; None while it may.
+        self.problem: str | None = f"The encoder of version {version} is not open yet."
+        self._opened, self._failed = opened, failed
+        self._encoder: TextEncoder | None = None
+        self._batcher: Batcher | None = None
+        self._turns = count()
+
+    def check(self) -> None:
+        """Open the encoder if it is not open, compare its canaries, and set or lift `problem`."""
+        try:
+            if self._encoder is None or self._batcher is None:
+                self._encoder = self._opened(self.record)
+                self._batcher = Batcher(self._guarded, self._encoder.batch)
+            elif (why := self.record.mismatch(self._encoder)) is not None:
+                raise MismatchError(why)
+        except MismatchError as error:
+            self._fail("is not the one that the version was published with", str(error))
+        except EvergramError as error:
+            self._fail("cannot be opened or reached", str(error))
+        else:
+            if self.problem is not None:
+                log.info("Strings are encoded by the encoder of version %d.", self.version)
+            self.problem = None
+
+    def encode(self, texts: list[str], role: Role) -> Vectors:
+        """Return the vectors [n, D] of texts.
+
+        Raises: TextEncoderError: the encoder is not at hand, or is another. DataError: a text
+            cannot be encoded.
+        """
+        if self.problem is not None or self._batcher is None:
+            raise TextEncoderError(str(self.problem))
+        try:
+            vectors = self._batcher.encode(texts, role)
+        except MismatchError as error:
+            self._fail("is not the one that the version was published with", str(error))
+        except ServiceError as error:
+            log.error("Version %d: %s", self.version, error)
+            raise TextEncoderError(
+                f"The encoder of version {self.version} cannot be reached; try again."
+            ) from error
+        # A check may have failed while the texts were encoded.
+        if self.problem is not None:
+            raise TextEncoderError(self.problem)
+        return vectors
+
+    def _guarded(self, texts: list[str], role: Role) -> Vectors:
+        """Encode, with a canary where only canaries tell an encoder from another."""
+        encoder, record = self._encoder, self.record
+        assert encoder is not None
+        # A canary is known after the prompt of a document only.
+        alike = encoder.prompts.of(role) == encoder.prompts.document
+        if encoder.fingerprint is not None or not alike:
+            return encoder.encode(texts, role)
+        number = next(self._turns) % len(record.texts)
+        vectors = encoder.encode([*texts, record.texts[number]], role)
+        why = record.canary_mismatch(vectors[-1:], number)
+        if why is not None:
+            raise MismatchError(why)
+        return vectors[:-1]
+
+    def _fail(self, what: str, detail: str) -> None:
+        problem = (
+            f"The encoder of version {self.version} {what}, so strings are not encoded; ids are "
+            "still read."
+        )
+        if self.problem != problem:
+            log.error("%s %s", problem, detail)
+        self.problem = problem
+        self._failed()

@@ -1,0 +1,148 @@
+"""The encoders of text of a lineage's versions, and the vectors of recent texts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from evergram.lineage.lineage import Lineage
+from evergram.serving.texts.checked_encoder import CheckedEncoder, MismatchError, TextEncoderError
+from evergram.serving.texts.vector_cache import VectorCache
+from evergram.texts.addresses import TRUSTED_ONLY, open_text_encoder
+from evergram.texts.record import TextEncoderRecord, prompts_of
+from evergram.texts.text_encoder import Role, TextEncoder, Vectors
+
+log = logging.getLogger("evergram.serving")
+
+# In place of an address: the one that each version records.
+RECORDED = "recorded"
+# Seconds between two looks whether a check is due.
+LOOK = 0.5
+# Seconds until an encoder that failed its check is tried again.
+RETRY_AFTER = 10.0
+
+
+class ServedTexts:
+    """Encodes texts as versions do, while their encoders are the recorded ones.
+
+    Several threads may use one.
+
+    Args:
+        addresses: encoders that may be opened; "recorded" stands for the address that a version
+            records, which is never one of `TRUSTED_ONLY`: those must be named here.
+        cache: bytes of the vectors of recent texts.
+        every: seconds between two checks of the canaries.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], cache: int = 64 * 2**20, every: float = 300.0
+    ) -> None:
+        self._addresses, self._every = tuple(addresses), every
+        self._cache = VectorCache(cache)
+        self._encoders: dict[int, CheckedEncoder] = {}
+        # By address and prompts: versions of the same encoder share it.
+        self._open: dict[tuple[str, str, str], TextEncoder] = {}
+        self._lock = threading.Lock()
+        self._checked_at = time.monotonic()
+        self._production = 0
+
+    @property
+    def problem(self) -> str | None:
+        """Why strings cannot be encoded at production or a later version; None if they can."""
+        encoders = sorted(self._encoders.items())
+        problems = [e.problem for n, e in encoders if n >= self._production and e.problem]
+        return problems[0] if problems else None
+
+    def load(self, lineage: Lineage) -> None:
+        """Open and check the encoders of production and of later versions.
+
+        Those of the production before stay, for requests under way. A failure is a problem of the
+        version, and is tried again by `check`.
+        """
+        with self._lock:
+            production = lineage.production
+            kept = min(self._production, production)
+            encoders = {n: e for n, e in self._encoders.items() if n >= kept}
+            for manifest in lineage.versions:
+                n, record = manifest.version, manifest.text_encoder
+                if n >= production and record is not None and n not in encoders:
+                    encoders[n] = CheckedEncoder(n, record, self._recorded, self._cache.clear)
+                    encoders[n].check()
+            self._encoders, self._production = encoders, production
+
+    def encode(self, version: int, texts: Sequence[str], role: Role) -> Vectors:
+        """Return the vectors [n, D] of texts, as a version's encoder makes them.
+
+        Raises: as `CheckedEncoder.encode`.
+        """
+        encoder = self._encoders.get(version)
+        if encoder is None:
+            raise TextEncoderError(
+                f"Version {version} records no encoder of text, so strings cannot be encoded; ask "
+                "for the embeddings of ids."
+            )
+        rows = [self._cache.get((version, role, text)) for text in texts]
+        absent = list(dict.fromkeys(t for t, row in zip(texts, rows, strict=True) if row is None))
+        if encoder.problem is not None or absent:
+            vectors = encoder.encode(absent, role)
+            for text, vector in zip(absent, vectors, strict=True):
+                self._cache.put((version, role, text), vector, 4 * len(text))
+            if len(absent) == len(texts):
+                return vectors
+            fresh = dict(zip(absent, vectors, strict=True))
+            rows = [fresh[t] if row is None else row for t, row in zip(texts, rows, strict=True)]
+        return np.stack([row for row in rows if row is not None])
+
+    def is_due(self) -> bool:
+        """Return whether `check` should be called now: every so often, sooner after a failure."""
+        pause = self._every if self.problem is None else min(self._every, RETRY_AFTER)
+        return time.monotonic() - self._checked_at >= pause
+
+    def check(self) -> None:
+        """Compare the canaries of all encoders, and open those that could not be opened."""
+        with self._lock:
+            for encoder in self._encoders.values():
+                encoder.check()
+            self._checked_at = time.monotonic()
+
+    async def watch(self) -> None:
+        """Check the encoders again and again, until cancelled.
+
+        Apart from requests and from reloads, as an encoder elsewhere may keep a check waiting.
+        """
+        while True:
+            await asyncio.sleep(LOOK)
+            if self.is_due():
+                try:
+                    await asyncio.to_thread(self.check)
+                except Exception:
+                    log.exception("Checking the encoders of text failed; it is tried again.")
+
+    def close(self) -> None:
+        """Release all encoders."""
+        for encoder in self._open.values():
+            encoder.close()
+
+    def _recorded(self, record: TextEncoderRecord) -> TextEncoder:
+        """Return the recorded encoder. Raises: MismatchError: those at the addresses are others."""
+        kind = record.address.partition(":")[0]
+        addresses = [address for address in self._addresses if address != RECORDED]
+        if RECORDED in self._addresses and kind not in TRUSTED_ONLY:
+            addresses.append(record.address)
+        why = f"{record.address} is not among the addresses of --encoder"
+        # The likeliest first.
+        for address in sorted(dict.fromkeys(addresses), key=lambda a: a != record.address):
+            prompts = prompts_of(record)
+            key = address, prompts.query, prompts.document
+            if key not in self._open:
+                self._open[key] = open_text_encoder(address, prompts)
+            mismatch = record.mismatch(self._open[key])
+            if mismatch is None:
+                return self._open[key]
+            why = f"{address}: {mismatch}"
+        raise MismatchError(why)

@@ -1,0 +1,97 @@
+"""Open an encoder of text by its address, `KIND:REST`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from evergram.errors import DataError, ServiceError
+from evergram.texts.text_encoder import Prompts, TextEncoder
+
+# What to install for a kind; each is imported only when an address names it.
+PACKAGES = {
+    "sentence-transformers": "sentence-transformers",
+    "model2vec": "model2vec",
+    "wordllama": "wordllama",
+    "openai": "httpx",
+}
+# Kinds whose address makes this process run code, or send texts to another machine: never opened
+# only because a lineage records them.
+TRUSTED_ONLY = ("python", "openai")
+
+
+def open_text_encoder(address: str, prompts: Prompts | None = None) -> TextEncoder:
+    """Return the encoder at an address.
+
+    | address | the encoder |
+    |---|---|
+    | `sentence-transformers:PATH` or `:NAME` | a model of that library, also a `StaticEmbedding` |
+    | `model2vec:PATH` or `:NAME` | a static model |
+    | `wordllama:` or `wordllama:DIM` | the static model in the package wordllama |
+    | `openai:URL#MODEL` | a server with OpenAI's `/embeddings`, such as https://host/v1#name |
+    | `python:MODULE:FUNCTION` | a function from a list of texts to an array [n, D] |
+
+    >>> from evergram.texts import open_text_encoder
+    >>> open_text_encoder("python:evergram.texts.canaries:letters").encode(["abba"]).shape
+    (1, 26)
+
+    Args:
+        prompts: put before texts; None takes those that the model itself has, if it has any.
+    Raises: DataError: the address is of another form, or there is no such model. ServiceError: the
+        package of its kind is not installed.
+    """
+    kind, colon, rest = address.partition(":")
+    if not colon or kind not in _OPENERS:
+        raise DataError(
+            f"{address!r} is no address of an encoder of text; give KIND:…, where KIND is "
+            f"{', '.join(_OPENERS)}, as in sentence-transformers:models/minilm."
+        )
+    if not rest and kind != "wordllama":
+        raise DataError(f"{address!r} names no encoder after the colon; see docs/text.md.")
+    try:
+        return _OPENERS[kind](rest, prompts)
+    except ModuleNotFoundError as error:
+        if kind not in PACKAGES:
+            raise
+        raise ServiceError(
+            f"{kind}: needs {error.name}, which is not installed: pip install {PACKAGES[kind]}, or "
+            "'evergram[text]' for those that it lists."
+        ) from error
+
+
+def _sentence_transformer(rest: str, prompts: Prompts | None) -> TextEncoder:
+    from evergram.texts.sentence_transformer import SentenceTransformerEncoder
+
+    return SentenceTransformerEncoder(rest, prompts)
+
+
+def _model2vec(rest: str, prompts: Prompts | None) -> TextEncoder:
+    from evergram.texts.static_models import Model2VecEncoder
+
+    return Model2VecEncoder(rest, prompts)
+
+
+def _wordllama(rest: str, prompts: Prompts | None) -> TextEncoder:
+    from evergram.texts.static_models import WordLlamaEncoder
+
+    return WordLlamaEncoder(rest, prompts)
+
+
+def _endpoint(rest: str, prompts: Prompts | None) -> TextEncoder:
+    from evergram.texts.endpoint import EndpointEncoder
+
+    return EndpointEncoder(rest, prompts)
+
+
+def _callable(rest: str, prompts: Prompts | None) -> TextEncoder:
+    from evergram.texts.callable_encoder import CallableEncoder
+
+    return CallableEncoder(rest, prompts)
+
+
+_OPENERS: dict[str, Callable[[str, Prompts | None], TextEncoder]] = {
+    "sentence-transformers": _sentence_transformer,
+    "model2vec": _model2vec,
+    "wordllama": _wordllama,
+    "openai": _endpoint,
+    "python": _callable,
+}

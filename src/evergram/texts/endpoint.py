@@ -1,0 +1,135 @@
+"""An encoder behind an HTTP endpoint that has the form of OpenAI's `/embeddings`."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy.typing as npt
+
+from evergram.errors import DataError, ServiceError
+from evergram.texts.text_encoder import Prompts, TextEncoder, after_prompt
+
+if TYPE_CHECKING:
+    import httpx
+
+BATCH = 128
+# Seconds of one try; seconds before the first retry, which double; and the longest pause.
+TIMEOUT = 30.0
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 20.0
+TRIES = 5
+_RETRIED = (408, 409, 429, 500, 502, 503, 504)
+# The environment variable of the key; OpenAI's own is sent to OpenAI alone.
+KEY = "EVERGRAM_ENCODER_KEY"
+OPENAI_KEY = "OPENAI_API_KEY"
+_OPENAI = "api.openai.com"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class EndpointEncoder(TextEncoder):
+    """A model behind an OpenAI-compatible endpoint.
+
+    The key is read from the environment variable EVERGRAM_ENCODER_KEY (for api.openai.com also from
+    OPENAI_API_KEY) and is written nowhere.
+
+    Args:
+        place: "https://host/v1#model".
+        transport: httpx's transport, in place of the network.
+    Raises: DataError: the place is of another form, or a key would be sent unencrypted.
+        ModuleNotFoundError: httpx is not installed.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        prompts: Prompts | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        import httpx
+
+        url, _, self.model = place.partition("#")
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not self.model:
+            raise DataError(
+                "The address of an endpoint is openai:https://host/v1#model, with the model's name "
+                "after the #; another was given."
+            )
+        if parts.username is not None or parts.password is not None or parts.query:
+            raise DataError(
+                "The address of an endpoint has no user, password or query in it, as it is "
+                f"recorded with vectors; give the key in the environment variable {KEY}."
+            )
+        key = os.environ.get(KEY) or (
+            os.environ.get(OPENAI_KEY) if parts.hostname == _OPENAI else None
+        )
+        if key and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+            raise DataError(
+                f"{url} is not encrypted, and the key in {KEY} would be readable on the way; use "
+                "https."
+            )
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(timeout=TIMEOUT, headers=headers, transport=transport)
+        self._url = f"{url.rstrip('/')}/embeddings"
+        super().__init__(f"openai:{place}", prompts or Prompts(), BATCH)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
+        body = {
+            "model": self.model,
+            "input": after_prompt(texts, prompt),
+            "encoding_format": "float",
+        }
+        answer = self._sent(body)
+        try:
+            rows = sorted(answer.json()["data"], key=lambda row: int(row["index"]))
+            if [row["index"] for row in rows] != list(range(len(texts))):
+                raise ValueError(f"{len(rows)} vectors for {len(texts)} texts")
+            return [row["embedding"] for row in rows]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServiceError(
+                f"{self._url} did not answer as OpenAI's /embeddings does ({error}); is the "
+                "address right?"
+            ) from error
+
+    def _sent(self, body: dict[str, Any]) -> httpx.Response:
+        """Return the answer, after retries of what may pass. Raises: ServiceError."""
+        import httpx
+
+        for attempt in range(TRIES):
+            last = attempt == TRIES - 1
+            pause = FIRST_PAUSE * 2**attempt
+            try:
+                answer = self._http.post(self._url, json=body)
+            except httpx.HTTPError as error:
+                if last or isinstance(error, httpx.UnsupportedProtocol):
+                    why = str(error).rstrip(".") or type(error).__name__
+                    raise ServiceError(f"{self._url} cannot be reached: {why}.") from error
+            else:
+                if answer.status_code == 200:
+                    return answer
+                if last or answer.status_code not in _RETRIED:
+                    raise ServiceError(_refusal(self._url, answer))
+                after = answer.headers.get("Retry-After", "")
+                pause = max(pause, float(after) if after.isdecimal() else 0.0)
+            time.sleep(min(pause, LONGEST_PAUSE) * random.uniform(0.5, 1.0))
+        raise AssertionError("the last try returns or raises")
+
+
+def _refusal(url: str, answer: httpx.Response) -> str:
+    """Return a sentence on an answer that is no success; servers repeat keys in theirs, so only
+    its status and its code are named."""
+    try:
+        code = str(answer.json()["error"]["code"])[:80]
+    except (ValueError, KeyError, TypeError):
+        code = ""
+    about = f" ({code})" if code and code != "None" else ""
+    advice = f"; is the key in {KEY} right?" if answer.status_code in (401, 403) else "."
+    return f"{url} answered {answer.status_code}{about}{advice}"

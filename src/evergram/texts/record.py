@@ -1,0 +1,122 @@
+"""The record of an encoder, kept with its vectors: where it is, and how to know it again."""
+
+from __future__ import annotations
+
+import binascii
+from typing import Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from evergram.errors import DataError
+from evergram.texts import canaries
+from evergram.texts.text_encoder import Prompts, TextEncoder, Vectors
+
+
+class TextEncoderRecord(BaseModel):
+    """The encoder that made the vectors of a file or a version.
+
+    Args:
+        address: where it was opened.
+        fingerprint: of its weights; None if they were not at hand.
+        dim: D.
+        prompts: by role, "query" and "document".
+        texts: canaries.
+        vectors: of these as documents, each base64 of little-endian float32 [D].
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    address: str = Field(min_length=1, max_length=2048)
+    fingerprint: str | None
+    dim: int = Field(gt=0)
+    prompts: dict[str, str]
+    texts: list[str] = Field(min_length=1)
+    vectors: list[str]
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if set(self.prompts) != {"query", "document"}:
+            raise ValueError("its prompts are not those of query and document")
+        canary_vectors(self)
+        return self
+
+    def mismatch(self, encoder: TextEncoder) -> str | None:
+        """Return why an encoder is not the recorded one, for a sentence; None if it is.
+
+        Its weights are compared where both have a fingerprint, and its canaries in any case.
+
+        Raises: DataError, ServiceError: it cannot encode.
+        """
+        if encoder.prompts != prompts_of(self):
+            return f"its prompts are {encoder.prompts}, not {prompts_of(self)}"
+        if None not in (self.fingerprint, encoder.fingerprint) and (
+            self.fingerprint != encoder.fingerprint
+        ):
+            return "its weights are others"
+        return self.canary_mismatch(encoder.encode(self.texts))
+
+    def canary_mismatch(self, now: Vectors, number: int | None = None) -> str | None:
+        """Return why the canaries' vectors [n, D], as they are now, are not those recorded.
+
+        Args:
+            number: of the one canary that was encoded; None if all were.
+        """
+        then = canary_vectors(self)
+        far = canaries.distance(now, then if number is None else then[number : number + 1])
+        if far <= canaries.SAME:
+            return None
+        if now.shape[1] != self.dim:
+            return f"its vectors have {now.shape[1]} dims, not {self.dim}"
+        return (
+            f"its vectors of the canary texts differ by {far:.2g} of their length, and "
+            f"{canaries.SAME} is allowed"
+        )
+
+
+def record_of(encoder: TextEncoder) -> TextEncoderRecord:
+    """Return the record of an encoder as it is now. Raises: DataError, ServiceError."""
+    vectors = encoder.encode(canaries.TEXTS)
+    return TextEncoderRecord(
+        address=encoder.address,
+        fingerprint=encoder.fingerprint,
+        dim=vectors.shape[1],
+        prompts={"query": encoder.prompts.query, "document": encoder.prompts.document},
+        texts=list(canaries.TEXTS),
+        vectors=[
+            binascii.b2a_base64(row.astype("<f4").tobytes(), newline=False).decode()
+            for row in vectors
+        ],
+    )
+
+
+def prompts_of(record: TextEncoderRecord) -> Prompts:
+    """Return the prompts of the recorded encoder."""
+    return Prompts(record.prompts["query"], record.prompts["document"])
+
+
+def canary_vectors(record: TextEncoderRecord) -> Vectors:
+    """Return the recorded vectors of the canaries, [n, D]. Raises: ValueError: they are damaged."""
+    rows = [np.frombuffer(binascii.a2b_base64(row), "<f4") for row in record.vectors]
+    if len(rows) != len(record.texts) or any(row.shape != (record.dim,) for row in rows):
+        raise ValueError("its canaries are not one vector of its dim for each text")
+    vectors = np.stack(rows).astype(np.float32)
+    if not np.isfinite(vectors).all():
+        raise ValueError("a canary's vector is not finite")
+    return vectors
+
+
+def parse_record(text: str | bytes, source: str) -> TextEncoderRecord:
+    """Return a record from its JSON.
+
+    Args:
+        source: what holds it, for errors.
+    Raises: DataError: it is damaged.
+    """
+    try:
+        return TextEncoderRecord.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise DataError(
+            f"The record of the text encoder in {source} is damaged: {first['msg']}."
+        ) from None

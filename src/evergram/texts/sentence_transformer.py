@@ -1,0 +1,79 @@
+"""Models of sentence-transformers, by path or name: transformers and `StaticEmbedding` alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from evergram.errors import DataError
+from evergram.texts.text_encoder import Prompts, TextEncoder
+from evergram.texts.weights import weights_fingerprint
+
+BATCH = 64
+# Names that models give to the prompt of a document.
+_DOCUMENT = ("document", "passage", "corpus")
+
+
+class SentenceTransformerEncoder(TextEncoder):
+    """A model of sentence-transformers.
+
+    Code from a model's repository is never run (`trust_remote_code` stays off).
+
+    Args:
+        place: a folder, or a name that the library finds in its cache or downloads.
+        prompts: None takes the model's own "query" and "document" (or "passage") prompts.
+    Raises: DataError: there is no such model. ModuleNotFoundError: the library is not installed.
+    """
+
+    def __init__(self, place: str, prompts: Prompts | None = None) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        # It logs a line for each model that it loads.
+        logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
+        try:
+            self._model = SentenceTransformer(place, trust_remote_code=False)
+        except Exception as error:  # transformers, the hub and safetensors have theirs each
+            why = " ".join(str(error).split())[:300].rstrip(".")
+            what = "folder" if Path(place).exists() else "path or name"
+            raise DataError(
+                f"The {what} {place!r} is no model that sentence-transformers can load: {why}."
+            ) from error
+        if prompts is None:
+            own: dict[str, Any] = dict(self._model.prompts or {})
+            document = next((str(own[name]) for name in _DOCUMENT if own.get(name)), "")
+            prompts = Prompts(own.get("query") or "", document)
+        super().__init__(f"sentence-transformers:{place}", prompts, BATCH)
+
+    def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
+        # The library knows whether a prompt's tokens count in the mean; "" is no prompt at all.
+        vectors: npt.ArrayLike = self._model.encode(
+            list(texts), prompt=prompt, batch_size=self.batch, show_progress_bar=False
+        )
+        return vectors
+
+    def _fingerprint(self) -> str:
+        settings: list[Any] = [
+            [type(part).__name__, getattr(part, "get_config_dict", dict)()]
+            for part in self._model.children()
+        ]
+        return weights_fingerprint(self._arrays(), settings, _tokenizer_json(self._model))
+
+    def _arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        for name, tensor in self._model.state_dict().items():
+            dense = tensor.detach().cpu()
+            # NumPy has no bfloat16.
+            bits = dense.view(torch.int16) if dense.dtype == torch.bfloat16 else dense
+            yield name, bits.numpy()
+
+
+def _tokenizer_json(model: Any) -> str:
+    """Return the rules of a model's tokenizer; "" of one that cannot write them."""
+    tokenizer = getattr(model, "tokenizer", None)
+    fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    to_str = getattr(fast, "to_str", None)
+    return "" if to_str is None else str(to_str())

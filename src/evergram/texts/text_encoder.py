@@ -1,0 +1,129 @@
+"""The interface of an encoder of text: a list of texts to vectors [n, D]."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from evergram.errors import DataError, EvergramError, ServiceError
+
+Vectors: TypeAlias = npt.NDArray[np.float32]
+# What a text is; models such as e5 and nomic put other words before a query than a document.
+Role = Literal["query", "document"]
+# Read once for the dim of an encoder that does not say it.
+_PROBE = "dimensions"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Words that an encoder puts before a text, such as e5's "query: " and "passage: "."""
+
+    query: str = ""
+    document: str = ""
+
+    def of(self, role: Role) -> str:
+        """Return the prompt of a role."""
+        return self.query if role == "query" else self.document
+
+
+class TextEncoder(ABC):
+    """An encoder of text. Several threads may use one; they take turns.
+
+    Args:
+        address: where it was opened, see `addresses.open_text_encoder`; it never holds a key.
+        prompts: put before texts.
+        batch: texts that it encodes at once.
+    """
+
+    def __init__(self, address: str, prompts: Prompts, batch: int) -> None:
+        self.address, self.prompts, self.batch = address, prompts, batch
+        # Tokenizers and models are seldom made for several threads at once.
+        self._turn = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.address!r})"
+
+    @cached_property
+    def dim(self) -> int:
+        """D."""
+        return int(self.encode([_PROBE]).shape[1])
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """A hash of its weights, "weights:" and 64 hexadecimal digits; None if they are not at
+        hand, so that only `canaries` can tell it from another."""
+        return self._fingerprint()
+
+    def encode(self, texts: Sequence[str], role: Role = "document") -> Vectors:
+        """Return the vectors [n, D] of texts, float32, in their order.
+
+        Args:
+            role: chooses the prompt.
+        Raises: DataError: the encoder does not return one finite vector for each text, all of one
+            length. ServiceError: it fails, is elsewhere and cannot be reached, or refuses.
+        """
+        if not texts:
+            raise DataError("There are no texts to encode; give at least one.")
+        prompt = self.prompts.of(role)
+        blocks = [
+            self._checked(texts[start : start + self.batch], prompt)
+            for start in range(0, len(texts), self.batch)
+        ]
+        if any(block.shape[1] != blocks[0].shape[1] for block in blocks):
+            raise DataError(f"{self.address} returns vectors of several lengths; it must have one.")
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+
+    def close(self) -> None:
+        """Release what it holds."""
+        return
+
+    def _checked(self, texts: Sequence[str], prompt: str) -> Vectors:
+        try:
+            vectors = np.ascontiguousarray(self._answer(texts, prompt), dtype=np.float32)
+        except (ValueError, TypeError) as error:
+            if isinstance(error, EvergramError):
+                raise
+            why = " ".join(str(error).split()).rstrip(".")
+            raise DataError(f"{self.address} did not return vectors of numbers: {why}.") from error
+        if vectors.ndim != 2 or len(vectors) != len(texts) or not vectors.shape[1]:
+            raise DataError(
+                f"{self.address} returned an array of shape {list(vectors.shape)} for "
+                f"{len(texts)} texts; it must be [{len(texts)}, D]."
+            )
+        finite = np.isfinite(vectors).all(axis=1)
+        if not finite.all():
+            row = int(np.flatnonzero(~finite)[0])
+            raise DataError(
+                f"{self.address} returned a NaN or an infinity for the text "
+                f"{texts[row][:40]!r}; leave it out, or use another encoder."
+            )
+        return vectors
+
+    def _answer(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
+        try:
+            with self._turn:
+                return self._encode(texts, prompt)
+        except EvergramError:
+            raise
+        except Exception as error:  # of whatever library or function encodes
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".: ")
+            raise ServiceError(f"{self.address} failed on {len(texts)} texts: {why}.") from error
+
+    def _fingerprint(self) -> str | None:
+        return None
+
+    @abstractmethod
+    def _encode(self, texts: Sequence[str], prompt: str) -> npt.ArrayLike:
+        """Return vectors [n, D] of n ≤ `batch` texts, each after the prompt."""
+
+
+def after_prompt(texts: Sequence[str], prompt: str) -> list[str]:
+    """Return each text after a prompt."""
+    return [prompt + text for text in texts]

@@ -1,0 +1,124 @@
+"""Read ids and texts from a file: Parquet, Arrow, CSV, TSV or JSON lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as arrow_csv
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+
+from evergram.errors import DataError
+from evergram.ids import first_missing, ids_of_text, missing_sentence
+
+SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".csv", ".tsv", ".jsonl", ".ndjson")
+
+
+def read_texts(
+    path: Path, *, id_column: str = "id", text_column: str = "text"
+) -> tuple[pa.Array, list[str]]:
+    """Return the ids, int64 or string, and the texts of a file, in its order.
+
+    Args:
+        id_column, text_column: names of the columns, or of the keys of each line.
+    Raises: DataError: the file is missing, damaged or of another format, or lacks a column; an id
+        or a text is missing, or an id is there twice; the error names the row.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise DataError(f"{path} is of no known format; texts are in {', '.join(SUFFIXES)}.")
+    if not path.is_file():
+        raise DataError(f"There is no file {path}.")
+    try:
+        table = _table(path, suffix, id_column, text_column)
+    except (OSError, pa.ArrowException) as error:
+        why = " ".join(str(error).split()).rstrip(".")
+        raise DataError(f"{path} cannot be read: {why}.") from error
+    for name, option in ((id_column, "--id-column"), (text_column, "--text-column")):
+        if name not in table.column_names:
+            has = ", ".join(table.column_names)
+            raise DataError(
+                f"{path} has no column {name!r}; it has {has}. Name the right one by {option}."
+            )
+    text_file = suffix in (".csv", ".tsv")
+    ids = _ids(path, table[id_column].combine_chunks(), id_column, text_file=text_file)
+    return ids, _texts(path, table[text_column], text_column)
+
+
+def _table(path: Path, suffix: str, id_column: str, text_column: str) -> pa.Table:
+    if suffix in (".parquet", ".pq"):
+        return pq.read_table(path)
+    if suffix in (".arrow", ".feather"):
+        return feather.read_table(path)
+    if suffix in (".csv", ".tsv"):
+        kinds = {id_column: pa.string(), text_column: pa.string()}
+        return arrow_csv.read_csv(
+            path,
+            parse_options=arrow_csv.ParseOptions(
+                delimiter="\t" if suffix == ".tsv" else ",", newlines_in_values=True
+            ),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=kinds, strings_can_be_null=False, null_values=[]
+            ),
+        )
+    ids, texts = [], []
+    with path.open("rb") as file:
+        for row, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+                ids.append(record[id_column])
+                texts.append(record[text_column])
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise DataError(
+                    f"{path} row {row} is no JSON object with {id_column!r} and {text_column!r} "
+                    "(--id-column and --text-column name others); correct or remove it."
+                ) from error
+    return pa.table({id_column: _column(path, ids, id_column), text_column: _strings(texts)})
+
+
+def _column(path: Path, values: list[object], name: str) -> pa.Array:
+    for kind in (int, str):
+        if all(type(value) is kind for value in values):
+            return pa.array(values, pa.int64() if kind is int else pa.string())
+    raise DataError(f"{path}: {name} must be all integers or all texts; write them alike.")
+
+
+def _strings(values: list[object]) -> pa.Array:
+    """Return texts, with a null for each value that is none."""
+    return pa.array([v if isinstance(v, str) else None for v in values], pa.string())
+
+
+def _ids(path: Path, ids: pa.Array, name: str, *, text_file: bool) -> pa.Array:
+    kind = ids.type
+    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if not (pa.types.is_integer(kind) or texts):
+        raise DataError(f"{path}: {name} is of type {kind}; ids are integers or texts.")
+    row = first_missing(ids, text_file=text_file)
+    if row >= 0:
+        where = f"{path} row {row + 1}"
+        raise DataError(missing_sentence(where, name, ids[row].as_py(), text_file=text_file))
+    if text_file:
+        ids = ids_of_text(ids)
+    ids = ids.cast(pa.int64() if pa.types.is_integer(ids.type) else pa.string())
+    if len(pc.unique(ids)) < len(ids):
+        values, counts = pc.value_counts(ids).flatten()
+        repeated = values[pc.index(pc.greater(counts, 1), True).as_py()].as_py()
+        raise DataError(f"{path} has the id {repeated!r} twice; leave one row of it.")
+    return ids
+
+
+def _texts(path: Path, column: pa.ChunkedArray, name: str) -> list[str]:
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise DataError(f"{path}: {name} is of type {column.type}; it must be text.")
+    texts: list[str | None] = column.to_pylist()
+    for row, text in enumerate(texts, 1):
+        if not text:
+            raise DataError(f"{path} row {row}: {name} has no text; give one or leave the row out.")
+    if not texts:
+        raise DataError(f"{path} has no rows; it needs at least one.")
+    return [text for text in texts if text]

