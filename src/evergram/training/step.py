@@ -280,7 +280,14 @@ class Step:
     def _turn(self, encoded: Encoded, moments: Moments) -> None:
         """Multiply the gradients of embeddings by the other side's preconditioner."""
         whole = encoded.everyone is not None and not self.samples_gradient
-        turn_gradients(encoded, moments, self.objective.penalty, self.precondition, whole=whole)
+        turn_gradients(
+            encoded,
+            moments,
+            self.objective.penalty,
+            self.precondition,
+            whole=whole,
+            one_table=self.encoder.one_table,
+        )
 
     def _update(
         self,

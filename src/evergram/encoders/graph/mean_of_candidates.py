@@ -33,6 +33,7 @@ class MeanOfCandidates(Encoder):
     """
 
     kind = "mean_of_candidates"
+    one_table = True
 
     def __init__(
         self,

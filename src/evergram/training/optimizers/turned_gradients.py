@@ -14,7 +14,13 @@ from evergram.tasks.task import Encoded, Moments
 
 
 def turn_gradients(
-    encoded: Encoded, moments: Moments, penalty: Sequence[float], ridge: float, *, whole: bool
+    encoded: Encoded,
+    moments: Moments,
+    penalty: Sequence[float],
+    ridge: float,
+    *,
+    whole: bool,
+    one_table: bool = False,
 ) -> None:
     """Multiply the gradients of embeddings by the other side's preconditioner.
 
@@ -24,8 +30,14 @@ def turn_gradients(
         penalty: λ of each measure.
         ridge: ρ of the preconditioner.
         whole: whether the pairs' rows are taken from `encoded.everyone`.
+        one_table: whether both sides' rows are linear in one table. Two matrices would then turn
+            parts of one row's gradient apart, and the sum need not descend: the mean of both turns
+            all.
     """
     other = {s: preconditioner(moments[s], penalty, ridge) for s in SIDES}
+    if one_table:
+        mean = (other["query"] + other["candidate"]) / 2
+        other = dict.fromkeys(SIDES, mean)
     pairs: list[tuple[Tensor | None, Tensor]] = [
         (encoded.query, other["candidate"]),
         (encoded.whole_query, other["candidate"]),
