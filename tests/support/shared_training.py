@@ -41,6 +41,7 @@ TOWER = ["model.kind=two_tower", "model.hidden=[6]", "training.layer_rate=0.01"]
 POOL = ["gramian.batch=independent", "gramian.sampler=adaptive", "gramian.batch_size=10"]
 # Whole queries, in five batches an epoch as well.
 ALL = ["task.kind=softmax_all", "training.batch_size=21"]
+MEANS = ["model.kind=mean_of_candidates"]
 CASES: dict[str, list[str]] = {
     "sogram": [],
     "sogram, a fixed rate": ["gramian.rate=0.1", "gramian.decay=0.3"],
@@ -90,6 +91,10 @@ CASES: dict[str, list[str]] = {
     "bfloat16, modules": ["model.kind=module", "training.precision=bfloat16"],
     "lightgcn": ["model.kind=lightgcn", "model.layers=[2]"],
     "lightgcn, exact": ["model.kind=lightgcn", "model.layers=[2]", "gramian.kind=exact"],
+    "means": MEANS,
+    "means, softmax_all": [*MEANS, *ALL, "task.penalty=0", "training.optimizer=adam"],
+    "means, softmax_all, whole queries": [*MEANS, *ALL, "task.denominator=unobserved"],
+    "means, softmax": [*MEANS, "task.kind=softmax"],
     "joint, all": [],
     "joint, batch": TOWER,
     "joint, all, softmax_all": [*ALL, "model.normalize=true"],

@@ -67,6 +67,7 @@ def _kill(
         "model.kind=graphsage task.kind=bpr task.penalty=0",
         "model.kind=graphsage gramian.kind=exact training.batch_size=400 model.layers=3",
         "model.kind=lightgcn gramian.kind=storm",
+        "model.kind=mean_of_candidates",
         "gramian.kind=storm gramian.rate=auto",
         "gramian.kind=storm gramian.batch=independent gramian.decay=0.2",
         "gramian.rate=auto",

@@ -55,14 +55,13 @@ class EncoderSettings(KindSettings):
         values = self.model_dump()
         return {name: self._at(name, version) for name in values}
 
-    def table_rows(self, entities: int, tables: int) -> int:
-        """Return the rows of all tables of ids.
+    def table_rows(self, queries: int, candidates: int, *, shared: bool) -> int:
+        """Return the rows of all tables of ids, for so many entities.
 
         Args:
-            entities: of both sides.
-            tables: one if both sides share their ids, else two.
+            shared: whether both sides share their ids.
         """
-        return entities
+        return queries + candidates
 
     def layer_numbers(self, dim: int, version: int) -> int:
         """Return a lower bound of the number of parameters of the layers, without tables."""
@@ -94,8 +93,10 @@ class IdTableSettings(EncoderSettings):
             del options["hash_rows"], options["hash_seed"]
         return options
 
-    def table_rows(self, entities: int, tables: int) -> int:
-        return entities if self.hash_rows is None else self.hash_rows * tables
+    def table_rows(self, queries: int, candidates: int, *, shared: bool) -> int:
+        if self.hash_rows is None:
+            return queries + candidates
+        return self.hash_rows * (1 if shared else 2)
 
 
 class FactorizationSettings(IdTableSettings):
@@ -225,6 +226,9 @@ class MeanOfCandidatesSettings(EncoderSettings):
         from evergram.encoders.graph.mean_of_candidates import MeanOfCandidates
 
         return MeanOfCandidates
+
+    def table_rows(self, queries: int, candidates: int, *, shared: bool) -> int:
+        return candidates
 
 
 class ModuleSettings(EncoderSettings):

@@ -147,8 +147,8 @@ def needed_bytes(model: ModelRecipe, corpus: Corpus, version: int) -> int:
 
 def _tables_bytes(model: ModelRecipe, corpus: Corpus, version: int) -> int:
     """Return the bytes of the tables of ids."""
-    entities = len(corpus.queries) + len(corpus.candidates)
-    rows = model.chosen.table_rows(entities, 1 if corpus.shared_ids else 2)
+    sizes = len(corpus.queries), len(corpus.candidates)
+    rows = model.chosen.table_rows(*sizes, shared=corpus.shared_ids)
     return FLOAT * rows * model.dim_of(version)
 
 

@@ -25,6 +25,23 @@ def test_each_side_is_turned_by_the_other_once() -> None:
         torch.testing.assert_close(rows[side].grad, torch.ones(4, 3) @ matrix)
 
 
+def test_rows_of_one_table_are_turned_by_one_matrix() -> None:
+    """Also a pair's query without its candidate, and the same with it."""
+    names = ("query", "candidate", "whole")
+    rows = {name: torch.randn(4, 3).requires_grad_() for name in names}
+    shown = {name: r * 1.0 for name, r in rows.items()}
+    moments = {}
+    for side in ("query", "candidate"):
+        root = torch.randn(5, 3)
+        moments[side] = [Moment(root.T @ root)]
+    encoded = Encoded(shown["query"], shown["candidate"], whole_query=shown["whole"])
+    turn_gradients(encoded, moments, [2.0], 0.1, whole=False, one_table=True)
+    torch.autograd.backward(sum(shown.values(), torch.zeros(4, 3)).sum())
+    both = [preconditioner(moments[side], [2.0], 0.1) for side in ("query", "candidate")]
+    for name in names:
+        torch.testing.assert_close(rows[name].grad, torch.ones(4, 3) @ (both[0] + both[1]) / 2)
+
+
 def test_rows_taken_from_all_entities_are_turned_with_them_alone() -> None:
     whole = {s: torch.randn(6, 3).requires_grad_() for s in ("query", "candidate")}
     shown = {s: r * 1.0 for s, r in whole.items()}
