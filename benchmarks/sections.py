@@ -35,6 +35,7 @@ from benchmarks import (
     processes,
     published_splits,
     quality,
+    query_means,
     ranking_memory,
     rewriting,
     scale_runs,
@@ -175,6 +176,7 @@ SECTIONS = {
     "towers": Section(towers.section, towers.tiny, needs_data=True),
     "graph-steps": Section(graphs.steps_section, graphs.tiny_steps, needs_data=True),
     "graph-quality": Section(graphs.quality_section, graphs.tiny_quality, needs_data=True),
+    "query-means": Section(query_means.section, query_means.tiny, needs_data=True),
     "alignment-objects": Section(
         alignment_objects.measure, alignment_objects.tiny, alignment_objects.table, needs_data=True
     ),

@@ -165,14 +165,17 @@ def test_it_learns_more_than_popularity(means: Recipe, task: str) -> None:
     assert metrics["model"]["recall@20"] > 1.3 * metrics["popularity"]["recall@20"]
 
 
-@pytest.mark.parametrize("normalize", ["false", "true"])
+@pytest.mark.parametrize(
+    "rows",
+    ["model.normalize=false", "model.normalize=true", "model.normalize=true model.popularity=0.3"],
+)
 @pytest.mark.parametrize("fit", ["joint", "posthoc"])
 def test_versions_follow_each_other_and_fold_in_is_exact(
-    means: Recipe, fit: str, normalize: str, tmp_path: Path
+    means: Recipe, fit: str, rows: str, tmp_path: Path
 ) -> None:
     """A stored query is what `fold_in` makes of its training pairs; the restored encoder makes the
     same of them, and of a later corpus, without the data that it was trained on."""
-    overrides = [f"model.normalize={normalize}", f"upgrade.fit={fit}"]
+    overrides = [*rows.split(), f"upgrade.fit={fit}"]
     recipe = Recipe.of(means.model_dump(), overrides)
     data = load_corpus(recipe)
     lineage = Lineage.create(tmp_path / "lineage")
