@@ -204,6 +204,15 @@ def lightgcn_and_the_factorization() -> bool:
     return near and 5 < light["CPU seconds"] / flat["CPU seconds"] < 7
 
 
+def means_and_a_table() -> bool:
+    rows = {(r["queries"], r["trained by"]): r for r in table(GRAPH, "query-means")}
+    gaps = [
+        number(rows["a table", way]["Recall@20"]) - number(rows["means", way]["Recall@20"])
+        for way in ("softmax over all", "squared loss, penalty")
+    ]
+    return abs(gaps[0]) < 0.01 and gaps[1] > 0.05
+
+
 def graphsage_by_its_losses() -> bool:
     rows, name = graphs(), "GraphSAGE, 2 layers"
     exact, bpr = rows[name, "penalty, exact in the step's pass"], rows[name, "BPR"]
@@ -298,5 +307,6 @@ CLAIMS: list[Claim] = [
         "LightGCN is as good as the factorization, within 0.01",
         lightgcn_and_the_factorization,
     ),
+    (GRAPH, "By the softmax, means are as good as a table", means_and_a_table),
     (GRAPH, "GraphSAGE with that penalty is lower than with BPR", graphsage_by_its_losses),
 ]
