@@ -69,8 +69,8 @@ class JudgedQueries:
         if not rows:
             raise DataError(
                 f"None of the {len(queries)} queries (such as {_some(queries)}) has a relevant "
-                f"text in the judgements, whose queries are such as {_some(list(judgements))}; give the "
-                "judgements of these queries, with the same ids."
+                f"text in the judgements, whose queries are such as {_some(list(judgements))}; "
+                "give the judgements of these queries, with the same ids."
             )
         return cls(torch.tensor(rows), places, gains, ideals, absent)
 
