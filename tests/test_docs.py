@@ -398,6 +398,7 @@ def test_the_readmes_numbers_are_filled_in() -> None:
     ("page", "names"),
     [
         ("align", ("text", "transform")),
+        ("migrate", ("migrations",)),
         ("serving", ("serving-transform", "serving-fetch")),
         ("stores", ("serving-search", "fast-paths")),
         ("snapshot-engine", ("snapshot-engine",)),

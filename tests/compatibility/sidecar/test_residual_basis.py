@@ -47,6 +47,27 @@ def test_the_rank_for_an_error_is_the_first_that_reaches_it(seed: int, error: fl
     assert basis.rank_for_error(error) == first
 
 
+def test_on_other_objects_the_error_is_what_they_lack_outside_of_the_kept_directions() -> None:
+    basis, other = basis_of(residuals(0, rows=12)), residuals(1)
+    seen = basis.on(other.T @ other / len(other), 3.0)
+    for rank in range(8):
+        kept = other @ basis.vectors[:, :rank] @ basis.vectors[:, :rank].T
+        missing = float((other - kept).square().sum(1).mean()) / 3.0
+        assert seen.relative_error(rank) == pytest.approx(math.sqrt(missing), rel=1e-9, abs=1e-7)
+    with pytest.raises(ShapeError, match="the basis 7"):
+        basis.on(torch.eye(6), 1.0)
+
+
+def test_a_rank_that_is_predicted_by_other_objects_is_nearer_to_the_needed_one() -> None:
+    draw = torch.Generator().manual_seed(0)
+    parts = torch.randn(3, 100, 60, generator=draw, dtype=torch.float64)
+    sigmas = [part.T @ part / len(part) for part in parts]
+    basis = ResidualBasis.of(sigmas[0], 60.0)
+    needed = basis.on(sigmas[2], 60.0).rank_for_error(0.5)
+    assert abs(basis.on(sigmas[1], 60.0).rank_for_error(0.5) - needed) <= 2
+    assert needed - basis.rank_for_error(0.5) > 10
+
+
 def test_a_budget_is_a_coordinate_a_byte() -> None:
     basis = basis_of(residuals(0))
     assert [basis.rank_for_bytes(b) for b in (0, 0.9, 3.2, 1000)] == [0, 0, 3, 7]

@@ -89,8 +89,8 @@ def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, 
     rank them; bridge_cascade: the same, where bridge proposes. sidecar: what a reader with old
     queries gets where only new vectors and a `Sidecar` are stored. reindex: new queries, new index.
 
-    The way back of queries is orthogonal, as least squares is fitted to texts, and shrinks the
-    directions in which texts differ from queries; docs/migrate.md has both.
+    The way back of queries is orthogonal: least squares has the smaller error on texts, to which it
+    is fitted, but queries are not texts. docs/migrate.md, "On real text", has both.
 
     Raises: DataError: there are too few texts to fit a way back; or as of `Aligner`.
     """

@@ -31,6 +31,7 @@ class KeptVectors:
 
     >>> import numpy as np
     >>> import pyarrow as pa
+    >>> from evergram.retrieval.migrating.cascade import KeptVectors
     >>> kept = KeptVectors(lambda ids: np.array([[i.as_py(), 1.0] for i in ids]), dim=2)
     >>> kept.of(pa.array([7, 3, 7]))[:, 0].tolist(), kept.of(pa.array([3])).shape, len(kept)
     ([7.0, 3.0, 7.0], (1, 2), 2)
