@@ -181,7 +181,8 @@ def table(results: dict[str, Any]) -> str:
             "| old → new | bridge, by least squares | bridge, a tenth of the texts as pairs "
             "| bridge_cascade, a tenth as pairs | cascade over reindexing | texts that it encoded "
             "| cascade that encodes at most a tenth: depth, over reindexing "
-            "| sidecar of a tenth of the bytes, over stay | bytes that keep .99 of stay | r that halves the error: predicted, needed |",
+            "| sidecar of a tenth of the bytes, over stay "
+            "| bytes that keep .99 of stay | r that halves the error: predicted, needed |",
             "|---" * 10 + "|",
         ]
         lines += [_bars(name, row, plan["texts"]) for name, row in rows.items()]
