@@ -29,6 +29,7 @@ from benchmarks import (
     large_run,
     losses,
     measure,
+    migrations,
     pinned,
     postgres_fast_path,
     preparing,
@@ -184,6 +185,7 @@ SECTIONS = {
         known_consumers.measure, known_consumers.tiny, known_consumers.table, needs_data=True
     ),
     "table3": Section(table3.section, table3.tiny, needs_data=True),
+    "migrations": Section(migrations.measure, migrations.tiny, migrations.table, needs_data=True),
     "text": Section(text.measure, text.tiny, text.table, needs_data=True),
     "text-serving": Section(
         text_serving.measure, text_serving.tiny, text_serving.table, needs_data=True

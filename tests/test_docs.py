@@ -15,6 +15,8 @@ import pytest
 import torch
 import typer
 from pydantic import BaseModel
+from tests.support.searched_arrays import searched
+from tests.support.two_models import by_two_models
 
 from evergram.cli import app
 from evergram.cli.failures import INTERRUPTED, REFUSED, UNFORESEEN
@@ -174,6 +176,34 @@ def test_the_python_of_align_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     exec(compile(python_of("align"), "align.md", "exec"), space)
     torch.testing.assert_close(space["back"](new), old, rtol=1e-3, atol=1e-2)
     assert space["forward"](old).shape == new.shape
+
+
+def test_the_python_of_the_migrate_page_runs(tmp_path: Path) -> None:
+    """All of it: a cascade, a half-migrated search and a sidecar, over two made-up models."""
+    vectors, _ = by_two_models(1.0, 0.5)
+    old, new = vectors.old, vectors.new
+    search_old = searched(vectors.texts, old.numpy(), 0)
+    space: dict[str, Any] = {
+        "folder": tmp_path,
+        "encode": lambda ids: new.numpy()[[vectors.texts.index(i) for i in ids.to_pylist()]],
+        "new_queries": vectors.new_queries.numpy(),
+        "old_queries": vectors.old_queries.numpy(),
+        "first": search_old(vectors.old_queries.numpy(), 20),
+        "search_old": search_old,
+        "search_new": searched(vectors.texts[:50], new[:50].numpy(), 1),
+        "sample_old": old[:50].numpy(),
+        "sample_new": new[:50].numpy(),
+        "old": torch.cat([old, old], dim=1).repeat(1, 3),
+        "new": new,
+        "ids": vectors.texts,
+    }
+    page = (ROOT / "docs" / "migrate.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "migrate.md", "exec"), space)
+    assert [len(hits) for hits in space["hits"]] == [10] * len(vectors.queries)
+    assert 0 < len(space["kept"]) < len(vectors.texts)
+    error = (space["as_old"] - space["old"]).norm() / space["old"].norm()
+    assert float(error) == pytest.approx(space["sidecar"].relative_error, rel=0.05, abs=1e-3)
 
 
 def test_the_python_of_the_aligner_page_runs(
@@ -368,6 +398,7 @@ def test_the_readmes_numbers_are_filled_in() -> None:
     ("page", "names"),
     [
         ("align", ("text", "transform")),
+        ("migrate", ("migrations",)),
         ("serving", ("serving-transform", "serving-fetch")),
         ("stores", ("serving-search", "fast-paths")),
         ("snapshot-engine", ("snapshot-engine",)),

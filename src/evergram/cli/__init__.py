@@ -5,7 +5,8 @@ Read in this order:
 1. `options`: the app, and what several commands share. `printing`: results, as a table or as JSON.
    `failures`: the sentence and the exit code of each error.
 2. One file a group of commands: `models` (train, upgrade, diagnose, compare, demo),
-   `evaluations`, `preparing` (prepare, encode), `vectors` (align, transform),
+   `evaluations` (evaluate, plan-migration), `preparing` (prepare, encode),
+   `vectors` (align, transform),
    `lineages`, `releases`, `consumers`, `stores`, `serve`, `tuning` (tune), and the folder
    `reproduction` (reproduce).
 

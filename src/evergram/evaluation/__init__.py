@@ -11,7 +11,8 @@ Read in this order:
 3. `version_distance`: the distance of a version read as a past one from that past version.
    `map_quality`: the same of any map, and of one that mixes the objects up.
 4. `degradation`, `consumer_tasks`, `consumer_classifiers`: the protocol of [BC] Section 4 and 5.
-5. `probes/`: a consumer's own model, run in a process of its own. `reports/`: tables and figures.
+5. `judged/`: rankings of texts beside people's judgements. `probes/`: a consumer's own model, run
+   in a process of its own. `reports/`: tables and figures.
 
 Sources: [G2] Krichene et al., *Efficient training on very large corpora via Gramian estimation*,
 ICLR 2019; [BC] Hu et al., *Learning backward compatible embeddings*, KDD 2022.

@@ -11,7 +11,7 @@ Read in this order:
    model on the embeddings that it would read). `release`: train and publish in one call.
    `evaluate`: metrics of a lineage's stored embeddings.
 3. `files/`: vectors of models that are not ours (`align`, `import_file`, `transform_file`,
-   `encode_file`).
+   `encode_file`). `migration/`: the ways from such a model to another, side by side.
 4. `comparison/`: the methods of [BC] side by side. `demo`: a version, upgrades and a consumer.
 
 [BC]: Hu et al., *Learning backward compatible embeddings*, KDD 2022.

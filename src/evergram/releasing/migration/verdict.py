@@ -1,0 +1,101 @@
+"""The rule that chooses a way to a new embedding model by measured intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from evergram.evaluation.judged.paired_bootstrap import paired_bootstrap
+
+# With fewer judged queries no interval is trusted.
+LEAST_QUERIES = 20
+# Ways that leave the old index in place, by the texts that they need encoded.
+CHEAPER = ("bridge", "cascade", "bridge_cascade")
+# Ways that encode queries by the old model.
+BY_OLD_MODEL = ("stay", "cascade")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which way to take.
+
+    Args:
+        way: its name; None if the measurements do not decide.
+        reasons: sentences that say why.
+    """
+
+    way: str | None
+    reasons: list[str]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What must be kept.
+
+    Args:
+        tolerance: the share of the better way's nDCG@10 that a cheaper way may lose.
+        old_model_ends: the old model will encode no queries any more.
+        old_readers: somebody will go on to read old vectors.
+    """
+
+    tolerance: float = 0.01
+    old_model_ends: bool = False
+    old_readers: bool = False
+
+
+def decide(ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0) -> Verdict:
+    """Return the verdict.
+
+    1. *stay*, unless reindexing is shown to be better: the 95 % interval of the paired difference
+       in nDCG@10 lies above 0. (If the old model ends, staying is not possible.)
+    2. The first of *bridge*, *cascade* and *bridge_cascade* that is shown to lose at most
+       `tolerance` of reindexing, and to be better than staying.
+    3. Otherwise *reindex*; if old vectors are still read, *sidecar*, provided that its readers are
+       shown to lose at most `tolerance` of what they have now.
+
+    Each step needs evidence to spend more than the one before, or to lose anything.
+
+    Args:
+        ndcg: nDCG@10 of each query, [Q], by the names of `measure_ways`.
+    """
+    queries = len(ndcg["reindex"])
+    if queries < LEAST_QUERIES:
+        return Verdict(
+            None,
+            [f"Only {queries} judged queries are there, and {LEAST_QUERIES} are needed."],
+        )
+    gain = paired_bootstrap(ndcg["reindex"], ndcg["stay"], seed)
+    shown = f"reindexing differs from staying by {gain}"
+    if not situation.old_model_ends and gain.low <= 0:
+        return Verdict("stay", [f"The new model is not shown to be better: {shown}."])
+    reasons = [f"In nDCG@10, {shown}."]
+    most_lost = situation.tolerance * float(ndcg["reindex"].mean())
+    for way in CHEAPER:
+        if situation.old_model_ends and way in BY_OLD_MODEL:
+            continue
+        loss = paired_bootstrap(ndcg[way], ndcg["reindex"], seed)
+        kept = loss.low >= -most_lost
+        reasons.append(
+            f"{way} differs from reindexing by {loss}, and {-most_lost:.4f} is allowed: it is "
+            f"{'' if kept else 'not '}shown to lose no more."
+        )
+        if not kept:
+            continue
+        beside = paired_bootstrap(ndcg[way], ndcg["stay"], seed)
+        if situation.old_model_ends or beside.low > 0:
+            return Verdict(way, reasons)
+        reasons.append(f"{way} is not shown to be better than staying: {beside}.")
+    if not situation.old_readers:
+        return Verdict("reindex", reasons)
+    loss = paired_bootstrap(ndcg["sidecar"], ndcg["stay"], seed)
+    allowed = situation.tolerance * float(ndcg["stay"].mean())
+    kept = loss.low >= -allowed
+    reasons.append(
+        f"Old readers of a sidecar differ from now by {loss}, and {-allowed:.4f} is allowed."
+    )
+    if kept:
+        return Verdict("sidecar", reasons)
+    reasons.append("Keep the old index for them, or give the sidecar more bytes.")
+    return Verdict("reindex", reasons)

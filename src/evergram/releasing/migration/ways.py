@@ -1,0 +1,191 @@
+"""What a searcher gets by each way to a new embedding model, and what the way costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from evergram.compatibility.aligner.aligner import Aligner
+from evergram.compatibility.sidecar.residual_basis import ResidualBasis
+from evergram.compatibility.sidecar.sidecar import Sidecar
+from evergram.errors import DataError
+from evergram.evaluation.judged.judged_metrics import RECALL_DEPTH
+from evergram.evaluation.score_blocks import best_candidates
+from evergram.evaluation.version_distance import as_dim
+from evergram.releasing.migration.migration_vectors import MigrationVectors, Similarity, unit
+from evergram.retrieval.migrating.cascade import DEPTH, KeptVectors, cascade
+from evergram.stores.rows import Hits
+
+# Bytes of a coordinate in an index of float32.
+FLOAT = 4
+# A way back is fitted to at least so many texts.
+LEAST_PAIRS = 100
+
+
+@dataclass(frozen=True)
+class WaySettings:
+    """How the ways are taken.
+
+    Args:
+        pairs: share of the texts, drawn, that the way back of queries is fitted to.
+        depth: hits of the old index that a cascade re-ranks.
+        sidecar_bytes: beside each new vector; None is a tenth of the bytes of an old vector.
+        sidecar_error: the relative error that a sidecar may leave, which then chooses its bytes.
+        similarity: as of `MigrationVectors.of`.
+        seed: draws the pairs and the intervals.
+    Raises: DataError: a value is not allowed.
+    """
+
+    pairs: float = 1.0
+    depth: int = DEPTH
+    sidecar_bytes: int | None = None
+    sidecar_error: float | None = None
+    similarity: Similarity = "cosine"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.pairs <= 1:
+            raise DataError(f"pairs is {self.pairs:g}; it must be above 0 and at most 1.")
+        if self.depth < RECALL_DEPTH:
+            raise DataError(
+                f"depth is {self.depth}; it must be at least {RECALL_DEPTH}, as Recall@"
+                f"{RECALL_DEPTH} is measured."
+            )
+        if self.sidecar_bytes is not None and self.sidecar_error is not None:
+            raise DataError("A sidecar has a budget of bytes or an error; give one of them.")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way, on the queries that it was measured with.
+
+    Args:
+        ranked: rows of texts, best first, int64 [Q, k].
+        encoded: texts that the new model has to encode, for the fit and for these queries.
+        bytes_a_text: of the vectors in the index that the way searches, on average.
+        milliseconds: of a query, by exact search on this machine, without encoding.
+        facts: further figures, for the report.
+    """
+
+    ranked: Tensor
+    encoded: int
+    bytes_a_text: float
+    milliseconds: float
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+def measure_ways(vectors: MigrationVectors, settings: WaySettings) -> dict[str, Way]:
+    """Return every way by its name.
+
+    stay: old queries, old index. naive: new queries on the old index, cut or filled up with zeros,
+    as happens where nobody takes care. bridge: new queries through an orthogonal way back, old
+    index. cascade: old queries propose `depth` texts of the old index, and the new model's vectors
+    rank them; bridge_cascade: the same, where bridge proposes. sidecar: what a reader with old
+    queries gets where only new vectors and a `Sidecar` are stored. reindex: new queries, new index.
+
+    The way back of queries is orthogonal: least squares has the smaller error on texts, to which it
+    is fitted, but queries are not texts. docs/migrate.md, "On real text", has both.
+
+    Raises: DataError: there are too few texts to fit a way back; or as of `Aligner`.
+    """
+    count = len(vectors.texts)
+    drawn = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed))
+    pairs = drawn[: round(settings.pairs * count)]
+    if len(pairs) < LEAST_PAIRS:
+        raise DataError(
+            f"The way back would be fitted to {len(pairs)} texts, and at least {LEAST_PAIRS} are "
+            "needed; give more texts, or a larger share of them as pairs."
+        )
+    back = Aligner("orthogonal").fit(vectors.new[pairs], vectors.old[pairs])
+    back.report()  # solves for the map, which is no part of a query's time
+    old_bytes, new_bytes = FLOAT * vectors.old.shape[1], FLOAT * vectors.new.shape[1]
+    deep = min(settings.depth, count)
+
+    def bridged(k: int) -> Tensor:
+        return best_candidates(back.transform(vectors.new_queries), vectors.old, k)
+
+    def stayed(k: int) -> Tensor:
+        return best_candidates(vectors.old_queries, vectors.old, k)
+
+    def swapped() -> Tensor:
+        return best_candidates(as_dim(vectors.new_queries, vectors.old.shape[1]), vectors.old, top)
+
+    top = min(RECALL_DEPTH, count)
+    ways = {
+        "stay": _timed(lambda: stayed(top), 0, old_bytes),
+        "naive": _timed(swapped, 0, old_bytes),
+        "bridge": _timed(lambda: bridged(top), len(pairs), old_bytes),
+    }
+    proposers: dict[str, tuple[Callable[[int], Tensor], Tensor]] = {
+        "cascade": (stayed, pairs[:0]),
+        "bridge_cascade": (bridged, pairs),
+    }
+    for name, (propose, fitted) in proposers.items():
+        kept = KeptVectors(lambda ids: vectors.new.numpy()[ids.to_numpy()], vectors.new.shape[1])
+        way = _timed(lambda p=propose, v=kept: _cascaded(p(deep), vectors.new_queries, v), 0, 0)  # type: ignore[misc]
+        touched = len(set(kept.ids().to_pylist()) | set(fitted.tolist()))
+        share = touched / count
+        size = old_bytes + share * new_bytes
+        ways[name] = Way(way.ranked, touched, size, way.milliseconds, {"encoded_share": share})
+    ways["sidecar"] = _with_sidecar(vectors, settings, new_bytes, top)
+    ways["reindex"] = _timed(
+        lambda: best_candidates(vectors.new_queries, vectors.new, top), count, new_bytes
+    )
+    return ways
+
+
+def _timed(search: Callable[[], Tensor], encoded: int, size: float) -> Way:
+    start = time.perf_counter()
+    ranked = search()
+    milliseconds = 1000 * (time.perf_counter() - start) / max(1, len(ranked))
+    return Way(ranked, encoded, size, milliseconds)
+
+
+def _cascaded(proposed: Tensor, queries: Tensor, kept: KeptVectors) -> Tensor:
+    """Return the rows that `cascade` ranks first, [Q, k]."""
+    none = np.zeros(proposed.shape[1])
+    first = [
+        Hits(pa.array(rows.numpy()), none.astype(np.float32), none.astype(np.int64))
+        for rows in proposed
+    ]
+    hits = cascade(first, queries.numpy(), kept, min(RECALL_DEPTH, proposed.shape[1]))
+    return torch.stack([torch.from_numpy(part.ids.to_numpy().copy()) for part in hits])
+
+
+def _with_sidecar(
+    vectors: MigrationVectors, settings: WaySettings, new_bytes: int, top: int
+) -> Way:
+    """Return what old queries get of the new vectors and a sidecar; all texts have both vectors."""
+    affine = Aligner("linear").fit(vectors.new, vectors.old).as_transform().affine()
+    assert affine is not None
+    whole = Sidecar.fit(*affine, vectors.new, vectors.old, 0)
+    residual = vectors.old.double() - whole.read_coordinates(
+        vectors.new, torch.zeros(len(vectors.new), 0, dtype=torch.float64)
+    )
+    basis = ResidualBasis.of(residual.T @ residual / len(residual), whole.power)
+    if settings.sidecar_error is not None:
+        rank = basis.rank_for_error(settings.sidecar_error)
+    else:
+        tenth = FLOAT * vectors.old.shape[1] / 10
+        budget = tenth if settings.sidecar_bytes is None else settings.sidecar_bytes
+        rank = basis.rank_for_bytes(budget)
+    sidecar = Sidecar.fit(*affine, vectors.new, vectors.old, rank)
+    read = sidecar.read(vectors.new, sidecar.encode(vectors.new, vectors.old))
+    error = (read - vectors.old).double().square().sum(1).mean().sqrt() / whole.power**0.5
+    read = unit(read) if settings.similarity == "cosine" else read
+    way = _timed(
+        lambda: best_candidates(vectors.old_queries, read, top), len(read), new_bytes + rank
+    )
+    facts = {
+        "sidecar_bytes": float(rank),
+        "share_of_old_bytes": rank / (FLOAT * vectors.old.shape[1]),
+        "predicted_error": sidecar.relative_error,
+        "measured_error": float(error),
+    }
+    return Way(way.ranked, way.encoded, way.bytes_a_text, way.milliseconds, facts)

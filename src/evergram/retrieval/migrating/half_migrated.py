@@ -1,0 +1,122 @@
+"""Search rows of which some have only an old vector and some only a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from evergram.errors import DataError, ShapeError
+from evergram.stores.rows import Floats, Hits, check_k
+
+# Finds the best k rows of each query [Q, D].
+Search = Callable[[Floats, int], list[Hits]]
+# Mean and deviation of a query's scores are taken over at least so many objects.
+LEAST_SAMPLE = 20
+
+
+@dataclass(frozen=True)
+class ScoreCalibration:
+    """For each query, the line that takes a score of the old space to one of the new space.
+
+    The scores of two models are of different sizes and spreads, and differ from query to query.
+    The line makes mean and deviation equal over objects that have both vectors.
+
+    Args:
+        slope, shift: float64 [Q].
+    """
+
+    slope: npt.NDArray[np.float64]
+    shift: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, old: npt.NDArray[np.floating], new: npt.NDArray[np.floating]) -> ScoreCalibration:
+        """Return the lines for scores of the same queries and objects.
+
+        Args:
+            old, new: [Q, n].
+        Raises: ShapeError: they are not of the same queries and objects. DataError: there are fewer
+            than `LEAST_SAMPLE` objects, or all old scores of a query are equal.
+        """
+        if old.ndim != 2 or old.shape != new.shape:
+            raise ShapeError(
+                f"Old scores are {list(old.shape)} and new ones {list(new.shape)}; both must be "
+                "[Q, n], of the same objects."
+            )
+        if old.shape[1] < LEAST_SAMPLE:
+            raise DataError(
+                f"{old.shape[1]} objects have both vectors, and scores are calibrated on at least "
+                f"{LEAST_SAMPLE}; keep the old vectors of more of them."
+            )
+        old, new = old.astype(np.float64), new.astype(np.float64)
+        spread = old.std(axis=1)
+        if not (spread > 1e-12 * np.abs(old).max(axis=1)).all():
+            raise DataError(
+                "All sampled objects have the same old score for a query, so that scores cannot "
+                "be calibrated; sample objects with different vectors."
+            )
+        slope = new.std(axis=1) / spread
+        return cls(slope, new.mean(axis=1) - slope * old.mean(axis=1))
+
+
+@dataclass(frozen=True)
+class HalfMigratedSearch:
+    """One list of hits from an old index and a new one.
+
+    An object that only the old index holds competes by its old score, taken to the new space; one
+    that both return keeps its new score. Both indexes are asked for k hits: if no object is in
+    both, the result is then the k best of all objects by these scores.
+
+    Args:
+        old, new: search the rows with old and with new vectors.
+        sample_old, sample_new: [n, D_old] and [n, D_new], vectors of the same objects, at least
+            `LEAST_SAMPLE` of them, drawn at random.
+    """
+
+    old: Search
+    new: Search
+    sample_old: Floats
+    sample_new: Floats
+
+    def search(self, old_queries: Floats, new_queries: Floats, k: int) -> list[Hits]:
+        """Return the k best of each query, with scores of the new space.
+
+        Args:
+            old_queries: [Q, D_old], by the old model, or by the new one through the way back.
+            new_queries: [Q, D_new], of the same queries by the new model.
+        Raises: ShapeError: these are not vectors of the same queries in the two spaces. DataError:
+            k is below 1; or as of `ScoreCalibration.of`.
+        """
+        check_k(k)
+        for queries, sample in (
+            (old_queries, self.sample_old),
+            (new_queries, self.sample_new),
+        ):
+            if queries.ndim != 2 or queries.shape != (len(old_queries), sample.shape[-1]):
+                raise ShapeError(
+                    f"Queries are {list(queries.shape)}; [{len(old_queries)}, "
+                    f"{sample.shape[-1]}] is needed."
+                )
+        lines = ScoreCalibration.of(
+            old_queries @ self.sample_old.T, new_queries @ self.sample_new.T
+        )
+        both = zip(self.old(old_queries, k), self.new(new_queries, k), strict=True)
+        return [
+            _merged(past, present, lines.slope[q], lines.shift[q], k)
+            for q, (past, present) in enumerate(both)
+        ]
+
+
+def _merged(old: Hits, new: Hits, slope: float, shift: float, k: int) -> Hits:
+    """Return the best k of both lists; an id in both counts by its new score."""
+    only_old = pa.array(~np.isin(old.ids.to_numpy(False), new.ids.to_numpy(False)), pa.bool_())
+    mask = only_old.to_numpy(zero_copy_only=False)
+    moved = (slope * old.scores[mask].astype(np.float64) + shift).astype(np.float32)
+    scores = np.concatenate([new.scores, moved])
+    ids = pa.concat_arrays([new.ids, old.ids.filter(only_old)])
+    versions = np.concatenate([new.versions, old.versions[mask]])
+    best = np.argsort(-scores, kind="stable")[:k]
+    return Hits(ids.take(pa.array(best)), scores[best], versions[best])

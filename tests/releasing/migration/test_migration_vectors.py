@@ -1,0 +1,61 @@
+"""Four files become vectors in one order, or are refused with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from evergram.errors import DataError
+from evergram.releasing.migration.migration_vectors import MigrationVectors
+from evergram.vector_files.base import EmbeddingFile
+from evergram.vector_files.open_embeddings import open_embeddings
+from evergram.vector_files.writers import write_vectors
+
+
+def put(path: Path, ids: list[str], dim: int) -> EmbeddingFile:
+    """Write vectors whose first coordinate says which id they are of."""
+    rows = torch.ones(len(ids), dim)
+    rows[:, 0] = torch.tensor([float(i[1:]) for i in ids])
+    write_vectors(path, [(pa.array(ids), rows)])
+    return open_embeddings(path)
+
+
+Pair = tuple[EmbeddingFile, EmbeddingFile]
+
+
+def files(folder: Path, new: list[str]) -> tuple[Pair, Pair]:
+    texts = put(folder / "o.parquet", ["d1", "d2", "d3"], 2), put(folder / "n.npy", new, 3)
+    queries = put(folder / "oq.parquet", ["q1", "q2"], 2), put(folder / "nq.npy", ["q2", "q1"], 3)
+    return texts, queries
+
+
+def test_rows_of_all_four_are_in_the_order_of_their_ids(tmp_path: Path) -> None:
+    vectors = MigrationVectors.of(*files(tmp_path, ["d3", "d1", "d2"]), "dot")
+    for ids, sides in (
+        (vectors.texts, (vectors.old, vectors.new)),
+        (vectors.queries, (vectors.old_queries, vectors.new_queries)),
+    ):
+        for side in sides:
+            assert side[:, 0].tolist() == [float(i[1:]) for i in ids]
+    assert sorted(vectors.texts) == ["d1", "d2", "d3"]
+
+
+def test_cosine_makes_lengths_equal(tmp_path: Path) -> None:
+    vectors = MigrationVectors.of(*files(tmp_path, ["d1", "d2", "d3"]))
+    torch.testing.assert_close(vectors.new.norm(dim=1), torch.ones(3))
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    texts, queries = files(tmp_path, ["d3", "d1"])
+    with pytest.raises(DataError, match=r"1 ids are in .* alone and 0 in"):
+        MigrationVectors.of(texts, queries)
+    texts, queries = files(tmp_path, ["d3", "d1", "d2"])
+    with pytest.raises(DataError, match="has 3 dims, and the texts of its model have 2"):
+        MigrationVectors.of(texts, (queries[1], queries[0]))
+    np.save(tmp_path / "bare.npy", np.ones((3, 3), np.float32))
+    with pytest.raises(DataError, match=r"bare.npy has none; write the ids .* bare.ids.txt"):
+        MigrationVectors.of((texts[0], open_embeddings(tmp_path / "bare.npy")), queries)

@@ -1,0 +1,64 @@
+"""The verdict: each way is chosen where the intervals show it, and none where they do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from evergram.releasing.migration.verdict import Situation, decide
+
+QUERIES = 200
+
+
+def scores(**means: float) -> dict[str, Tensor]:
+    """Return nDCG@10 of each way: a query's ease, moved by a mean, and some noise."""
+    draw = torch.Generator().manual_seed(0)
+    hard = torch.rand(QUERIES, generator=draw, dtype=torch.float64) * 0.2
+    values = {"stay": 0.5, "bridge": 0.3, "cascade": 0.3, "bridge_cascade": 0.3, "sidecar": 0.3}
+    values |= {"reindex": 0.7} | means
+    return {
+        name: mean + hard + 0.002 * torch.randn(QUERIES, generator=draw, dtype=torch.float64)
+        for name, mean in values.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("means", "situation", "expected"),
+    [
+        ({"reindex": 0.4}, {}, "stay"),
+        ({"reindex": 0.5}, {}, "stay"),
+        ({"bridge": 0.7}, {}, "bridge"),
+        ({"cascade": 0.7, "bridge_cascade": 0.7}, {}, "cascade"),
+        ({"cascade": 0.7, "bridge_cascade": 0.7}, {"old_model_ends": True}, "bridge_cascade"),
+        ({"reindex": 0.4}, {"old_model_ends": True}, "reindex"),
+        ({}, {}, "reindex"),
+        ({"cascade": 0.66}, {}, "reindex"),
+        ({"cascade": 0.66}, {"tolerance": 0.1}, "cascade"),
+        ({"sidecar": 0.5}, {"old_readers": True}, "sidecar"),
+        ({"sidecar": 0.5}, {}, "reindex"),
+        ({"sidecar": 0.45}, {"old_readers": True}, "reindex"),
+        ({"reindex": 0.502, "bridge": 0.499}, {"tolerance": 0.1}, "reindex"),
+    ],
+)
+def test_the_way_is_the_cheapest_that_is_shown_to_do(
+    means: dict[str, float], situation: dict[str, float | bool], expected: str
+) -> None:
+    verdict = decide(scores(**means), Situation(**situation))  # type: ignore[arg-type]
+    assert verdict.way == expected, verdict.reasons
+    assert verdict.reasons
+
+
+def test_few_queries_decide_nothing() -> None:
+    few = {name: values[:19] for name, values in scores().items()}
+    verdict = decide(few, Situation())
+    assert verdict.way is None
+    assert "Only 19 judged queries" in verdict.reasons[0]
+
+
+def test_what_is_likely_but_not_shown_is_not_taken() -> None:
+    ndcg = scores(reindex=0.52)
+    noise = torch.randn(QUERIES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    ndcg["reindex"] = ndcg["reindex"] + noise - noise.mean()
+    assert float((ndcg["reindex"] - ndcg["stay"]).mean()) > 0.01
+    assert decide(ndcg, Situation()).way == "stay"
