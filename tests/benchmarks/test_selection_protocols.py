@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 import torch
-
 from benchmarks.selection_protocols import (
     PROTOCOLS,
     Measured,
@@ -13,6 +12,7 @@ from benchmarks.selection_protocols import (
     of_some_queries,
     random_pairs,
 )
+
 from evergram.data.corpus import Corpus
 
 

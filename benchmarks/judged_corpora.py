@@ -1,0 +1,110 @@
+"""Texts, queries and people's judgements to measure retrieval by: SciFact, Cranfield, and five
+collections of the University of Glasgow's archive.
+
+Cranfield is read from `cranfield` in the folder of data, with the files of
+github.com/oussbenk/cranfield-trec-dataset: queries are numbered by their place, as in its
+judgements. The five are read from `glasgow`, with the folder `datasets` of
+github.com/ericlabouve/Term-Proximity-Research, in SMART's format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks import DATA
+from evergram.errors import DataError
+from evergram.evaluation.judged.beir_files import Judgements, read_judgements, read_texts
+
+Texts = dict[str, str]
+# Texts, queries, and the judgements between them.
+Judged = tuple[Texts, Texts, Judgements]
+
+
+def available() -> dict[str, Callable[[], Judged]]:
+    """Return what reads each corpus that is here, by its name."""
+    return {n: partial(read, folder) for n, (folder, read) in CORPORA.items() if folder.is_dir()}
+
+
+def _scifact(folder: Path) -> Judged:
+    return (
+        read_texts(folder / "corpus.jsonl"),
+        read_texts(folder / "queries.jsonl"),
+        read_judgements(folder),
+    )
+
+
+def _cranfield(folder: Path) -> Judged:
+    texts = {}
+    for part in re.findall(r"<doc>(.*?)</doc>", _read(folder / "cran.all.1400.xml"), re.DOTALL):
+        # The text begins with its title.
+        name, text = (
+            " ".join(re.findall(rf"<{tag}>(.*?)</{tag}>", part, re.DOTALL)[0].split())
+            for tag in ("docno", "text")
+        )
+        texts[name] = text
+    titles = re.findall(r"<title>(.*?)</title>", _read(folder / "cran.qry.xml"), re.DOTALL)
+    queries = {str(place): " ".join(title.split()) for place, title in enumerate(titles, 1)}
+    # Its last line is cut off in the repository's file.
+    lines = _read(folder / "cranqrel.trec.txt").splitlines()
+    judgements: Judgements = {}
+    for columns in map(str.split, lines):
+        if len(columns) == 4:
+            judgements.setdefault(columns[0], {})[columns[2]] = int(columns[3])
+    return texts, queries, judgements
+
+
+def _smart(folder: Path, files: tuple[str, str, str, int | None]) -> Judged:
+    """Return a collection in SMART's format: `.I` begins an entry, `.T` and `.W` its words.
+
+    Args:
+        files: of texts (a pattern), of queries and of judgements, and the column of the judged text
+            in a line of the last; None: every column but the query's.
+    """
+    texts, queries, judged, column = files
+    entries: Texts = {}
+    for path in sorted(folder.glob(texts)):
+        entries |= smart_entries(_read(path))
+    judgements: Judgements = {}
+    for columns in map(str.split, _read(folder / judged).splitlines()):
+        if columns:
+            names = columns[1:] if column is None else [columns[column]]
+            of_query = judgements.setdefault(str(int(columns[0])), {})
+            of_query |= {str(int(name)): 1 for name in names}
+    return entries, smart_entries(_read(folder / queries)), judgements
+
+
+def smart_entries(text: str) -> Texts:
+    """Return the words of titles and texts by number, of a file in SMART's format."""
+    entries = {}
+    parts = re.split(r"^\.I[ \t]+(\d+)[ \t]*$", text, flags=re.MULTILINE)
+    for number, rest in zip(parts[1::2], parts[2::2], strict=True):
+        fields = re.split(r"^\.([A-Z])[ \t]*$", rest, flags=re.MULTILINE)
+        words = [v for k, v in zip(fields[1::2], fields[2::2], strict=True) if k in "TW"]
+        entries[str(int(number))] = " ".join(" ".join(words).split())
+    return entries
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; see docs/migrate.md.") from error
+
+
+# By name, which is also its folder's: files of texts, queries and judgements, and the column.
+SMART: dict[str, tuple[str, str, str, int | None]] = {
+    "CACM": ("cacm.all", "query.text", "qrels.text", 1),
+    "CISI": ("CISI.ALL", "CISI.QRY", "CISI.REL", 1),
+    "LISA": ("LISA[0-5].???", "LISA.QUE", "LISARJ.NUM", None),
+    "MED": ("MED.ALL", "MED.QRY", "MED.REL", 2),
+    "NPL": ("doc-text", "query-text", "rlv-ass", None),
+}
+# By name: its folder, and what reads it.
+CORPORA: dict[str, tuple[Path, Callable[[Path], Judged]]] = {
+    "SciFact": (DATA / "scifact", _scifact),
+    "Cranfield": (DATA / "cranfield", _cranfield),
+    **{n: (DATA / "glasgow" / n.lower(), partial(_smart, files=f)) for n, f in SMART.items()},
+}
