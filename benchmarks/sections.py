@@ -54,6 +54,7 @@ from benchmarks import (
     time_to_als,
     towers,
     training_rate,
+    which_loss,
 )
 from benchmarks.instrument.figures import Figure
 
@@ -181,6 +182,7 @@ SECTIONS = {
         selection_protocols.table,
         needs_data=True,
     ),
+    "which-loss": Section(which_loss.measure, which_loss.tiny, which_loss.table, needs_data=True),
     "towers": Section(towers.section, towers.tiny, needs_data=True),
     "graph-steps": Section(graphs.steps_section, graphs.tiny_steps, needs_data=True),
     "graph-quality": Section(graphs.quality_section, graphs.tiny_quality, needs_data=True),
