@@ -31,8 +31,7 @@ from evergram.training.recipe import Recipe
 METRIC = "recall@20"
 NAMES = ("gowalla", "yelp2018")
 LAST = ["upgrade.fit=none", "training.patience=0", "training.refit=false", "metrics=['recall@20']"]
-MEANS = "model.kind='mean_of_candidates'"
-SOFTMAX = ["training.epochs=8", "training.evaluate_every=8", "training.decay=0.7"]
+SOFTMAX = ["training.epochs=5", "training.evaluate_every=5", "training.decay=0.6"]
 SQUARED = [
     *(
         "model.normalize=false",
@@ -52,11 +51,6 @@ MODELS: dict[str, list[str]] = {
     "softmax, τ .2": [*SOFTMAX, "task.temperature=0.2"],
     "softmax, τ .12, popularity .05": [*SOFTMAX, "model.popularity=0.05"],
     "softmax, τ .12, popularity .1": [*SOFTMAX, "model.popularity=0.1"],
-    "softmax, means of candidates": [
-        *SOFTMAX,
-        "model.kind='mean_of_candidates'",
-        "model.start='random'",
-    ],
 }
 
 
