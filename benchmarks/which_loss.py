@@ -27,13 +27,12 @@ TRIALS, SEEDS = 6, 3
 FOLDER = KEPT.parent / "which-loss"
 DATA = (
     "amazon-musical-instruments",
-    "amazon-beauty",
     "movielens-latest-small",
     "wikispeedia",
-    "citeulike-t",
-    "foursquare",
     "gowalla, a sixth of the queries",
     "yelp2018, a sixth of the queries",
+    "citeulike-t",
+    "foursquare",
 )
 # Rates fall by e² over the sixty epochs; patience ends most trainings before.
 SOFTMAX = [

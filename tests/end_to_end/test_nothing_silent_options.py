@@ -18,6 +18,7 @@ WITHOUT_A_RECIPE = {
     "versions": ("l",),
     "check": ("l",),
     "export": ("l", "o.parquet", "--side", "query"),
+    "export-transform": ("l", "o.sql", "--format", "duckdb"),
     "import": ("old.parquet", "--lineage", "l"),
     "transform": ("old.parquet", "--lineage", "l", "--as", "0", "--out", "o.parquet"),
     "label": ("l", "x", "0"),

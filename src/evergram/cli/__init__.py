@@ -6,7 +6,7 @@ Read in this order:
    `failures`: the sentence and the exit code of each error.
 2. One file a group of commands: `models` (train, upgrade, diagnose, compare, demo),
    `evaluations` (evaluate, plan-migration), `preparing` (prepare, encode),
-   `vectors` (align, transform),
+   `vectors` (align, transform, export-transform),
    `lineages`, `releases`, `consumers`, `stores`, `serve`, `tuning` (tune), and the folder
    `reproduction` (reproduce).
 

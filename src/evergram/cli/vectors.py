@@ -10,9 +10,11 @@ import typer
 
 from evergram.cli.options import (
     AllowSmallOverlap,
+    As,
     Force,
     IdColumn,
     Json,
+    LineageFolder,
     LineageOption,
     NoPromote,
     OneShard,
@@ -228,4 +230,44 @@ def transform(
     sys.stdout.write(
         f"{rows} vectors of version {source}, written as version {target} ({dim} dims): "
         f"{file_written(out) if outcome is None else shards_written(out, outcome)}\n"
+    )
+
+
+@app.command("export-transform", no_args_is_help=True)
+def export_transform(
+    lineage: LineageFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File or folder to write.")],
+    form: Annotated[
+        str,
+        typer.Option("--format", help="onnx, pgvector, duckdb or sentence-transformers."),
+    ],
+    as_version: As = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the function in SQL and of the graph.", show_default="evergram_LINEAGE_as_vN"
+        ),
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Write what reads new vectors as a past version's, for programs without Evergram."""
+    from evergram.lineage.lineage import Lineage
+    from evergram.retrieval.portable.formats import export_transform as export
+
+    opened = Lineage.open(lineage)
+    written = export(opened, out, form, as_version, name=name, overwrite=force)
+    source, dim = written.dims
+    if as_json:
+        dump(
+            {
+                **{"path": str(out), "format": form, "name": written.name},
+                **{"version": written.source, "as": written.version},
+                "dims": {"from": source, "to": dim},
+            }
+        )
+        return
+    sys.stdout.write(
+        f"Vectors of version {written.source} ({source} dims) are read as version "
+        f"{written.version} ({dim} dims) by {written.name}: {out}\n"
     )

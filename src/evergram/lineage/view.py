@@ -195,6 +195,13 @@ class View:
         settings = {"side": side, **fingerprints}
         return write_shards(shards, stored.rows, read, fingerprints, settings, overwrite=overwrite)
 
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """Return W_k^j [D_j, D_k] and the offset [D_j], float64: z̃_j = W z_k + b.
+
+        Raises: ShapeError: a transform between the two versions is not affine.
+        """
+        return self._chain.affine(self.source, self.version)
+
     def _apply(self, embeddings: Tensor) -> Tensor:
         return self._chain.apply(embeddings, self.source, self.version)
 

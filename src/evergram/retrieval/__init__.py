@@ -8,6 +8,7 @@ Read in this order:
 3. `recommend`: the best candidates for known queries. `pretrained/`:
    `PretrainedEncoder`, which embeds an object by its id and features, and stands alone.
 4. `engines/`: `ArrowFunction`, which engines such as DuckDB and Spark apply to whole tables.
+   `portable/`: the way back in files for programs without Evergram.
 5. `migrating/`: search while an index moves to another model's vectors.
 6. `fill`: from a published version to a store. `backfill`: refresh a store's older rows, worst
    first, in the order of `backfill_order`; its files are those of `backfill_state` and

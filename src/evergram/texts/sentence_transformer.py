@@ -56,6 +56,10 @@ class SentenceTransformerEncoder(TextEncoder):
         )
         return vectors
 
+    def modules(self) -> list[torch.nn.Module]:
+        """Return the model's modules, in the order in which they are applied."""
+        return list(self._model.children())
+
     def _fingerprint(self) -> str:
         settings: list[Any] = [
             [type(part).__name__, getattr(part, "get_config_dict", dict)()]

@@ -1,0 +1,77 @@
+"""The way from a stored version to a past one as one matrix and one offset."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from evergram.errors import DataError, ShapeError
+from evergram.lineage.view import View
+
+# PostgreSQL and DuckDB cut or refuse longer names.
+LONGEST_NAME = 50
+
+
+@dataclass(frozen=True)
+class AffineMap:
+    """z̃ = W z + b.
+
+    Args:
+        name: of functions and tables that hold it: a letter, then letters, digits and `_`.
+        about: a sentence for whoever opens the file.
+        weight: W, float32 [D_j, D_k].
+        offset: b, float32 [D_j].
+    """
+
+    name: str
+    about: str
+    weight: npt.NDArray[np.float32]
+    offset: npt.NDArray[np.float32]
+
+    @property
+    def source_dim(self) -> int:
+        """D_k."""
+        return int(self.weight.shape[1])
+
+    @property
+    def dim(self) -> int:
+        """D_j."""
+        return int(self.weight.shape[0])
+
+
+def affine_map(view: View, lineage: str, name: str | None = None) -> AffineMap:
+    """Return how a view reads vectors.
+
+    Args:
+        lineage: its name, for the file's first line and for the default name.
+        name: None is evergram_LINEAGE_as_vN.
+    Raises: DataError: the name cannot be one of SQL. ShapeError: a transform between the two
+        versions is not affine, so that no matrix is the way.
+    """
+    if name is None:
+        plain = re.sub(r"[^a-z0-9]+", "_", lineage.lower()).strip("_")
+        suffix = f"_as_v{view.version}"
+        name = f"evergram_{plain}"[: LONGEST_NAME - len(suffix)].rstrip("_") + suffix
+    if not re.fullmatch(rf"[a-z][a-z0-9_]{{0,{LONGEST_NAME - 1}}}", name):
+        raise DataError(
+            f"The name {name!r} cannot be used in SQL; give a letter and then letters, digits and "
+            f"_, in lower case, at most {LONGEST_NAME}."
+        )
+    try:
+        weight, offset = view.affine()
+    except ShapeError as error:
+        raise ShapeError(
+            f"{str(error).rstrip('.')}, and other programs are given a matrix; read the vectors "
+            "by Evergram, or refit that version's transform as 'linear' or 'affine'."
+        ) from None
+    arrays = [np.ascontiguousarray(t.to(torch.float32).numpy()) for t in (weight, offset)]
+    about = (
+        f"Reads vectors of version {view.source} of {lineage} ({weight.shape[1]} dims) as version "
+        f"{view.version} ({weight.shape[0]} dims). Written by Evergram; fingerprints "
+        f"{view.computed_from} and {view.fingerprint}."
+    )
+    return AffineMap(name, about, *arrays)

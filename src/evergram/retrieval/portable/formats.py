@@ -1,0 +1,91 @@
+"""The formats in which a past version can be read without Evergram."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from evergram.errors import DataError
+from evergram.lineage.read_only_lineage import ReadOnlyLineage
+from evergram.retrieval.portable.affine_map import AffineMap, affine_map
+from evergram.retrieval.portable.duckdb_macro import write_duckdb_macro
+from evergram.retrieval.portable.onnx_graph import write_onnx_graph
+from evergram.retrieval.portable.pgvector_function import write_pgvector_function
+
+FILES: dict[str, Callable[[Path, AffineMap], None]] = {
+    "onnx": write_onnx_graph,
+    "pgvector": write_pgvector_function,
+    "duckdb": write_duckdb_macro,
+}
+FOLDER = "sentence-transformers"
+FORMATS = (*FILES, FOLDER)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written.
+
+    Args:
+        name: of the function, macro or graph.
+        source, version: k and j.
+        dims: D_k and D_j.
+    """
+
+    path: Path
+    name: str
+    source: int
+    version: int
+    dims: tuple[int, int]
+
+
+def export_transform(
+    lineage: ReadOnlyLineage,
+    path: str | Path,
+    form: str,
+    version: int | str | None = None,
+    *,
+    name: str | None = None,
+    overwrite: bool = False,
+) -> Written:
+    """Write what reads vectors of the newest version as those of a past one, without Evergram.
+
+    Args:
+        path: a file; of "sentence-transformers" a folder.
+        form: one of `FORMATS`.
+        version: j, or its label; None is the newest, which is read as it is.
+        name: of the function in SQL; None is evergram_LINEAGE_as_vN.
+        overwrite: whether to write over a file that is there.
+    Raises: DataError: another format, a file or folder that is there, or a version without an
+        encoder that the format can hold; or the format's library is not installed. ShapeError: the
+        way is not affine. LineageError.
+    """
+    if form not in FORMATS:
+        raise DataError(f"There is no format {form!r}; give one of {', '.join(FORMATS)}.")
+    path = Path(path)
+    view = lineage.view(version)
+    way = affine_map(view, lineage.name, name)
+    if form == FOLDER:
+        # Imported here: what encodes text is of floor 2, and loads transformers.
+        from evergram.retrieval.portable.sentence_transformer_folder import (
+            write_sentence_transformer,
+        )
+
+        _check_place(path, overwrite=False)
+        newest, past = (lineage.manifest(v).text_encoder for v in (view.source, view.version))
+        write_sentence_transformer(path, way, newest, past)
+    else:
+        _check_place(path, overwrite=overwrite)
+        FILES[form](path, way)
+    return Written(path, way.name, view.source, view.version, (way.source_dim, way.dim))
+
+
+def _check_place(path: Path, *, overwrite: bool) -> None:
+    """Raises: DataError: nothing can be written there, or something is there already."""
+    if not path.parent.is_dir():
+        raise DataError(f"{path.parent} is not there; make the folder first.")
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise DataError(
+            f"{path} is there already and is not written over; give another name, or remove it "
+            "first (--force of the command replaces a file)."
+        )

@@ -1,0 +1,89 @@
+"""The newest encoder with the way back behind it, as a folder of sentence-transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from evergram.atomic_files import new_folder
+from evergram.errors import DataError, IntegrityError
+from evergram.retrieval.portable.affine_map import AffineMap
+from evergram.texts.record import TextEncoderRecord, canary_vectors, prompts_of
+from evergram.texts.sentence_transformer import SentenceTransformerEncoder
+from evergram.texts.text_encoder import Vectors
+
+KIND = "sentence-transformers:"
+# Of the lengths of vectors, how far from 1 they may be to be called normalised.
+UNIT = 1e-3
+# The least cosine of a canary that the folder encodes and the same one read through the chain.
+LEAST_COSINE = 0.999999
+
+
+def write_sentence_transformer(
+    path: Path, way: AffineMap, newest: TextEncoderRecord | None, past: TextEncoderRecord | None
+) -> None:
+    """Write the recorded encoder's own modules, a Dense module with W and b, and Normalize if the
+    past version's vectors are normalised. The folder is loaded again and tried on the canary texts
+    before it is put in its place.
+
+    Args:
+        newest, past: the records of the encoders of versions k and j.
+    Raises: DataError: there is no record, or its encoder is of another library or not the recorded
+        one; or sentence-transformers is not installed. IntegrityError: the folder's vectors are
+            others than the chain's.
+    """
+    try:
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+    except ModuleNotFoundError:
+        raise DataError(
+            "A folder of sentence-transformers needs that library: pip install 'evergram[text]'."
+        ) from None
+    if newest is None or not newest.address.startswith(KIND):
+        reason = "records no encoder of text" if newest is None else f"has {newest.address}"
+        raise DataError(
+            f"The newest version {reason}, and a folder of sentence-transformers holds a model of "
+            "that library (sentence-transformers:…); choose another format."
+        )
+    encoder = SentenceTransformerEncoder(newest.address.removeprefix(KIND), prompts_of(newest))
+    if why := newest.mismatch(encoder):
+        raise DataError(f"{newest.address} is not the encoder that was recorded: {why}.")
+    dense = Dense(
+        *(way.source_dim, way.dim, True, torch.nn.Identity()),
+        init_weight=torch.from_numpy(way.weight),
+        init_bias=torch.from_numpy(way.offset),
+    )
+    modules = [*encoder.modules(), dense]
+    if past is not None and _normalised(canary_vectors(past)):
+        modules.append(Normalize())
+    model = SentenceTransformer(
+        modules=modules,
+        device="cpu",
+        prompts={role: text for role, text in newest.prompts.items() if text},
+    )
+    with new_folder(path) as part:
+        model.save(str(part))
+        _check(part, way, newest, encoder)
+
+
+def _normalised(vectors: Vectors) -> bool:
+    return bool(np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < UNIT)
+
+
+def _check(
+    folder: Path, way: AffineMap, record: TextEncoderRecord, encoder: SentenceTransformerEncoder
+) -> None:
+    """Raises: IntegrityError: the folder does not encode canaries as encoder and map do."""
+    written = SentenceTransformerEncoder(str(folder), encoder.prompts)
+    for role in ("query", "document"):
+        own = encoder.encode(record.texts, role) @ way.weight.T + way.offset
+        read = written.encode(record.texts, role)
+        products = (own * read).sum(1)
+        cosine = products / np.linalg.norm(own, axis=1) / np.linalg.norm(read, axis=1)
+        if not cosine.min() >= LEAST_COSINE:  # and not if one is NaN
+            raise IntegrityError(
+                f"The folder does not encode the canary texts as the chain does: the lowest cosine "
+                f"is {cosine.min():.7f}, and {LEAST_COSINE} is needed. Nothing was written."
+            )

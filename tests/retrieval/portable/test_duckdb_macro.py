@@ -1,0 +1,39 @@
+"""A past version in DuckDB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.lineages import DIMS, read_as, vectors_of
+from tests.support.real_text_encoders import need
+from tests.support.without_evergram import elsewhere
+
+from evergram.lineage.lineage import Lineage
+from evergram.retrieval.portable.formats import export_transform
+
+
+@pytest.mark.parametrize("target", [0, 1, 2])
+def test_duckdb_reads_without_evergram(lineage: Lineage, tmp_path: Path, target: int) -> None:
+    need("duckdb")
+    written = export_transform(lineage, tmp_path / "way.sql", "duckdb", target)
+    assert (written.name, written.dims) == (f"evergram_line_as_v{target}", (DIMS[2], DIMS[target]))
+    np.save(tmp_path / "new.npy", vectors_of(2).numpy())
+    code = """
+import duckdb, numpy as np
+way, new, out, name = sys.argv[1:]
+database = duckdb.connect()
+for _ in range(2):  # a second time it replaces itself
+    database.execute(open(way).read())
+database.execute("CREATE TABLE items (id INTEGER, embedding FLOAT[])")
+rows = np.load(new)
+items = [[n, row.tolist()] for n, row in enumerate(rows)]
+database.executemany("INSERT INTO items VALUES (?, ?)", items)
+read = database.execute(f"SELECT {name}(embedding) FROM items ORDER BY id").fetchall()
+np.save(out, np.array([row[0] for row in read], dtype=np.float32))
+"""
+    elsewhere(code, tmp_path / "way.sql", tmp_path / "new.npy", tmp_path / "old.npy", written.name)
+    read = np.load(tmp_path / "old.npy")
+    assert read.shape == (300, DIMS[target])
+    np.testing.assert_allclose(read, read_as(2, target).numpy(), rtol=1e-5, atol=1e-5)
