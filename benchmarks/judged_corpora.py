@@ -83,7 +83,9 @@ def smart_entries(text: str) -> Texts:
     for number, rest in zip(parts[1::2], parts[2::2], strict=True):
         fields = re.split(r"^\.([A-Z])[ \t]*$", rest, flags=re.MULTILINE)
         words = [v for k, v in zip(fields[1::2], fields[2::2], strict=True) if k in "TW"]
-        entries[str(int(number))] = " ".join(" ".join(words).split())
+        entry = " ".join(" ".join(words).split())
+        # Collections typed in capitals alone: encoders have seldom seen such words.
+        entries[str(int(number))] = entry.lower() if entry.isupper() else entry
     return entries
 
 

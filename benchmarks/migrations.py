@@ -44,15 +44,11 @@ KEEPS = 0.99
 
 
 def measure() -> dict[str, Any]:
-    encoders = [name for name, (_, package) in ENCODERS.items() if find_spec(package)]
-    if len(encoders) < 2:
-        raise DataError(
-            "Two text encoders are needed; install wordllama or tokenlearn-static-model."
-        )
+    encoders = installed()
     results: dict[str, Any] = {"encoders": encoders, "corpora": {}}
     for corpus, load in judged_corpora.available().items():
         texts, queries, judgements = load()
-        vectors = {name: _vectors(corpus, name, texts, queries) for name in encoders}
+        vectors = {name: vectors_of(corpus, name, texts, queries) for name in encoders}
         rows = {}
         for old, new in permutations(encoders, 2):
             parts = vectors[old][0], vectors[new][0], vectors[old][1], vectors[new][1]
@@ -62,8 +58,23 @@ def measure() -> dict[str, Any]:
     return results
 
 
+def installed() -> list[str]:
+    """Return the encoders that can be imported. Raises: DataError: there are not two."""
+    encoders = [name for name, (_, package) in ENCODERS.items() if find_spec(package)]
+    if len(encoders) < 2:
+        raise DataError(
+            "Two text encoders are needed; install wordllama or tokenlearn-static-model."
+        )
+    return encoders
+
+
 def tiny() -> dict[str, Any]:
-    """Compare on made-up vectors of two models that see a part of one meaning each."""
+    pair, judgements = made_up()
+    return {"encoders": ["a", "b"], "corpora": {"made up": {"a → b": compare(pair, judgements)}}}
+
+
+def made_up() -> tuple[MigrationVectors, Judgements]:
+    """Return vectors of two models that see a part of one meaning each, and judgements."""
     draw = torch.Generator().manual_seed(0)
     meaning = torch.randn(1500, 24, generator=draw)
     queries = meaning[:60] + 0.3 * torch.randn(60, 24, generator=draw)
@@ -71,8 +82,7 @@ def tiny() -> dict[str, Any]:
     parts = [unit(side @ eye) for side in (meaning, queries) for eye in eyes]
     names = [f"d{i}" for i in range(1500)], [f"q{i}" for i in range(60)]
     judgements = {query: {text: 1} for query, text in zip(names[1], names[0], strict=False)}
-    pair = MigrationVectors(*names, *parts)
-    return {"encoders": ["a", "b"], "corpora": {"made up": {"a → b": compare(pair, judgements)}}}
+    return MigrationVectors(*names, *parts), judgements
 
 
 def compare(pair: MigrationVectors, judgements: Judgements) -> dict[str, Any]:
@@ -207,7 +217,7 @@ def _cell(interval: dict[str, float]) -> str:
     return f"{interval['mean']:.3f} ({interval['low']:.3f}–{interval['high']:.3f})"
 
 
-def _vectors(corpus: str, encoder: str, texts: Texts, queries: Texts) -> tuple[Tensor, Tensor]:
+def vectors_of(corpus: str, encoder: str, texts: Texts, queries: Texts) -> tuple[Tensor, Tensor]:
     """Return unit vectors of texts and queries, from build/migrations where they are kept."""
     sides = []
     for side, values in (("texts", texts), ("queries", queries)):

@@ -54,6 +54,7 @@ from benchmarks import (
     time_to_als,
     towers,
     training_rate,
+    verdicts,
     which_loss,
 )
 from benchmarks.instrument.figures import Figure
@@ -195,6 +196,7 @@ SECTIONS = {
     ),
     "table3": Section(table3.section, table3.tiny, needs_data=True),
     "migrations": Section(migrations.measure, migrations.tiny, migrations.table, needs_data=True),
+    "verdicts": Section(verdicts.measure, verdicts.tiny, verdicts.table, needs_data=True),
     "text": Section(text.measure, text.tiny, text.table, needs_data=True),
     "text-serving": Section(
         text_serving.measure, text_serving.tiny, text_serving.table, needs_data=True

@@ -31,6 +31,7 @@ def test_cranfields_files_are_read(tmp_path: Path) -> None:
 def test_smart_entries_have_titles_and_words_and_nothing_else() -> None:
     first = ".I 1\n.T\nA title\n.A\nAn author\n.W\nwords\n of it\n.X\n1 2 3\n"
     text = first + ".I 002\n.W\n.I is no entry\n"
+    assert judged_corpora.smart_entries(".I 3\n.W\nALL CAPITALS\n") == {"3": "all capitals"}
     assert judged_corpora.smart_entries(text) == {"1": "A title words of it", "2": ".I is no entry"}
 
 

@@ -1,0 +1,136 @@
+"""Verdicts of `plan-migration` on queries that did not make them.
+
+The judged queries of each corpus are divided into two halves; a verdict is made of one and measured
+on the other, and the other way round. Corpora and encoders are those of `migrations`. "Regret" is
+what the chosen way's nDCG@10 lacks to the best way's on the half that was not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from benchmarks import judged_corpora, migrations
+from evergram.evaluation.judged.beir_files import Judgements
+from evergram.evaluation.judged.judged_metrics import JudgedQueries, judged_metrics
+from evergram.evaluation.judged.paired_bootstrap import paired_bootstrap
+from evergram.releasing.migration.migration_vectors import MigrationVectors
+from evergram.releasing.migration.verdict import Situation, decide
+from evergram.releasing.migration.ways import WaySettings, measure_ways
+
+# What a searcher can be given; a sidecar serves old readers, and naive is an accident.
+CHOICES = ("stay", "bridge", "cascade", "bridge_cascade", "reindex")
+# An interval of 90 % is so much narrower than one of 95 %, both normal.
+NARROWER = 1.645 / 1.96
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A verdict of one half of the queries, on the other half.
+
+    Args:
+        chosen: the verdict's way; None if there was none.
+        ndcg: mean nDCG@10 on the other half, by way.
+        encoded: share of the texts that each way has the new model encode.
+        covers: whether the first half's 90 % interval of reindexing − staying, made wider for the
+            other half's own noise, holds the difference there.
+    """
+
+    corpus: str
+    chosen: str | None
+    ndcg: Mapping[str, float]
+    encoded: Mapping[str, float]
+    covers: bool
+
+    def regret(self, way: str) -> float:
+        """Return what a way lacks to the best."""
+        return max(self.ndcg[choice] for choice in CHOICES) - self.ndcg[way]
+
+
+def measure() -> list[Trial]:
+    trials: list[Trial] = []
+    encoders = migrations.installed()
+    for name, read in judged_corpora.available().items():
+        texts, queries, judgements = read()
+        vectors = {e: migrations.vectors_of(name, e, texts, queries) for e in encoders}
+        for old, new in permutations(encoders, 2):
+            parts = vectors[old][0], vectors[new][0], vectors[old][1], vectors[new][1]
+            pair = MigrationVectors(list(texts), list(queries), *parts)
+            trials += of_pair(name, pair, judgements)
+    return trials
+
+
+def tiny() -> list[Trial]:
+    return of_pair("made up", *migrations.made_up())
+
+
+def of_pair(corpus: str, pair: MigrationVectors, judgements: Judgements) -> list[Trial]:
+    """Return the two trials of a pair of encoders."""
+    judged = JudgedQueries.of(judgements, pair.queries, pair.texts)
+    asked = MigrationVectors(
+        *(pair.texts, [pair.queries[row] for row in judged.rows.tolist()], pair.old, pair.new),
+        *(pair.old_queries[judged.rows], pair.new_queries[judged.rows]),
+    )
+    ways = measure_ways(asked, WaySettings())
+    ndcg = {name: judged_metrics(way.ranked, judged)["ndcg@10"] for name, way in ways.items()}
+    encoded = {name: ways[name].encoded / len(pair.texts) for name in CHOICES}
+    count = len(judged.rows)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    halves = order[: count // 2], order[count // 2 :]
+    return [_trial(corpus, ndcg, encoded, *parts) for parts in (halves, halves[::-1])]
+
+
+def _trial(
+    corpus: str,
+    ndcg: Mapping[str, Tensor],
+    encoded: Mapping[str, float],
+    seen: Tensor,
+    unseen: Tensor,
+) -> Trial:
+    verdict = decide({name: values[seen] for name, values in ndcg.items()}, Situation())
+    gain = paired_bootstrap(ndcg["reindex"][seen], ndcg["stay"][seen])
+    wider = NARROWER * (1 + len(seen) / len(unseen)) ** 0.5
+    there = float((ndcg["reindex"][unseen] - ndcg["stay"][unseen]).double().mean())
+    low, high = ((end - gain.mean) * wider for end in (gain.low, gain.high))
+    return Trial(
+        corpus,
+        verdict.way,
+        {name: float(ndcg[name][unseen].double().mean()) for name in CHOICES},
+        encoded,
+        low <= there - gain.mean <= high,
+    )
+
+
+def table(trials: Sequence[Trial]) -> str:
+    """Return each corpus's verdicts beside those who always reindex and who never do."""
+    lines = [
+        "| corpus | verdicts | of which reindex, stay, between | intervals that cover "
+        "| regret: verdict, always reindex, never | texts encoded: verdict, always reindex |",
+        "|---" * 6 + "|",
+    ]
+    for name in [*dict.fromkeys(t.corpus for t in trials), "all"]:
+        own = [t for t in trials if name in (t.corpus, "all")]
+        made = [(t, t.chosen) for t in own if t.chosen is not None]
+        covered = sum(t.covers for t in own)
+        counts = [sum(way == kind for _, way in made) for kind in ("reindex", "stay")]
+        cells = [
+            name,
+            f"{len(made)} of {len(own)}",
+            f"{counts[0]}, {counts[1]}, {len(made) - sum(counts)}",
+            f"{covered} of {len(own)}",
+        ]
+        if made:
+            regrets = [
+                [t.regret(way) for t, way in made],
+                *([t.regret(way) for t, _ in made] for way in ("reindex", "stay")),
+            ]
+            cells.append(", ".join(f"{sum(r) / len(r):.3f}" for r in regrets))
+            cells.append(f"{sum(t.encoded[way] for t, way in made) / len(made):.0%}, 100%")
+        else:
+            cells += ["–", "–"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
