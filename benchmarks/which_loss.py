@@ -23,7 +23,7 @@ import torch
 from benchmarks import gowalla
 from benchmarks.defaults import KEPT, METRIC, NotKeptError, Runs, recipe_of
 from benchmarks.tiny import recipes
-from benchmarks.which_loss_report import Kind, Row, table
+from benchmarks.which_loss_report import Kind, Row, tables
 
 TRIALS, SEEDS = 6, 3
 FOLDER = KEPT.parent / "which-loss"
@@ -189,6 +189,12 @@ def _strengths(draw: random.Random) -> list[str]:
 
 def _between(draw: random.Random, low: float, high: float) -> float:
     return math.exp(draw.uniform(math.log(low), math.log(high)))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the tables, and which data sets they lack."""
+    lacking = [name for name in DATA if name not in {row.data for row in rows}]
+    return f"{tables(rows)} Data that was not measured: {'; '.join(lacking) or 'none'}."
 
 
 def main() -> None:

@@ -76,7 +76,7 @@ class Row:
         return [own - default for own, default in pairs]
 
 
-def table(rows: Sequence[Row]) -> str:
+def tables(rows: Sequence[Row]) -> str:
     """Return Recall@20 by data and objective, differences to the default, and what the data is
     like."""
     names = list(dict.fromkeys(name for row in rows for name in row.recalls))

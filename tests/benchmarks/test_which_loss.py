@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from benchmarks.which_loss import OBJECTIVES, _drawn, _row
-from benchmarks.which_loss_report import Kind, Row, table, verdict
+from benchmarks.which_loss import DATA, OBJECTIVES, _drawn, _row, table
+from benchmarks.which_loss_report import Kind, Row, verdict
 
 from evergram.data.corpus import Corpus
 from evergram.training.recipe import Recipe
@@ -74,6 +74,11 @@ def test_what_was_not_measured_is_a_dash_and_counts_for_nothing() -> None:
     assert "| b | 0.5000 ± 0.0000 | – | 0.0500 |" in shown
     assert "| b | – |" in shown
     assert "On all data: none" in shown
+
+
+def test_data_without_a_row_is_named() -> None:
+    row = Row(DATA[0], KIND, {"squared": [0.5] * 3}, 0.05)
+    assert table([row]).endswith(f"Data that was not measured: {'; '.join(DATA[1:])}.")
 
 
 def test_nothing_is_trained_where_only_kept_results_are_wanted(tmp_path: Path) -> None:
