@@ -176,12 +176,21 @@ def space(name: str, trials: int) -> Iterator[list[str]]:
         ]
 
 
-class Runs:
-    """Trainings on one data set, each run once and kept in a file, one JSON object a line."""
+class NotKeptError(Exception):
+    """A training that was not to be run has no kept result."""
 
-    def __init__(self, values: dict[str, Any], kept: Path) -> None:
+
+class Runs:
+    """Trainings on one data set, each run once and kept in a file, one JSON object a line.
+
+    Args:
+        trains: False runs none, and raises NotKeptError in place of one.
+    """
+
+    def __init__(self, values: dict[str, Any], kept: Path, *, trains: bool = True) -> None:
         self.values = values
         self.kept = kept
+        self.trains = trains
         self.done: dict[str, dict[str, Any]] = {}
         if kept.is_file():
             for line in kept.read_text().splitlines():
@@ -219,6 +228,8 @@ class Runs:
             digest.update(pairs.query.numpy().tobytes() + pairs.candidate.numpy().tobytes())
         key = f"{what} {digest.hexdigest()[:16]}"
         if key not in self.done:
+            if not self.trains:
+                raise NotKeptError(key)
             record = {"key": key, **_train(recipe, split, refit)}
             self.kept.parent.mkdir(parents=True, exist_ok=True)
             with self.kept.open("a") as file:

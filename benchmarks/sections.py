@@ -56,6 +56,7 @@ from benchmarks import (
     training_rate,
     verdicts,
     which_loss,
+    which_loss_tuned,
 )
 from benchmarks.instrument.figures import Figure
 
@@ -184,6 +185,9 @@ SECTIONS = {
         needs_data=True,
     ),
     "which-loss": Section(which_loss.measure, which_loss.tiny, which_loss.table, needs_data=True),
+    "which-loss-tuned": Section(
+        which_loss_tuned.measure, which_loss_tuned.tiny, which_loss_tuned.table, needs_data=True
+    ),
     "towers": Section(towers.section, towers.tiny, needs_data=True),
     "graph-steps": Section(graphs.steps_section, graphs.tiny_steps, needs_data=True),
     "graph-quality": Section(graphs.quality_section, graphs.tiny_quality, needs_data=True),

@@ -2,15 +2,17 @@
 
 Every objective has as many settings drawn at random, chosen by the selection pairs of the first
 split; test pairs are used once, for every seed, each with a split of its own. Results are kept in
-build/which-loss, so that an interrupted run resumes.
+build/which-loss, so that an interrupted run resumes. `python -m benchmarks.which_loss --data
+wikispeedia` makes a part; with --kept it only shows what is there, and with --write the document
+gets it. `which_loss_report` makes the tables.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,9 +21,9 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks import gowalla
-from benchmarks.defaults import KEPT, METRIC, Runs, interval, recipe_of
+from benchmarks.defaults import KEPT, METRIC, NotKeptError, Runs, recipe_of
 from benchmarks.tiny import recipes
-from evergram.data.corpus import Corpus
+from benchmarks.which_loss_report import Kind, Row, tables
 
 TRIALS, SEEDS = 6, 3
 FOLDER = KEPT.parent / "which-loss"
@@ -94,49 +96,21 @@ OBJECTIVES: dict[str, Callable[[random.Random], list[str]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What a data set is like.
+def measure(data: Sequence[str] = DATA, *, trains: bool = True) -> list[Row]:
+    """Return a row a data set that is at hand.
 
     Args:
-        pairs: interactions.
-        per_query: the median number of a query's.
-        top: share of the interactions that the most popular hundredth of the candidates has.
+        trains: False leaves out what is not kept.
     """
-
-    queries: int
-    candidates: int
-    pairs: int
-    per_query: float
-    top: float
-
-    @classmethod
-    def of(cls, corpus: Corpus) -> Kind:
-        counts = corpus.counts("candidate").sort(descending=True).values
-        return cls(
-            len(corpus.queries),
-            len(corpus.candidates),
-            len(corpus),
-            float(corpus.counts("query").float().median()),
-            float(counts[: math.ceil(len(counts) / 100)].sum() / len(corpus)),
-        )
-
-
-@dataclass(frozen=True)
-class Row:
-    """A data set: Recall@20 on the test pairs by objective, a value a seed; and popularity's."""
-
-    data: str
-    kind: Kind
-    recalls: Mapping[str, list[float]]
-    popularity: float
-
-
-def measure(data: Sequence[str] = DATA) -> list[Row]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return [_row(n, values_of(n), TRIALS, range(SEEDS), FOLDER) for n in data if available(n)]
+        rows = [
+            _row(name, values_of(name), TRIALS, range(SEEDS), FOLDER, trains=trains)
+            for name in data
+            if available(name) and (trains or _kept_at(FOLDER, name).is_file())
+        ]
+        return [row for row in rows if row.recalls]
     finally:
         torch.set_num_threads(threads)
 
@@ -175,17 +149,26 @@ def _row(
     seeds: Sequence[int],
     folder: Path,
     last: Sequence[str] = (),
+    *,
+    trains: bool = True,
 ) -> Row:
-    runs = Runs(values, folder / f"{name.replace(', ', '-').replace(' ', '-')}.jsonl")
+    runs = Runs(values, _kept_at(folder, name), trains=trains)
     recalls: dict[str, list[float]] = {}
     popularity = 0.0
     for objective, drawn in OBJECTIVES.items():
         settings = [[*own, *last] for own in _drawn(objective, drawn, trials)]
-        best = max(settings, key=lambda own: runs.select(own, seeds[0]))
-        tested = [runs.test(best, seed) for seed in seeds]
+        try:
+            best = max(settings, key=lambda own: runs.select(own, seeds[0]))
+            tested = [runs.test(best, seed) for seed in seeds]
+        except NotKeptError:
+            continue
         recalls[objective] = [run[METRIC] for run in tested]
         popularity = mean(run["popularity"] for run in tested)
     return Row(name, Kind.of(runs.corpus), recalls, popularity)
+
+
+def _kept_at(folder: Path, name: str) -> Path:
+    return folder / f"{name.replace(', ', '-').replace(' ', '-')}.jsonl"
 
 
 def _drawn(
@@ -209,33 +192,27 @@ def _between(draw: random.Random, low: float, high: float) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return Recall@20 by data and objective, and what the data is like."""
-    names = list(OBJECTIVES)
-    lines = [
-        f"| data | {' | '.join(names)} | popularity |",
-        "|---" * (len(names) + 2) + "|",
-    ]
-    for row in rows:
-        cells = [interval(row.recalls[name], 4) for name in names]
-        lines.append(f"| {row.data} | {' | '.join(cells)} | {row.popularity:.4f} |")
-    lines += [
-        "",
-        "| data | queries × candidates | pairs | a query's pairs, median "
-        "| pairs of the most popular 1 % | softmax, unit rows / best of squared |",
-        "|---" * 6 + "|",
-    ]
-    for row in rows:
-        kind = row.kind
-        squared = max((row.recalls[n] for n in ("squared", "squared, solver")), key=mean)
-        ratios = [a / b for a, b in zip(row.recalls["softmax, unit rows"], squared, strict=True)]
-        lines.append(
-            f"| {row.data} | {kind.queries:,} × {kind.candidates:,} | {kind.pairs:,} "
-            f"| {kind.per_query:.0f} | {kind.top:.0%} | {interval(ratios, 3)} |"
-        )
-    seeds = len(rows[0].recalls["squared"])
-    lines += [
-        "",
-        f"± is half of the 95 % interval of the mean over {seeds} seeds, each with a split of its "
-        "own; ratios are of the same split.",
-    ]
-    return "\n".join(lines)
+    """Return the tables, and which data sets they lack."""
+    lacking = [name for name in DATA if name not in {row.data for row in rows}]
+    return f"{tables(rows)} Data that was not measured: {'; '.join(lacking) or 'none'}."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.which_loss")
+    parser.add_argument("--data", choices=DATA, nargs="+", default=DATA)
+    parser.add_argument("--kept", action="store_true", help="train nothing")
+    parser.add_argument("--write", action="store_true", help="put the tables into the document")
+    chosen = parser.parse_args()
+    rows = measure(chosen.data, trains=not chosen.kept)
+    if not rows:
+        parser.error("nothing is kept of these data sets; leave --kept out to train")
+    text = table(rows)
+    print(text)
+    if chosen.write:
+        from benchmarks.__main__ import put
+
+        put("which-loss", text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,15 +1,19 @@
-"""The table of losses by data: what is drawn, and what the table says of a data set."""
+"""The comparison of losses by data: what is drawn, what is kept, and what the tables say."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from benchmarks.which_loss import OBJECTIVES, Kind, Row, _drawn, table
+from benchmarks.which_loss import DATA, OBJECTIVES, _drawn, _row, table
+from benchmarks.which_loss_report import Kind, Row, verdict
 
 from evergram.data.corpus import Corpus
 from evergram.training.recipe import Recipe
+
+KIND = Kind(5, 1000, 60, 7, 0.25, 0.5)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -33,11 +37,58 @@ def test_kind_counts_pairs_by_query_and_by_candidate() -> None:
     assert (kind.queries, kind.candidates, kind.pairs) == (50, 200, 400)
     assert kind.per_query == 8
     assert kind.top == pytest.approx((201 + 1) / 400)
+    distinct = len(set(zip(query, candidate, strict=True)))
+    assert kind.repeats == pytest.approx(1 - distinct / 400)
+    assert kind.density == pytest.approx(distinct / (50 * 200))
 
 
-def test_table_divides_by_the_better_squared_loss_of_the_same_seed() -> None:
-    recalls = {key: [0.1, 0.2] for key in OBJECTIVES}
-    recalls |= {"softmax, unit rows": [0.3, 0.6], "squared, solver": [0.2, 0.4]}
-    shown = table([Row("d", Kind(5, 1000, 60, 7, 0.25), recalls, 0.05)])
-    assert "| d | 5 × 1,000 | 60 | 7 | 25% | 1.500 ± 0.000 |" in shown
+def test_differences_are_paired_by_split() -> None:
+    # Each loss alone varies by 0.4 from split to split; their difference does not vary.
+    recalls = {"squared": [0.1, 0.5], "other": [0.3, 0.7]}
+    shown = table([Row("d", KIND, recalls, 0.05)])
+    assert "| minus squared | other |" in shown
+    assert "| d | 0.2000 ± 0.0000 |" in shown
+    assert "| d | 5 × 1,000 | 60 | 0.60% | 50% | 7 | 25% |" in shown
     assert "over 2 seeds" in shown
+
+
+def test_the_default_stays_unless_a_loss_is_above_it_on_all_data() -> None:
+    def row(data: str, gain: list[float]) -> Row:
+        values = [0.5 + one for one in gain]
+        return Row(data, KIND, {"squared": [0.5] * 3, "other": values}, 0.05)
+
+    above, within, below = [0.1, 0.11, 0.12], [0.1, -0.1, 0.05], [-0.1, -0.11, -0.12]
+    assert "On all data: other." in verdict([row("a", above), row("b", above)], ["other"])
+    mixed = verdict([row("a", above), row("b", within), row("c", below)], ["other"])
+    assert "Above squared by more than the interval: other (a)." in mixed
+    assert "Below it by more than the interval: other (c)." in mixed
+    assert "On all data: none, so the default stays." in mixed
+
+
+def test_what_was_not_measured_is_a_dash_and_counts_for_nothing() -> None:
+    rows = [
+        Row("a", KIND, {"squared": [0.5] * 3, "other": [0.6, 0.61, 0.62]}, 0.05),
+        Row("b", KIND, {"squared": [0.5] * 3}, 0.05),
+    ]
+    shown = table(rows)
+    assert "| b | 0.5000 ± 0.0000 | – | 0.0500 |" in shown
+    assert "| b | – |" in shown
+    assert "On all data: none" in shown
+
+
+def test_data_without_a_row_is_named() -> None:
+    row = Row(DATA[0], KIND, {"squared": [0.5] * 3}, 0.05)
+    assert table([row]).endswith(f"Data that was not measured: {'; '.join(DATA[1:])}.")
+
+
+def test_nothing_is_trained_where_only_kept_results_are_wanted(tmp_path: Path) -> None:
+    values = {
+        "data": {"kind": "synthetic", "queries": 40, "candidates": 30, "interactions": 400},
+        "split": {"kind": "random", "share": 0.2},
+        "model": {"dim": 2},
+    }
+    short = ["training.epochs=1"]
+    assert not _row("d", values, 1, range(2), tmp_path, short, trains=False).recalls
+    made = _row("d", values, 1, range(2), tmp_path, short)
+    assert set(made.recalls) == set(OBJECTIVES)
+    assert _row("d", values, 1, range(2), tmp_path, short, trains=False) == made

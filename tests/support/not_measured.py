@@ -13,6 +13,7 @@ NOT_MEASURED: dict[str, list[str]] = {
         "those of the best epoch, and the optimiser's sums",
         "beside the best of 24 settings",
         "each with the best of eight settings of λ",
+        "each with the best of six settings drawn",
         "Which of eight draws is the best is partly luck",
         # tests/gramian/test_contributions.py
         "In tests it more than halves the variance of the penalty's value",

@@ -1,0 +1,139 @@
+"""The tables of `which_loss`: recall by data and objective, differences to the default loss, and
+what the data is like.
+
+A loss is above or below the default on a data set where the 95 % interval of their difference, over
+seeds and paired by split, is on one side of zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from benchmarks.defaults import STUDENT, interval
+from evergram.data.corpus import Corpus
+
+DEFAULT = "squared"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a data set is like.
+
+    Args:
+        pairs: interactions.
+        per_query: the median number of a query's.
+        top: share of the interactions that the most popular hundredth of the candidates has.
+        repeats: share of the interactions whose pair was there before.
+    """
+
+    queries: int
+    candidates: int
+    pairs: int
+    per_query: float
+    top: float
+    repeats: float
+
+    @property
+    def density(self) -> float:
+        """The share of all pairs of a query and a candidate that was observed."""
+        return self.pairs * (1 - self.repeats) / (self.queries * self.candidates)
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> Kind:
+        counts = corpus.counts("candidate").sort(descending=True).values
+        return cls(
+            len(corpus.queries),
+            len(corpus.candidates),
+            len(corpus),
+            float(corpus.counts("query").float().median()),
+            float(counts[: math.ceil(len(counts) / 100)].sum() / len(corpus)),
+            corpus.repeats / len(corpus),
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A data set: Recall@20 on the test pairs by objective, a value a seed; and popularity's.
+
+    Args:
+        recalls: of the objectives that were measured on it.
+    """
+
+    data: str
+    kind: Kind
+    recalls: Mapping[str, list[float]]
+    popularity: float
+
+    def gains(self, objective: str) -> list[float] | None:
+        """Return its recalls minus the default loss's on the same split; None if either was not
+        measured."""
+        if objective not in self.recalls or DEFAULT not in self.recalls:
+            return None
+        pairs = zip(self.recalls[objective], self.recalls[DEFAULT], strict=True)
+        return [own - default for own, default in pairs]
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """Return Recall@20 by data and objective, differences to the default, and what the data is
+    like."""
+    names = list(dict.fromkeys(name for row in rows for name in row.recalls))
+    lines = [f"| data | {' | '.join(names)} | popularity |", "|---" * (len(names) + 2) + "|"]
+    for row in rows:
+        cells = [interval(row.recalls[n], 4) if n in row.recalls else "–" for n in names]
+        lines.append(f"| {row.data} | {' | '.join(cells)} | {row.popularity:.4f} |")
+    others = [name for name in names if name != DEFAULT]
+    lines += ["", f"| minus {DEFAULT} | {' | '.join(others)} |", "|---" * (len(others) + 1) + "|"]
+    for row in rows:
+        gains = [row.gains(name) for name in others]
+        cells = ["–" if own is None else interval(own, 4) for own in gains]
+        lines.append(f"| {row.data} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| data | queries × candidates | pairs | density | repeats | a query's pairs, median "
+        "| pairs of the most popular 1 % |",
+        "|---" * 7 + "|",
+    ]
+    for row in rows:
+        kind = row.kind
+        lines.append(
+            f"| {row.data} | {kind.queries:,} × {kind.candidates:,} | {kind.pairs:,} "
+            f"| {kind.density:.2%} | {kind.repeats:.0%} | {kind.per_query:.0f} | {kind.top:.0%} |"
+        )
+    seeds = max(len(values) for row in rows for values in row.recalls.values())
+    lines += [
+        "",
+        f"± is half of the 95 % interval of the mean over {seeds} seeds, each with a split of its "
+        "own; differences are of the same split. – was not measured.",
+        "",
+        verdict(rows, others),
+    ]
+    return "\n".join(lines)
+
+
+def verdict(rows: Sequence[Row], others: Sequence[str]) -> str:
+    """Return which losses are above or below the default beyond their interval, and whether one of
+    them becomes it: the one that is above on all data, or none."""
+    above: dict[str, list[str]] = {}
+    below: dict[str, list[str]] = {}
+    for row in rows:
+        for name in others:
+            if (gains := row.gains(name)) and len(gains) > 1:
+                half = STUDENT.get(len(gains), 2.0) * stdev(gains) / math.sqrt(len(gains))
+                if mean(gains) > half:
+                    above.setdefault(name, []).append(row.data)
+                elif mean(gains) < -half:
+                    below.setdefault(name, []).append(row.data)
+    everywhere = [name for name, where in above.items() if len(where) == len(rows)]
+    kept = f"On all data: {', '.join(everywhere) or 'none, so the default stays'}."
+    return (
+        f"Above {DEFAULT} by more than the interval: {_listed(above)}. "
+        f"Below it by more than the interval: {_listed(below)}. {kept}"
+    )
+
+
+def _listed(where: Mapping[str, Sequence[str]]) -> str:
+    parts = [f"{name} ({'; '.join(data)})" for name, data in where.items()]
+    return ", ".join(parts) or "none"
