@@ -15,6 +15,8 @@ from tests.texts.test_sentence_transformer import static_model
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.retrieval.portable.formats import export_transform
+from evergram.retrieval.portable.sentence_transformer_folder import _write_own_files
+from evergram.texts.sentence_transformer import SentenceTransformerEncoder
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
 
@@ -105,11 +107,15 @@ def test_vectors_are_normalised_where_those_of_the_past_version_were(
     for version, normalised in ((0, True), (1, False)):
         out = tmp_path / f"as-{version}"
         export_transform(lineage, out, "sentence-transformers", version)
-        kinds = [
-            part["type"].rsplit(".", 1)[1]
-            for part in json.loads((out / "modules.json").read_text())
-        ]
+        parts = json.loads((out / "modules.json").read_text())
+        kinds = [part["type"].rsplit(".", 1)[1] for part in parts]
         assert kinds == ["StaticEmbedding", "Dense", *(["Normalize"] if normalised else [])]
+        # What is added is named as version 3 of the library reads it; the rest is the model's own.
+        assert parts[1]["type"] == "sentence_transformers.models.Dense"
+        own = json.loads((tmp_path / "new" / "modules.json").read_text())
+        assert parts[: len(own)] == own
+        dense = json.loads((out / parts[1]["path"] / "config.json").read_text())
+        assert set(dense) == {"in_features", "out_features", "bias", "activation_function"}
         lengths = np.linalg.norm(SentenceTransformer(str(out), device="cpu").encode(TEXTS), axis=1)
         assert np.allclose(lengths, 1, atol=1e-5) == normalised
 
@@ -124,3 +130,12 @@ def test_another_model_in_the_recorded_place_is_refused(
     with pytest.raises(DataError, match="is there already"):
         export_transform(lineage, tmp_path / "new", "sentence-transformers", 0)
     assert not (tmp_path / "model").exists()
+
+
+def test_a_model_of_a_name_is_saved_by_the_library(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    encoder = SentenceTransformerEncoder(static_model(tmp_path / "m").split(":", 1)[1])
+    _write_own_files(encoder, Path("me/tiny"), tmp_path / "out")
+    read = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(read, encoder.encode(TEXTS), atol=1e-6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,9 @@ from evergram.texts.sentence_transformer import SentenceTransformerEncoder
 from evergram.texts.text_encoder import Vectors
 
 KIND = "sentence-transformers:"
+LISTED = "modules.json"
+# The settings that version 3 of the library reads.
+DENSE = ("in_features", "out_features", "bias", "activation_function")
 # Of the lengths of vectors, how far from 1 they may be to be called normalised.
 UNIT = 1e-3
 # The least cosine of a canary that the folder encodes and the same one read through the chain.
@@ -24,7 +29,7 @@ LEAST_COSINE = 0.999999
 def write_sentence_transformer(
     path: Path, way: AffineMap, newest: TextEncoderRecord | None, past: TextEncoderRecord | None
 ) -> None:
-    """Write the recorded encoder's own modules, a Dense module with W and b, and Normalize if the
+    """Write the recorded encoder's own files, a Dense module with W and b, and Normalize if the
     past version's vectors are normalised. The folder is loaded again and tried on the canary texts
     before it is put in its place.
 
@@ -35,7 +40,6 @@ def write_sentence_transformer(
             others than the chain's.
     """
     try:
-        from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Dense, Normalize
     except ModuleNotFoundError:
         raise DataError(
@@ -55,17 +59,50 @@ def write_sentence_transformer(
         init_weight=torch.from_numpy(way.weight),
         init_bias=torch.from_numpy(way.offset),
     )
-    modules = [*encoder.modules(), dense]
+    behind: list[torch.nn.Module] = [dense]
     if past is not None and _normalised(canary_vectors(past)):
-        modules.append(Normalize())
-    model = SentenceTransformer(
-        modules=modules,
-        device="cpu",
-        prompts={role: text for role, text in newest.prompts.items() if text},
-    )
+        behind.append(Normalize())
+    place = Path(newest.address.removeprefix(KIND))
     with new_folder(path) as part:
-        model.save(str(part))
+        _write_own_files(encoder, place, part)
+        _append(part, behind)
+        _set_prompts(part, newest)
         _check(part, way, newest, encoder)
+
+
+def _write_own_files(encoder: SentenceTransformerEncoder, place: Path, folder: Path) -> None:
+    """Copy a model's folder; one that is known by a name, and lies in a cache, is saved anew."""
+    from sentence_transformers import SentenceTransformer
+
+    if (place / LISTED).is_file():
+        shutil.copytree(place, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
+    else:
+        SentenceTransformer(modules=encoder.modules(), device="cpu").save(str(folder))
+
+
+def _append(folder: Path, behind: list[torch.nn.Module]) -> None:
+    """Add modules behind those of a model's folder, as all versions of the library since 3 read
+    them; what is in the folder stays as its own version wrote it."""
+    modules = json.loads((folder / LISTED).read_text())
+    for number, module in enumerate(behind, len(modules)):
+        kind = type(module).__name__
+        own = folder / f"{number}_{kind}"
+        own.mkdir()
+        module.save(str(own))  # type: ignore[operator]
+        if kind == "Dense":
+            settings = json.loads((own / "config.json").read_text())
+            (own / "config.json").write_text(json.dumps({key: settings[key] for key in DENSE}))
+        named = {"idx": number, "name": str(number), "path": own.name}
+        modules.append({**named, "type": f"sentence_transformers.models.{kind}"})
+    (folder / LISTED).write_text(json.dumps(modules, indent=2))
+
+
+def _set_prompts(folder: Path, record: TextEncoderRecord) -> None:
+    path = folder / "config_sentence_transformers.json"
+    settings = json.loads(path.read_text()) if path.is_file() else {}
+    settings["prompts"] = {role: text for role, text in record.prompts.items() if text}
+    settings["default_prompt_name"] = None
+    path.write_text(json.dumps(settings, indent=2))
 
 
 def _normalised(vectors: Vectors) -> bool:
