@@ -43,6 +43,10 @@ def test_both_measures_equal_the_slow_ones(
         with pytest.raises(DataError, match="has a relevant text"):
             JudgedQueries.of({"q": grades}, ["q"], TEXTS)
         return
+    if not relevant & set(TEXTS):
+        with pytest.raises(DataError, match="nothing would be measured"):
+            JudgedQueries.of({"q": grades}, ["q"], TEXTS)
+        return
     judged = JudgedQueries.of({"q": grades}, ["q"], TEXTS)
     ranking = order[:kept]
     rows = torch.tensor([[TEXTS.index(text) for text in ranking] + [-1] * (6 - kept)])

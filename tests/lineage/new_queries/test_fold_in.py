@@ -15,6 +15,7 @@ from tests.support.folding import folding_lineage, solved, weight
 
 from evergram.errors import DataError, LineageError, ShapeError
 from evergram.lineage.lineage import Lineage
+from evergram.lineage.new_queries.fold_in import stored_lookup
 
 
 @pytest.fixture
@@ -111,3 +112,13 @@ def test_a_version_without_a_form_says_so(tmp_path: Path) -> None:
     lineage = folding_lineage(tmp_path / "films", forms=False)
     with pytest.raises(LineageError, match=r"without what folding in needs.*next version"):
         lineage.fold_in(["c1"])
+
+
+@pytest.mark.parametrize("wrong", [2.9, 2.0, True, float("nan")])
+def test_a_number_that_is_no_id_is_not_cut_to_one(wrong: object) -> None:
+    lookup = stored_lookup(lambda: (pa.array([1, 2, 3]), torch.eye(3)))
+    known, vectors = lookup([2, 9])
+    assert known.tolist() == [True, False]
+    assert torch.equal(vectors[0], torch.eye(3)[1])
+    with pytest.raises(DataError, match=r"whole numbers here, and .+ is none"):
+        lookup([2, wrong])

@@ -47,7 +47,7 @@ class JudgedQueries:
 
         Args:
             queries, texts: ids in the order of the rows.
-        Raises: DataError: no query has a relevant text.
+        Raises: DataError: no query has a relevant text, or none of these is in the catalogue.
         """
         place = {text: row for row, text in enumerate(texts)}
         rows, places, gains, ideals = [], [], [], []
@@ -70,7 +70,14 @@ class JudgedQueries:
             raise DataError(
                 f"None of the {len(queries)} queries (such as {_some(queries)}) has a relevant "
                 f"text in the judgements, whose queries are such as {_some(list(judgements))}; "
-                "give the judgements of these queries, with the same ids."
+                "give the judgements of these queries, with the same ids and a grade above 0."
+            )
+        if not any(len(present) for present in places):
+            named = next(text for grades in judgements.values() for text in grades)
+            raise DataError(
+                f"None of the {absent} relevant texts in the judgements (such as {named!r}) is "
+                f"among the {len(texts)} texts (such as {_some(texts)}); nothing would be "
+                "measured. Give the judgements of these texts, with the same ids."
             )
         return cls(torch.tensor(rows), places, gains, ideals, absent)
 

@@ -100,11 +100,17 @@ def stored_lookup(block: Callable[[], tuple[pa.Array, Tensor]]) -> Lookup:
 
     def lookup(asked: list[Any]) -> tuple[Tensor, Tensor]:
         ids, vectors = block()
+        are_numbers = pa.types.is_integer(ids.type)
+        # Arrow would cut 2.9 to 2.
+        wrong = [x for x in asked if isinstance(x, bool | float)] if are_numbers else []
         try:
+            if wrong:
+                raise TypeError
             keys = pa.array(asked, ids.type)
         except (pa.ArrowException, OverflowError, TypeError):
-            expected = "whole numbers" if pa.types.is_integer(ids.type) else "texts"
-            raise DataError(f"Ids of candidates are {expected} here; give such.") from None
+            expected = "whole numbers" if are_numbers else "texts"
+            named = f", and {wrong[0]!r} is none" if wrong else ""
+            raise DataError(f"Ids of candidates are {expected} here{named}; give such.") from None
         rows = torch.from_numpy(np.array(pc.fill_null(pc.index_in(keys, value_set=ids), -1))).long()
         return rows >= 0, vectors[rows.clamp(min=0)]
 
