@@ -24,7 +24,7 @@ from evergram.training.step import Step
 
 DIVIDED = ["training.tables=sharded"]
 # All that is about a factorization and keeps no rows of its own.
-OTHERS = ("exact", "sagram", "softmax_all", "joint", "towers", "lightgcn", "modules")
+OTHERS = ("exact", "sagram", "softmax_all", "joint", "towers", "lightgcn", "means", "modules")
 CASES = [case for case in SHARED if not any(other in case for other in OTHERS)]
 
 
