@@ -53,6 +53,18 @@ def test_only_judged_queries_count() -> None:
         plan_migration(vectors, {"other": {"d1": 1}})
 
 
+def test_queries_without_a_judged_text_among_the_texts_are_no_evidence() -> None:
+    vectors, judgements = by_two_models(3.0, 0.1)
+    few = {q: judgements[q] if n < 19 else {"gone": 1} for n, q in enumerate(vectors.queries)}
+    report = plan_migration(vectors, few, WaySettings(depth=100))
+    assert (report["queries"], report["verdict"]) == (QUERIES, None)
+    assert "Only 19 queries have a judged text" in report["reasons"][0]
+    few[vectors.queries[19]] = judgements[vectors.queries[19]]
+    assert plan_migration(vectors, few, WaySettings(depth=100))["verdict"] is not None
+    with pytest.raises(DataError, match="nothing would be measured"):
+        plan_migration(vectors, {q: {"gone": 1} for q in vectors.queries})
+
+
 def test_without_judgements_there_is_no_verdict() -> None:
     vectors, _ = by_two_models(3.0, 0.1)
     report = plan_migration(vectors)

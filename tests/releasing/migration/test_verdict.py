@@ -53,7 +53,7 @@ def test_few_queries_decide_nothing() -> None:
     few = {name: values[:19] for name, values in scores().items()}
     verdict = decide(few, Situation())
     assert verdict.way is None
-    assert "Only 19 judged queries" in verdict.reasons[0]
+    assert "Only 19 queries have a judged text" in verdict.reasons[0]
 
 
 def test_what_is_likely_but_not_shown_is_not_taken() -> None:

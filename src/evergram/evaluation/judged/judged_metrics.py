@@ -36,6 +36,12 @@ class JudgedQueries:
     def __len__(self) -> int:
         return len(self.places)
 
+    @property
+    def with_text(self) -> int:
+        """How many queries have a relevant text in the catalogue; of others nothing is known but
+        that every ranking misses."""
+        return sum(len(place) > 0 for place in self.places)
+
     @classmethod
     def of(
         cls, judgements: Judgements, queries: Sequence[str], texts: Sequence[str]

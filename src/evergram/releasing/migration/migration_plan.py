@@ -54,7 +54,7 @@ def plan_migration(
             for other in ("stay", "reindex"):
                 difference = paired_bootstrap(ndcg[name], ndcg[other], settings.seed)
                 report[name][f"beside_{other}"] = asdict(difference)
-        verdict = decide(ndcg, situation, settings.seed)
+        verdict = decide(ndcg, situation, settings.seed, judged.with_text)
     return {
         "texts": len(vectors.texts),
         "queries": len(vectors.queries),

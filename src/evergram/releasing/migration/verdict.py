@@ -45,7 +45,9 @@ class Situation:
     old_readers: bool = False
 
 
-def decide(ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0) -> Verdict:
+def decide(
+    ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0, with_text: int | None = None
+) -> Verdict:
     """Return the verdict.
 
     1. *stay*, unless reindexing is shown to be better: the 95 % interval of the paired difference
@@ -59,12 +61,16 @@ def decide(ndcg: Mapping[str, Tensor], situation: Situation, seed: int = 0) -> V
 
     Args:
         ndcg: nDCG@10 of each query, [Q], by the names of `measure_ways`.
+        with_text: how many of them have a relevant text among the texts; None is all.
     """
-    queries = len(ndcg["reindex"])
+    queries = len(ndcg["reindex"]) if with_text is None else with_text
     if queries < LEAST_QUERIES:
         return Verdict(
             None,
-            [f"Only {queries} judged queries are there, and {LEAST_QUERIES} are needed."],
+            [
+                f"Only {queries} queries have a judged text among the texts, and {LEAST_QUERIES} "
+                "are needed."
+            ],
         )
     gain = paired_bootstrap(ndcg["reindex"], ndcg["stay"], seed)
     shown = f"reindexing differs from staying by {gain}"
