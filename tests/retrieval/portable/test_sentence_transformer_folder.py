@@ -70,9 +70,9 @@ def published(folder: Path, evergram: Command, addresses: list[str]) -> Lineage:
     return Lineage.open(lineage)
 
 
-@pytest.mark.parametrize(("role", "prompt"), [("document", "tell "), ("query", "ask ")])
+@pytest.mark.parametrize("role", ["document", "query"])
 def test_plain_sentence_transformers_encodes_as_version_0(
-    tmp_path: Path, evergram: Command, addresses: list[str], role: str, prompt: str
+    tmp_path: Path, evergram: Command, addresses: list[str], role: str
 ) -> None:
     lineage = published(tmp_path, evergram, addresses)
     result = evergram(
@@ -90,7 +90,6 @@ def test_plain_sentence_transformers_encodes_as_version_0(
     new = open_text_encoder(addresses[1]).encode(TEXTS, "query" if role == "query" else "document")
     expected = lineage.view(0).transform(new)
     np.testing.assert_allclose(read, expected, rtol=1e-5, atol=1e-6)
-    assert prompt.strip() in WORDS
 
 
 def test_vectors_are_normalised_where_those_of_the_past_version_were(

@@ -66,7 +66,7 @@ def export_transform(
     view = lineage.view(version)
     way = affine_map(view, lineage.name, name)
     if form == FOLDER:
-        # Imported here: what encodes text is of floor 2, and loads transformers.
+        # Imported here, as it needs an extra and loads transformers.
         from evergram.retrieval.portable.sentence_transformer_folder import (
             write_sentence_transformer,
         )
