@@ -37,6 +37,17 @@ def test_an_override_whose_name_begins_alike_is_read() -> None:
     refuse_unread(None, ("upgrade",))
 
 
+def test_an_override_that_makes_the_recipe_valid_is_read(shop: Path) -> None:
+    """Without an epoch no transform can be learned; the sentence that says so names the remedy."""
+    start = ["training.epochs=0", "model.start=svd"]
+    with pytest.raises(RecipeError, match="set upgrade.fit = 'posthoc' or 'none'"):
+        load_recipe(Path("shop.toml"), None, start, unread=("upgrade",))
+    remedied = [*start, "upgrade.fit=none"]
+    assert load_recipe(Path("shop.toml"), None, remedied, unread=("upgrade",)).upgrade.fit == "none"
+    with pytest.raises(RecipeError, match="upgrade.fit=none changes nothing here"):
+        load_recipe(Path("shop.toml"), None, ["upgrade.fit=none"], unread=("upgrade",))
+
+
 def test_columns_have_the_names_of_the_options_or_their_defaults() -> None:
     files = [Path("a.npy"), Path("b.parquet")]
     assert columns_of(files, None, None) == {"id_column": "id", "vector_column": "vector"}

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from evergram.gramian.averaging_rate import (
     FASTEST,
+    NOISE_EVERY,
     SLOWEST,
     UNSEEN,
     WINDOW,
-    NOISE_EVERY,
     AveragingRate,
     best_rate,
 )

@@ -129,13 +129,19 @@ def load_recipe(
 
     Args:
         overrides: the values of `--set`.
-        unread: tables or keys that the command ignores; overrides of them are refused.
+        unread: tables or keys that the command ignores; overrides of them are refused, unless the
+            recipe is not valid without them.
         comparing: as for `Recipe.of`.
     """
     from evergram.training.recipe import Recipe
 
+    read = [each for each in overrides or () if not _is_unread(each, unread)]
+    try:
+        recipe = Recipe.load(path, with_seed(read, seed), comparing=comparing)
+    except RecipeError:
+        return Recipe.load(path, with_seed(overrides, seed), comparing=comparing)
     refuse_unread(overrides, unread)
-    return Recipe.load(path, with_seed(overrides, seed), comparing=comparing)
+    return recipe
 
 
 def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
@@ -145,12 +151,17 @@ def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
 def refuse_unread(overrides: list[str] | None, unread: Collection[str]) -> None:
     """Refuse overrides that would change nothing. Raises: RecipeError."""
     for override in overrides or ():
-        key = override.partition("=")[0].strip()
-        if key in unread or key.partition(".")[0] in unread:
+        if _is_unread(override, unread):
+            key = override.partition("=")[0].strip()
             raise RecipeError(
                 f"--set {override} changes nothing here: this command does not read {key}; leave "
                 "it out."
             )
+
+
+def _is_unread(override: str, unread: Collection[str]) -> bool:
+    key = override.partition("=")[0].strip()
+    return key in unread or key.partition(".")[0] in unread
 
 
 def columns_of(

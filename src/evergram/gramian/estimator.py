@@ -213,7 +213,7 @@ def _square(one: Tensor, other: Tensor, factors: Tensor) -> Tensor:
 
 def _own_square(one: Tensor, factors: Tensor) -> Tensor:
     """‖a ⊗ (a, f)‖² of each row, [B]; the norm in one pass over the rows."""
-    inner = torch.linalg.vector_norm(one, dim=1).square()
+    inner: Tensor = torch.linalg.vector_norm(one, dim=1).square()
     return inner * (inner + factors.square().sum(1)) if factors.shape[1] else inner.square()
 
 
