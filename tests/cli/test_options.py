@@ -40,11 +40,11 @@ def test_an_override_whose_name_begins_alike_is_read() -> None:
 def test_an_override_that_makes_the_recipe_valid_is_read(shop: Path) -> None:
     """Without an epoch no transform can be learned; the sentence that says so names the remedy."""
     start = ["training.epochs=0", "model.start=svd"]
-    with pytest.raises(RecipeError, match="set upgrade.fit = 'posthoc' or 'none'"):
+    with pytest.raises(RecipeError, match=r"set upgrade\.fit = 'posthoc' or 'none'"):
         load_recipe(Path("shop.toml"), None, start, unread=("upgrade",))
     remedied = [*start, "upgrade.fit=none"]
     assert load_recipe(Path("shop.toml"), None, remedied, unread=("upgrade",)).upgrade.fit == "none"
-    with pytest.raises(RecipeError, match="upgrade.fit=none changes nothing here"):
+    with pytest.raises(RecipeError, match=r"upgrade\.fit=none changes nothing here"):
         load_recipe(Path("shop.toml"), None, ["upgrade.fit=none"], unread=("upgrade",))
 
 
