@@ -191,10 +191,10 @@ def run_probe(
     opened = Lineage.open(lineage)
     readings = run_probes(opened, names=None if name is None else [name])
     if name is not None and not readings:
-        raise DataError(f"{name} has no probe; 'evergram consumer-pin' with --probe gives it one.")
+        raise DataError(f"{name} has no probe; 'evergram consumer pin' with --probe gives it one.")
     if not readings:
         raise DataError(
-            f"No consumer of {lineage} has a probe, so nothing was tried; 'evergram consumer-add' "
+            f"No consumer of {lineage} has a probe, so nothing was tried; 'evergram consumer add' "
             "with --probe adds one."
         )
     if as_json:

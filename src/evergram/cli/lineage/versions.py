@@ -82,7 +82,7 @@ def list_versions(
     kinds = [k for k in ("manifest.json", "metrics.json") if any(f.endswith(k) for f in checked)]
     paragraph(
         f"Compared with their hashes: {'lineage.json, and ' if 'lineage.json' in checked else ''}"
-        f"{' and '.join(kinds)} of each version. 'evergram check' compares every file."
+        f"{' and '.join(kinds)} of each version. 'evergram lineage check' compares every file."
     )
 
 
