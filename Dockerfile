@@ -5,7 +5,7 @@
 #
 # (A lineage can be read by who made it alone, unless it is shared: docs/lineage.md.)
 #
-# It listens to others, so at least one consumer needs a token ('evergram consumer-token'), or the
+# It listens to others, so at least one consumer needs a token ('evergram consumer token'), or the
 # administrator does (-e EVERGRAM_ADMIN_TOKEN=…); without one it does not start.
 FROM python:3.11-slim
 

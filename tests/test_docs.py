@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from pydantic import BaseModel
+from tests.support.command import every_command
 from tests.support.searched_arrays import searched
 from tests.support.two_models import by_two_models
 
-from evergram.cli import app
 from evergram.cli.failures import INTERRUPTED, REFUSED, UNFORESEEN
 from evergram.compatibility import Aligner, AlignerReport
 from evergram.compatibility.aligner.settings import AlignerSettings
@@ -56,16 +55,12 @@ OF_RECIPES = {"--seed", "--device", "--set"}
 OTHERS = {"--logdir"}
 
 
-def commands(group: Any = None, before: str = "") -> dict[str, set[str]]:
-    """Return every command's options, by its name; of a group's command by both words."""
+def commands() -> dict[str, set[str]]:
+    """Return every command's options, by its words."""
     options: dict[str, set[str]] = {}
-    top: Any = group or typer.main.get_command(app)
-    for name, command in top.commands.items():
-        if hasattr(command, "commands"):
-            options |= commands(command, f"{before}{name} ")
-        else:
-            names = [n for p in command.params for n in (*p.opts, *p.secondary_opts)]
-            options[before + name] = {n for n in names if n.startswith("--")}
+    for name, command in every_command().items():
+        names = [n for p in command.params for n in (*p.opts, *p.secondary_opts)]
+        options[name] = {n for n in names if n.startswith("--")}
     return options
 
 
@@ -74,16 +69,19 @@ def documented_commands() -> dict[str, str]:
     text = (ROOT / "docs" / "commands.md").read_text()
     sections: dict[str, str] = {}
     for part in text.split("\n## `evergram ")[1:]:
-        words = part.split("`")[0].split()
-        for second in words[1].split("|") if "|" in words[1] else ("",):
-            assert f"{words[0]} {second}".strip() not in sections
-            sections[f"{words[0]} {second}".strip()] = part
+        # Lower-case words, before the first argument or option; of several commands, with bars.
+        words = re.match(r"[a-z|-]+(?: [a-z][a-z|-]*)*", part.split("`")[0])
+        assert words is not None
+        *before, last = words[0].split()
+        for name in (" ".join([*before, each]) for each in last.split("|")):
+            assert name not in sections
+            sections[name] = part
     return sections
 
 
 def test_the_documented_commands_are_those_that_exist() -> None:
     assert set(documented_commands()) == set(commands())
-    assert "backfill plan" in commands()
+    assert "store backfill plan" in commands()
 
 
 @pytest.mark.parametrize("name", commands())

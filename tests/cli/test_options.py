@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.command import every_command
 
-from evergram.cli import app
 from evergram.cli.options import columns_of, load_recipe, refuse_unread, stores_by_side, with_seed
 from evergram.errors import DataError, RecipeError
 
 
 def test_every_command_has_an_answer_for_machines() -> None:
-    for command in app.registered_commands:
-        assert command.callback is not None
-        assert "as_json" in command.callback.__annotations__
+    for name, command in every_command().items():
+        assert "--json" in {option for each in command.params for option in each.opts}, name
 
 
 def test_the_seed_wins_over_overrides_before_it(shop: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evergram.cli.app import app
 from evergram.cli.options import (
     AllowSmallOverlap,
     Board,
@@ -25,7 +26,6 @@ from evergram.cli.options import (
     Seed,
     Set,
     StrictProbes,
-    app,
     load_recipe,
     new_progress,
     refuse_shared_fit,

@@ -1,4 +1,4 @@
-"""The app, and the arguments and options that several commands share."""
+"""The arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evergram.cli.app import app, is_quiet
 from evergram.collectives import ALONE, Collectives, is_first_process, process_count
 from evergram.errors import DataError, RecipeError
 
@@ -17,14 +18,7 @@ if TYPE_CHECKING:
     from evergram.training.recipe import Recipe
 
 # Commands whose processes, started by torchrun, share one work.
-SHARING = ("train", "upgrade", "align", "export", "transform")
-
-app = typer.Typer(
-    help="Train embeddings without negative sampling; ship new versions without breaking anyone.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+SHARING = ("train", "upgrade", "vectors align", "vectors export", "vectors transform")
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="Recipe to run.")]
 # Text, as a Path would make s3:/ of s3://.
@@ -200,10 +194,11 @@ def stores_by_side(options: Sequence[str]) -> dict[str, str]:
 
 
 def new_progress() -> Progress:
-    """Return what shows progress on stderr: of several processes, the first one's."""
+    """Return what shows progress on stderr: nothing with `--quiet`; of several processes, the
+    first one's."""
     from evergram.training.progress import Progress
 
-    return Progress(quiet=not is_first_process())
+    return Progress(quiet=is_quiet() or not is_first_process())
 
 
 def other_processes() -> Collectives:
@@ -219,7 +214,9 @@ def other_processes() -> Collectives:
 
 def refuse_unshared(arguments: Sequence[str]) -> None:
     """Refuse a command whose processes would all do the same. Raises: RecipeError."""
-    command = next((a for a in arguments if not a.startswith("-")), "")
+    words = [word for word in arguments if not word.startswith("-")]
+    grouped = words[:1] and words[0] in {group.name for group in app.registered_groups}
+    command = " ".join(words[: 2 if grouped else 1])
     if process_count() > 1 and command and command not in SHARING:
         sharing = f"{', '.join(SHARING[:-1])} and {SHARING[-1]}"
         raise RecipeError(

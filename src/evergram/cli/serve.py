@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergram.cli.options import Json, LineageFolder, app, stores_by_side
+from evergram.cli.app import app
+from evergram.cli.options import Json, LineageFolder, stores_by_side
 
 if TYPE_CHECKING:
     from evergram.serving.server import Server

@@ -228,7 +228,7 @@ class Reader:
             if not fields:
                 if not view.spaces():
                     raise LineageError(
-                        f"{store.address} was never filled; 'evergram fill' or fill(lineage, "
+                        f"{store.address} was never filled; 'evergram store fill' or fill(lineage, "
                         "store, side) fills it."
                     )
                 return [_nothing(view) for _ in checked]

@@ -68,7 +68,7 @@ class Client:
         if token is not None and not re.fullmatch(r"[!-~]+", token):
             raise ServiceError(
                 "The token is empty, or has a space or a character beyond ASCII in it; give the "
-                "one that 'evergram consumer-token' showed."
+                "one that 'evergram consumer token' showed."
             )
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self.url = url.rstrip("/")

@@ -108,7 +108,7 @@ class ServiceSettings:
             return
         raise ServiceError(
             f"Bound to {self.host}, others can reach the service, and no consumer has a token: add "
-            "one with 'evergram consumer-token', "
+            "one with 'evergram consumer token', "
             f"set {ADMIN_TOKEN}, bind to 127.0.0.1, or say --no-auth."
         )
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from evergram.cli.app import vector_commands
 from evergram.cli.options import (
     AllowSmallOverlap,
     As,
@@ -21,7 +22,6 @@ from evergram.cli.options import (
     ShardCount,
     StrictProbes,
     VectorColumn,
-    app,
     columns_of,
     new_progress,
     other_processes,
@@ -77,7 +77,7 @@ NeighbourSeed = Annotated[
 ]
 
 
-@app.command()
+@vector_commands.command()
 def align(
     old: OldVectors,
     new: NewVectors,
@@ -176,7 +176,7 @@ def _print_alignment(lineage: str, facts: dict[str, Any]) -> None:
     )
 
 
-@app.command()
+@vector_commands.command()
 def transform(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
     lineage: LineageOption,
@@ -233,7 +233,7 @@ def transform(
     )
 
 
-@app.command("export-transform", no_args_is_help=True)
+@vector_commands.command("export-transform", no_args_is_help=True)
 def export_transform(
     lineage: LineageFolder,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File or folder to write.")],
