@@ -14,7 +14,7 @@ from evergram.cli import app
 from evergram.cli.app import PANELS
 
 TOP = [
-    *("demo", "prepare", "train", "upgrade", "evaluate", "compare", "tune", "diagnose"),
+    *("demo", "init", "prepare", "train", "upgrade", "evaluate", "compare", "tune", "diagnose"),
     *("reproduce", "serve", "lineage", "consumer", "store", "vectors"),
 ]
 
