@@ -23,6 +23,8 @@ from evergram.training.recipe.automatic import batch_size_of
 
 # The share of the latest interactions that is held out of this many, and of fewer.
 LATEST, MANY, LATEST_OF_FEW = "5 %", 100_000, "10 %"
+# Pairs that select, and pairs that test, of which a split by time must have so many.
+LEAST = 30
 AT_RANDOM = {"kind": "random", "share": 0.1}
 
 
@@ -86,7 +88,7 @@ def first_recipe(
     """Return a recipe for the interactions at a path.
 
     With times the latest 5 % are held out (10 % of fewer than 100,000), else a tenth of the pairs
-    at random.
+    at random, also where so short a time has too few pairs to judge by.
 
     Args:
         path: a file or folder that `data.path` of a recipe can name.
@@ -96,6 +98,12 @@ def first_recipe(
     Raises: DataError: the data cannot be read, the kind or a column cannot be told, or there is too
         little data to judge a model by.
     """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"The path {str(path)!r} is not in UTF-8, as a recipe must be; rename the file."
+        ) from None
     source = source_at(path, kind, columns)
     name, where = _name_of(path), _path_from(folder or Path(), path)
     data: dict[str, Any] = {"kind": source.kind, "path": where}
@@ -122,14 +130,24 @@ def _split(recipe_of: Any, corpus: Corpus) -> tuple[dict[str, Any], Split, str |
         return AT_RANDOM, split_for(recipe_of({"split": AT_RANDOM}), corpus, 0), None
     by_time = {"kind": "time", "last": LATEST if len(corpus) >= MANY else LATEST_OF_FEW}
     try:
-        return by_time, split_for(recipe_of({"split": by_time}), corpus, 0), None
+        timed = split_for(recipe_of({"split": by_time}), corpus, 0)
     except DataError:
-        split = split_for(recipe_of({"split": AT_RANDOM}), corpus, 0)
+        timed = None
+    if timed is not None and _judges(timed) >= LEAST:
+        return by_time, timed, None
+    split = split_for(recipe_of({"split": AT_RANDOM}), corpus, 0)
+    if timed is not None and _judges(timed) >= _judges(split):
+        return by_time, timed, None
     why = (
-        "Pairs are held out at random, although there are times: of the latest pairs too few have "
-        "a query that training has seen."
+        f"Pairs are held out at random, although there are times: the last {by_time['last']} hold "
+        f"fewer than {LEAST} new pairs to select by, or to test by."
     )
     return AT_RANDOM, split, why
+
+
+def _judges(split: Split) -> int:
+    """Return the pairs that select, or those that test: the fewer."""
+    return min(len(split.selection), len(split.test))
 
 
 def _name_of(path: Path) -> str:

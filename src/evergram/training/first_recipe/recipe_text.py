@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +47,7 @@ def recipe_text(settings: Settings, survey: Survey) -> str:
 
 
 def _lines(settings: Settings, survey: Survey) -> Iterator[str]:
-    path = json.dumps(settings.data["path"])
+    path = toml_value(settings.data["path"])
     yield f"# Written by evergram init for {path}:"
     for sentence in survey.sentences():
         yield f"# {sentence}"

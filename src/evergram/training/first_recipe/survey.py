@@ -84,8 +84,8 @@ class Survey:
         if self.lowest_value is not None:
             yield f"Values are from {self.lowest_value:g} to {self.highest_value:g}."
         yield (
-            f"Of {self.held_out:,} pairs to select and test by, {self.cold_share:.1%} have an id that "
-            f"training never sees: {self.unknown_queries:,} a query (left out), "
+            f"Of {self.held_out:,} pairs to select and test by, {self.cold_share:.1%} have an id "
+            f"that training never sees: {self.unknown_queries:,} a query (left out), "
             f"{self.unknown_candidates:,} a candidate (certain misses)."
         )
 
