@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 import typer
-from tests.support.command import Command, run_process
+from tests.support.command import Command, every_command, run_process
+from tests.support.lineages import lineage_of
 
 import evergram as package
 from evergram.cli import app
 from evergram.cli.app import PANELS
 
 TOP = [
-    *("demo", "prepare", "train", "upgrade", "evaluate", "compare", "tune", "diagnose"),
+    *("demo", "init", "prepare", "train", "upgrade", "evaluate", "compare", "tune", "diagnose"),
     *("reproduce", "serve", "lineage", "consumer", "store", "vectors"),
 ]
 
@@ -69,6 +70,23 @@ def test_quiet_leaves_out_progress_and_nothing_else(evergram: Command, tmp_path:
     # It holds for one run alone.
     again = evergram("prepare", tmp_path / "events.csv", tmp_path / "again")
     assert again.err == loud.err
+
+
+def test_quiet_also_fills_stores_without_progress(evergram: Command, tmp_path: Path) -> None:
+    lineage_of(tmp_path / "line")
+    fill = ("store", "fill", tmp_path / "line", "--store")
+    loud = evergram(*fill, f"object=snapshot:{tmp_path / 'loud'}")
+    assert "of 300 rows of side object" in loud.err
+    assert evergram("--quiet", *fill, f"object=snapshot:{tmp_path / 'quiet'}").err == ""
+
+
+@pytest.mark.parametrize("words", ["init", "train", "upgrade", "serve", "vectors align"])
+def test_help_ends_with_an_example_that_can_be_parsed(evergram: Command, words: str) -> None:
+    page = " ".join(evergram(*words.split(), "--help").out.split())
+    name, *rest = page.split("Example: evergram ")[1].split()
+    assert [name, *rest][: len(words.split())] == words.split()
+    command = every_command()[words]
+    command.make_context(words, rest[len(words.split()) - 1 :])
 
 
 def test_help_does_not_load_torch() -> None:

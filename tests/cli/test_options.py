@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from tests.support.command import every_command
 
-from evergram.cli.options import columns_of, load_recipe, refuse_unread, stores_by_side, with_seed
+from evergram.cli.options import (
+    columns_by_role,
+    columns_of,
+    load_recipe,
+    refuse_unread,
+    stores_by_side,
+    with_seed,
+)
 from evergram.errors import DataError, RecipeError
 
 
@@ -81,3 +88,11 @@ def test_a_store_in_another_form_is_refused_without_repeating_it(option: str) ->
 def test_a_side_with_two_stores_is_refused() -> None:
     with pytest.raises(DataError, match="given twice for side 'query'; give each side once"):
         stores_by_side(["query=a", "query=b"])
+
+
+def test_columns_by_role_are_roles_and_names() -> None:
+    assert columns_by_role(None) == {}
+    assert columns_by_role(["query=a=b", "time=when"]) == {"query": "a=b", "time": "when"}
+    for options, problem in ((["query"], "it is ROLE=NAME"), (["time=a", "time=b"], "time twice")):
+        with pytest.raises(DataError, match=problem):
+            columns_by_role(options)

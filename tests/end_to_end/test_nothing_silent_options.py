@@ -52,7 +52,7 @@ def test_8_options_that_would_do_nothing_are_not_there(
 def test_8_every_other_command_says_what_its_options_do(evergram: Command) -> None:
     names = set(every_command())
     rest = names - set(WITHOUT_A_RECIPE) - {"reproduce"}  # it has recipes of its own
-    bare = {"prepare", "vectors align", "vectors encode", "vectors plan-migration"}
+    bare = {"init", "prepare", "vectors align", "vectors encode", "vectors plan-migration"}
     trained = {"train", "upgrade", "evaluate", "diagnose", "compare", "demo", "tune"}
     assert rest - bare == trained
     for name in sorted(names - {"reproduce"}):

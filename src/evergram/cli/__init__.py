@@ -6,7 +6,7 @@ Read in this order:
    `options`: what several commands share. `printing`: results, as a table or as JSON.
    `failures`: the sentence and the exit code of each error.
 2. Commands of the top level: `models` (demo, train, upgrade, compare, diagnose),
-   `preparing` (prepare), `evaluations` (evaluate), `tuning` (tune), `serve`,
+   `starting` (init), `preparing` (prepare), `evaluations` (evaluate), `tuning` (tune), `serve`,
    and the folder `reproduction` (reproduce).
 3. A file or a folder for each group: `lineage/`, `consumers`, `stores`, `vectors/`.
 
@@ -26,6 +26,7 @@ from evergram.cli import (
     preparing,
     reproduction,
     serve,
+    starting,
     stores,
     tuning,
     vectors,
@@ -41,7 +42,7 @@ __all__ = ["app", "main"]
 # The files and folders whose import adds their commands to the app.
 _COMMANDS = (
     *(consumers, evaluations, lineage, models, preparing),
-    *(reproduction, serve, stores, tuning, vectors),
+    *(reproduction, serve, starting, stores, tuning, vectors),
 )
 
 

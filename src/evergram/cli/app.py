@@ -12,7 +12,7 @@ import evergram
 
 # The page of `evergram --help`: its panels, and the commands and groups in each.
 PANELS = {
-    "First steps": ("demo", "prepare"),
+    "First steps": ("demo", "init", "prepare"),
     "Train": ("train", "upgrade"),
     "Measure and choose": ("evaluate", "compare", "tune", "diagnose", "reproduce"),
     "Operate": ("serve", "lineage", "consumer", "store"),

@@ -172,6 +172,19 @@ def columns_of(
     return {"id_column": id_column or "id", "vector_column": vector_column or "vector"}
 
 
+def columns_by_role(options: list[str] | None) -> dict[str, str]:
+    """Return the values of `--column ROLE=NAME`. Raises: DataError: one has another form."""
+    names: dict[str, str] = {}
+    for option in options or ():
+        role, equals, column = option.partition("=")
+        if not (equals and role and column):
+            raise DataError(f"--column is {option!r}; it is ROLE=NAME, as in query=user_id.")
+        if role in names:
+            raise DataError(f"--column names {role} twice; name it once.")
+        names[role] = column
+    return names
+
+
 def stores_by_side(options: Sequence[str]) -> dict[str, str]:
     """Return the values of `--store SIDE=ADDRESS` as side to address.
 

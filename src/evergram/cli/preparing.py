@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from evergram.cli.app import app
-from evergram.cli.options import Json, new_progress
+from evergram.cli.options import Json, columns_by_role, new_progress
 from evergram.cli.printing import dump
-from evergram.errors import DataError
 
 Sources = Annotated[
     list[str],
@@ -77,7 +76,7 @@ def prepare(
     from evergram.data.prepared.writing.settings import PrepareSettings
 
     settings = PrepareSettings(
-        columns=_names(column or []),
+        columns=columns_by_role(column),
         query_features=list(query_features) if query_features else None,
         candidate_features=list(candidate_features) if candidate_features else None,
         shared_ids=shared_ids,
@@ -102,16 +101,3 @@ def prepare(
         dump(summary.to_json())
         return
     sys.stdout.write(f"{summary}\n")
-
-
-def _names(options: list[str]) -> dict[str, str]:
-    """Return the values of `--column ROLE=NAME`. Raises: DataError: one has another form."""
-    names: dict[str, str] = {}
-    for option in options:
-        role, equals, column = option.partition("=")
-        if not (equals and role and column):
-            raise DataError(f"--column is {option!r}; it is ROLE=NAME, as in query=user_id.")
-        if role in names:
-            raise DataError(f"--column names {role} twice; name it once.")
-        names[role] = column
-    return names

@@ -83,7 +83,7 @@ CanaryEvery = Annotated[
 MIB = 2**20
 
 
-@app.command()
+@app.command(epilog="Example: evergram serve lineages/shop --port 8000")
 def serve(
     lineage: LineageFolder,
     host: Host = "127.0.0.1",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergram.cli.app import group, store_commands
+from evergram.cli.app import group, is_quiet, store_commands
 from evergram.cli.options import Json, LineageFolder, stores_by_side
 from evergram.cli.printing import dump
 from evergram.errors import DataError
@@ -132,6 +132,8 @@ def _print_side(side: str, version: int, done: int, total: int) -> None:
 
 
 def _print_progress(done: int, total: int, what: str) -> None:
+    if is_quiet():
+        return
     if not sys.stderr.isatty():
         sys.stderr.write(f"{done} of {total} {what}\n")
         return

@@ -77,7 +77,9 @@ NeighbourSeed = Annotated[
 ]
 
 
-@vector_commands.command()
+@vector_commands.command(
+    epilog="Example: evergram vectors align old.parquet new.parquet --lineage lineages/texts"
+)
 def align(
     old: OldVectors,
     new: NewVectors,
