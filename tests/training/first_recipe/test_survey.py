@@ -43,7 +43,10 @@ def test_a_survey_has_what_plain_counting_has(which: int) -> None:
     assert (survey.rows, survey.queries, survey.candidates) == (len(rows), *map(len, sides))
     assert survey.repeats == len(rows) - len(pairs)
     assert survey.density == pytest.approx(len(pairs) / (len(sides[0]) * len(sides[1])))
-    assert (survey.first_time, survey.last_time) == (min(r[3] for r in rows), max(r[3] for r in rows))
+    assert (survey.first_time, survey.last_time) == (
+        min(r[3] for r in rows),
+        max(r[3] for r in rows),
+    )
     trained = trained_pairs(split)
     known = [{pair[side] for pair in trained} for side in (0, 1)]
     held = pairs - trained
