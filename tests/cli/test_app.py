@@ -12,7 +12,7 @@ from tests.support.lineages import lineage_of
 
 import evergram as package
 from evergram.cli import app
-from evergram.cli.app import PANELS
+from evergram.cli.app import ORDER, PANELS
 
 TOP = [
     *("demo", "init", "prepare", "train", "upgrade", "evaluate", "compare", "tune", "diagnose"),
@@ -26,6 +26,14 @@ def test_the_page_of_help_goes_from_first_use_to_operation(evergram: Command) ->
     assert shown == TOP
     places = [page.index(f"─ {panel} ─") for panel in PANELS]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("group", ORDER)
+def test_a_group_lists_its_commands_in_order(evergram: Command, group: str) -> None:
+    shown = re.findall(r"^│ ([a-z][a-z-]*) ", evergram(group, "--help").out, re.MULTILINE)
+    assert tuple(shown[: len(ORDER[group])]) == ORDER[group]
+    there = {name.removeprefix(f"{group} ") for name in every_command() if name.startswith(group)}
+    assert set(shown) == there
 
 
 def test_every_command_has_its_place_on_the_page() -> None:

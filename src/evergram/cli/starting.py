@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -70,5 +71,5 @@ def init(
     sys.stdout.write(
         f"Recipe: {out}, with {recipe.model.dim_of(0)} dims, batches of "
         f"{recipe.training.batch_size} and at most {recipe.training.epochs} epochs.\n"
-        f"Next: evergram train {out} --lineage lineages/{recipe.name}\n"
+        f"Next: evergram train {shlex.quote(str(out))} --lineage lineages/{recipe.name}\n"
     )

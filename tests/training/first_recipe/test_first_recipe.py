@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from evergram.data.prepared.writing.prepare import prepare
+from evergram.data.prepared.writing.settings import PrepareSettings
 from evergram.errors import DataError
 from evergram.training.corpora import load_corpus
 from evergram.training.first_recipe import first_recipe
@@ -40,6 +42,7 @@ def test_a_recipe_in_another_folder_finds_the_data(
     facts = first.as_json()
     assert facts["columns"] == {"query": "user_id", "candidate": "page_id", "time": "ts"}
     assert facts["batch_size"] == recipe.training.batch_size == 256
+    assert next(first.sentences()) == "Read as table."
     assert any("Guessed by their names: query, candidate, time;" in s for s in first.sentences())
 
 
@@ -65,3 +68,13 @@ def test_columns_that_are_named_are_not_guessed(tmp_path: Path) -> None:
 def test_too_little_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds out too few pairs to judge a model by"):
         first_recipe(write_clicks(tmp_path / "a.csv", 3))
+
+
+def test_a_prepared_folder_is_as_the_table_that_it_was_made_of(tmp_path: Path) -> None:
+    path = write_clicks(tmp_path / "a.csv")
+    columns = {"query": "user_id", "candidate": "page_id", "time": "ts"}
+    prepare(path, tmp_path / "corpus", PrepareSettings(columns=columns))
+    folder, table = first_recipe(tmp_path / "corpus"), first_recipe(path)
+    assert folder.source.kind == "prepared"
+    assert folder.survey.as_json() == table.survey.as_json()
+    assert folder.recipe.split == table.recipe.split

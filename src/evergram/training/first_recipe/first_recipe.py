@@ -49,6 +49,7 @@ class FirstRecipe:
     def sentences(self) -> Iterator[str]:
         """Yield what was seen, and what was guessed, in sentences."""
         source = self.source
+        yield f"Read as {source.kind}."
         if source.columns:
             listed = ", ".join(f"{role} is {name}" for role, name in source.columns.items())
             yield f"Columns: {listed}."

@@ -85,8 +85,8 @@ class Survey:
             yield f"Values are from {self.lowest_value:g} to {self.highest_value:g}."
         yield (
             f"Of {self.held_out:,} pairs to select and test by, {self.cold_share:.1%} have an id "
-            f"that training never sees: {self.unknown_queries:,} a query (left out), "
-            f"{self.unknown_candidates:,} a candidate (certain misses)."
+            f"that training never sees: in {self.unknown_queries:,} the query (they are left out), "
+            f"in {self.unknown_candidates:,} the candidate (certain misses)."
         )
 
 
