@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from website.api_pages import api_pages
 from website.command_pages import commands_page
 from website.http_page import http_page, openapi
+from website.notebooks import page
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "pages"
@@ -25,18 +27,20 @@ def gather(pages: Path = PAGES) -> None:
     """Write all pages, images and recipes of the site into an empty folder."""
     shutil.rmtree(pages, ignore_errors=True)
     pages.mkdir(parents=True)
-    for source, place in sources():
-        target = pages / place
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.suffix == ".md":
-            target.write_text(relinked(source.read_text(), source.relative_to(ROOT).as_posix()))
-        else:
-            shutil.copyfile(source, target)
     made = {
         **dict(api_pages()),
         "command-help.md": commands_page(),
         "http.md": http_page(openapi()),
     }
+    for source, place in sources():
+        target = pages / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.suffix == ".ipynb":
+            made[place] = relinked(page(json.loads(source.read_text())), f"notebooks/{source.name}")
+        elif source.suffix == ".md":
+            target.write_text(relinked(source.read_text(), source.relative_to(ROOT).as_posix()))
+        else:
+            shutil.copyfile(source, target)
     for name, text in made.items():
         (pages / name).parent.mkdir(exist_ok=True)
         (pages / name).write_text(text)
@@ -47,6 +51,7 @@ def sources() -> Iterator[tuple[Path, str]]:
     files = [ROOT / name for name in ROOT_PAGES]
     files += [path for path in sorted((ROOT / "docs").rglob("*")) if path.is_file()]
     files += sorted((ROOT / "recipes").glob("*.toml"))
+    files += sorted((ROOT / "notebooks").glob("*.ipynb"))
     for path in files:
         yield path, place_of(path.relative_to(ROOT).as_posix())
 
@@ -54,6 +59,8 @@ def sources() -> Iterator[tuple[Path, str]]:
 def place_of(path: str) -> str:
     """Return the place on the site of a file of the repository."""
     special = {**RENAMED, **REPORTS}
+    if path.startswith("notebooks/"):  # shown as pages
+        return path.replace(".ipynb", ".md")
     return special.get(path, path.removeprefix("docs/"))
 
 
