@@ -15,6 +15,7 @@ from torch import Tensor
 
 import evergram
 from evergram.compatibility.chain import Chain
+from evergram.compatibility.transforms import Transform
 from evergram.errors import DataError, ShapeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Block
@@ -216,6 +217,10 @@ class View:
         Raises: ShapeError: a transform between the two versions is not affine.
         """
         return self._chain.affine(self.source, self.version)
+
+    def steps(self) -> list[tuple[Tensor, Tensor] | Transform]:
+        """Return the steps from version k to version j; see `Chain.steps`."""
+        return self._chain.steps(self.source, self.version)
 
     def _apply(self, embeddings: Tensor) -> Tensor:
         return self._chain.apply(embeddings, self.source, self.version)
