@@ -1,4 +1,4 @@
-"""A lineage of two encoders of words with prompts, its service, and what version 0's index holds."""
+"""A lineage of two encoders of words with prompts, its service, and texts read as version 0."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def test_a_residual_step_is_in_the_graph(lineage: Lineage, tmp_path: Path, last:
     with torch.no_grad():
         w, u, a, v, b = (
             part.numpy().astype(np.float64)
-            for part in (bent.weight, bent.inner.weight, bent.inner.bias)
-            + (bent.outer.weight, bent.outer.bias)
+            for layer in (bent, bent.inner, bent.outer)
+            for part in layer.parameters(recurse=False)
         )
     x = rows.numpy().astype(np.float64)
     if not last:

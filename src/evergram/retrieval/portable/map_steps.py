@@ -82,8 +82,8 @@ def _step(step: tuple[Tensor, Tensor] | Transform) -> AffineStep | ResidualStep:
         return _affine(*step)
     if not isinstance(step, ResidualMLPTransform):
         raise ShapeError(
-            f"A transform on the way is of kind {step.kind}, and an ONNX graph is written of affine "
-            "ones and of residual_mlp; read the vectors by Evergram, or refit that version's "
+            f"A transform on the way is of kind {step.kind}, and an ONNX graph holds affine ones "
+            "and residual_mlp; read the vectors by Evergram, or refit that version's "
             "transform as one of these."
         )
     inner, outer = (_affine(layer.weight, layer.bias) for layer in (step.inner, step.outer))

@@ -16,7 +16,8 @@ except ModuleNotFoundError as error:
 class EvergramEmbeddings(Embeddings):
     """Vectors of one version, for an index of LangChain that was built on it.
 
-    `EvergramEmbeddings(0, url="http://127.0.0.1:8000")`, or `EvergramEmbeddings(0, lineage="texts")`
+    `EvergramEmbeddings(0, url="http://127.0.0.1:8000")`, or
+    `EvergramEmbeddings(0, lineage="lineages/texts")`.
 
     Args:
         version, options: as of `PinnedTexts`.

@@ -18,7 +18,8 @@ except ModuleNotFoundError as error:
 class EvergramEmbedding(BaseEmbedding):
     """Vectors of one version, for an index of LlamaIndex that was built on it.
 
-    `EvergramEmbedding(0, url="http://127.0.0.1:8000")`, or `EvergramEmbedding(0, lineage="texts")`
+    `EvergramEmbedding(0, url="http://127.0.0.1:8000")`, or
+    `EvergramEmbedding(0, lineage="lineages/texts")`.
 
     Args:
         version: as of `PinnedTexts`, and so are `url`, `lineage`, `encoder`, `token` and

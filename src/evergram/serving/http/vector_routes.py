@@ -77,7 +77,7 @@ def embeddings(call: Call) -> Answer:
         if options.missing == "error" and -1 in counts:
             raise missing_ids(embedded.missing, len(ids), side)
         call.drift.note(side, ids, sources)
-    # After the way back, whatever the version: the coordinates that are kept are its own first ones.
+    # After the way back: the coordinates that are kept are the version's own first ones.
     vectors = cut(vectors, dims)
     if not call.arrow_out:
         body = json_answers.embeddings_json(
