@@ -54,4 +54,5 @@ def cut(vectors: Vectors, dims: int | None) -> Vectors:
     kept /= np.maximum(np.abs(kept).max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
     lengths = np.linalg.norm(kept, axis=1, keepdims=True)
     unit = np.divide(kept, lengths, out=np.zeros_like(kept), where=lengths > 0)
-    return unit.astype(np.float32)
+    rows: Vectors = unit.astype(np.float32)
+    return rows

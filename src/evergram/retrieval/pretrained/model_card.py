@@ -39,6 +39,11 @@ class CardPlace:
                 "word for it, such as apache-2.0, cc-by-4.0 or other."
             )
 
+    @property
+    def license_line(self) -> str:
+        """The licence as a line of the front matter; "" of none."""
+        return "" if self.license is None else f"license: {self.license}\n"
+
 
 def model_card(
     record: EncoderRecord, facts: EncoderFacts, metrics: Mapping[str, Any], place: CardPlace
@@ -52,10 +57,9 @@ def model_card(
         for side, inputs in record.inputs.items()
     )
     measured = "\n".join(_measured(metrics)) or "Nothing was measured when it was published."
-    license_line = "" if place.license is None else f"license: {place.license}\n"
     return f"""---
 library_name: evergram
-{license_line}tags:
+{place.license_line}tags:
 - embeddings
 - {record.kind}
 ---

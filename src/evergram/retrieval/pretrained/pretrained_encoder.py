@@ -98,11 +98,9 @@ class PretrainedEncoder:
 
         Args:
             place: a folder; where there is none of that name, OWNER/NAME on the Hugging Face Hub.
-            revision: a commit, tag or branch on the Hub; None is the main branch as it is now.
-            token: of the Hub; None is the one that huggingface_hub has stored.
-        Raises: DataError: it is no such folder or repository; or a revision of a folder is asked
-            for. ServiceError: the Hub cannot be used. IntegrityError: a file in it is damaged.
-            FormatError: it was written by a later Evergram.
+            revision, token: of the Hub, as of `hub.local_folder`.
+        Raises: as `hub.local_folder`. DataError: the folder holds no encoder. IntegrityError: a
+            file in it is damaged. FormatError: it was written by a later Evergram.
         """
         parts = read_encoder_folder(local_folder(place, READ_FILES, revision, token))
         module = _restored(parts.record, parts.state, parts.vocabularies, str(place))
@@ -133,26 +131,15 @@ class PretrainedEncoder:
         """Upload what `save_pretrained` writes to the Hugging Face Hub, and return the commit.
 
         Args:
-            repository: OWNER/NAME; made if it is not there.
-            license: as for `save_pretrained`.
-            private: of a repository that is made.
-            revision: the branch; None is the main one.
-            token: of the Hub; None is the one that huggingface_hub has stored.
-        Raises: DataError: the name is none of a repository, or the licence none of a model card; or
-            huggingface_hub is not installed. ServiceError: the Hub refuses, or cannot be reached.
+            license: as of `save_pretrained`.
+            repository, private, revision, token: as of `hub.upload`, whose errors it has, too.
         """
         with TemporaryDirectory(prefix="evergram-hub-") as temporary:
             folder = Path(temporary) / "encoder"
             self._write(folder, CardPlace(repository, license), overwrite=False)
-            return upload(
-                folder,
-                repository,
-                (*READ_FILES, CARD),
-                private=private,
-                revision=revision,
-                token=token,
-                message=f"{self.facts.name}, {self.facts.fingerprint}",
-            )
+            message = f"{self.facts.name}, {self.facts.fingerprint}"
+            sent = folder, repository, (*READ_FILES, CARD)
+            return upload(*sent, private=private, revision=revision, token=token, message=message)
 
     def _write(self, folder: Path, place: CardPlace, *, overwrite: bool) -> None:
         card = model_card(self.record, self.facts, self.metrics, place)
