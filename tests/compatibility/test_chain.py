@@ -115,8 +115,8 @@ def test_steps_are_the_way_in_order_with_affine_ones_as_one() -> None:
     bent = ResidualMLPTransform(3, 4, draw, hidden=5)
     torch.nn.init.normal_(bent.outer.weight, generator=draw)
     maps = [torch.randn(*shape, generator=draw) for shape in ((2, 3), (4, 4), (4, 5))]
-    before, *after = [LinearTransform.from_matrix(matrix) for matrix in maps]
-    chain = Chain([before, bent, *after], dim=2)
+    before, middle, newest = linear(maps)
+    chain = Chain([before, bent, middle, newest], dim=2)
     first, second, third = chain.steps(4, 0)
     assert second is bent
     assert isinstance(first, tuple)
@@ -125,7 +125,7 @@ def test_steps_are_the_way_in_order_with_affine_ones_as_one() -> None:
     torch.testing.assert_close(third[0].float(), maps[0])
     z = torch.randn(6, 5, generator=draw)
     with torch.no_grad():
-        expected = before(bent(after[0](after[1](z))))
+        expected = before(bent(middle(newest(z))))
     torch.testing.assert_close(chain.apply(z, 4, 0), expected)
     (itself,) = chain.steps(4, 4)
     assert isinstance(itself, tuple)

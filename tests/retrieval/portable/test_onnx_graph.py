@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def test_a_residual_step_is_in_the_graph(lineage: Lineage, tmp_path: Path, last:
         torch.nn.init.normal_(part, generator=draw)
     rows = torch.randn(300, 12, generator=draw)
     ids = lineage.embeddings("object")[0]
-    metrics = {"metrics": {"model": {}}}
+    metrics: dict[str, Any] = {"metrics": {"model": {}}}
     publish_next(lineage, Artefact(12, {"object": (ids, rows)}, bent, metrics, {}))
     if not last:
         turn = LinearTransform.from_matrix(torch.eye(12)[:, torch.randperm(12, generator=draw)])
