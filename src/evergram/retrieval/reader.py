@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -27,6 +28,7 @@ from evergram.retrieval.store_check import check_spaces, check_store
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.rows import check_k
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
+from evergram.texts.matryoshka import checked_dims, cut
 
 Metric = Literal["ip", "l2", "cosine"]
 Version = int | str | None
@@ -164,16 +166,26 @@ class Reader:
         ids: pa.Array | Sequence[int | str],
         version: Version = None,
         side: str | None = None,
+        *,
+        dimensions: int | None = None,
     ) -> Embedded:
         """Return the embeddings of ids at a version.
 
         Args:
             version: a number, "v0" or a label; production by default.
             side: `default_side` by default.
-        Raises: UnknownVersionError. DataError: ids of another type. LineageError: no such side; or
-            a row of an older version cannot be read forward.
+            dimensions: keep so many of the version's first coordinates, with length 1; one of the
+                numbers that its encoder's record declares.
+        Raises: UnknownVersionError. DataError: ids of another type, or dimensions that are not
+            declared. LineageError: no such side; or a row of an older version cannot be read
+            forward.
         """
         target = self.lineage.resolve(version)
+        if dimensions is not None:
+            manifest = self.lineage.manifest(target)
+            dims = checked_dims(dimensions, manifest.dim, manifest.cuts, target)
+            whole = self.embed(ids, target, side)
+            return replace(whole, vectors=cut(whole.vectors, dims))
         store = self._store(side, target)
         asked = store.as_ids(ids)
         fetched = store.fetch(asked)

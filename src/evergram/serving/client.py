@@ -90,6 +90,8 @@ class Client:
         ids: pa.Array | Sequence[int | str],
         version: int | str | None = None,
         side: str | None = None,
+        *,
+        dimensions: int | None = None,
     ) -> Embedded:
         """Return the embeddings of ids at a version; zeros and source -1 where an id is not stored.
 
@@ -97,6 +99,7 @@ class Client:
             version: a number, "v0" or a label; by default the version that the token is pinned to,
                 else production.
             side: "query" or "candidate"; by default the service's own.
+            dimensions: as of `Reader.embed`.
         """
         if isinstance(ids, str):
             raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
@@ -104,7 +107,7 @@ class Client:
             column = ids if isinstance(ids, pa.Array) else pa.array(ids)
         except (pa.ArrowException, OverflowError, TypeError) as error:
             raise DataError(f"Ids must all be whole numbers, or all strings: {error}.") from None
-        asked = {"version": version, "side": side, "missing": "zeros"}
+        asked = {"version": version, "side": side, "missing": "zeros", "dimensions": dimensions}
         table = self._stream("/v1/embeddings", {"id": column}, asked)
         return Embedded(
             _version(table),
@@ -112,6 +115,25 @@ class Client:
             _vectors(table),
             table["computed_from"].to_numpy(),
         )
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        version: int | str | None = None,
+        role: Literal["query", "document"] = "document",
+        *,
+        dimensions: int | None = None,
+    ) -> Floats:
+        """Return the vectors [n, D] of texts at a version, which the service encodes.
+
+        Args:
+            version: as for `embed`.
+            role: chooses the encoder's prompt.
+            dimensions: as of `Reader.embed`.
+        """
+        asked = {"input": list(texts), "version": version, "input_type": role}
+        body = json.dumps(asked if dimensions is None else {**asked, "dimensions": dimensions})
+        return _vectors(self._table("/v1/embeddings", body.encode(), JSON))
 
     def search(
         self,

@@ -250,6 +250,12 @@ def export_transform(
             help="Of the function in SQL and of the graph.", show_default="evergram_LINEAGE_as_vN"
         ),
     ] = None,
+    license_: Annotated[
+        str | None,
+        typer.Option(
+            "--license", help="For the model card of sentence-transformers, such as apache-2.0."
+        ),
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -258,7 +264,7 @@ def export_transform(
     from evergram.retrieval.portable.formats import export_transform as export
 
     opened = Lineage.open(lineage)
-    written = export(opened, out, form, as_version, name=name, overwrite=force)
+    written = export(opened, out, form, as_version, name=name, overwrite=force, license=license_)
     source, dim = written.dims
     if as_json:
         dump(

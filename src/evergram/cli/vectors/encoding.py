@@ -29,6 +29,15 @@ RoleOfTexts = Annotated[
 Prompt = Annotated[
     str | None, typer.Option(show_default="the model's own", help="Words before each of these.")
 ]
+Matryoshka = Annotated[
+    list[int] | None,
+    typer.Option(
+        min=1,
+        metavar="DIMS",
+        help="A number of first coordinates that this encoder's vectors may be cut to; may be "
+        "repeated.",
+    ),
+]
 
 
 @vector_commands.command()
@@ -41,6 +50,7 @@ def encode(
     document_prompt: Prompt = None,
     id_column: IdColumn = None,
     text_column: TextColumn = None,
+    matryoshka: Matryoshka = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -61,10 +71,16 @@ def encode(
         prompts = Prompts(query_prompt or "", document_prompt or "")
     chosen = Texts(ids, rows, cast(Literal["document", "query"], role))
     opened = open_text_encoder(encoder, prompts)
-    record = encode_file(chosen, opened, out, progress=new_progress(), overwrite=force)
+    record = encode_file(
+        *(chosen, opened, out),
+        matryoshka=matryoshka or (),
+        progress=new_progress(),
+        overwrite=force,
+    )
     if as_json:
         facts = {"file": str(out), "rows": len(rows), "dim": record.dim, "encoder": record.address}
-        dump({**facts, "fingerprint": record.fingerprint, "prompts": record.prompts})
+        cuts = {"matryoshka": record.matryoshka} if record.matryoshka else {}
+        dump({**facts, "fingerprint": record.fingerprint, "prompts": record.prompts, **cuts})
         return
     known = "by its weights" if record.fingerprint else "by its canaries alone"
     sys.stdout.write(

@@ -25,6 +25,7 @@ from evergram.cli.options import (
 )
 from evergram.cli.printing import dump, file_written, shard_facts, shards_written
 from evergram.collectives import is_first_process
+from evergram.errors import DataError
 
 
 @vector_commands.command("import")
@@ -71,6 +72,12 @@ def export(
     as_version: As = None,
     shards: ShardCount = None,
     shard: OneShard = None,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Keep so many first coordinates, with length 1, if the version allows it."
+        ),
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -80,8 +87,14 @@ def export(
 
     parts = Shards.parsed(out, shards, shard, other_processes())
     view = Lineage.open(lineage).view(as_version)
+    if parts is not None and dimensions is not None:
+        raise DataError("Shards are of whole vectors; leave --dimensions out, or --shards.")
     outcome = None if parts is None else view.export_shards(parts, side, overwrite=force)
-    rows = view.export(out, side, overwrite=force) if outcome is None else outcome.rows
+    if outcome is None:
+        rows = view.export(out, side, overwrite=force, dimensions=dimensions)
+    else:
+        rows = outcome.rows
+    dim = view.dim if dimensions is None else dimensions
     if not is_first_process():
         return
     if as_json:
@@ -89,7 +102,7 @@ def export(
             {
                 "file": str(out),
                 "rows": rows,
-                "dim": view.dim,
+                "dim": dim,
                 "side": side,
                 "version": view.source,
                 "as": view.version,
@@ -99,6 +112,6 @@ def export(
         return
     sys.stdout.write(
         f"{rows} {side} embeddings of version {view.source}, read as version {view.version} "
-        f"({view.dim} dims): "
+        f"({dim} dims): "
         f"{file_written(out) if outcome is None else shards_written(out, outcome)}\n"
     )

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from evergram.errors import DataError
 from evergram.serving.http.answers import arrow_answers, json_answers
 from evergram.serving.http.answers.errors import RefusedError
 from evergram.serving.http.call import Answer, Call
@@ -44,6 +45,7 @@ from evergram.serving.http.vector_answers import (
 from evergram.serving.object_features import Features
 from evergram.serving.texts.checked_encoder import TextEncoderError
 from evergram.stores.store import Floats
+from evergram.texts.matryoshka import checked_dims, cut
 from evergram.texts.text_encoder import Role
 
 
@@ -61,15 +63,7 @@ def embeddings(call: Call) -> Answer:
         parsed = parse(EmbeddingsRequest, call.body, call.settings)
         options, inputs = parsed.request, objects_of(parsed, call.settings)
     version = model_version(call.lineage, call.access, options)
-    dim = call.lineage.manifest(version).dim
-    if options.dimensions not in (None, dim):
-        raise RefusedError(
-            400,
-            "dimensions",
-            f"Version {version} has {dim} dimensions and is not cut to {options.dimensions}; "
-            "leave 'dimensions' out.",
-            "dimensions",
-        )
+    dims = _dims(call, version, options.dimensions)
     side = call.state.reader.default_side if options.side is None else options.side
     role = text_role(inputs, options, call.lineage, call.settings)
     if role is not None or (isinstance(inputs, list) and isinstance(inputs[0], Features)):
@@ -83,6 +77,8 @@ def embeddings(call: Call) -> Answer:
         if options.missing == "error" and -1 in counts:
             raise missing_ids(embedded.missing, len(ids), side)
         call.drift.note(side, ids, sources)
+    # After the way back: the coordinates that are kept are the version's own first ones.
+    vectors = cut(vectors, dims)
     if not call.arrow_out:
         body = json_answers.embeddings_json(
             vectors,
@@ -175,6 +171,18 @@ def transform(call: Call) -> Answer:
         columns = arrow_answers.vector_columns(None, json_answers.finite(vectors), sources)
         body = arrow_answers.write_stream(columns, metadata)
     return answer(call, target, {source: len(vectors)}, body)
+
+
+def _dims(call: Call, version: int, asked: int | None) -> int | None:
+    """Return how many coordinates a version's vectors are cut to; None for all.
+
+    Raises: RefusedError: its record does not allow that number.
+    """
+    manifest = call.lineage.manifest(version)
+    try:
+        return checked_dims(asked, manifest.dim, manifest.cuts, version)
+    except DataError as error:
+        raise RefusedError(400, "dimensions", str(error), "dimensions") from None
 
 
 def _encoded(

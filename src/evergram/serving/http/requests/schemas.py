@@ -53,7 +53,8 @@ class EmbeddingsOptions(_RequestModel):
         model: "name@v0", "name@stable", or "name" for the token's pinned version, else production.
         version: names the version in place of `model`.
         side: "query" or "candidate"; "object" of a lineage of files.
-        dimensions: must be the version's own; nothing is cut off.
+        dimensions: the version's own, or one that its encoder's record allows: the first so many
+            coordinates are kept, and vectors get length 1.
         missing: "zeros" answers an id that is not stored with zeros and `computed_from` -1.
         user: ignored.
         input_type: "id" for ids; "query" or "document" for texts to encode. By default strings are
