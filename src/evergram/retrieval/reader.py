@@ -218,7 +218,7 @@ class Reader:
         check_k(k)
         target = self.lineage.resolve(version)
         store = self._store(side, target)
-        checked = self._queries(queries, target)
+        checked = self.queries(queries, target)
 
         def search(view: StoreView) -> list[Hits]:
             fields = [
@@ -306,7 +306,32 @@ class Reader:
             LineageError: `target` is later, and no forward map was published between them.
         """
         start, end = self.lineage.resolve(source), self.lineage.resolve(target)
-        return self._maps.rows(self._queries(vectors, start), start, end)
+        return self._maps.rows(self.queries(vectors, start), start, end)
+
+    def oldest_row(self, version: int, side: str | None = None) -> int | None:
+        """Return the oldest version that the stored rows are of; None if there are no rows.
+
+        It is `version` itself only if all rows are of it.
+        """
+        filled = set(self.store(side).read_consistently(lambda view: list(view.filled())))
+        if not filled:
+            return None
+        return version if filled == {version} else min(filled - {version})
+
+    def own_rows(
+        self, ids: pa.Array, version: int, side: str | None = None
+    ) -> tuple[pa.Array, Floats]:
+        """Return those of the ids whose stored row is of a version, and their vectors [n, D]."""
+        stores = [self._store(side, version), self.store(side)]
+        dim = self.lineage.manifest(version).dim
+        own, vectors = ids.slice(0, 0), np.zeros((0, dim), dtype=np.float32)
+        for store in dict.fromkeys(stores):
+            left = ids.filter(pc.invert(pc.is_in(ids, value_set=own)))
+            for rows in store.fetch(left) if len(left) else ():
+                if rows.version == version:
+                    own = pa.concat_arrays([own, rows.ids])
+                    vectors = np.concatenate([vectors, rows.vectors[:, :dim]])
+        return own, vectors
 
     def close(self) -> None:
         """Close the stores."""
@@ -318,7 +343,11 @@ class Reader:
         dim = self.lineage.manifest(rows.version).dim
         return self._maps.rows(rows.vectors[:, :dim], rows.version, target)
 
-    def _queries(self, queries: npt.ArrayLike, version: int) -> Floats:
+    def queries(self, queries: npt.ArrayLike, version: int) -> Floats:
+        """Return queries of a version as float32 [Q, D].
+
+        Raises: ShapeError, DataError: they are no finite vectors of the version.
+        """
         try:
             vectors = np.ascontiguousarray(queries, dtype=np.float32)
         except (ValueError, TypeError):

@@ -121,6 +121,8 @@ class Client:
         side: str | None = None,
         metric: Literal["ip", "l2", "cosine"] = "ip",
         ids: pa.Array | Sequence[int | str] | None = None,
+        *,
+        rerank: int | None = None,
     ) -> list[Hits]:
         """Return the k stored objects nearest to each of the vectors [Q, D] or [D] of a version.
 
@@ -128,6 +130,7 @@ class Client:
             version: the version of the vectors; default as for `embed`.
             side: the side that is searched.
             ids: search among these ids only.
+            rerank: rank this many hits by the version's own vectors, see docs/serving.md.
         """
         if isinstance(ids, str):
             raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
@@ -138,6 +141,7 @@ class Client:
             "side": side,
             "metric": metric,
             "ids": None if chosen is None else list(chosen),
+            "rerank": rerank,
         }
         columns = {"vector": _vector_column(queries)}
         table = self._stream("/v1/search", columns, asked)

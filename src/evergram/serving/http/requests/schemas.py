@@ -110,6 +110,8 @@ class SearchOptions(_RequestModel):
         side: the side that is searched.
         ids: search among these ids only.
         fingerprint: the queries' fingerprint; the request is refused where the version's differs.
+        rerank: rank this many hits of each query, at least `k`, by the version's own vectors,
+            which are computed from texts where they are not stored, and kept.
     """
 
     k: Annotated[StrictInt, Field(ge=1)] = 10
@@ -118,6 +120,7 @@ class SearchOptions(_RequestModel):
     metric: Metric = "ip"
     ids: Numbers | Texts | None = Field(default=None, union_mode="left_to_right")
     fingerprint: Fingerprint | None = None
+    rerank: Annotated[StrictInt, Field(ge=1)] | None = None
 
 
 class SearchRequest(SearchOptions):
