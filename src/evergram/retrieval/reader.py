@@ -19,6 +19,7 @@ from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import Missing, fold_in
 from evergram.lineage.new_queries.id_lists import Lists
+from evergram.lineage.score_maps import ScoreMaps
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
 from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product
@@ -29,9 +30,10 @@ from evergram.stores.rows import check_k
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
 
 Metric = Literal["ip", "l2", "cosine"]
+Scores = Literal["raw", "calibrated"]
 Version = int | str | None
 
-__all__ = ["Embedded", "Metric", "Reader", "Version", "check_spaces"]
+__all__ = ["Embedded", "Metric", "Reader", "Scores", "Version", "check_spaces"]
 
 
 class Reader:
@@ -72,6 +74,7 @@ class Reader:
         self._canaries = dict(canaries or {})
         self._settled = lineage.production if settled is None else settled
         self._maps = VersionMaps(lineage)
+        self._score_maps = ScoreMaps(lineage)
         self._forms: dict[int, QueryForm | None] = {}
         for side, store in (*self._stores.items(), *self._canaries.items()):
             check_store(lineage, store, side)
@@ -200,6 +203,8 @@ class Reader:
         side: str | None = None,
         metric: Metric = "ip",
         ids: pa.Array | Sequence[int | str] | None = None,
+        *,
+        scores: Scores = "raw",
     ) -> list[Hits]:
         """Return the k nearest stored objects to vectors of a version, by the index of the newest.
 
@@ -207,6 +212,8 @@ class Reader:
             queries: [Q, D_j] or [D_j], in the space of version j.
             metric: "ip", ⟨q, z̃⟩; "l2", −‖q − z̃‖²; "cosine". A larger score is nearer.
             ids: search only among these.
+            scores: "calibrated" as of `calibrated`, for queries of the side "query" if there is
+                one, else of the searched side.
         Returns: one for each query.
         Raises: UnknownVersionError. LineageError: a transform on the way to version j is not
             affine; or the store was never filled. ShapeError, DataError: the queries are no finite
@@ -236,7 +243,40 @@ class Reader:
 
         # Spaces are searched one after the other. A row that moves to another version meanwhile
         # would be in none of them, so all are read as of one moment.
-        return store.read_consistently(search)
+        hits = store.read_consistently(search)
+        if scores == "raw":
+            return hits
+        if scores != "calibrated":
+            raise DataError(f"There are no scores {scores!r}; there are raw and calibrated ones.")
+        return self.calibrated(hits, target, side, metric)
+
+    def calibrated(
+        self,
+        hits: Sequence[Hits],
+        version: Version = None,
+        side: str | None = None,
+        metric: Metric = "ip",
+        *,
+        query_side: str | None = None,
+    ) -> list[Hits]:
+        """Return hits with scores as the version itself gave them, for thresholds set on these.
+
+        As many pairs lie above any threshold as then; which ones, no map of scores can mend. Hits
+        of one version stay in their order.
+
+        Args:
+            hits: of a search at this version, with this side and metric.
+            query_side: the side of the queries; by default "query" if there is one, else `side`.
+        Raises: LineageError: the versions keep too few canaries in common.
+        Source: docs/migrate.md, "Scores".
+        """
+        target = self.lineage.resolve(version)
+        side = self.default_side if side is None else side
+        self.store(side)
+        if query_side is None:
+            query_side = "query" if "query" in self._stores else side
+        sides = query_side, side
+        return [self._score_maps.hits(h, target, sides, metric) if len(h) else h for h in hits]
 
     def recommend(
         self,

@@ -123,6 +123,7 @@ class Client:
         ids: pa.Array | Sequence[int | str] | None = None,
         *,
         rerank: int | None = None,
+        scores: Literal["raw", "calibrated"] = "raw",
     ) -> list[Hits]:
         """Return the k stored objects nearest to each of the vectors [Q, D] or [D] of a version.
 
@@ -131,6 +132,7 @@ class Client:
             side: the side that is searched.
             ids: search among these ids only.
             rerank: rank this many hits by the version's own vectors, see docs/serving.md.
+            scores: "calibrated" as the version itself gave them, see `Reader.calibrated`.
         """
         if isinstance(ids, str):
             raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
@@ -142,6 +144,7 @@ class Client:
             "metric": metric,
             "ids": None if chosen is None else list(chosen),
             "rerank": rerank,
+            "scores": scores,
         }
         columns = {"vector": _vector_column(queries)}
         table = self._stream("/v1/search", columns, asked)

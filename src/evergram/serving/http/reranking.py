@@ -1,4 +1,4 @@
-"""A search that re-ranks by the version's own vectors, computed from texts where they are needed."""
+"""A search that re-ranks by the version's own vectors, computed from texts where need be."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def own_vector(call: Call, ids: pa.Array, version: int, side: str) -> Floats:
 def _kept(call: Call, version: int) -> KeptVectors:
     """Return the kept vectors of a version, and its encoder."""
     texts, manifest = call.state.texts, call.lineage.manifest(version)
-    assert texts is not None and texts.documents is not None
+    assert texts is not None
+    assert texts.documents is not None
     return texts.documents.kept(
         version,
         manifest.fingerprint,

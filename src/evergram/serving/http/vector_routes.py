@@ -144,14 +144,23 @@ def search(call: Call) -> Answer:
     else:
         ranking = looked_up(lambda: reranked(call, options, queries, version, side, ids))
         results, where = ranking.hits, ranking.counts
+    if options.scores == "calibrated":
+        query_side = None
+        if isinstance(options, SearchRequest) and options.id is not None:
+            query_side = side if options.id_side is None else options.id_side
+        results = reader.calibrated(results, version, side, options.metric, query_side=query_side)
     counts = Counter(source for hits in results for source in hits.versions.tolist())
     if not call.arrow_out:
         distinct = sorted(counts)
         described, model = origin(call, version, side), model_name(call, version)
+        if options.scores == "calibrated":
+            described["scores"] = options.scores
         body = json_answers.search_json(results, distinct, described, model)
     else:
         columns = arrow_answers.hit_columns(results, store.id_type)
         metadata = arrow_metadata(call, version, side) | {"evergram.queries": str(len(results))}
+        if options.scores == "calibrated":
+            metadata["evergram.scores"] = options.scores
         body = arrow_answers.write_stream(columns, metadata)
     return replace(answer(call, version, counts, body), reranked=where)
 
