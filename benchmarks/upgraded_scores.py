@@ -84,14 +84,14 @@ def of_pair(pair: MigrationVectors) -> Cell:
         return one, other
 
     upper = np.triu_indices(count, 1)
-    canaries = tuple(
+    one, other = (
         (part[held].double() @ part[held].double().T).numpy()[upper] for part in (read, pair.old)
     )
     kinds = {
         "query and text": sampled((asked, read), (pair.old_queries, pair.old)),
         "two texts": sampled((read[held], read[fitted]), (pair.old[held], pair.old[fitted])),
     }
-    calibrated = ScoreMap.fit(*canaries)
+    calibrated = ScoreMap.fit(one, other)
     thresholds = {}
     for kind, (now, then) in kinds.items():
         # Own pairs are the consumer's own: half fit, and the other half is measured for all.
@@ -99,7 +99,7 @@ def of_pair(pair: MigrationVectors) -> Cell:
         own = ScoreMap.fit(now[:half], then[:half])
         methods: dict[str, Callable[[Doubles], Doubles]] = {
             "raw": lambda scores: scores,
-            "isotonic regression": _isotonic(*canaries, draw),
+            "isotonic regression": _isotonic(one, other, draw),
             "matched quantiles": calibrated.apply,
             "matched quantiles, own pairs": own.apply,
         }
@@ -166,7 +166,7 @@ def _confidence(
 
 def _rank_correlation(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
     ranks = [np.argsort(np.argsort(part, kind="stable"), kind="stable") for part in (one, other)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def table(cells: Sequence[Cell]) -> str:

@@ -42,7 +42,9 @@ def score(query: np.ndarray, row: np.ndarray, metric: Metric) -> float:
     return product if metric == "ip" else product / np.sqrt((query @ query) * (row @ row))
 
 
-def pairs(lineage: Lineage, source: int, target: int, metric: Metric) -> tuple[list, list]:
+def pairs(
+    lineage: Lineage, source: int, target: int, metric: Metric
+) -> tuple[list[float], list[float]]:
     """The scores of all pairs of canaries, one by one: read back from `source`, and of `target`."""
     ids, new = lineage.canaries(source)["object"]
     own_ids, own = lineage.canaries(target)["object"]

@@ -150,11 +150,11 @@ class Client:
         table = self._stream("/v1/search", columns, asked)
         query_of_row = table["query"].to_numpy()
         hit_ids = table["id"].combine_chunks()
-        scores, versions = table["score"].to_numpy(), table["computed_from"].to_numpy()
+        hit_scores, versions = table["score"].to_numpy(), table["computed_from"].to_numpy()
         count = int(table.schema.metadata[b"evergram.queries"])
         ends = np.searchsorted(query_of_row, np.arange(count + 1))
         return [
-            Hits(hit_ids[a:b], scores[a:b], versions[a:b])
+            Hits(hit_ids[a:b], hit_scores[a:b], versions[a:b])
             for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
         ]
 
