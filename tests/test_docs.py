@@ -205,12 +205,15 @@ def test_the_python_of_the_migrate_page_runs(tmp_path: Path) -> None:
         "old": torch.cat([old, old], dim=1).repeat(1, 3),
         "new": new,
         "ids": vectors.texts,
+        "scores_now": (new[:60] @ new[:60].T).flatten().numpy(),
+        "scores_then": (old[:60] @ old[:60].T).flatten().numpy(),
     }
     page = (ROOT / "docs" / "migrate.md").read_text()
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(compile(block, "migrate.md", "exec"), space)
     assert [len(hits) for hits in space["hits"]] == [10] * len(vectors.queries)
     assert 0 < len(space["kept"]) < len(vectors.texts)
+    assert sorted(space["calibrated"]) == pytest.approx(sorted(space["scores_then"]), abs=1e-2)
     error = (space["as_old"] - space["old"]).norm() / space["old"].norm()
     assert float(error) == pytest.approx(space["sidecar"].relative_error, rel=0.05, abs=1e-3)
 

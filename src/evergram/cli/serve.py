@@ -80,6 +80,24 @@ TextCache = Annotated[int, typer.Option(min=0, help="MiB of vectors of recent te
 CanaryEvery = Annotated[
     float, typer.Option(min=1, help="Seconds between two checks of the encoders.")
 ]
+TextFile = Annotated[
+    str | None,
+    typer.Option(
+        "--texts",
+        metavar="FILE",
+        help="Ids and texts (columns id and text) of the stored objects, so that a search may "
+        "re-rank by --encoder.",
+    ),
+]
+KeptFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--kept",
+        metavar="DIR",
+        help="Folder where the vectors computed for such searches are saved "
+        "(default: they are forgotten at the end).",
+    ),
+]
 MIB = 2**20
 
 
@@ -106,6 +124,8 @@ def serve(
     max_text: MaxText = 32_768,
     text_cache: TextCache = 64,
     canary_every: CanaryEvery = 300.0,
+    texts: TextFile = None,
+    kept: KeptFolder = None,
     as_json: Json = False,
 ) -> None:
     """Serve embeddings, search and transforms over HTTP, at the version that each reader wants.
@@ -134,6 +154,8 @@ def serve(
         max_text=max_text,
         text_cache=text_cache * MIB,
         canary_every=canary_every,
+        texts=texts,
+        kept=kept,
     )
     _log_to_stderr()
     stores = stores_by_side(store or ()) or None

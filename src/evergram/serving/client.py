@@ -143,6 +143,9 @@ class Client:
         side: str | None = None,
         metric: Literal["ip", "l2", "cosine"] = "ip",
         ids: pa.Array | Sequence[int | str] | None = None,
+        *,
+        rerank: int | None = None,
+        scores: Literal["raw", "calibrated"] = "raw",
     ) -> list[Hits]:
         """Return the k stored objects nearest to each of the vectors [Q, D] or [D] of a version.
 
@@ -150,6 +153,8 @@ class Client:
             version: the version of the vectors; default as for `embed`.
             side: the side that is searched.
             ids: search among these ids only.
+            rerank: rank this many hits by the version's own vectors, see docs/serving.md.
+            scores: "calibrated" as the version itself gave them, see `Reader.calibrated`.
         """
         if isinstance(ids, str):
             raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
@@ -160,16 +165,18 @@ class Client:
             "side": side,
             "metric": metric,
             "ids": None if chosen is None else list(chosen),
+            "rerank": rerank,
+            "scores": scores,
         }
         columns = {"vector": _vector_column(queries)}
         table = self._stream("/v1/search", columns, asked)
         query_of_row = table["query"].to_numpy()
         hit_ids = table["id"].combine_chunks()
-        scores, versions = table["score"].to_numpy(), table["computed_from"].to_numpy()
+        hit_scores, versions = table["score"].to_numpy(), table["computed_from"].to_numpy()
         count = int(table.schema.metadata[b"evergram.queries"])
         ends = np.searchsorted(query_of_row, np.arange(count + 1))
         return [
-            Hits(hit_ids[a:b], scores[a:b], versions[a:b])
+            Hits(hit_ids[a:b], hit_scores[a:b], versions[a:b])
             for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
         ]
 

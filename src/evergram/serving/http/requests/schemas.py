@@ -111,6 +111,9 @@ class SearchOptions(_RequestModel):
         side: the side that is searched.
         ids: search among these ids only.
         fingerprint: the queries' fingerprint; the request is refused where the version's differs.
+        rerank: rank this many hits of each query, at least `k`, by the version's own vectors,
+            which are computed from texts where they are not stored, and kept.
+        scores: "calibrated" takes scores to those that the version itself gave.
     """
 
     k: Annotated[StrictInt, Field(ge=1)] = 10
@@ -119,6 +122,8 @@ class SearchOptions(_RequestModel):
     metric: Metric = "ip"
     ids: Numbers | Texts | None = Field(default=None, union_mode="left_to_right")
     fingerprint: Fingerprint | None = None
+    rerank: Annotated[StrictInt, Field(ge=1)] | None = None
+    scores: Literal["raw", "calibrated"] = "raw"
 
 
 class SearchRequest(SearchOptions):
