@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
+
 from website.dependencies import (
     OURS,
     Dependency,
@@ -51,9 +52,7 @@ def bill_of_materials(extras: list[str]) -> dict[str, Any]:
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {
-            "component": _component(OURS, ours.version, licence_of(ours).expression, "")
-        },
+        "metadata": {"component": _component(OURS, ours.version, licence_of(ours).expression, "")},
         "components": [_component_of(part) for part in parts],
         "dependencies": [
             {"ref": place, "dependsOn": sorted(places[name] for name in names & places.keys())}

@@ -18,19 +18,19 @@ from packaging.utils import canonicalize_name
 OURS = "evergram"
 # Licences that ask for no more than to be named with the code that is under them.
 PERMISSIVE = {
-    "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0",
-    "CC0-1.0", "CNRI-Python", "HPND", "ISC", "MIT", "MIT-0", "MIT-CMU", "NCSA", "PSF-2.0", "Python-2.0", "Unlicense",
-    "Zlib",
-}  # fmt: skip
+    *("0BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC"),
+    *("MIT", "MIT-0", "MIT-CMU", "NCSA", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib"),
+    *("Apache-2.0", "Apache-2.0 WITH LLVM-exception"),
+}
 # Runtime dependencies, of the package or of an extra that it serves with, that are not permissive
 # or do not say their licence in words that a program reads; each with the reason to keep it.
 EXCEPTIONS = {
-    "certifi": "MPL-2.0: a list of certificates, used as it is; its own file, if changed, stays open",
-    "daft": "the extra engines; its metadata names no licence, its repository Apache-2.0",
-    "orjson": "MPL-2.0 AND (Apache-2.0 OR MIT): used as it is; only its own files, if changed, stay open",
+    "certifi": "MPL-2.0: used as it is; only its own files, if changed, stay open",
+    "daft": "the extra engines; its metadata names no licence, its licence file is Apache-2.0",
+    "orjson": "MPL-2.0 AND (Apache-2.0 OR MIT): as certifi",
     "psycopg": "LGPL-3.0: the extra pgvector; loaded as a library that anybody can replace",
     "psycopg-binary": "LGPL-3.0: as psycopg",
-    "tqdm": "MPL-2.0 AND MIT: used as it is; only its own files, if changed, stay open",
+    "tqdm": "MPL-2.0 AND MIT: as certifi",
 }
 # The words of older metadata, in the order in which they are looked for.
 _WORDS = (
@@ -57,7 +57,7 @@ class Licence(NamedTuple):
 
     @property
     def permissive(self) -> bool:
-        """Whether every part asks for no more than to be named; of alternatives, whether one does."""
+        """Whether all parts ask for no more than to be named; of alternatives, whether one does."""
         return bool(self.expression) and _holds(self.expression)
 
 
@@ -85,7 +85,9 @@ def licence_of(installed: Distribution) -> Licence:
     if expression:
         return Licence(expression)
     classifiers = [
-        c.rpartition(" :: ")[2] for c in metadata.get_all("Classifier") or [] if c.startswith("License ::")
+        c.rpartition(" :: ")[2]
+        for c in metadata.get_all("Classifier") or []
+        if c.startswith("License ::")
     ]
     short = [line for line in (metadata.get("License") or "").splitlines()[:1] if len(line) < 80]
     if short and _is_expression(short[0]):
@@ -99,7 +101,9 @@ def licence_of(installed: Distribution) -> Licence:
 
 def _is_expression(text: str) -> bool:
     known = PERMISSIVE | {"MPL-2.0", "LGPL-3.0-only", "LGPL-3.0-or-later"}
-    return all(part in known for part in re.split(r" AND | OR ", text.replace("(", "").replace(")", "")))
+    return all(
+        part in known for part in re.split(r" AND | OR ", text.replace("(", "").replace(")", ""))
+    )
 
 
 def _holds(expression: str) -> bool:
@@ -109,7 +113,8 @@ def _holds(expression: str) -> bool:
         value = "MIT" if _holds(match[1]) else "not permissive"
         expression = expression[: match.start()] + value + expression[match.end() :]
     return any(
-        all(part.strip() in PERMISSIVE for part in each.split(" AND ")) for each in expression.split(" OR ")
+        all(part.strip() in PERMISSIVE for part in each.split(" AND "))
+        for each in expression.split(" OR ")
     )
 
 
@@ -194,9 +199,10 @@ def dependencies_page() -> str:
     extras = [extra for extra in extras_of_ours() if extra != "dev"]
     parts = [
         "# Dependencies and their licences",
-        "What `pip install evergram`, and each extra beside it, brings where this page was made, with the "
-        "licence that its own metadata names. `make sbom` writes the same, with versions, as a bill of "
-        "materials (CycloneDX). [Security](security.md#supply-chain) says which licences are exceptions.",
+        "What `pip install evergram`, and each extra beside it, brings where this page was made, "
+        "with the licence that its own metadata names. `make sbom` writes the same, with versions, "
+        "as a bill of materials (CycloneDX). [Security](security.md#supply-chain) says which "
+        "licences are exceptions.",
     ]
     own = closure()
     for extra in ["", *extras]:

@@ -142,9 +142,7 @@ def test_the_board_is_one_that_grafana_provisions() -> None:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24
         for other in places:
-            beside = (
-                place["x"] >= other["x"] + other["w"] or other["x"] >= place["x"] + place["w"]
-            )
+            beside = place["x"] >= other["x"] + other["w"] or other["x"] >= place["x"] + place["w"]
             below = place["y"] >= other["y"] + other["h"] or other["y"] >= place["y"] + place["h"]
             assert beside or below, "two panels overlap"
         places.append(place)

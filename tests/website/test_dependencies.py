@@ -8,7 +8,6 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from website import bill_of_materials as bill
 from website.dependencies import (
     EXCEPTIONS,
     Licence,
@@ -19,6 +18,8 @@ from website.dependencies import (
     licence_of,
     missing,
 )
+
+from website import bill_of_materials as bill
 
 ROOT = Path(__file__).parents[2]
 # Extras that no user runs: those of developers, and of benchmarks.
@@ -86,7 +87,9 @@ class Described:
         (Described(License="MPL-2.0 AND MIT"), "MPL-2.0 AND MIT"),
         (Described(Classifier="License :: OSI Approved :: Apache Software License"), "Apache-2.0"),
         (
-            Described(Classifier="License :: OSI Approved :: GNU General Public License v3 (GPLv3)"),
+            Described(
+                Classifier="License :: OSI Approved :: GNU General Public License v3 (GPLv3)"
+            ),
             "GPL",
         ),
         (
