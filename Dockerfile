@@ -30,7 +30,7 @@ RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$
 
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN pip install --constraint constraints.txt ".[serve,faiss]"
+RUN pip install --constraint constraints.txt ".[serve,faiss,pgvector]"
 
 # The volume must be readable, and for its stores writable, by this user.
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin evergram \

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from website.api_pages import api_pages
 from website.command_pages import commands_page
+from website.dependencies import dependencies_page
 from website.http_page import http_page, openapi
 from website.notebooks import page
 
@@ -30,6 +31,7 @@ def gather(pages: Path = PAGES) -> None:
     made = {
         **dict(api_pages()),
         "command-help.md": commands_page(),
+        "dependencies.md": dependencies_page(),
         "http.md": http_page(openapi()),
     }
     for source, place in sources():

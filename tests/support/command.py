@@ -86,6 +86,19 @@ def every_command(group: Any = None, before: str = "") -> dict[str, Any]:
     return commands
 
 
+def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the command that an argument list starts, such as "store fill", and its options.
+
+    Raises: an error of click where an option is unknown or a value is wrong.
+    """
+    program, *rest = words
+    assert program == "evergram"
+    commands = every_command()
+    name = next(n for n in (" ".join(rest[:2]), rest[0]) if n in commands)
+    arguments = rest[len(name.split()) :]
+    return name, commands[name].make_context(name, arguments).params
+
+
 def run_process(
     *arguments: object,
     folder: Path | None = None,
