@@ -46,7 +46,7 @@ def bill_of_materials(extras: list[str]) -> dict[str, Any]:
     places = {part.name: _place(part.name, part.version) for part in parts}
     ours = distribution(OURS)
     own = _place(OURS, ours.version)
-    direct = {canonicalize_name(requirement.name) for requirement in needed(OURS, extras)}
+    direct: set[str] = {canonicalize_name(requirement.name) for requirement in needed(OURS, extras)}
     needs: list[tuple[str, set[str]]] = [(own, direct)]
     needs += [(places[part.name], set(part.needs)) for part in parts]
     return {
