@@ -38,7 +38,7 @@ def bill_of_materials(extras: list[str]) -> dict[str, Any]:
     if unknown:
         allowed = ", ".join(extras_of_ours())
         raise ValueError(f"There is no extra {', '.join(sorted(unknown))}; there are {allowed}.")
-    absent = set().union(*(missing(extra) for extra in ("", *extras)))
+    absent = {name for extra in ("", *extras) for name in missing(extra)}
     if absent:
         names = ", ".join(sorted(absent))
         raise ValueError(f"Not installed, so the list would not be whole: {names}; install them.")
@@ -46,8 +46,9 @@ def bill_of_materials(extras: list[str]) -> dict[str, Any]:
     places = {part.name: _place(part.name, part.version) for part in parts}
     ours = distribution(OURS)
     own = _place(OURS, ours.version)
-    direct = {canonicalize_name(requirement.name) for requirement in needed(OURS, extras)}
-    needs = [(own, direct), *((places[part.name], set(part.needs)) for part in parts)]
+    direct: set[str] = {canonicalize_name(requirement.name) for requirement in needed(OURS, extras)}
+    needs: list[tuple[str, set[str]]] = [(own, direct)]
+    needs += [(places[part.name], set(part.needs)) for part in parts]
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from typing import NamedTuple
 
@@ -81,7 +82,7 @@ class Dependency:
 def licence_of(installed: Distribution) -> Licence:
     """Return the licence that a distribution's metadata names."""
     metadata = installed.metadata
-    expression = metadata.get("License-Expression")
+    expression = _field(installed, "License-Expression")
     if expression:
         return Licence(expression)
     classifiers = [
@@ -89,7 +90,7 @@ def licence_of(installed: Distribution) -> Licence:
         for c in metadata.get_all("Classifier") or []
         if c.startswith("License ::")
     ]
-    short = [line for line in (metadata.get("License") or "").splitlines()[:1] if len(line) < 80]
+    short = [line for line in _field(installed, "License").splitlines()[:1] if len(line) < 80]
     if short and _is_expression(short[0]):
         return Licence(short[0])
     for text in [*classifiers, *short]:
@@ -97,6 +98,11 @@ def licence_of(installed: Distribution) -> Licence:
             if re.search(pattern, text, re.IGNORECASE):
                 return Licence(name)
     return Licence("")
+
+
+def _field(installed: Distribution, name: str) -> str:
+    """Return a field of the metadata; "" where it is absent."""
+    return str((installed.metadata.get_all(name) or [""])[0])
 
 
 def _is_expression(text: str) -> bool:
@@ -126,11 +132,15 @@ def extras_of_ours() -> list[str]:
 def needed(name: str, extras: Iterable[str] = ()) -> Iterator[Requirement]:
     """Yield what a distribution needs on this machine, with some of its extras."""
     wanted = ["", *extras]
-    for text in distribution(name).requires or []:
-        requirement = Requirement(text)
+    for requirement in _requirements(name):
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in wanted):
             yield requirement
+
+
+@cache
+def _requirements(name: str) -> tuple[Requirement, ...]:
+    return tuple(Requirement(text) for text in distribution(name).requires or [])
 
 
 def closure(extra: str = "") -> set[str]:
@@ -146,7 +156,8 @@ def missing(extra: str = "") -> set[str]:
     return {name for name in _walk(extra) if not _installed(name)}
 
 
-def _walk(extra: str) -> set[str]:
+@cache
+def _walk(extra: str) -> frozenset[str]:
     seen: set[tuple[str, str]] = set()
     waiting = [(OURS, part) for part in dict.fromkeys(("", extra))]
     while waiting:
@@ -159,9 +170,10 @@ def _walk(extra: str) -> set[str]:
         for requirement in needed(name, [part]):
             other = canonicalize_name(requirement.name)
             waiting += [(other, each) for each in ("", *requirement.extras)]
-    return {name for name, _ in seen} - {OURS}
+    return frozenset(name for name, _ in seen) - {OURS}
 
 
+@cache
 def _installed(name: str) -> bool:
     try:
         distribution(name)
@@ -182,7 +194,7 @@ def dependencies(extras: Iterable[str]) -> list[Dependency]:
 def _dependency(name: str, extras: set[str]) -> Dependency:
     metadata = distribution(name).metadata
     links = [link.partition(", ") for link in metadata.get_all("Project-URL") or []]
-    homepage = metadata.get("Home-page") or next((url for _, _, url in links), "")
+    homepage = _field(distribution(name), "Home-page") or next((url for _, _, url in links), "")
     needs = sorted({canonicalize_name(r.name) for r in needed(name)} - {name})
     return Dependency(
         name,

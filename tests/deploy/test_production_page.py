@@ -128,7 +128,11 @@ def test_tokens_are_rotated(shell: Shell) -> None:
     assert ConsumerRegistry.open(shell.lineage).authenticate(old) is None
     shell.run("rotate-without-a-gap")
     [consumer] = ConsumerRegistry.open(shell.lineage).list()
-    assert (consumer.name, consumer.pinned, consumer.token is not None) == ("ads-next", "v0", True)
+    assert (consumer.name, consumer.pinned, consumer.token_sha256 is not None) == (
+        "ads-next",
+        "v0",
+        True,
+    )
 
 
 def test_the_command_that_is_not_run_has_options_that_exist() -> None:
