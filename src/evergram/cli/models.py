@@ -22,6 +22,7 @@ from evergram.cli.options import (
     MaxDegradation,
     NoPromote,
     RecipeFile,
+    Report,
     Resume,
     Seed,
     Set,
@@ -58,6 +59,7 @@ def train(
     checkpoint_every: CheckpointEvery = None,
     keep_checkpoints: KeepCheckpoints = 2,
     resume: Resume = "auto",
+    report: Report = None,
 ) -> None:
     """Train version 0 and publish it as a new lineage."""
     from evergram.lineage.lineage import Lineage
@@ -68,6 +70,7 @@ def train(
     chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"))
     if not is_first_process():
         return release.take_part_in_training(chosen, device=device)
+    release.refuse_unwritable(report)  # before a lineage is made
     artefact = release.train_and_publish(
         chosen,
         Lineage.create(lineage, chosen.name),
@@ -75,8 +78,9 @@ def train(
         progress=new_progress(),
         board=tensorboard,
         checkpoints=checkpoints,
+        report=report,
     )
-    return print_version(lineage, dict(artefact.metrics), as_json)
+    return print_version(lineage, dict(artefact.metrics), as_json, report)
 
 
 @app.command(
@@ -98,6 +102,7 @@ def upgrade(
     keep_checkpoints: KeepCheckpoints = 2,
     resume: Resume = "auto",
     kept: Kept = False,
+    report: Report = None,
 ) -> None:
     """Train the next version with its backward transform, and publish it."""
     from evergram.lineage.lineage import Lineage
@@ -120,8 +125,9 @@ def upgrade(
         progress=new_progress(),
         board=tensorboard,
         checkpoints=checkpoints,
+        report=report,
     )
-    return print_version(lineage, dict(published.metrics), as_json)
+    return print_version(lineage, dict(published.metrics), as_json, report)
 
 
 @app.command()
