@@ -64,13 +64,14 @@ def train(
     """Train version 0 and publish it as a new lineage."""
     from evergram.lineage.lineage import Lineage
     from evergram.releasing import release
+    from evergram.releasing.html_report.report_file import refuse_unwritable
     from evergram.training.checkpoints.settings import CheckpointSettings
 
     checkpoints = CheckpointSettings.of(checkpoint_every, keep_checkpoints, resume)
     chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"))
     if not is_first_process():
         return release.take_part_in_training(chosen, device=device)
-    release.refuse_unwritable(report)  # before a lineage is made
+    refuse_unwritable(report)  # before a lineage is made
     artefact = release.train_and_publish(
         chosen,
         Lineage.create(lineage, chosen.name),

@@ -20,7 +20,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
   vertical-align: top; }
-th:first-child, td.words { text-align: left; } tbody th { font-weight: 400; }
+th:first-child, th.words, td.words { text-align: left; } tbody th { font-weight: 400; }
 .not-measured, .warnings { background: var(--mark); padding: .5rem .8rem; }
 .warnings li { margin-left: 1rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr));
@@ -86,13 +86,16 @@ def table(
     Args:
         words: columns of text, which stand to the left.
     """
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
+    of_words = [' class="words"' if place in words else "" for place in range(len(header))]
+    head = "".join(
+        f'<th scope="col"{kind}>{html.escape(name)}</th>'
+        for kind, name in zip(of_words, header, strict=True)
+    )
     body = []
     for first, *cells in rows:
         line = [f'<th scope="row">{html.escape(first)}</th>']
-        for place, cell in enumerate(cells, 1):
-            kind = ' class="words"' if place in words else ""
-            line.append(f"<td{kind}>{html.escape(cell)}</td>")
+        cells_of = zip(of_words[1:], cells, strict=True)
+        line += [f"<td{kind}>{html.escape(cell)}</td>" for kind, cell in cells_of]
         body.append(f"<tr>{''.join(line)}</tr>")
     name = html.escape(caption)
     return (
