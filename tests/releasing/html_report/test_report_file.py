@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from evergram.data.split import Split
 from evergram.errors import DataError
 from evergram.lineage.lineage import Lineage
 from evergram.releasing.html_report import report_file
@@ -116,9 +117,9 @@ def test_the_page_has_what_was_published_and_what_a_count_by_hand_gives(
     assert rows["candidate"][3] == f"{float((-(parts * parts.log()).sum()).exp()):.2f}"
 
 
-def build_share(recipe: Recipe, split: object) -> torch.Tensor:
+def build_share(recipe: Recipe, split: Split) -> torch.Tensor:
     """Return count^γ of candidates as shares, with γ of the recipe's measure."""
-    counts = split.training.counts("candidate").double()  # type: ignore[attr-defined]
+    counts = split.training.counts("candidate").double()
     (power, *_) = recipe.task.measures_of("candidate")
     weights = counts ** float(power)
     return weights / weights.sum()
