@@ -22,6 +22,7 @@ from evergram.cli.options import (
     MaxDegradation,
     NoPromote,
     RecipeFile,
+    Report,
     Resume,
     Seed,
     Set,
@@ -58,16 +59,19 @@ def train(
     checkpoint_every: CheckpointEvery = None,
     keep_checkpoints: KeepCheckpoints = 2,
     resume: Resume = "auto",
+    report: Report = None,
 ) -> None:
     """Train version 0 and publish it as a new lineage."""
     from evergram.lineage.lineage import Lineage
     from evergram.releasing import release
+    from evergram.releasing.html_report.report_file import refuse_unwritable
     from evergram.training.checkpoints.settings import CheckpointSettings
 
     checkpoints = CheckpointSettings.of(checkpoint_every, keep_checkpoints, resume)
     chosen = load_recipe(recipe, seed, set_, unread=("upgrade", "compare"))
     if not is_first_process():
         return release.take_part_in_training(chosen, device=device)
+    refuse_unwritable(report)  # before a lineage is made
     artefact = release.train_and_publish(
         chosen,
         Lineage.create(lineage, chosen.name),
@@ -75,8 +79,9 @@ def train(
         progress=new_progress(),
         board=tensorboard,
         checkpoints=checkpoints,
+        report=report,
     )
-    return print_version(lineage, dict(artefact.metrics), as_json)
+    return print_version(lineage, dict(artefact.metrics), as_json, report)
 
 
 @app.command(
@@ -98,6 +103,7 @@ def upgrade(
     keep_checkpoints: KeepCheckpoints = 2,
     resume: Resume = "auto",
     kept: Kept = False,
+    report: Report = None,
 ) -> None:
     """Train the next version with its backward transform, and publish it."""
     from evergram.lineage.lineage import Lineage
@@ -120,8 +126,9 @@ def upgrade(
         progress=new_progress(),
         board=tensorboard,
         checkpoints=checkpoints,
+        report=report,
     )
-    return print_version(lineage, dict(published.metrics), as_json)
+    return print_version(lineage, dict(published.metrics), as_json, report)
 
 
 @app.command()

@@ -70,6 +70,10 @@ Board = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Write TensorBoard's files here (needs the extra)."),
 ]
+Report = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE.html", help="Write what was measured as one page."),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override a key of the recipe."),

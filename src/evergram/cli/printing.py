@@ -46,9 +46,12 @@ def shard_facts(outcome: WrittenShards | None) -> dict[str, Any]:
     return {"written": outcome.written, "kept": outcome.kept, "missing": outcome.missing}
 
 
-def print_version(lineage: str | Path, metrics: dict[str, Any], as_json: bool) -> None:
+def print_version(
+    lineage: str | Path, metrics: dict[str, Any], as_json: bool, report: Path | None = None
+) -> None:
+    """Print what was measured of a version, and where its report is, if one was written."""
     if as_json:
-        dump({"lineage": str(lineage), **metrics})
+        dump({"lineage": str(lineage), **metrics, **({"report": str(report)} if report else {})})
         return
     title, sampled = f"Version {metrics['version']} in {lineage}", metrics.get("sampled")
     metrics_table(title, metrics["metrics"], sampled)
@@ -60,6 +63,8 @@ def print_version(lineage: str | Path, metrics: dict[str, Any], as_json: bool) -
         _print_reading(past, reading)
     if metrics.get("probes"):
         print_probes(metrics["probes"])
+    if report is not None:
+        sys.stdout.write(f"Report: {report}\n")
 
 
 def _print_overlap(version: int, overlap: dict[str, Any]) -> None:

@@ -8,9 +8,15 @@ from pathlib import Path
 from evergram.errors import DataError
 from evergram.lineage.artefact import Artefact
 from evergram.lineage.lineage import Lineage
+from evergram.releasing.html_report.report_file import (
+    ReportedVersion,
+    refuse_unwritable,
+    write_published,
+)
 from evergram.releasing.publish import PlannedMetrics, Published, publish, refuse_unmeasurable
 from evergram.releasing.upgrade import train, upgrade, upgrade_lost
 from evergram.training.checkpoints.settings import AUTOMATIC, CheckpointSettings
+from evergram.training.corpora import corpus_for
 from evergram.training.progress import Progress
 from evergram.training.recipe import Recipe
 
@@ -45,6 +51,7 @@ def train_and_publish(
     progress: Progress | None = None,
     board: Path | None = None,
     checkpoints: CheckpointSettings = AUTOMATIC,
+    report: Path | None = None,
 ) -> Artefact:
     """Train version 0 and publish it in a new lineage.
 
@@ -55,20 +62,29 @@ def train_and_publish(
         progress: where progress is shown; by default nowhere.
         board: folder for TensorBoard's files.
         checkpoints: when they are written, how many are kept, whether they are read.
+        report: an HTML file to write of the version.
     Returns: the published version.
-    Raises: as `train` and `Lineage.publish`.
+    Raises: DataError: the report cannot be written. Others as `train` and `Lineage.publish`.
     """
+    refuse_unwritable(report)
     shown = Progress(quiet=True) if progress is None else progress
+    corpus = None if report is None else corpus_for(recipe, None)
     with lineage.training() as folder:
         artefact = train(
             recipe,
+            corpus,
             device=device,
             progress=shown,
             folder=folder,
             checkpoints=checkpoints,
             board=board,
         )
-    publish(lineage, artefact)
+    if corpus is None or report is None:
+        publish(lineage, artefact)
+        return artefact
+    facts = ReportedVersion(recipe, lineage, corpus, 0).facts(artefact)
+    published = publish(lineage, artefact)
+    write_published(report, facts, published.metrics, published.warnings)
     return artefact
 
 
@@ -96,6 +112,7 @@ def upgrade_and_publish(
     progress: Progress | None = None,
     board: Path | None = None,
     checkpoints: CheckpointSettings = AUTOMATIC,
+    report: Path | None = None,
 ) -> Published:
     """Train the next version with its backward transform, and publish it if the limits allow.
 
@@ -106,10 +123,12 @@ def upgrade_and_publish(
         progress: where progress is shown; by default nowhere.
         board: folder for TensorBoard's files.
         checkpoints: when they are written, how many are kept, whether they are read.
+        report: an HTML file to write of the version, if it is published.
     Raises: DegradationError: a limit is passed, or cannot be measured. DataError: TensorBoard's
-        files or checkpoints are asked for where no model is trained. Others as `upgrade` and
-        `publish`.
+        files or checkpoints are asked for where no model is trained, or the report cannot be
+        written. Others as `upgrade` and `publish`.
     """
+    refuse_unwritable(report)
     if board is not None and recipe.upgrade.start == "frozen":
         raise DataError(
             "upgrade.start = 'frozen' trains no model, so --tensorboard has nothing to write; "
@@ -131,14 +150,17 @@ def upgrade_and_publish(
     )
     shown = Progress(quiet=True) if progress is None else progress
     small = options.allow_small_overlap
+    corpus = None if report is None else corpus_for(recipe, None, lineage)
+    version = lineage.lost().manifest.version if options.kept else lineage.next_version
     if options.kept:
         artefact = upgrade_lost(
-            recipe, lineage, device=device, progress=shown, allow_small_overlap=small
+            recipe, lineage, corpus, device=device, progress=shown, allow_small_overlap=small
         )
     else:
         artefact = upgrade(
             recipe,
             lineage,
+            corpus,
             device=device,
             progress=shown,
             folder=lineage.work_dir,
@@ -146,10 +168,16 @@ def upgrade_and_publish(
             board=board,
             allow_small_overlap=small,
         )
-    return publish(
+    facts = None
+    if corpus is not None:
+        facts = ReportedVersion(recipe, lineage, corpus, version).facts(artefact)
+    published = publish(
         lineage,
         artefact,
         max_degradation=options.max_degradation,
         strict_probes=options.strict_probes,
         promote=options.promote,
     )
+    if facts is not None and report is not None:
+        write_published(report, facts, published.metrics, published.warnings)
+    return published

@@ -28,6 +28,8 @@ from evergram.training.recipe.fit_settings import FitSettings
 
 # Entities of a side that a measure embeds at most: seconds with a tower.
 SAMPLE = 100_000
+# Rows that are widened to float64 at once.
+ROWS = 65_536
 
 
 @dataclass
@@ -163,17 +165,33 @@ def diagnose(
     return Diagnosis(version, sides, histograms, tracking)
 
 
+def spectrum(vectors: Tensor, share: Tensor) -> Tensor:
+    """Return the eigenvalues of Σ p_a u_a ⊗ u_a as shares of their sum, ascending, float64 [D].
+
+    Args:
+        vectors: [N, D].
+        share: the measure p, [N].
+    """
+    moment = torch.zeros(vectors.shape[1], vectors.shape[1], dtype=torch.float64)
+    for block, weights in zip(vectors.split(ROWS), share.split(ROWS), strict=True):
+        wide = block.double()
+        moment += (wide * weights[:, None]).T @ wide
+    values = torch.linalg.eigvalsh(moment).clamp(min=0)
+    return values / values.sum().clamp(min=1e-300)
+
+
+def effective_rank(parts: Tensor) -> float:
+    """Return exp of the entropy of shares of eigenvalues [D], between 1 and D."""
+    return float((-(parts * parts.clamp(min=1e-300).log()).sum()).exp())
+
+
 def _side(vectors: Tensor, share: Tensor) -> dict[str, float]:
     """Return the spectrum and the norms of embeddings [N, D] under a measure [N]."""
-    wide = vectors.double()
-    values = torch.linalg.eigvalsh((wide * share[:, None]).T @ wide).clamp(min=0)
-    parts = values / values.sum().clamp(min=1e-300)
-    entropy = -(parts * parts.clamp(min=1e-300).log()).sum()
-    norms = wide.norm(dim=1)
+    parts, norms = spectrum(vectors, share), vectors.double().norm(dim=1)
     return {
         "entities": len(vectors),
         "dim": vectors.shape[1],
-        "effective_rank": float(entropy.exp()),
+        "effective_rank": effective_rank(parts),
         "largest_share": float(parts.max()),
         "norm_mean": float(norms.mean()),
         "norm_deviation": float(norms.std()) if len(norms) > 1 else 0.0,

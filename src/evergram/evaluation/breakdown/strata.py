@@ -1,0 +1,108 @@
+"""Recall by the popularity of candidates, and by the number of pairs of a query."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergram.evaluation.breakdown.target_ranks import metric_of_ranks
+from evergram.evaluation.ranking import Relevance, parse_metric
+
+# Shares of candidates, the most popular first, at which strata end.
+SHARES = (0.01, 0.1, 0.5, 1.0)
+# The least number of pairs of a query in each stratum.
+LEAST_PAIRS = (0, 1, 2, 5, 10, 20, 50, 100)
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """A part of the candidates, or of the queries, and what was measured on it.
+
+    Args:
+        name: for people.
+        members: candidates of it, or queries.
+        measured: test pairs of it, or test queries.
+        values: by the model's name; None where there was nothing to measure on.
+    """
+
+    name: str
+    members: int
+    measured: int
+    values: Mapping[str, float | None]
+
+
+def popularity_strata(counts: Tensor) -> tuple[list[str], Tensor]:
+    """Return the names of the strata of candidates, and the stratum of each, int64 [N].
+
+    Args:
+        counts: int64 [N], training pairs of each; equal counts go by row.
+    """
+    order = torch.argsort(counts, stable=True, descending=True)
+    of = torch.zeros(len(counts), dtype=torch.int64)
+    names: list[str] = []
+    start, before = 0, 0.0
+    for share in SHARES:
+        end = max(math.ceil(share * len(counts)), start)
+        of[order[start:end]] = len(names)
+        part = f"{100 * (share - before):.0f} %"
+        which = "most popular" if not names else "least popular" if share == 1 else "next"
+        span = counts[order[start:end]]
+        pairs = f": {_range(int(span.min()), int(span.max()))} pairs" if end > start else ""
+        names.append(f"{which} {part}{pairs}")
+        start, before = end, share
+    return names, of
+
+
+def recall_by_popularity(
+    ranks: Mapping[str, Tensor], targets: Tensor, counts: Tensor, k: int
+) -> list[Stratum]:
+    """Return for each stratum of candidates the share of its test pairs within the first k.
+
+    Args:
+        ranks: of each model, int64 [T], as of `target_ranks`.
+        targets: int64 [T], candidate rows; those outside the catalogue are in no stratum.
+        counts: int64 [N], training pairs of each candidate.
+    """
+    names, of = popularity_strata(counts)
+    strata = []
+    for place, name in enumerate(names):
+        here = (targets >= 0) & (of[targets.clamp(min=0)] == place)
+        values = {m: _mean((r[here] <= k).double()) for m, r in ranks.items()}
+        strata.append(Stratum(name, int((of == place).sum()), int(here.sum()), values))
+    return strata
+
+
+def recall_by_pairs(
+    ranks: Tensor, relevance: Relevance, counts: Tensor, metric: str
+) -> list[Stratum]:
+    """Return the mean recall of the queries with so many training pairs, as `rank_metrics` has it.
+
+    Args:
+        ranks: int64 [T], as of `target_ranks`.
+        counts: int64 [N_q], training pairs of each query.
+        metric: whose K the lists have.
+    """
+    recall = metric_of_ranks(f"recall@{parse_metric(metric)[1]}", ranks, relevance)
+    tested = counts[relevance.queries]
+    strata = []
+    for least, end in zip(LEAST_PAIRS, [*LEAST_PAIRS[1:], None], strict=True):
+        most = int(counts.max()) if end is None and len(counts) else (end or 1) - 1
+        members = int(((counts >= least) & (counts <= most)).sum())
+        here = (tested >= least) & (tested <= most)
+        name = f"{least} and more" if end is None else _range(least, most)
+        if members:
+            values = {"model": _mean(recall[here])}
+            strata.append(Stratum(name, members, int(here.sum()), values))
+    return strata
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

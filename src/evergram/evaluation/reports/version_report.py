@@ -1,0 +1,183 @@
+"""Write the report of a version: one HTML file that loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evergram.atomic_files import replace_file
+from evergram.evaluation.ranking import parse_metric
+from evergram.evaluation.reports.html_page import (
+    NONE,
+    not_measured,
+    page,
+    paragraph,
+    section,
+    table,
+    warning_list,
+)
+from evergram.evaluation.reports.kept_sections import kept_sections
+from evergram.evaluation.reports.model_figures import (
+    histogram_figure,
+    number,
+    spectrum_figure,
+    training_figures,
+)
+from evergram.evaluation.reports.version_facts import NotMeasured, VersionFacts
+
+_DATA = (
+    ("interactions", "rows of training"),
+    ("queries", "queries"),
+    ("candidates", "candidates"),
+    ("repeats", "rows that repeat an earlier pair"),
+    ("test_pairs", "test pairs"),
+    ("test_queries", "test queries"),
+    ("unknown_test_candidates", "test pairs of candidates outside the catalogue (certain misses)"),
+    ("unknown_queries", "held-out pairs left out: training knows nothing of their query"),
+    ("trained_before", "held-out pairs left out: an earlier version was trained on them"),
+    ("in_training", "held-out pairs left out: the training data has them, too"),
+)
+_MODELS = {
+    "model": "this version",
+    "alone": "the same model, trained without alignment",
+    "popularity": "popularity",
+}
+
+
+def write_version_report(
+    path: Path,
+    facts: VersionFacts,
+    metrics: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+) -> Path:
+    """Write what was measured of a version; what was not says so, and why.
+
+    Args:
+        metrics: as they were published, with probes; by default those of `facts`.
+        warnings: beside those of training, such as `Published.warnings`.
+    Returns: path.
+    """
+    published = facts.metrics if metrics is None else metrics
+    k = parse_metric(facts.metric)[1]
+    body = [
+        section("Warnings", _warnings(facts, published, warnings)),
+        section("What it was trained on", _data(published)),
+        section("How training went", training_figures(published, facts.metric)),
+        section("Metrics on the test pairs", *_metrics(published)),
+        *kept_sections(facts, published),
+        section("Scores", _or_why(facts.scores, "Scores", histogram_figure)),
+        section("Spectrum", _or_why(facts.spectra, "Spectrum", spectrum_figure)),
+        section(
+            f"Recall@{k} by popularity of candidates",
+            paragraph(
+                f"Of the test pairs of each part of the catalogue, the share that is within the "
+                f"first {k} of its query's list."
+            ),
+            _or_why(facts.by_popularity, "Recall by popularity", lambda x: _strata(x, k, "pairs")),
+        ),
+        section(
+            f"Recall@{k} by training pairs of a query",
+            _or_why(facts.by_pairs, "Recall by pairs", lambda x: _strata(x, k, "queries")),
+        ),
+        section("Nearest neighbours", _or_why(facts.neighbours, "Neighbours", _neighbours)),
+        section("Worst queries", _or_why(facts.worst, "Worst queries", _worst)),
+    ]
+    title = f"Version {facts.version} of {facts.lineage}"
+    replace_file(path, page(title, body).encode())
+    return path
+
+
+def _or_why(measured: Any, what: str, shown: Any) -> str:
+    if isinstance(measured, NotMeasured):
+        return not_measured(what, measured.why)
+    return str(shown(measured))
+
+
+def _warnings(facts: VersionFacts, metrics: Mapping[str, Any], published: Sequence[str]) -> str:
+    training = metrics.get("training", {})
+    sentences = [*training.get("warnings", ()), *training.get("alone", {}).get("warnings", ())]
+    rankings = metrics.get("metrics", {})
+    own, popular = (rankings.get(m, {}).get(facts.metric) for m in ("model", "popularity"))
+    if own is not None and popular is not None and own <= popular:
+        sentences.append(
+            f"It ranks no better than popularity: {facts.metric} {own:.4f}, and {popular:.4f} by "
+            "the number of pairs alone."
+        )
+    sentences += [*facts.warnings, *published]
+    if not sentences:
+        return paragraph("There are none.")
+    return warning_list(list(dict.fromkeys(sentences)))
+
+
+def _data(metrics: Mapping[str, Any]) -> str:
+    data = metrics.get("data", {})
+    rows = [[name, f"{data[key]:,}" if key in data else NONE] for key, name in _DATA]
+    return table("Data", ["", "number"], rows)
+
+
+def _metrics(metrics: Mapping[str, Any]) -> list[str]:
+    sampled = metrics.get("sampled")
+    if "untested" in metrics:
+        return [not_measured("Metrics", metrics["untested"])]
+    rankings = metrics.get("metrics", {})
+    names = list(rankings.get("model", {}))
+    errors = {} if sampled is None else sampled.get("errors", {})
+    rows = []
+    for model, title in _MODELS.items():
+        if model in rankings:
+            of_model = errors.get(model, {})
+            rows.append([title, *(number(rankings[model].get(n), of_model.get(n)) for n in names)])
+        elif model == "alone" and "compatibility" in metrics:
+            rows.append([title, *([NONE] * len(names))])
+    sentence = (
+        "All test queries were ranked."
+        if sampled is None
+        else f"Measured on {sampled['queries']:,} of {sampled['of']:,} test queries, drawn at "
+        "random; ± is a standard error. So is what is measured by query and by stratum below."
+    )
+    notes = [paragraph(sentence, "dim")]
+    if "compatibility" in metrics and "alone" not in rankings:
+        notes.append(paragraph("No model was trained without alignment (upgrade.alone = false)."))
+    return [table("Metrics", ["", *names], rows), *notes]
+
+
+def _strata(strata: Any, k: int, unit: str) -> str:
+    first = "candidates" if unit == "pairs" else "training pairs of a query"
+    members = "candidates" if unit == "pairs" else "queries"
+    rows = [
+        [
+            stratum.name,
+            f"{stratum.members:,}",
+            f"{stratum.measured:,}",
+            f"{NONE} (no test {unit})"
+            if stratum.values["model"] is None
+            else number(stratum.values["model"]),
+        ]
+        for stratum in strata
+    ]
+    header = [first, f"how many {members}", f"test {unit}", f"recall@{k}"]
+    return table(f"Recall@{k} by {first}", header, rows)
+
+
+def _neighbours(neighbours: Any) -> str:
+    tables = []
+    for popular, caption in ((True, "The most popular candidates"), (False, "Drawn at random")):
+        rows = [
+            [n.name, f"{n.pairs:,}", "; ".join(f"{name} ({c:.2f})" for name, c in n.nearest)]
+            for n in neighbours
+            if n.popular is popular
+        ]
+        if rows:
+            header = ["candidate", "pairs", "nearest others, by cosine"]
+            tables.append(table(caption, header, rows, words=[2]))
+    return "\n".join(tables)
+
+
+def _worst(queries: Any) -> str:
+    rows = [[q.id, *(f"{n:,}" for n in (q.pairs, q.tested, q.best, q.worst))] for q in queries]
+    header = ["query", "training pairs", "test pairs", "first rank", "last rank"]
+    return paragraph(
+        "Queries of whose test pairs even the first one in the list ranks far down; candidates "
+        "outside the catalogue are left out."
+    ) + table(f"The {len(rows)} worst queries", header, rows)
