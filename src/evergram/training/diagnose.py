@@ -173,11 +173,14 @@ def spectrum(vectors: Tensor, share: Tensor) -> Tensor:
         share: the measure p, [N].
     """
     moment = torch.zeros(vectors.shape[1], vectors.shape[1], dtype=torch.float64)
-    for block, weights in zip(vectors.split(ROWS), share.split(ROWS), strict=True):
+    for start in range(0, len(vectors), ROWS):
+        block, weights = vectors[start : start + ROWS], share[start : start + ROWS]
         wide = block.double()
         moment += (wide * weights[:, None]).T @ wide
     values = torch.linalg.eigvalsh(moment).clamp(min=0)
-    return values / values.sum().clamp(min=1e-300)
+    total: Tensor = values.sum().clamp(min=1e-300)
+    shares: Tensor = values / total
+    return shares
 
 
 def effective_rank(parts: Tensor) -> float:
