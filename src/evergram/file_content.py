@@ -75,6 +75,10 @@ def unreadable(path: Path, error: Exception, *own: bytes) -> DataError:
         return DataError(f"{path} cannot be read: {error.strerror}; let this user read it.")
     reason = _ARROW_PREFIX.sub("", " ".join(str(error).split())).rstrip(".")
     reason = reason or type(error).__name__
+    if b"\x93NUMPY" in own and re.search(r"(?i)pickle|Python objects", reason):
+        return DataError(
+            f"{path} holds Python objects, which are never unpickled; save an array of float32."
+        )
     return DataError(
         f"{path} cannot be read: {reason}; if it is damaged or was cut short, get or write it anew."
     )

@@ -127,9 +127,9 @@ def _usage(error: Any) -> str:
     if isinstance(error.__cause__, ValidationError):
         names = getattr(getattr(error, "param", None), "opts", None) or ["it"]
         problem = sentence_of(error.__cause__, name=names[-1]).rstrip(".")
-    if context is None:
-        return problem
-    return f"{problem}; '{context.command_path} --help' says what there is."
+    command = "evergram" if context is None else context.command_path
+    joint = "" if problem.endswith("?") else ";"
+    return f"{problem}{joint} '{command} --help' says what there is."
 
 
 def without_passwords(text: str) -> str:
