@@ -5,7 +5,7 @@
 #
 # (A lineage can be read by who made it alone, unless it is shared: docs/lineage.md.)
 #
-# It listens to others, so at least one consumer needs a token ('evergram consumer-token'), or the
+# It listens to others, so at least one consumer needs a token ('evergram consumer token'), or the
 # administrator does (-e EVERGRAM_ADMIN_TOKEN=…); without one it does not start.
 FROM python:3.11-slim
 
@@ -30,7 +30,7 @@ RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "$
 
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN pip install --constraint constraints.txt ".[serve,faiss]"
+RUN pip install --constraint constraints.txt ".[serve,faiss,pgvector]"
 
 # The volume must be readable, and for its stores writable, by this user.
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin evergram \

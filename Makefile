@@ -6,7 +6,7 @@ BIN := .venv/bin
 TORCH_INDEX ?=
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test test-fast lint bench clean
+.PHONY: demo docs test test-fast lint release-check sbom bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -42,6 +42,19 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documents as a site in build/site; a link that leads nowhere fails.
+docs: .venv/ready
+	$(BIN)/python -m website
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The wheel and the sdist, built and installed into an empty environment.
+release-check: .venv/ready
+	$(BIN)/python -m pytest tests/test_release.py
+
+# What is installed, with versions and licences, as CycloneDX.
+sbom: .venv/ready
+	$(BIN)/python -m website.bill_of_materials --extras serve pgvector faiss --out build/sbom.json
 
 # The libraries that benchmarks compare Evergram with.
 .venv/peers: .venv/ready

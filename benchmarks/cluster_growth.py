@@ -1,10 +1,11 @@
-"""Does a step of the softmax over clusters grow with the catalogue? Beside the second order's."""
+"""Does a step of the softmax over clusters grow with the catalogue? Beside the second order's, and
+beside the softmax that scores every candidate."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -16,12 +17,13 @@ from evergram.gramian.estimator import EntityBatch
 from evergram.gramian.sogram import SOGram
 from evergram.tasks.clustered_softmax import ClusteredSoftmax
 from evergram.tasks.second_order import SecondOrderSoftmax
+from evergram.tasks.softmax_all import SoftmaxAll
 from evergram.tasks.task import Encoded
 
 SIZES = (10_000, 100_000, 1_000_000)
 CLUSTERS = (32, 128, 512)
 BATCH, DIM, TEMPERATURE = 1024, 64, 0.1
-STEPS = 4  # in a row, of one loss in one round
+STEPS = 4  # in a row, of one loss in one round; of the exact softmax one
 Step = Callable[[Encoded, Batch], None]
 
 
@@ -79,6 +81,20 @@ class Clustered:
         return sum(b.numel() * b.element_size() for b in self.task.buffers())
 
 
+class Exact:
+    """The softmax over all candidates, whose vectors it reads and gives a gradient to."""
+
+    state_bytes = 0
+
+    def __init__(self, candidates: Tensor) -> None:
+        self.task = SoftmaxAll(TEMPERATURE)
+        self.candidates = candidates.clone().requires_grad_()
+
+    def __call__(self, encoded: Encoded, batch: Batch) -> None:
+        self.candidates.grad = None
+        self.task(replace(encoded, all_candidates=self.candidates), batch, {}).backward()
+
+
 def measure() -> ClusterGrowth:
     return growth(SIZES, rounds=15)
 
@@ -88,24 +104,26 @@ def tiny() -> ClusterGrowth:
 
 
 def growth(sizes: tuple[int, ...], rounds: int) -> ClusterGrowth:
-    """Measure the loss, its gradient for the batch's rows, and what its moments learn.
+    """Measure the loss, its gradient for the rows that it reads, and what its moments learn.
 
     Rows are looked up in tables of each size, outside of the measured time. The losses take turns.
     """
-    losses: dict[str, list[SecondOrder | Clustered]] = {
+    draw = torch.Generator().manual_seed(0)
+    tables = [functional.normalize(torch.randn(n, DIM, generator=draw)) for n in sizes]
+    losses: dict[str, list[SecondOrder | Clustered | Exact]] = {
         "second order": [SecondOrder() for _ in sizes]
     }
     for clusters in CLUSTERS:
         for push in ("streamed", "scores"):
             losses[f"{clusters} clusters, {push}"] = [Clustered(n, clusters, push) for n in sizes]
-    draw = torch.Generator().manual_seed(0)
-    tables = [functional.normalize(torch.randn(n, DIM, generator=draw)) for n in sizes]
+    losses["all candidates"] = [Exact(table) for table in tables]
     times: dict[str, list[list[float]]] = {name: [[] for _ in sizes] for name in losses}
     for number in range(rounds + 2):
         for place, table in enumerate(tables):
             batches = [_batch(table, draw) for _ in range(STEPS)]
             for name, each in losses.items():
-                taken = _timed(each[place], batches)
+                loss = each[place]
+                taken = _timed(loss, batches[:1] if isinstance(loss, Exact) else batches)
                 if number > 1:  # the first rounds warm up
                     times[name][place].append(taken)
     base = times["second order"]

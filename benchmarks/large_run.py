@@ -118,7 +118,9 @@ def measure(
         ]
         for side in ("query", "candidate"):
             out = str(folder / f"{side}.parquet")
-            phases.append(_run(f"export {side}", ("export", str(lineage), out, "--side", side)))
+            phases.append(
+                _run(f"export {side}", ("vectors", "export", str(lineage), out, "--side", side))
+            )
         return LargeRun(pairs, queries, candidates, phases)
     finally:
         shutil.rmtree(folder)

@@ -117,8 +117,10 @@ def table(rates: Rates) -> str:
     ]
     for suffix, rate in rates.rewritten.items():
         lines.append(_line(f"`.{suffix}`: copied as it is", rates.copied[suffix]))
-        lines.append(_line(f"`.{suffix}`: rewritten by `evergram transform`", rate))
-    lines.append(_line("`evergram align` of two `.npy` files, publishing included", rates.aligned))
+        lines.append(_line(f"`.{suffix}`: rewritten by `evergram vectors transform`", rate))
+    lines.append(
+        _line("`evergram vectors align` of two `.npy` files, publishing included", rates.aligned)
+    )
     return "\n".join(lines)
 
 

@@ -54,6 +54,7 @@ from benchmarks import (
     time_to_als,
     towers,
     training_rate,
+    upgraded_scores,
     verdicts,
     which_loss,
     which_loss_tuned,
@@ -201,6 +202,9 @@ SECTIONS = {
     "table3": Section(table3.section, table3.tiny, needs_data=True),
     "migrations": Section(migrations.measure, migrations.tiny, migrations.table, needs_data=True),
     "verdicts": Section(verdicts.measure, verdicts.tiny, verdicts.table, needs_data=True),
+    "upgraded-scores": Section(
+        upgraded_scores.measure, upgraded_scores.tiny, upgraded_scores.table, needs_data=True
+    ),
     "text": Section(text.measure, text.tiny, text.table, needs_data=True),
     "text-serving": Section(
         text_serving.measure, text_serving.tiny, text_serving.table, needs_data=True

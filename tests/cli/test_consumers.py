@@ -1,4 +1,4 @@
-"""`evergram consumers` and those around it, and what an upgrade does with a broken probe."""
+"""`evergram consumer list` and those around it, and what an upgrade does with a broken probe."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ ADD = ("ads", "--pin", "v0", "--probe", "ads.safetensors", "--data", "ads.parque
 
 @pytest.mark.long
 def test_from_a_consumer_to_a_refused_version(evergram: Command, files: Path) -> None:
-    assert evergram("align", "old.npy", "old.npy", "--lineage", "l").code == 0
-    added = evergram("consumer-add", "l", *ADD, "--min", 0.9, "--token", "--json")
+    assert evergram("vectors", "align", "old.npy", "old.npy", "--lineage", "l").code == 0
+    added = evergram("consumer", "add", "l", *ADD, "--min", 0.9, "--token", "--json")
     assert added.code == 0, added.err
     assert added.json["probe"]["side"] == "object"
     assert added.json["probe"]["baseline"] == {"version": 1, "value": 1.0, "objects": ROWS}
@@ -53,85 +53,87 @@ def test_from_a_consumer_to_a_refused_version(evergram: Command, files: Path) ->
     assert known is not None
     assert known.name == "ads"
 
-    tried = evergram("probe", "l", "--json")
+    tried = evergram("consumer", "probe", "l", "--json")
     assert (tried.code, tried.json["probes"][0]["value"]) == (0, 1.0)
 
     before = (files / "l" / "lineage.json").read_bytes()
     bad = ("--lineage", "l", "--max-error", "inf")
-    refused = evergram("align", "1", "bad.npy", *bad, "--strict-probes")
+    refused = evergram("vectors", "align", "1", "bad.npy", *bad, "--strict-probes")
     assert refused.code == 2
     assert "The probe of ads (v0) has auc 0." in refused.err
     assert refused.err.count("\n") == 1
     assert (files / "l" / "lineage.json").read_bytes() == before
     assert [p.name for p in (files / "l" / "embeddings").iterdir()] == ["1"]
 
-    kept = evergram("align", "1", "good.npy", "--lineage", "l", "--strict-probes", "--json")
+    kept = evergram(
+        "vectors", "align", "1", "good.npy", "--lineage", "l", "--strict-probes", "--json"
+    )
     assert kept.code == 0, kept.err
     assert kept.json["probes"][0]["value"] > 0.99
     assert Lineage.open("l").metrics(2)["probes"] == kept.json["probes"]
 
-    warned = evergram("align", "2", "bad.npy", *bad)
+    warned = evergram("vectors", "align", "2", "bad.npy", *bad)
     assert warned.code == 0
     assert warned.err.count("warning: The probe of ads (v0) has auc 0.") == 1
     assert "Consumers' probes" in warned.out
-    broken = evergram("probe", "l", "ads")
+    broken = evergram("consumer", "probe", "l", "ads")
     assert broken.code == 1
     assert "where at least 0.9 is needed" in broken.err
 
-    listed = evergram("consumers", "l", "--json").json["consumers"][0]
+    listed = evergram("consumer", "list", "l", "--json").json["consumers"][0]
     assert (listed["name"], listed["pinned"], listed["token"]) == ("ads", "v0", True)
     assert listed["last"]["value"] < 0.9
     assert listed["probe"]["baseline"]["value"] == 1.0
     assert "token_sha256" not in listed
-    assert "ads" in evergram("consumers", "l").out
+    assert "ads" in evergram("consumer", "list", "l").out
 
 
 def test_a_consumer_moves_and_goes(evergram: Command, files: Path) -> None:
-    evergram("align", "old.npy", "good.npy", "--lineage", "l")
-    assert evergram("consumer-add", "l", *ADD, "--allow", "v1", "--contact", "a@x").code == 0
-    stays = evergram("consumer-pin", "l", "ads", "v1")
+    evergram("vectors", "align", "old.npy", "good.npy", "--lineage", "l")
+    assert evergram("consumer", "add", "l", *ADD, "--allow", "v1", "--contact", "a@x").code == 0
+    stays = evergram("consumer", "pin", "l", "ads", "v1")
     assert (stays.code, stays.err.count("\n")) == (2, 1)
     assert "--drop-probe" in stays.err
-    moved = evergram("consumer-pin", "l", "ads", "v1", "--drop-probe", "--json").json
+    moved = evergram("consumer", "pin", "l", "ads", "v1", "--drop-probe", "--json").json
     assert (moved["pinned"], moved["allowed"], moved["probe"]) == ("v1", ["v1"], None)
-    again = evergram("consumer-pin", "l", "ads", "v0", *ADD[3:], "--json").json
+    again = evergram("consumer", "pin", "l", "ads", "v0", *ADD[3:], "--json").json
     assert (again["pinned"], again["probe"]["metric"]) == ("v0", "auc")
-    token = evergram("consumer-token", "l", "ads", "--json").json["token"]
-    newer = evergram("consumer-token", "l", "ads", "--json").json["token"]
+    token = evergram("consumer", "token", "l", "ads", "--json").json["token"]
+    newer = evergram("consumer", "token", "l", "ads", "--json").json["token"]
     assert ConsumerRegistry.open("l").authenticate(newer) is not None
     assert ConsumerRegistry.open("l").authenticate(token) is None
-    assert evergram("consumer-remove", "l", "ads", "--json").json == {"removed": "ads"}
-    assert evergram("consumers", "l", "--json").json["consumers"] == []
+    assert evergram("consumer", "remove", "l", "ads", "--json").json == {"removed": "ads"}
+    assert evergram("consumer", "list", "l", "--json").json["consumers"] == []
     assert not list((files / "l" / "probes").glob("*/*"))
 
 
 def test_a_limit_that_is_missed_already_is_warned_of(evergram: Command, files: Path) -> None:
-    evergram("align", "old.npy", "good.npy", "--lineage", "l")
-    result = evergram("consumer-add", "l", *ADD, "--metric", "rmse", "--max", "0")
+    evergram("vectors", "align", "old.npy", "good.npy", "--lineage", "l")
+    result = evergram("consumer", "add", "l", *ADD, "--metric", "rmse", "--max", "0")
     assert (result.code, "past its limit already" in result.err) == (0, True)
-    result = evergram("consumer-pin", "l", "ads", "v0", *ADD[3:], "--min", "0.5")
+    result = evergram("consumer", "pin", "l", "ads", "v0", *ADD[3:], "--min", "0.5")
     assert (result.code, "past its limit" in result.err) == (0, False)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("consumer-add", "l", "a", "--pin", "v9"), "no version 9"),
-        (("consumer-add", "l", "A b", "--pin", "v0"), "cannot be the name of a consumer"),
-        (("consumer-add", "l", *ADD[:5]), "give both --probe and --data"),
-        (("consumer-add", "l", "a", "--pin", "v0", "--min", "1"), "without a probe"),
-        (("consumer-add", "l", *ADD, "--metric", "f1"), "The probe cannot be used: metric"),
-        (("consumer-add", "l", *ADD, "--max", "1"), "auc takes min as its limit"),
-        (("consumer-add", "l", *ADD, "--min", "2"), "auc is between 0 and 1"),
-        (("consumer-remove", "l", "a"), "no consumer 'a'; the consumers are: none"),
-        (("probe", "l", "a"), "no consumer 'a'"),
-        (("consumers", "nowhere"), "is not a lineage"),
+        (("consumer", "add", "l", "a", "--pin", "v9"), "no version 9"),
+        (("consumer", "add", "l", "A b", "--pin", "v0"), "cannot be the name of a consumer"),
+        (("consumer", "add", "l", *ADD[:5]), "give both --probe and --data"),
+        (("consumer", "add", "l", "a", "--pin", "v0", "--min", "1"), "without a probe"),
+        (("consumer", "add", "l", *ADD, "--metric", "f1"), "The probe cannot be used: metric"),
+        (("consumer", "add", "l", *ADD, "--max", "1"), "auc takes min as its limit"),
+        (("consumer", "add", "l", *ADD, "--min", "2"), "auc is between 0 and 1"),
+        (("consumer", "remove", "l", "a"), "no consumer 'a'; the consumers are: none"),
+        (("consumer", "probe", "l", "a"), "no consumer 'a'"),
+        (("consumer", "list", "nowhere"), "is not a lineage"),
     ],
 )
 def test_an_impossible_consumer_is_refused_in_one_sentence(
     evergram: Command, files: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    evergram("align", "old.npy", "good.npy", "--lineage", "l")
+    evergram("vectors", "align", "old.npy", "good.npy", "--lineage", "l")
     result = evergram(*arguments)
     assert (result.code, result.out) == (2, "")
     assert message in result.err
@@ -144,17 +146,19 @@ def test_a_lineage_elsewhere_is_written_as_an_address(
     monkeypatch.setenv("EVERGRAM_CACHE", str(files / "cache"))
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     place = "memory://bucket/l"
-    made = evergram("align", "old.npy", "good.npy", "--lineage", place, "--json")
+    made = evergram("vectors", "align", "old.npy", "good.npy", "--lineage", place, "--json")
     assert made.code == 0, made.err
     assert made.json["lineage"] == place
-    assert evergram("consumer-add", place, *ADD).code == 0
-    versions = evergram("versions", place, "--json")
+    assert evergram("consumer", "add", place, *ADD).code == 0
+    versions = evergram("lineage", "list", place, "--json")
     assert [v["version"] for v in versions.json["versions"]] == [0, 1]
-    assert evergram("probe", place).code == 0
-    assert evergram("check", place).code == 0
-    written = evergram("export", place, "out.parquet", "--side", "object", "--as", "v0", "--json")
+    assert evergram("consumer", "probe", place).code == 0
+    assert evergram("lineage", "check", place).code == 0
+    written = evergram(
+        "vectors", "export", place, "out.parquet", "--side", "object", "--as", "v0", "--json"
+    )
     assert written.json["rows"] == ROWS
-    other = evergram("versions", "memory://bucket/other")
+    other = evergram("lineage", "list", "memory://bucket/other")
     assert other.code == 2
     assert "memory://bucket/other is not a lineage" in other.err
     assert not (files / "memory:").exists()
@@ -190,7 +194,7 @@ def test_an_upgrade_is_refused_by_a_probe(evergram: Command, files: Path) -> Non
     scores = vectors @ vectors[0]
     pq.write_table(pa.table({"id": ids, "label": (scores > scores.median()).tolist()}), "d.parquet")
     probe = ("--probe", "m.safetensors", "--data", "d.parquet", "--min", 1.0)
-    added = evergram("consumer-add", "l", "ads", "--pin", "v0", *probe, "--json")
+    added = evergram("consumer", "add", "l", "ads", "--pin", "v0", *probe, "--json")
     assert added.json["probe"]["baseline"]["value"] == 1.0
     upgrade = ("upgrade", "r.toml", "--lineage", "l", "--set", "upgrade.method=non-bc",
                "--set", "upgrade.alone=false")  # fmt: skip

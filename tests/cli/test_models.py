@@ -19,15 +19,18 @@ from evergram.training.recipe import Recipe
 def test_people_get_tables(evergram: Command, growing_shop: Path) -> None:
     assert "popularity" in evergram("train", "shop.toml", "--lineage", "lin").out
     assert "Read as version 0" in evergram("upgrade", "shop.toml", "--lineage", "lin").out
-    assert "shop, in lin" in evergram("versions", "lin").out
+    assert "shop, in lin" in evergram("lineage", "list", "lin").out
     assert "read as version 0" in evergram("evaluate", "lin", "--as", "0").out
-    assert "read as version 1" in evergram("export", "lin", "o.parquet", "--side", "query").out
+    assert (
+        "read as version 1"
+        in evergram("vectors", "export", "lin", "o.parquet", "--side", "query").out
+    )
 
 
 def test_an_upgrade_may_stay_beside_production(evergram: Command, growing_shop: Path) -> None:
     evergram("train", "shop.toml", "--lineage", "lin")
     assert evergram("upgrade", "shop.toml", "--lineage", "lin", "--no-promote").code == 0
-    listed = evergram("versions", "lin", "--json").json
+    listed = evergram("lineage", "list", "lin", "--json").json
     assert listed["labels"] == {"stable": 0}
     assert [v["held"] for v in listed["versions"]] == [True, True]
     assert evergram("evaluate", "lin", "--as", "stable", "--json").json["as"] == 0

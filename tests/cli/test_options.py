@@ -5,16 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.command import every_command
 
-from evergram.cli import app
-from evergram.cli.options import columns_of, load_recipe, refuse_unread, stores_by_side, with_seed
+from evergram.cli.options import (
+    columns_by_role,
+    columns_of,
+    load_recipe,
+    refuse_unread,
+    stores_by_side,
+    with_seed,
+)
 from evergram.errors import DataError, RecipeError
 
 
 def test_every_command_has_an_answer_for_machines() -> None:
-    for command in app.registered_commands:
-        assert command.callback is not None
-        assert "as_json" in command.callback.__annotations__
+    for name, command in every_command().items():
+        assert "--json" in {option for each in command.params for option in each.opts}, name
 
 
 def test_the_seed_wins_over_overrides_before_it(shop: Path) -> None:
@@ -35,6 +41,17 @@ def test_an_override_that_the_command_does_not_read_is_refused(override: str) ->
 def test_an_override_whose_name_begins_alike_is_read() -> None:
     refuse_unread(["upgrades.rank=3", "model.dims=4", "model=4"], ("upgrade", "model.dim"))
     refuse_unread(None, ("upgrade",))
+
+
+def test_an_override_that_makes_the_recipe_valid_is_read(shop: Path) -> None:
+    """Without an epoch no transform can be learned; the sentence that says so names the remedy."""
+    start = ["training.epochs=0", "model.start=svd"]
+    with pytest.raises(RecipeError, match=r"set upgrade\.fit = 'posthoc' or 'none'"):
+        load_recipe(Path("shop.toml"), None, start, unread=("upgrade",))
+    remedied = [*start, "upgrade.fit=none"]
+    assert load_recipe(Path("shop.toml"), None, remedied, unread=("upgrade",)).upgrade.fit == "none"
+    with pytest.raises(RecipeError, match=r"upgrade\.fit=none changes nothing here"):
+        load_recipe(Path("shop.toml"), None, ["upgrade.fit=none"], unread=("upgrade",))
 
 
 def test_columns_have_the_names_of_the_options_or_their_defaults() -> None:
@@ -71,3 +88,11 @@ def test_a_store_in_another_form_is_refused_without_repeating_it(option: str) ->
 def test_a_side_with_two_stores_is_refused() -> None:
     with pytest.raises(DataError, match="given twice for side 'query'; give each side once"):
         stores_by_side(["query=a", "query=b"])
+
+
+def test_columns_by_role_are_roles_and_names() -> None:
+    assert columns_by_role(None) == {}
+    assert columns_by_role(["query=a=b", "time=when"]) == {"query": "a=b", "time": "when"}
+    for options, problem in ((["query"], "it is ROLE=NAME"), (["time=a", "time=b"], "time twice")):
+        with pytest.raises(DataError, match=problem):
+            columns_by_role(options)

@@ -118,11 +118,13 @@ def test_two_processes_with_divided_tables_publish_the_lineage_of_one(tmp_path: 
 
 def test_commands_that_share_nothing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for command in ("train", "upgrade", "export", "transform"):
-        refuse_unshared([command, "x"])
+    for command in ("train", "upgrade", "vectors export", "vectors transform"):
+        refuse_unshared(["--quiet", *command.split(), "x"])
     refuse_unshared(["--help"])
     with pytest.raises(RecipeError, match="evergram compare runs in one process, and WORLD_SIZE"):
         refuse_unshared(["compare", "x.toml"])
+    with pytest.raises(RecipeError, match="evergram vectors import runs in one process, and"):
+        refuse_unshared(["vectors", "import", "x.npy"])
     with pytest.raises(RecipeError, match="--kept trains no model"):
         refuse_shared_fit(kept=True)
     refuse_shared_fit(kept=False)
@@ -142,9 +144,25 @@ def test_an_error_says_that_its_process_is_not_the_first(monkeypatch: pytest.Mon
 def test_two_processes_export_and_transform_what_one_does(tmp_path: Path) -> None:
     lineage_of(tmp_path / "l")
     write_vectors(tmp_path / "z.parquet", [(pa.array(range(300)), vectors_of(2))])
-    rewrite = ["transform", str(tmp_path / "z.parquet"), "--lineage", str(tmp_path / "l")]
+    rewrite = [
+        "vectors",
+        "transform",
+        str(tmp_path / "z.parquet"),
+        "--lineage",
+        str(tmp_path / "l"),
+    ]
     rewrite += ["--as", "v0", "--shards", "5", "--out"]
-    read = ["export", str(tmp_path / "l"), "--side", "object", "--as", "0", "--shards", "5"]
+    read = [
+        "vectors",
+        "export",
+        str(tmp_path / "l"),
+        "--side",
+        "object",
+        "--as",
+        "0",
+        "--shards",
+        "5",
+    ]
     for name, command in (("rewritten", rewrite), ("read", read)):
         alone, together = (str(tmp_path / f"{name}{n}") for n in (1, 2))
         facts = run([*command, alone])

@@ -110,7 +110,7 @@ def test_named_stores_are_read_in_place_of_snapshots(
     store = tmp_path / "elsewhere"
     serve = ("serve", line, "--port", 0, "--store", f"object={store}")
     assert f"There is no store at {store}" in evergram.refused(*serve)
-    assert evergram("fill", line, "--store", f"object={store}").code == 0
+    assert evergram("store", "fill", line, "--store", f"object={store}").code == 0
     assert evergram(*serve).code == 0
     assert read == [f"snapshot:{store}"]
     assert not (line / "stores").exists()

@@ -1,4 +1,4 @@
-"""`evergram fill` and `evergram backfill`: stores are filled, refreshed and put back."""
+"""`evergram store fill` and `store backfill`: stores are filled, refreshed and put back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def outdated(line: Path, evergram: Command) -> Path:
     """A lineage whose store `rows` still holds the version before production."""
     from evergram.lineage.lineage import Lineage
 
-    assert evergram("fill", "line", "--store", "object=rows").code == 0
+    assert evergram("store", "fill", "line", "--store", "object=rows").code == 0
     publish(Lineage.open(line), 1)
     return line
 
@@ -38,10 +38,10 @@ def versions_in(address: str) -> dict[int, int]:
 
 
 def test_fill_says_what_it_has_written_where(evergram: Command, line: Path) -> None:
-    code, out, err = evergram("fill", "line", "--store", "object=rows")
+    code, out, err = evergram("store", "fill", "line", "--store", "object=rows")
     assert (code, out) == (0, f"{ROWS} rows of side object, version 0: snapshot:rows\n")
     assert err.splitlines()[-1] == f"{ROWS} of {ROWS} rows of side object"
-    assert evergram.json("fill", "line", "--store", "object=rows", "--index") == {
+    assert evergram.json("store", "fill", "line", "--store", "object=rows", "--index") == {
         "version": 0,
         "stores": [{"store": "snapshot:rows", "side": "object", "rows": ROWS, "held": {"0": ROWS}}],
     }
@@ -54,7 +54,7 @@ def test_progress_on_a_terminal_is_one_line_that_is_written_over(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    err = evergram("fill", "line", "--store", "object=rows").err
+    err = evergram("store", "fill", "line", "--store", "object=rows").err
     assert err.startswith("\r")
     assert err.endswith(f"\r{ROWS} of {ROWS} rows of side object\n")
     assert err.count("\n") == 1
@@ -62,29 +62,29 @@ def test_progress_on_a_terminal_is_one_line_that_is_written_over(
 
 def test_a_backfill_is_planned_applied_and_rolled_back(evergram: Command, outdated: Path) -> None:
     store = ("line", "--store", "object=rows")
-    planned = evergram.json("backfill", "plan", *store, "--batch", 100)
+    planned = evergram.json("store", "backfill", "plan", *store, "--batch", 100)
     assert (planned["target"], planned["rows"], planned["refreshed"]) == (1, ROWS, 0)
-    half = evergram.json("backfill", "apply", *store, "--rows", 150)
+    half = evergram.json("store", "backfill", "apply", *store, "--rows", 150)
     assert half["refreshed"] == 200  # whole batches
     assert versions_in("rows") == {0: 100, 1: 200}
-    assert evergram.json("backfill", "status", *store) == half
-    whole = evergram("backfill", "apply", *store)
+    assert evergram.json("store", "backfill", "status", *store) == half
+    whole = evergram("store", "backfill", "apply", *store)
     assert whole.code == 0
     assert f"{ROWS} of {ROWS} rows refreshed to version 1; 0.0% of the predicted" in whole.out
     assert f"Rows held: {ROWS} of version 1." in whole.out
     assert whole.err.splitlines()[-1] == f"{ROWS} of {ROWS} rows"
-    assert evergram("backfill", "rollback", *store).code == 0
+    assert evergram("store", "backfill", "rollback", *store).code == 0
     assert versions_in("rows") == {0: ROWS}
 
 
 @pytest.mark.parametrize("command", ["plan", "apply", "status", "rollback"])
 def test_a_backfill_of_two_stores_is_refused(evergram: Command, line: Path, command: str) -> None:
     stores = ("--store", "object=a", "--store", "other=b")
-    sentence = evergram.refused("backfill", command, "line", *stores)
+    sentence = evergram.refused("store", "backfill", command, "line", *stores)
     assert "A backfill is of one store; 2 were given by --store: run the command once" in sentence
 
 
 def test_backfill_without_a_command_prints_its_help(evergram: Command) -> None:
-    code, out, err = evergram("backfill")
+    code, out, err = evergram("store", "backfill")
     assert (code, err) == (2, "")
     assert all(command in out for command in ("plan", "apply", "status", "rollback"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evergram.compatibility import Aligner
 from evergram.compatibility.chain import Chain
-from evergram.compatibility.transforms import LinearTransform
+from evergram.compatibility.transforms import LinearTransform, ResidualMLPTransform
 from evergram.errors import DataError, ShapeError, UnknownVersionError
 
 
@@ -108,3 +108,27 @@ def test_integers_are_not_cut_short() -> None:
 def test_what_is_no_transform_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"version 1 is of type Aligner; .* as_transform"):
         Chain([Aligner()], 2)  # type: ignore[list-item]
+
+
+def test_steps_are_the_way_in_order_with_affine_ones_as_one() -> None:
+    draw = torch.Generator().manual_seed(0)
+    bent = ResidualMLPTransform(3, 4, draw, hidden=5)
+    torch.nn.init.normal_(bent.outer.weight, generator=draw)
+    maps = [torch.randn(*shape, generator=draw) for shape in ((2, 3), (4, 4), (4, 5))]
+    before, middle, newest = linear(maps)
+    chain = Chain([before, bent, middle, newest], dim=2)
+    first, second, third = chain.steps(4, 0)
+    assert second is bent
+    assert isinstance(first, tuple)
+    assert isinstance(third, tuple)
+    torch.testing.assert_close(first[0].float(), maps[1] @ maps[2])
+    torch.testing.assert_close(third[0].float(), maps[0])
+    z = torch.randn(6, 5, generator=draw)
+    with torch.no_grad():
+        expected = before(bent(middle(newest(z))))
+    torch.testing.assert_close(chain.apply(z, 4, 0), expected)
+    (itself,) = chain.steps(4, 4)
+    assert isinstance(itself, tuple)
+    assert itself[0].equal(torch.eye(5, dtype=torch.float64))
+    with pytest.raises(UnknownVersionError, match="lead back only"):
+        chain.steps(0, 1)

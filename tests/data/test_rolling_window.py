@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evergram.data.corpus import Corpus
-from evergram.data.rolling_window import RollingWindow
+from evergram.data.rolling_window import RollingWindow, units_per_second
 from evergram.errors import DataError
 
 
@@ -52,3 +52,8 @@ def test_times_that_are_no_dates_take_a_share_alone() -> None:
     assert RollingWindow.parse("5 %").begins(time) == 95
     with pytest.raises(DataError, match="99, which is not between 1980 and 2100"):
         RollingWindow.parse("7 days").begins(time)
+
+
+def test_a_date_tells_its_unit_and_another_number_tells_none() -> None:
+    assert [units_per_second(1.7e9 * u) for u in (1, 10**3, 10**6)] == [1, 10**3, 10**6]
+    assert units_per_second(12.0) is None

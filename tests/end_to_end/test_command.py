@@ -40,7 +40,7 @@ def test_a_lineage_is_trained_upgraded_evaluated_and_exported(
         "raw_candidates",
     }
 
-    listed = evergram("versions", "lin", "--json").json
+    listed = evergram("lineage", "list", "lin", "--json").json
     assert [(v["version"], v["dim"]) for v in listed["versions"]] == [(0, 4), (1, 6)]
 
     evaluated = evergram("evaluate", "lin", "--json").json
@@ -50,8 +50,8 @@ def test_a_lineage_is_trained_upgraded_evaluated_and_exported(
 
     for version, dim in (("0", 4), ("1", 6)):
         written = evergram(
-            "export", "lin", "out.parquet", "--side", "candidate", "--as", version, "--force",
-            "--json",
+            "vectors", "export", "lin", "out.parquet", "--side", "candidate", "--as", version,
+            "--force", "--json",
         )  # fmt: skip
         assert written.json["dim"] == dim
         table = pq.read_table("out.parquet")
@@ -70,9 +70,9 @@ BAD = [
     (["train", "shop.toml", "--lineage", "lin", "--device", "tpu"], "--device tpu"),
     (["train", "shop.toml", "--lineage", "shop.toml"], "is a file"),
     (["upgrade", "shop.toml", "--lineage", "lin"], "not a lineage"),
-    (["versions", "lin"], "not a lineage"),
+    (["lineage", "list", "lin"], "not a lineage"),
     (["evaluate", "lin"], "not a lineage"),
-    (["export", "lin", "out.parquet", "--side", "query"], "not a lineage"),
+    (["vectors", "export", "lin", "out.parquet", "--side", "query"], "not a lineage"),
     (["demo", "--data", "nowhere", "--out", "lin"], "no file or folder"),
 ]
 
@@ -99,9 +99,9 @@ def test_bad_input_on_a_lineage(evergram: Command, growing_shop: Path) -> None:
     for arguments, message in (
         (["train", "shop.toml", "--lineage", "lin"], "already holds a lineage"),
         (["evaluate", "lin", "--as", "7"], "no version 7"),
-        (["export", "lin", "o.parquet", "--side", "item"], "no side 'item'"),
-        (["export", "lin", ".", "--side", "query"], "is a folder"),
-        (["export", "lin", "no/o.parquet", "--side", "query"], "no is not there"),
+        (["vectors", "export", "lin", "o.parquet", "--side", "item"], "no side 'item'"),
+        (["vectors", "export", "lin", ".", "--side", "query"], "is a folder"),
+        (["vectors", "export", "lin", "no/o.parquet", "--side", "query"], "no is not there"),
     ):
         ran = evergram(*arguments)
         assert ran.code == 2

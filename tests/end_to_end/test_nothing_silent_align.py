@@ -61,7 +61,7 @@ def texts(evergram: Command) -> Any:
 def test_5_row_numbers_beside_ids_are_refused(
     texts: Command, old: str, new: str, option: str
 ) -> None:
-    result = texts("align", old, new, "--lineage", "l")
+    result = texts("vectors", "align", old, new, "--lineage", "l")
     assert (result.code, result.out) == (2, "")
     assert option in result.err
     assert not Path("l").exists()
@@ -69,30 +69,40 @@ def test_5_row_numbers_beside_ids_are_refused(
 
 def test_5_named_rows_are_aligned_as_the_objects_that_they_are(texts: Command) -> None:
     result = texts(
-        "align", "old.parquet", "new.npy", "--new-ids", "names.txt", "--lineage", "l", "--json"
+        "vectors",
+        "align",
+        "old.parquet",
+        "new.npy",
+        "--new-ids",
+        "names.txt",
+        "--lineage",
+        "l",
+        "--json",
     )
     assert result.code == 0, result.err
     assert result.json["alignment"]["held_out"]["transformed"]["cosine"] > 0.8
     assert not result.json["alignment"]["pairs"]["by_row_number"]
     # A file without ids says nothing of which of them it holds, to `transform` either.
-    again = texts("transform", "new.npy", "--lineage", "l", "--as", 0, "--out", "back.parquet")
+    again = texts(
+        "vectors", "transform", "new.npy", "--lineage", "l", "--as", 0, "--out", "back.parquet"
+    )
     assert (again.code, Path("back.parquet").exists()) == (2, False)
     assert "name the ids of new.npy by --ids" in again.err
     named = ("--ids", "names.txt", "--out", "back.parquet")
-    assert texts("transform", "new.npy", "--lineage", "l", "--as", 0, *named).code == 0
-    refused = texts("align", 1, "new.npy", "--lineage", "l")
+    assert texts("vectors", "transform", "new.npy", "--lineage", "l", "--as", 0, *named).code == 0
+    refused = texts("vectors", "align", 1, "new.npy", "--lineage", "l")
     assert (refused.code, "--new-ids" in refused.err) == (2, True)
 
 
 def test_5_two_files_without_ids_are_paired_by_row_and_it_is_said(texts: Command) -> None:
-    result = texts("align", "old.npy", "new.npy", "--lineage", "l")
+    result = texts("vectors", "align", "old.npy", "new.npy", "--lineage", "l")
     assert result.code == 0, result.err
     assert "paired by the numbers of their rows" in result.out
     # What has begun so goes on so.
-    refused = texts("align", 1, "named.parquet", "--lineage", "l")
+    refused = texts("vectors", "align", 1, "named.parquet", "--lineage", "l")
     assert refused.code == 2
-    assert "evergram import FILE --ids IDS" in refused.err
-    assert texts("align", 1, "old.npy", "--lineage", "l").code == 0
+    assert "evergram vectors import FILE --ids IDS" in refused.err
+    assert texts("vectors", "align", 1, "old.npy", "--lineage", "l").code == 0
 
 
 def test_5_vectors_that_say_nothing_are_refused_by_default(texts: Command) -> None:
@@ -108,19 +118,33 @@ def test_5_vectors_that_say_nothing_are_refused_by_default(texts: Command) -> No
         np.save(f"{name}.npy", vectors)
         for transform in ("linear", "affine", "orthogonal"):
             result = texts(
-                "align", "old.npy", f"{name}.npy", "--lineage", "l", "--transform", transform
+                "vectors",
+                "align",
+                "old.npy",
+                f"{name}.npy",
+                "--lineage",
+                "l",
+                "--transform",
+                transform,
             )
             assert (result.code, result.out) == (2, ""), (name, transform)
             assert message in result.err
-    result = texts("align", "constant.npy", "new.npy", "--lineage", "l", "--max-error", "inf")
+    result = texts(
+        "vectors", "align", "constant.npy", "new.npy", "--lineage", "l", "--max-error", "inf"
+    )
     assert "constant.npy has no vectors that could be aligned" in result.err
     assert not Path("l").exists()
     # Whoever knows better says so.
-    assert texts("align", "old.npy", "random.npy", "--lineage", "l", "--max-error", "inf").code == 0
+    assert (
+        texts(
+            "vectors", "align", "old.npy", "random.npy", "--lineage", "l", "--max-error", "inf"
+        ).code
+        == 0
+    )
 
 
 def test_5_a_limit_of_the_error_and_how_much_better_than_chance(texts: Command) -> None:
-    two = ("align", "old.npy", "new.npy", "--lineage", "l")
+    two = ("vectors", "align", "old.npy", "new.npy", "--lineage", "l")
     refused = texts(*two, "--max-error", "0.1")
     assert refused.code == 2
     assert "past the limit of 0.1" in refused.err
@@ -131,13 +155,13 @@ def test_5_a_limit_of_the_error_and_how_much_better_than_chance(texts: Command) 
     assert abs(alignment["held_out"]["chance"]["cosine"]) < 0.1
     assert alignment["chance"]["ratio"] < 0.4
     assert alignment["chance"]["deviations"] > 10
-    output = texts("align", 1, "old.npy", "--lineage", "l").out
+    output = texts("vectors", "align", 1, "old.npy", "--lineage", "l").out
     assert "Better than chance: the error is" in output
 
 
 def test_5_few_objects_in_common_cannot_be_held_to_a_limit(texts: Command) -> None:
     put("some.parquet", draw(7, 60, 12), [f"doc{i}" for i in range(60)])
-    two = ("align", "old.parquet", "some.parquet", "--lineage", "l")
+    two = ("vectors", "align", "old.parquet", "some.parquet", "--lineage", "l")
     refused = texts(*two)
     assert refused.code == 2
     assert "raise --held-out, or go on with so few by --allow-small-overlap" in refused.err
@@ -149,10 +173,10 @@ def test_5_few_objects_in_common_cannot_be_held_to_a_limit(texts: Command) -> No
     assert done.code == 0, done.err
     assert "warning: Version 1: It has only 60 objects in common" in done.err
     assert done.json["alignment"]["certificate"] == {}
-    assert texts("check", "l", "--max-error", "99").code == 1
+    assert texts("lineage", "check", "l", "--max-error", "99").code == 1
 
 
 def test_also_strict_probes_of_no_consumer_are_refused(texts: Command) -> None:
-    align = ("align", "old.npy", "new.npy", "--lineage", "l")
+    align = ("vectors", "align", "old.npy", "new.npy", "--lineage", "l")
     assert "no consumer has a probe" in texts.refused(*align, "--strict-probes")
     assert not Path("l").exists()

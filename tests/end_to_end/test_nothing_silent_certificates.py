@@ -98,10 +98,10 @@ def test_4_a_small_overlap_is_asked_for_and_shown_wherever_the_version_is(shop: 
     measured = f"and {LEAST_OBJECTS} are needed for a certificate"
     assert f"warning: {few}" in done.err
     assert "Read as version 0: no ranking was measured, as it knew none" in done.out
-    for shown in (shop("versions", "l").out, shop("check", "l").out):
+    for shown in (shop("lineage", "list", "l").out, shop("lineage", "check", "l").out):
         assert few in shown
         assert measured in shown
-    facts = shop("versions", "l", "--json").json["versions"]
+    facts = shop("lineage", "list", "l", "--json").json["versions"]
     assert facts[0]["warnings"] == []
     assert len(facts[1]["warnings"]) == 2
     metrics = Lineage.open("l").metrics(1)
@@ -111,7 +111,7 @@ def test_4_a_small_overlap_is_asked_for_and_shown_wherever_the_version_is(shop: 
     later = shop(*UPGRADE, "--set", "data.path=few.csv", "--json")
     assert later.code == 0, later.err
     assert set(later.json["certificate"]) == {"1"}
-    checked = shop("check", "l", "--max-bound", "9")
+    checked = shop("lineage", "check", "l", "--max-bound", "9")
     assert checked.code == 1
     assert "Version 0: nothing is known of its bound" in checked.err
     assert "the transform of version 1 was measured on 0 objects" in checked.err
@@ -141,36 +141,36 @@ def test_4_a_certificate_measured_on_nothing_is_none(evergram: Command) -> None:
                 error=step if n else None,
             ),
         )
-    check = evergram("check", "l")
+    check = evergram("lineage", "check", "l")
     assert check.code == 0
     assert "its certificate is not known: the transform of version 1 was measured on 0" in check.out
     for limit in ("--max-bound", "--max-error"):
-        assert evergram("check", "l", limit, "0.3").code == 1
+        assert evergram("lineage", "check", "l", limit, "0.3").code == 1
     # Of the transform itself all is known.
-    assert evergram("check", "l", "--max-amplification", "9").code == 0
+    assert evergram("lineage", "check", "l", "--max-amplification", "9").code == 0
 
 
 def test_4_a_limit_on_nothing_that_is_read_fails(shop: Command) -> None:
-    assert shop("check", "l").code == 0
-    assert shop("check", "l", "--max-bound", "0.3").code == 1
+    assert shop("lineage", "check", "l").code == 0
+    assert shop("lineage", "check", "l", "--max-bound", "0.3").code == 1
     assert shop(*UPGRADE).code == 0
-    assert shop("check", "l", "--max-bound", "9").code == 0
-    assert shop("retire", "l", "0").code == 0
-    check = shop("check", "l", "--max-bound", "9")
+    assert shop("lineage", "check", "l", "--max-bound", "9").code == 0
+    assert shop("lineage", "retire", "l", "0").code == 0
+    check = shop("lineage", "check", "l", "--max-bound", "9")
     assert check.code == 1
     assert "No past version is read" in check.err
 
 
 def test_4_the_error_is_of_objects_that_alignment_never_saw(shop: Command) -> None:
     report = shop(*UPGRADE, "--json").json
-    reading = shop("check", "l", "--json").json["readings"][0]
+    reading = shop("lineage", "check", "l", "--json").json["readings"][0]
     overlap = report["overlap"]
     assert reading["unseen"]["objects"] == overlap["held_out"] >= LEAST_OBJECTS
     assert reading["measured"]["objects"] == overlap["common"] == 360
     assert reading["unseen"]["relative"] > reading["measured"]["relative"]
     assert reading["unseen"]["relative"] == pytest.approx(reading["certificate"]["relative"])
     between = (reading["unseen"]["relative"] + reading["measured"]["relative"]) / 2
-    assert shop("check", "l", "--max-error", between).code == 1
+    assert shop("lineage", "check", "l", "--max-error", between).code == 1
 
 
 def probe_of(side: str, version: str = "v0") -> tuple[str, ...]:
@@ -184,7 +184,7 @@ def probe_of(side: str, version: str = "v0") -> tuple[str, ...]:
 
 
 def test_also_python_goes_through_the_same_gate(shop: Command) -> None:
-    assert shop("consumer-add", "l", *probe_of("candidate")).code == 0
+    assert shop("consumer", "add", "l", *probe_of("candidate")).code == 0
     recipe = library.Recipe.load("r.toml", ["upgrade.method=non-bc", "upgrade.alone=false"])
     lineage = library.Lineage.open("l")
     made = library.upgrade(recipe, lineage)
@@ -208,7 +208,7 @@ def test_also_python_goes_through_the_same_gate(shop: Command) -> None:
 def test_also_strict_probes_that_try_nothing_are_refused(shop: Command) -> None:
     assert "no consumer has a probe" in shop.refused(*UPGRADE, "--strict-probes")
     assert versions_of("l") == [0]
-    assert shop("probe", "l").code == 2
+    assert shop("consumer", "probe", "l").code == 2
 
 
 def test_also_degradation_that_cannot_be_measured_fails_by_name(shop: Command) -> None:

@@ -128,13 +128,13 @@ def test_also_the_other_files_of_ids_are_read_likewise(evergram: Command, shop: 
 def test_also_ids_beside_vectors_are_read_likewise(evergram: Command, vector_files: Path) -> None:
     np.save("v.npy", np.ones((3, 2), np.float32))
     (vector_files / "v.ids.txt").write_text("a\nNULL\nc\n")
-    sentence = evergram.refused("import", "v.npy", "--lineage", "l")
+    sentence = evergram.refused("vectors", "import", "v.npy", "--lineage", "l")
     assert "v.ids.txt line 2: the id is 'NULL'" in sentence
     table = pq.read_table("old.parquet").to_pylist()
     table[6]["id"] = ""
     pq.write_table(pa.Table.from_pylist(table, pq.read_schema("old.parquet")), "bad.parquet")
     assert "bad.parquet row 7 has no id" in evergram.refused(
-        "import", "bad.parquet", "--lineage", "l"
+        "vectors", "import", "bad.parquet", "--lineage", "l"
     )
 
 

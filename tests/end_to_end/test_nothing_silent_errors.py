@@ -173,11 +173,13 @@ def test_also_a_wrong_value_is_said_in_our_words(
 def test_also_a_probe_and_an_option_are_said_in_our_words(
     evergram: Command, vector_files: Path
 ) -> None:
-    assert evergram("import", "old.parquet", "--lineage", "l").code == 0
+    assert evergram("vectors", "import", "old.parquet", "--lineage", "l").code == 0
     probe = ("--probe", "m.onnx", "--data", "d.parquet")
-    sentence = evergram.refused("consumer-add", "l", "ads", "--pin", "v0", *probe, "--metric", "f1")
+    sentence = evergram.refused(
+        "consumer", "add", "l", "ads", "--pin", "v0", *probe, "--metric", "f1"
+    )
     assert "metric is 'f1'; it must be one of 'auc', 'accuracy' or 'rmse'" in sentence
-    sentence = evergram.refused("consumer-add", "l", "ads", "--pin", "v0", *probe, "--min", "7")
+    sentence = evergram.refused("consumer", "add", "l", "ads", "--pin", "v0", *probe, "--min", "7")
     assert "auc is between 0 and 1" in sentence
     assert "--port is 'x'; it must be a whole number" in evergram.refused(
         "serve", "l", "--port", "x"

@@ -61,6 +61,7 @@ def test_6_what_is_exported_is_what_the_suffix_says(
     ids, vectors = Lineage.open(trained_lineage).view(1).embeddings("candidate")
     out = tmp_path / f"out{suffix}"
     arguments: tuple[object, ...] = (
+        "vectors",
         "export",
         trained_lineage,
         out,
@@ -71,7 +72,17 @@ def test_6_what_is_exported_is_what_the_suffix_says(
     )
     if command == "transform":
         file = Lineage.open(trained_lineage).stored("candidate")
-        arguments = ("transform", file, "--lineage", trained_lineage, "--as", 1, "--out", out)
+        arguments = (
+            "vectors",
+            "transform",
+            file,
+            "--lineage",
+            trained_lineage,
+            "--as",
+            1,
+            "--out",
+            out,
+        )
     assert evergram(*arguments).code == 0
 
     def check() -> None:
@@ -97,7 +108,7 @@ def test_6_a_suffix_that_is_not_known_is_refused(
 ) -> None:
     for name in ("out.txt", "out", "out.pkl"):
         sentence = evergram.refused(
-            "export", trained_lineage, tmp_path / name, "--side", "candidate"
+            "vectors", "export", trained_lineage, tmp_path / name, "--side", "candidate"
         )
         assert "the known ones end in .parquet" in sentence
     assert not list(tmp_path.glob("out*"))

@@ -27,9 +27,9 @@ def forge_side(imported_lineage: Path, side: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ("export", "l", "out.parquet", "--side", "../../../x"),
-        ("check", "l"),
-        ("fill", "l", "--store", "object=s"),
+        ("vectors", "export", "l", "out.parquet", "--side", "../../../x"),
+        ("lineage", "check", "l"),
+        ("store", "fill", "l", "--store", "object=s"),
     ],
 )
 def test_19_a_forged_side_is_read_nowhere(
@@ -64,18 +64,22 @@ def test_19_a_forged_file_of_a_version_is_read_nowhere(
 
     forge(imported_lineage / "versions/0/manifest.json", change)
     assert (
-        "'../../../data.parquet' cannot be the name of a file" in evergram("check", "l").refusal()
+        "'../../../data.parquet' cannot be the name of a file"
+        in evergram("lineage", "check", "l").refusal()
     )
 
 
 @pytest.mark.parametrize(
     ("part", "command"),
     [
-        ("embeddings", ("export", "l", "out.parquet", "--side", "object")),
-        ("embeddings/0/object.parquet", ("export", "l", "out.parquet", "--side", "object")),
-        ("versions/0/canary.parquet", ("check", "l")),
-        ("lineage.json", ("versions", "l")),
-        ("embeddings", ("align", "0", "new.parquet", "--lineage", "l")),
+        ("embeddings", ("vectors", "export", "l", "out.parquet", "--side", "object")),
+        (
+            "embeddings/0/object.parquet",
+            ("vectors", "export", "l", "out.parquet", "--side", "object"),
+        ),
+        ("versions/0/canary.parquet", ("lineage", "check", "l")),
+        ("lineage.json", ("lineage", "list", "l")),
+        ("embeddings", ("vectors", "align", "0", "new.parquet", "--lineage", "l")),
     ],
 )
 def test_19_a_link_out_of_the_lineage_is_refused(
@@ -110,7 +114,10 @@ def test_19_nothing_is_cleared_away_outside(evergram: Command, imported_lineage:
     place = imported_lineage / "versions"
     place.rename("moved")
     place.symlink_to(own.parent.absolute())
-    assert "by a symbolic link" in evergram("align", "0", "new.parquet", "--lineage", "l").refusal()
+    assert (
+        "by a symbolic link"
+        in evergram("vectors", "align", "0", "new.parquet", "--lineage", "l").refusal()
+    )
     assert own.read_text() == "years of work"
 
 
@@ -127,7 +134,7 @@ def test_19_a_forged_probe_is_not_run(
     else:
         change = lambda facts: facts["consumers"][0]["probe"].update(data=forged)  # noqa: E731
         forge(imported_lineage / "consumers.json", change)
-    probe_run = evergram("probe", "l")
+    probe_run = evergram("consumer", "probe", "l")
     assert probe_run.code == 1
     assert "The probe of ads (v0) could not be run: " in probe_run.err
 
@@ -138,7 +145,7 @@ def test_19_a_lineage_elsewhere_is_trusted_no_more(
     monkeypatch.setenv("EVERGRAM_CACHE", str(publisher_folder / "cache"))
     monkeypatch.setattr(MemoryFileSystem, "store", {})
     place = "memory://bucket/l"
-    assert evergram("import", "old.parquet", "--lineage", place).code == 0
+    assert evergram("vectors", "import", "old.parquet", "--lineage", place).code == 0
     files = MemoryFileSystem()
     name = "/bucket/l/versions/0/manifest.json"
     (publisher_folder / "manifest.json").write_bytes(files.cat_file(name))
@@ -149,7 +156,7 @@ def test_19_a_lineage_elsewhere_is_trusted_no_more(
     forge(publisher_folder / "manifest.json", change)
     files.pipe_file(name, (publisher_folder / "manifest.json").read_bytes())
     files.pipe_file("/bucket/l/x.parquet", b"x")
-    command = ("export", place, "out.parquet", "--side", "../../x")
+    command = ("vectors", "export", place, "out.parquet", "--side", "../../x")
     assert "'../../x' cannot be the name of a file or a side" in evergram(*command).refusal()
     assert not list((publisher_folder / "cache").rglob("x.parquet"))
 
@@ -161,11 +168,11 @@ def test_20_names_are_made_by_one_rule(
     rule = "a name is made of letters"
     Path("r.toml").write_text(f"name = {json.dumps(name)}\n[data]\nkind = 'synthetic'\n")
     commands: list[tuple[object, ...]] = [
-        ("import", "old.parquet", "--lineage", "new", f"--name={name}"),
-        ("align", "old.parquet", "new.parquet", "--lineage", "new", f"--name={name}"),
+        ("vectors", "import", "old.parquet", "--lineage", "new", f"--name={name}"),
+        ("vectors", "align", "old.parquet", "new.parquet", "--lineage", "new", f"--name={name}"),
         ("train", "r.toml", "--lineage", "new"),
-        ("consumer-add", "l", "--pin", "v0", "--", name),
-        ("label", "l", "--", name, "0"),
+        ("consumer", "add", "l", "--pin", "v0", "--", name),
+        ("lineage", "label", "l", "--", name, "0"),
     ]
     for command in commands:
         assert rule in evergram(*command).refusal()
@@ -175,11 +182,11 @@ def test_20_names_are_made_by_one_rule(
 def test_20_a_name_of_any_kind_is_taken_by_all(evergram: Command, publisher_folder: Path) -> None:
     name = "Films.v2_beta-1"
     for imported_lineage, command in (
-        ("a", ("import", "old.parquet")),
-        ("l", ("align", "old.parquet")),
+        ("a", ("vectors", "import", "old.parquet")),
+        ("l", ("vectors", "align", "old.parquet")),
     ):
-        more = ("new.parquet",) if command[0] == "align" else ()
+        more = ("new.parquet",) if command[1] == "align" else ()
         assert evergram(*command, *more, "--lineage", imported_lineage, "--name", name).code == 0
-    assert evergram("consumer-add", "l", name, "--pin", "v0").code == 0
-    assert evergram("label", "l", name, "0").code == 0
+    assert evergram("consumer", "add", "l", name, "--pin", "v0").code == 0
+    assert evergram("lineage", "label", "l", name, "0").code == 0
     assert Lineage.open("l").resolve(name) == 0

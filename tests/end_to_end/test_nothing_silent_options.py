@@ -8,35 +8,34 @@ from pathlib import Path
 
 import pytest
 from tests.support.click_shop import RECIPE
-from tests.support.command import Command
+from tests.support.command import Command, every_command
 from tests.support.golden import GOLDEN
 
-from evergram.cli import app
 from evergram.lineage.lineage import Lineage
 
 WITHOUT_A_RECIPE = {
-    "versions": ("l",),
-    "check": ("l",),
-    "export": ("l", "o.parquet", "--side", "query"),
-    "export-transform": ("l", "o.sql", "--format", "duckdb"),
-    "import": ("old.parquet", "--lineage", "l"),
-    "transform": ("old.parquet", "--lineage", "l", "--as", "0", "--out", "o.parquet"),
-    "label": ("l", "x", "0"),
-    "promote": ("l",),
-    "withdraw": ("l", "--reason", "x"),
-    "retire": ("l", "0"),
-    "consumers": ("l",),
-    "consumer-add": ("l", "x", "--pin", "v0"),
-    "consumer-pin": ("l", "x", "v0"),
-    "consumer-token": ("l", "x"),
-    "consumer-remove": ("l", "x"),
-    "probe": ("l",),
-    "fill": ("l", "--store", "query=s"),
+    "lineage list": ("l",),
+    "lineage check": ("l",),
+    "vectors export": ("l", "o.parquet", "--side", "query"),
+    "vectors export-transform": ("l", "o.sql", "--format", "duckdb"),
+    "vectors import": ("old.parquet", "--lineage", "l"),
+    "vectors transform": ("old.parquet", "--lineage", "l", "--as", "0", "--out", "o.parquet"),
+    "lineage label": ("l", "x", "0"),
+    "lineage promote": ("l",),
+    "lineage withdraw": ("l", "--reason", "x"),
+    "lineage retire": ("l", "0"),
+    "consumer list": ("l",),
+    "consumer add": ("l", "x", "--pin", "v0"),
+    "consumer pin": ("l", "x", "v0"),
+    "consumer token": ("l", "x"),
+    "consumer remove": ("l", "x"),
+    "consumer probe": ("l",),
+    "store fill": ("l", "--store", "query=s"),
     "serve": ("l",),
-    "backfill plan": ("l", "--store", "query=s"),
-    "backfill apply": ("l", "--store", "query=s"),
-    "backfill status": ("l", "--store", "query=s"),
-    "backfill rollback": ("l", "--store", "query=s"),
+    "store backfill plan": ("l", "--store", "query=s"),
+    "store backfill apply": ("l", "--store", "query=s"),
+    "store backfill status": ("l", "--store", "query=s"),
+    "store backfill rollback": ("l", "--store", "query=s"),
 }
 
 
@@ -51,13 +50,13 @@ def test_8_options_that_would_do_nothing_are_not_there(
 
 
 def test_8_every_other_command_says_what_its_options_do(evergram: Command) -> None:
-    names = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
+    names = set(every_command())
     rest = names - set(WITHOUT_A_RECIPE) - {"reproduce"}  # it has recipes of its own
-    bare = {"align", "encode", "plan-migration", "prepare"}
+    bare = {"init", "prepare", "vectors align", "vectors encode", "vectors plan-migration"}
     trained = {"train", "upgrade", "evaluate", "diagnose", "compare", "demo", "tune"}
     assert rest - bare == trained
     for name in sorted(names - {"reproduce"}):
-        help_text = evergram(name, "--help").out
+        help_text = evergram(*name.split(), "--help").out
         assert "change nothing" not in " ".join(help_text.split())
         assert all((o in help_text) == (name in rest - bare) for o in ("--device", "--set"))
 
@@ -79,7 +78,7 @@ def test_8_every_other_command_says_what_its_options_do(evergram: Command) -> No
 def test_8_an_option_of_align_that_would_do_nothing_is_refused(
     evergram: Command, vector_files: Path, arguments: tuple[str, ...], sentence: str
 ) -> None:
-    assert sentence in evergram.refused("align", *arguments, "--lineage", "l")
+    assert sentence in evergram.refused("vectors", "align", *arguments, "--lineage", "l")
     assert not (vector_files / "l").exists()
 
 
@@ -87,23 +86,28 @@ def test_8_the_options_of_align_still_do_what_they_say(
     evergram: Command, vector_files: Path
 ) -> None:
     low = ("--transform", "low_rank", "--rank", "3", "--json")
-    ran = evergram("align", "old.parquet", "new.parquet", "--lineage", "l", "--name", "texts", *low)
+    ran = evergram(
+        "vectors", "align", "old.parquet", "new.parquet", "--lineage", "l", "--name", "texts", *low
+    )
     assert ran.code == 0, ran.err
     assert ran.json["alignment"]["transform"]["rank"] == 3
-    named = evergram("align", "1", "old.parquet", "--lineage", "l", "--name", "other")
+    named = evergram("vectors", "align", "1", "old.parquet", "--lineage", "l", "--name", "other")
     assert "--name is of a new lineage, and l is one already" in named.err
     scaled = ("--transform", "orthogonal", "--scaled")
-    assert evergram("align", "old.parquet", "new.parquet", "--lineage", "k", *scaled).code == 0
+    assert (
+        evergram("vectors", "align", "old.parquet", "new.parquet", "--lineage", "k", *scaled).code
+        == 0
+    )
 
 
 def test_8_the_options_of_a_probe_are_of_a_probe(evergram: Command, vector_files: Path) -> None:
-    assert evergram("import", "old.parquet", "--lineage", "l").code == 0
-    sentence = evergram.refused("consumer-add", "l", "ads", "--pin", "v0", "--metric", "rmse")
+    assert evergram("vectors", "import", "old.parquet", "--lineage", "l").code == 0
+    sentence = evergram.refused("consumer", "add", "l", "ads", "--pin", "v0", "--metric", "rmse")
     assert "--metric was given without a probe; give --probe and --data" in sentence
-    assert evergram("consumer-add", "l", "ads", "--pin", "v0").code == 0
+    assert evergram("consumer", "add", "l", "ads", "--pin", "v0").code == 0
     both = ("--drop-probe", "--probe", "m.onnx", "--data", "d.parquet")
     assert "--drop-probe leaves it without" in evergram.refused(
-        "consumer-pin", "l", "ads", "v0", *both
+        "consumer", "pin", "l", "ads", "v0", *both
     )
 
 

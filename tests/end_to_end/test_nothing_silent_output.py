@@ -18,21 +18,21 @@ from evergram.lineage.lineage import Lineage
 
 
 def test_also_no_promote_reads_as_it_does(evergram: Command, vector_files: Path) -> None:
-    for command in ("upgrade", "align"):
-        help_text = evergram(command, "--help").out
+    for command in (["upgrade"], ["vectors", "align"]):
+        help_text = evergram(*command, "--help").out
         start = help_text.index("--no-promote")
         part = " ".join(re.sub(r"[│╭╰─╮╯]", " ", help_text[start:]).split())
         assert "and leave production where it is." in part[:200]
         assert "default: True" not in part[:200]
-    evergram("align", "old.parquet", "new.parquet", "--lineage", "l")
-    ran = evergram("align", "1", "old.parquet", "--lineage", "l", "--no-promote")
+    evergram("vectors", "align", "old.parquet", "new.parquet", "--lineage", "l")
+    ran = evergram("vectors", "align", "1", "old.parquet", "--lineage", "l", "--no-promote")
     assert ran.code == 0, ran.err
     assert Lineage.open("l").production == 1
 
 
 def test_also_versions_fit_80_columns_and_say_what_one_came_for(evergram: Command) -> None:
     path = GOLDEN / "format-3" / "operated"
-    ran = evergram("versions", path)
+    ran = evergram("lineage", "list", path)
     assert max(map(len, ran.out.splitlines()[1:])) <= 80
     words = [re.sub(r"[│┃ ]+", " ", line).split() for line in ran.out.splitlines()]
     assert ["version", "dim", "created", "recall@20", "fingerprint", "labels"] in words
@@ -43,7 +43,7 @@ def test_also_versions_fit_80_columns_and_say_what_one_came_for(evergram: Comman
     assert rows["0"][4:] == ["retired"]
     assert rows["1"][4:] == ["stable,", "production"]
     assert "Compared with their hashes: lineage.json, and manifest.json and metrics.json" in ran.out
-    listed = evergram("versions", path, "--json").json
+    listed = evergram("lineage", "list", path, "--json").json
     assert [v["production"] for v in listed["versions"]] == [False, True, False]
     assert "versions/3/metrics.json" in listed["checked"]
     assert "versions/3/encoder.safetensors" not in listed["checked"]
@@ -51,28 +51,28 @@ def test_also_versions_fit_80_columns_and_say_what_one_came_for(evergram: Comman
 
 def test_also_check_says_which_files_it_has_compared(evergram: Command, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "format-3" / "trained", tmp_path / "l")
-    ran = evergram("check", tmp_path / "l", "--json")
+    ran = evergram("lineage", "check", tmp_path / "l", "--json")
     everything = {
         p.relative_to(tmp_path / "l").as_posix()
         for p in (tmp_path / "l").rglob("*")
         if p.is_file() and not p.name.startswith(".")
     }
     assert set(ran.json["checked"]) == everything
-    output = " ".join(evergram("check", tmp_path / "l").out.split())
+    output = " ".join(evergram("lineage", "check", tmp_path / "l").out.split())
     assert f"{len(everything)} files were compared with their hashes" in output
     # It is true: any of them that is changed is refused.
     victim = tmp_path / "l" / random.Random(0).choice(sorted(everything))
     victim.write_bytes(victim.read_bytes()[:-1] + b"#")
-    assert evergram("check", tmp_path / "l").code == 2
+    assert evergram("lineage", "check", tmp_path / "l").code == 2
 
 
 @pytest.mark.long
 def test_also_exit_codes_are_what_the_documents_say(evergram: Command, shop: Path) -> None:
     assert evergram("train", "shop.toml", "--lineage", "l").code == 0
     trained = GOLDEN / "format-3" / "trained"
-    assert evergram("check", trained, "--max-error", "0").code == 1
-    assert evergram("versions", "none").code == 2
-    assert evergram("versions", "l", "--nonsense").code == 2
+    assert evergram("lineage", "check", trained, "--max-error", "0").code == 1
+    assert evergram("lineage", "list", "none").code == 2
+    assert evergram("lineage", "list", "l", "--nonsense").code == 2
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "train", "shop.toml", "--lineage", "k",
          "--set", "training.epochs=100000"],

@@ -35,7 +35,9 @@ def test_20_a_password_is_given_without_the_command_line_and_shown_nowhere(
     for wrong in (None, "wrong-w0rd"):
         if wrong is not None:
             monkeypatch.setenv("PGPASSWORD", wrong)
-        sentence = evergram.refused("fill", trained_lineage, "--store", f"candidate={address}")
+        sentence = evergram.refused(
+            "store", "fill", trained_lineage, "--store", f"candidate={address}"
+        )
         assert "in the environment as PGPASSWORD, or in ~/.pgpass" in sentence
         assert str(wrong) not in sentence
     monkeypatch.delenv("PGPASSWORD")
@@ -48,11 +50,11 @@ def test_20_a_password_is_given_without_the_command_line_and_shown_nowhere(
         address = address.replace("keeper@", f"keeper:{SECRET}@")
     store = ("--store", f"candidate={address}")
     for arguments in (
-        ("fill", trained_lineage, *store, "--json"),
-        ("fill", trained_lineage, *store),
-        ("backfill", "plan", trained_lineage, *store, "--json"),
-        ("backfill", "status", trained_lineage, *store),
-        ("fill", trained_lineage, "--store", store[1].replace("candidate", "query")),
+        ("store", "fill", trained_lineage, *store, "--json"),
+        ("store", "fill", trained_lineage, *store),
+        ("store", "backfill", "plan", trained_lineage, *store, "--json"),
+        ("store", "backfill", "status", trained_lineage, *store),
+        ("store", "fill", trained_lineage, "--store", store[1].replace("candidate", "query")),
     ):
         code, out, err = evergram(*arguments)
         assert code == (2 if "query=" in str(arguments[-1]) else 0), err
@@ -82,7 +84,7 @@ def test_20_an_address_that_is_wrong_is_not_repeated_with_its_password(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with no_address_listened_on():
-        for command in (["fill"], ["backfill", "plan"], ["serve"]):
+        for command in (["store", "fill"], ["store", "backfill", "plan"], ["serve"]):
             code, out, err = evergram(*command, trained_lineage, "--store", store)
             assert (code, out) == (2, "")
             assert err.startswith("error: ")

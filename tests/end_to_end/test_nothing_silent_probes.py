@@ -71,7 +71,7 @@ def test_18_a_probe_that_dies_fails_the_strict_gate_and_is_else_a_warning(
 ) -> None:
     assert add_probe(evergram, "plain.onnx", "--min", "0.9").code == 0
     dies(monkeypatch, at=ProbeProcess.value)
-    align = ("align", "0", "new.parquet", "--lineage", "l")
+    align = ("vectors", "align", "0", "new.parquet", "--lineage", "l")
     assert "could not be run: " in evergram(*align, "--strict-probes").refusal()
     assert Lineage.open(imported_lineage).newest == 0
     align_run = evergram(*align)
@@ -80,7 +80,7 @@ def test_18_a_probe_that_dies_fails_the_strict_gate_and_is_else_a_warning(
     assert "ended by SIGSEGV, without an answer" in align_run.err
     (probe,) = Lineage.open(imported_lineage).metrics(1)["probes"]
     assert (probe["value"], probe["broken"]) == (None, True)
-    failed = evergram("probe", "l")
+    failed = evergram("consumer", "probe", "l")
     assert failed.code == 1
     assert "ended by SIGSEGV" in failed.err
 
@@ -88,7 +88,9 @@ def test_18_a_probe_that_dies_fails_the_strict_gate_and_is_else_a_warning(
 def test_18_a_probe_is_measured_as_before(evergram: Command, imported_lineage: Path) -> None:
     added = add_probe(evergram, "plain.onnx", "--min", "0.9", "--json")
     assert json.loads(added.out)["probe"]["baseline"]["value"] == 1.0
-    kept = evergram("align", "0", "new.parquet", "--lineage", "l", "--strict-probes", "--json")
+    kept = evergram(
+        "vectors", "align", "0", "new.parquet", "--lineage", "l", "--strict-probes", "--json"
+    )
     assert kept.code == 0, kept.err
     (probe,) = json.loads(kept.out)["probes"]
     assert (probe["broken"], probe["objects"]) == (False, ROWS)

@@ -35,7 +35,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServingP
     """A service that asks for tokens, and that of a consumer who reads version 0."""
     folder = tmp_path_factory.mktemp("guarded") / "shop"
     lineage_of(folder, versions=2)
-    assert exit_code("consumer-add", folder, "ads", "--pin", "v0") == 0
+    assert exit_code("consumer", "add", folder, "ads", "--pin", "v0") == 0
     token = ConsumerRegistry.open(folder).issue_token("ads")
     with serving(folder) as process:
         yield process, token
@@ -140,13 +140,13 @@ def dashboard(served: ServingProcess) -> dict[str, Any]:
 def test_also_the_dashboard_shows_a_backfill_under_way(tmp_path: Path, evergram: Command) -> None:
     folder, store = tmp_path / "shop", f"object={tmp_path / 'store'}"
     lineage = lineage_of(folder, versions=1)
-    assert evergram("fill", folder, "--store", store).code == 0
+    assert evergram("store", "fill", folder, "--store", store).code == 0
     publish(lineage, 1)
     with serving(folder) as served:
         assert dashboard(served)["backfill"] == []
-        plan = evergram("backfill", "plan", folder, "--store", store, "--batch", 50)
+        plan = evergram("store", "backfill", "plan", folder, "--store", store, "--batch", 50)
         assert plan.code == 0
-        apply = evergram("backfill", "apply", folder, "--store", store, "--rows", 100)
+        apply = evergram("store", "backfill", "apply", folder, "--store", store, "--rows", 100)
         assert apply.code == 0
         expected = {"side": "object", "version": 1, "done": 100, "total": 300}
         assert dashboard(served)["backfill"] == [{**expected, "state": "under way"}]

@@ -51,19 +51,19 @@ def test_3_the_other_side_of_a_store_is_refused(
     trained_lineage: Path, tmp_path: Path, evergram: Command, kind: str
 ) -> None:
     store = place(tmp_path, kind, "films")
-    assert evergram("fill", trained_lineage, "--store", f"candidate={store}").code == 0
+    assert evergram("store", "fill", trained_lineage, "--store", f"candidate={store}").code == 0
     before = rows_of(store)
     assert len(before) == 18
     words = "is the store of side 'candidate' and cannot hold side 'query'"
-    assert words in evergram.refused("fill", trained_lineage, "--store", f"query={store}")
+    assert words in evergram.refused("store", "fill", trained_lineage, "--store", f"query={store}")
     assert words in evergram.refused(
-        "backfill", "plan", trained_lineage, "--store", f"query={store}"
+        "store", "backfill", "plan", trained_lineage, "--store", f"query={store}"
     )
     assert rows_of(store) == before
     # Its own side may come again, and the other has a store of its own.
-    assert evergram("fill", trained_lineage, "--store", f"candidate={store}").code == 0
+    assert evergram("store", "fill", trained_lineage, "--store", f"candidate={store}").code == 0
     other = place(tmp_path, kind, "people")
-    assert evergram("fill", trained_lineage, "--store", f"query={other}").code == 0
+    assert evergram("store", "fill", trained_lineage, "--store", f"query={other}").code == 0
     assert rows_of(store) == before
     assert len(rows_of(other)) == 26
 
@@ -73,7 +73,7 @@ def test_3_a_service_does_not_begin_with_the_other_side(
 ) -> None:
     films, people = tmp_path / "films", tmp_path / "people"
     stores = ("--store", f"candidate={films}", "--store", f"query={people}")
-    assert evergram("fill", trained_lineage, *stores).code == 0
+    assert evergram("store", "fill", trained_lineage, *stores).code == 0
     swapped = ("--store", f"candidate={people}", "--store", f"query={films}")
     with no_address_listened_on():
         assert "cannot hold side 'candidate'" in evergram.refused(
@@ -93,12 +93,12 @@ def test_3_a_store_without_a_side_is_of_the_side_that_its_rows_prove(
     address = store.format(tmp_path / "old")
     before = rows_of(address)
     assert "cannot be used for side 'query': its rows are of 'candidate'" in evergram.refused(
-        "fill", trained_lineage, "--store", f"query={address}"
+        "store", "fill", trained_lineage, "--store", f"query={address}"
     )
     assert rows_of(address) == before
-    assert evergram("fill", trained_lineage, "--store", f"candidate={address}").code == 0
+    assert evergram("store", "fill", trained_lineage, "--store", f"candidate={address}").code == 0
     assert "is the store of side 'candidate'" in evergram.refused(
-        "fill", trained_lineage, "--store", f"query={address}"
+        "store", "fill", trained_lineage, "--store", f"query={address}"
     )
 
 
@@ -107,7 +107,7 @@ def test_8_every_store_that_is_given_is_filled(
 ) -> None:
     films, people = str(tmp_path / "films"), f"lance:{tmp_path}#people"
     stores = ("--store", f"candidate={films}", "--store", f"query={people}")
-    assert evergram.json("fill", trained_lineage, *stores) == {
+    assert evergram.json("store", "fill", trained_lineage, *stores) == {
         "version": 2,
         "stores": [
             {"store": f"snapshot:{films}", "side": "candidate", "rows": 18, "held": {"2": 18}},
@@ -122,15 +122,17 @@ def test_8_a_store_that_would_be_ignored_is_refused(
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     twice = ("--store", f"query={one}", "--store", f"query={two}")
-    assert "given twice for side 'query'" in evergram.refused("fill", trained_lineage, *twice)
+    assert "given twice for side 'query'" in evergram.refused(
+        "store", "fill", trained_lineage, *twice
+    )
     shared = ("--store", f"query={one}", "--store", f"candidate={one}")
     assert "given for side 'query' and for side 'candidate'" in evergram.refused(
-        "fill", trained_lineage, *shared
+        "store", "fill", trained_lineage, *shared
     )
     both = ("--store", f"query={one}", "--store", f"candidate={two}")
-    assert evergram("fill", trained_lineage, *both).code == 0
+    assert evergram("store", "fill", trained_lineage, *both).code == 0
     for command in ("plan", "apply", "status", "rollback"):
-        sentence = evergram.refused("backfill", command, trained_lineage, *both)
+        sentence = evergram.refused("store", "backfill", command, trained_lineage, *both)
         assert "A backfill is of one store; 2 were given" in sentence
     assert not (trained_lineage / "backfills").exists()
 

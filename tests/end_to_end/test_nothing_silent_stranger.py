@@ -43,7 +43,7 @@ def test_5_a_limit_does_not_take_the_place_of_being_better_than_chance(evergram:
     """With a large mean, noise has a small error."""
     write("old.parquet", vectors(0, mean=30))
     write("noise.parquet", vectors(1, mean=30))
-    align = ("align", "old.parquet", "noise.parquet", "--lineage", "l", "--max-error")
+    align = ("vectors", "align", "old.parquet", "noise.parquet", "--lineage", "l", "--max-error")
     refused = evergram(*align, 0.5)
     assert refused.code == 2
     assert "says next to nothing" in refused.err
@@ -53,7 +53,7 @@ def test_5_a_limit_does_not_take_the_place_of_being_better_than_chance(evergram:
     assert published.code == 0
     assert "No better than chance" in published.out
     assert "no better than chance" in published.err
-    warnings = evergram("versions", "l", "--json").json["versions"][1]["warnings"]
+    warnings = evergram("lineage", "list", "l", "--json").json["versions"][1]["warnings"]
     assert any("no better than chance" in sentence for sentence in warnings)
 
 
@@ -75,7 +75,7 @@ def test_4_a_test_of_few_queries_says_so_wherever_the_version_is(evergram: Comma
     assert trained.json["data"]["in_training"] == 200
     sentence = "tested on 1 queries only (of the held-out pairs, 200 are in the training data too)"
     assert sentence in trained.err
-    assert sentence in evergram("versions", "l", "--json").json["versions"][0]["warnings"][0]
+    assert sentence in evergram("lineage", "list", "l", "--json").json["versions"][0]["warnings"][0]
 
 
 def test_also_an_ids_file_of_integers_is_of_integers(evergram: Command) -> None:
@@ -84,12 +84,12 @@ def test_also_an_ids_file_of_integers_is_of_integers(evergram: Command) -> None:
     write("old.parquet", old)
     np.save("new.npy", turned(old))
     Path("ids.txt").write_text("".join(f"{100 + i}\n" for i in range(ROWS)))
-    assert evergram("import", "old.parquet", "--lineage", "l").code == 0
-    assert evergram("fill", "l", "--store", "object=s").code == 0
-    aligned = ("align", 0, "new.npy", "--new-ids", "ids.txt", "--lineage", "l")
+    assert evergram("vectors", "import", "old.parquet", "--lineage", "l").code == 0
+    assert evergram("store", "fill", "l", "--store", "object=s").code == 0
+    aligned = ("vectors", "align", 0, "new.npy", "--new-ids", "ids.txt", "--lineage", "l")
     assert evergram(*aligned).code == 0
     assert Lineage.open("l").embeddings("object")[0].type == pa.int64()
-    assert evergram("fill", "l", "--store", "object=s").code == 0
+    assert evergram("store", "fill", "l", "--store", "object=s").code == 0
 
 
 def test_also_a_version_keeps_the_type_of_ids(evergram: Command) -> None:
@@ -99,13 +99,13 @@ def test_also_a_version_keeps_the_type_of_ids(evergram: Command) -> None:
     texts = [str(i) for i in range(100, 100 + ROWS)]
     write("same.parquet", turned(old), pa.array(texts))
     write("other.parquet", turned(old), pa.array(["00017", *texts[1:]]))
-    assert evergram("import", "old.parquet", "--lineage", "l").code == 0
-    refused = evergram("align", 0, "other.parquet", "--lineage", "l")
+    assert evergram("vectors", "import", "old.parquet", "--lineage", "l").code == 0
+    refused = evergram("vectors", "align", 0, "other.parquet", "--lineage", "l")
     assert refused.code == 2
     assert "'00017'" in refused.err
     assert "are integers" in refused.err
     assert len(Lineage.open("l").versions) == 1
-    assert evergram("align", 0, "same.parquet", "--lineage", "l").code == 0
+    assert evergram("vectors", "align", 0, "same.parquet", "--lineage", "l").code == 0
     assert Lineage.open("l").embeddings("object")[0].type == pa.int64()
 
 
@@ -128,9 +128,11 @@ def test_also_a_file_without_ids_is_not_said_to_have_them(evergram: Command) -> 
     old = vectors(0)
     write("old.parquet", old)
     write("new.parquet", turned(old))
-    assert evergram("align", "old.parquet", "new.parquet", "--lineage", "l").code == 0
+    assert evergram("vectors", "align", "old.parquet", "new.parquet", "--lineage", "l").code == 0
     np.save("bare.npy", turned(old))
-    done = evergram("transform", "bare.npy", "--lineage", "l", "--as", 0, "--out", "out.npy")
+    done = evergram(
+        "vectors", "transform", "bare.npy", "--lineage", "l", "--as", 0, "--out", "out.npy"
+    )
     assert done.code == 0
     assert "without ids" in done.out
     assert not Path("out.ids.txt").exists()
@@ -140,7 +142,7 @@ def test_also_small_mistakes_are_named(evergram: Command) -> None:
     old = vectors(0)
     write("old.parquet", old)
     write("new.parquet", turned(old))
-    align = ("align", "old.parquet", "new.parquet", "--lineage", "l")
+    align = ("vectors", "align", "old.parquet", "new.parquet", "--lineage", "l")
     high = evergram(*align, "--transform", "low_rank", "--rank", 9)
     assert (high.code, "has 8 at most" in high.err) == (2, True)
     none = evergram(*align, "--held-out", 0)
@@ -150,9 +152,9 @@ def test_also_small_mistakes_are_named(evergram: Command) -> None:
     with pytest.raises(DataError, match="not finite"):
         view.transform(np.full((1, DIM), np.nan, np.float32))
     # A file beside an .npy that was left over is named.
-    assert evergram("export", "l", "kept.npy", "--side", "object").code == 0
+    assert evergram("vectors", "export", "l", "kept.npy", "--side", "object").code == 0
     np.save("kept.npy", turned(old))
-    known = evergram("align", 1, "kept.npy", "--lineage", "l")
+    known = evergram("vectors", "align", 1, "kept.npy", "--lineage", "l")
     assert (known.code, "kept.npy.json" in known.err) == (2, True)
 
 
@@ -167,8 +169,8 @@ def test_also_a_file_of_few_rows_says_how_many_are_left(evergram: Command) -> No
 def test_also_a_score_past_float32_is_no_warning_of_numpy(evergram: Command) -> None:
     old = torch.from_numpy(vectors(0))
     write("old.parquet", old.numpy())
-    assert evergram("import", "old.parquet", "--lineage", "l").code == 0
-    assert evergram("fill", "l", "--store", "object=s").code == 0
+    assert evergram("vectors", "import", "old.parquet", "--lineage", "l").code == 0
+    assert evergram("store", "fill", "l", "--store", "object=s").code == 0
     from evergram.retrieval.reader import Reader
 
     reader = Reader.open("l", {"object": "s"})

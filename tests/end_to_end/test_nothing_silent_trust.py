@@ -49,7 +49,7 @@ def test_20_files_that_hold_tokens_are_readable_by_their_owner_only(
     before = os.umask(0o022)
     try:
         assert add_probe(evergram, "plain.onnx", "--token").code == 0
-        assert evergram("align", "0", "new.parquet", "--lineage", "l").code == 0
+        assert evergram("vectors", "align", "0", "new.parquet", "--lineage", "l").code == 0
     finally:
         os.umask(before)
     for path in imported_lineage.rglob("*"):
@@ -57,8 +57,8 @@ def test_20_files_that_hold_tokens_are_readable_by_their_owner_only(
         assert mode == (0o700 if path.is_dir() else 0o600), path
     # Shared with a group, once and for all.
     subprocess.run(["chmod", "-R", "g+rX", str(imported_lineage)], check=True)
-    assert evergram("consumer-token", "l", "ads").code == 0
-    assert evergram("align", "1", "old.parquet", "--lineage", "l").code == 0
+    assert evergram("consumer", "token", "l", "ads").code == 0
+    assert evergram("vectors", "align", "1", "old.parquet", "--lineage", "l").code == 0
     for path in imported_lineage.rglob("*"):
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o750 if path.is_dir() else 0o640), path
@@ -85,7 +85,7 @@ def test_also_a_command_that_is_killed_leaves_whole_versions(
     evergram: Command, imported_lineage: Path, number: int
 ) -> None:
     """The command itself, killed just before one of its operations on the lineage's files."""
-    align = ["evergram", "align", "0", "new.parquet", "--lineage", str(imported_lineage)]
+    align = ["evergram", "vectors", "align", "0", "new.parquet", "--lineage", str(imported_lineage)]
     died = subprocess.run(
         [sys.executable, "-c", DYING, str(number), str(imported_lineage), *align],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -95,6 +95,6 @@ def test_also_a_command_that_is_killed_leaves_whole_versions(
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
     newest = Lineage.open(imported_lineage).newest
-    assert evergram("check", "l").code == 0
-    assert evergram("align", str(newest), "old.parquet", "--lineage", "l").code == 0
+    assert evergram("lineage", "check", "l").code == 0
+    assert evergram("vectors", "align", str(newest), "old.parquet", "--lineage", "l").code == 0
     assert not list(imported_lineage.rglob(".*.part"))

@@ -15,7 +15,7 @@ it are ids and vectors of every version that could be read, as that code read th
 adds the fingerprints of new ones to `fingerprints.json`, so that they never change either.
 
 `stores-1/` are stores of before a store knew its side: a snapshot, and `lance#films`, each filled
-with the candidates of `format-3/trained` by eb0111e (`evergram fill … --store candidate=…`).
+with the candidates of `format-3/trained` by eb0111e (`evergram store fill … --store candidate=…`).
 
 `aligner-1/` are files of `Aligner.save`, made by `python tests/golden/make.py aligner`.
 """

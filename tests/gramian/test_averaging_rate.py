@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from evergram.gramian.averaging_rate import (
     FASTEST,
+    NOISE_EVERY,
     SLOWEST,
     UNSEEN,
     WINDOW,
@@ -54,6 +55,21 @@ def test_an_automatic_rate_waits_for_two_windows() -> None:
     for _ in range(WINDOW):
         rate.observe(torch.ones(SHAPE), torch.tensor(1.0))
     assert float(rate()) == pytest.approx(SLOWEST)  # the third shows that windows have no noise
+
+
+def test_noise_is_read_of_one_batch_in_some_and_asked_for_there() -> None:
+    often, seldom = (AveragingRate(SHAPE, "auto") for _ in range(2))
+    draw = torch.Generator().manual_seed(0)
+    asked = 0
+    for _ in range(5 * WINDOW):
+        moment, noise = torch.randn(SHAPE, generator=draw), torch.tensor(float(SHAPE.numel()))
+        often.observe(moment, noise)
+        asked += seldom.wants_noise
+        seldom.observe(moment, noise if seldom.wants_noise else None)
+    assert asked == 5 * WINDOW // NOISE_EVERY
+    assert torch.equal(often(), seldom())
+    with pytest.raises(ValueError, match="wants_noise"):
+        seldom.observe(torch.ones(SHAPE), None)
 
 
 class TestAutomaticRate:

@@ -1,4 +1,4 @@
-"""Filling and backfilling from Python what `evergram fill` and `evergram backfill` do."""
+"""Filling and backfilling from Python what `evergram store fill` and `store backfill` do."""
 
 from __future__ import annotations
 

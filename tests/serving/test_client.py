@@ -124,7 +124,7 @@ def test_arguments_that_cannot_be_sent_are_refused(served: Running) -> None:
 
 @pytest.mark.parametrize("token", ["", "…", "a b", "secret\n"])
 def test_a_token_that_cannot_be_sent_is_refused_without_repeating_it(token: str) -> None:
-    with pytest.raises(ServiceError, match="'evergram consumer-token'") as caught:
+    with pytest.raises(ServiceError, match="'evergram consumer token'") as caught:
         Client("http://service", token)
     assert not token or token not in str(caught.value)
 

@@ -63,3 +63,11 @@ def test_a_host_may_be_a_name_an_address_or_all_below_a_name(name: str) -> None:
 def test_a_pattern_that_no_request_could_match_is_refused(name: str) -> None:
     with pytest.raises(ServiceError, match="is no name of a host"):
         ServiceSettings(allowed_hosts=("shop.example", name)).check(False)
+
+
+def test_texts_need_an_encoder_and_their_vectors_need_texts() -> None:
+    with pytest.raises(ServiceError, match="no --encoder is given"):
+        ServiceSettings(texts="texts.csv").check(tokens=False)
+    with pytest.raises(ServiceError, match="which are not given"):
+        ServiceSettings(encoders=("recorded",), kept="kept").check(tokens=False)
+    ServiceSettings(encoders=("recorded",), texts="texts.csv", kept="kept").check(tokens=False)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import typer
 
-from evergram.cli import main
+from evergram.cli import app, main
 
 # Starts the command; its arguments follow.
 PROGRAM = "from evergram.cli import main; main()"
@@ -73,6 +74,31 @@ def exit_code(*arguments: object) -> int:
     return 0
 
 
+def every_command(group: Any = None, before: str = "") -> dict[str, Any]:
+    """Return all commands by their words, such as "lineage list"; groups are no commands."""
+    commands: dict[str, Any] = {}
+    top: Any = typer.main.get_command(app) if group is None else group
+    for name, command in top.commands.items():
+        if hasattr(command, "commands"):
+            commands |= every_command(command, f"{before}{name} ")
+        else:
+            commands[before + name] = command
+    return commands
+
+
+def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the command that an argument list starts, such as "store fill", and its options.
+
+    Raises: an error of click where an option is unknown or a value is wrong.
+    """
+    program, *rest = words
+    assert program == "evergram"
+    commands = every_command()
+    name = next(n for n in (" ".join(rest[:2]), rest[0]) if n in commands)
+    arguments = rest[len(name.split()) :]
+    return name, commands[name].make_context(name, arguments).params
+
+
 def run_process(
     *arguments: object,
     folder: Path | None = None,
@@ -102,5 +128,5 @@ def run_process(
 
 @pytest.fixture
 def evergram(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command in this process: `evergram("versions", "l", "--json").json`."""
+    """Runs the command in this process: `evergram("lineage", "list", "l", "--json").json`."""
     return Command(capfd)

@@ -36,11 +36,11 @@ def publisher_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def imported_lineage(evergram: Command, publisher_folder: Path) -> Path:
     """A lineage `l` with one version, imported from the old vectors."""
-    assert evergram("import", "old.parquet", "--lineage", "l").code == 0
+    assert evergram("vectors", "import", "old.parquet", "--lineage", "l").code == 0
     return publisher_folder / "l"
 
 
 def add_probe(evergram: Command, model: str, *more: object) -> CommandResult:
     """Add the consumer "ads", with a model of this file as its probe."""
     probe = ("--pin", "v0", "--probe", model, "--data", "data.parquet")
-    return evergram("consumer-add", "l", "ads", *probe, *more)
+    return evergram("consumer", "add", "l", "ads", *probe, *more)

@@ -6,7 +6,7 @@ import re
 
 from tests.support.sentences import ROOT, Claim, by_first, number, table
 
-README, TRAINING = "README.md", "docs/training.md"
+RESULTS, TRAINING = "docs/results.md", "docs/training.md"
 TOWERS, GRAPH = "docs/two-tower.md", "docs/graph.md"
 
 
@@ -119,7 +119,7 @@ def towers(data: str, variant: str) -> list[tuple[float, float]]:
 
 
 def without_the_skip() -> bool:
-    popularity = number(table(README, "movielens")[0]["popularity"])
+    popularity = number(table(RESULTS, "movielens")[0]["popularity"])
     ((_, without),) = towers("movielens", "no way around the layers")
     ((_, slow),) = towers("movielens", "no way around the layers, SOGram 0.01")
     whole = towers("movielens", "factorization")[0][1]

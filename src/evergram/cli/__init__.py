@@ -2,13 +2,13 @@
 
 Read in this order:
 
-1. `options`: the app, and what several commands share. `printing`: results, as a table or as JSON.
+1. `app`: the app, its groups, and the order of its help. `old_names`: names before the groups.
+   `options`: what several commands share. `printing`: results, as a table or as JSON.
    `failures`: the sentence and the exit code of each error.
-2. One file a group of commands: `models` (train, upgrade, diagnose, compare, demo),
-   `evaluations` (evaluate, plan-migration), `preparing` (prepare, encode),
-   `vectors` (align, transform, export-transform),
-   `lineages`, `releases`, `consumers`, `stores`, `serve`, `tuning` (tune), and the folder
-   `reproduction` (reproduce).
+2. Commands of the top level: `models` (demo, train, upgrade, compare, diagnose),
+   `starting` (init), `preparing` (prepare), `evaluations` (evaluate), `tuning` (tune), `serve`,
+   and the folder `reproduction` (reproduce).
+3. A file or a folder for each group: `lineage/`, `consumers`, `stores`, `vectors/`.
 
 Each command imports what it calls when it is called, so that `evergram --help` does not wait for
 torch.
@@ -21,35 +21,40 @@ import sys
 from evergram.cli import (
     consumers,
     evaluations,
-    lineages,
+    lineage,
     models,
     preparing,
-    releases,
     reproduction,
     serve,
+    starting,
     stores,
     tuning,
     vectors,
 )
+from evergram.cli.app import app
 from evergram.cli.failures import INTERRUPTED, error_line, sentence_and_code, warnings_on_stderr
-from evergram.cli.options import app, refuse_unshared
+from evergram.cli.old_names import with_new_names
+from evergram.cli.options import refuse_unshared
 from evergram.collectives import is_first_process
 
 __all__ = ["app", "main"]
 
 # The files and folders whose import adds their commands to the app.
 _COMMANDS = (
-    *(consumers, evaluations, lineages, models, preparing),
-    *(releases, reproduction, serve, stores, tuning, vectors),
+    *(consumers, evaluations, lineage, models, preparing),
+    *(reproduction, serve, starting, stores, tuning, vectors),
 )
 
 
 def main() -> None:
     """Run the command; an error becomes one line on stderr and an exit code of docs/commands.md."""
     try:
-        refuse_unshared(sys.argv[1:])
+        arguments, renamed = with_new_names(sys.argv[1:])
+        if renamed and is_first_process():
+            sys.stderr.write(f"note: {renamed}\n")
+        refuse_unshared(arguments)
         with warnings_on_stderr():
-            code = app(standalone_mode=False)
+            code = app(args=arguments, standalone_mode=False)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as error:

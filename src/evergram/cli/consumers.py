@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergram.cli.options import Json, LineageFolder, app
+from evergram.cli.app import consumer_commands
+from evergram.cli.options import Json, LineageFolder
 from evergram.cli.printing import dump, number, print_probes, table
 from evergram.errors import DataError
 
@@ -38,8 +39,8 @@ Least = Annotated[float | None, typer.Option("--min", help="The least value that
 Most = Annotated[float | None, typer.Option("--max", help="The most that is good enough, of rmse.")]
 
 
-@app.command()
-def consumers(
+@consumer_commands.command("list")
+def list_consumers(
     lineage: LineageFolder,
     as_json: Json = False,
 ) -> None:
@@ -72,8 +73,8 @@ def consumers(
     table(f"Consumers of {lineage}", header, lines)
 
 
-@app.command("consumer-add")
-def consumer_add(
+@consumer_commands.command("add")
+def add(
     lineage: LineageFolder,
     name: Name,
     pin: Annotated[
@@ -111,8 +112,8 @@ def consumer_add(
     _print_consumer(added, as_json, registry.issue_token(name) if token else None)
 
 
-@app.command("consumer-pin")
-def consumer_pin(
+@consumer_commands.command("pin")
+def pin(
     lineage: LineageFolder,
     name: Name,
     version: Annotated[str, typer.Argument(metavar="VERSION", help="v0, or a label.")],
@@ -145,8 +146,8 @@ def consumer_pin(
     _print_consumer(moved, as_json)
 
 
-@app.command("consumer-token")
-def consumer_token(
+@consumer_commands.command("token")
+def token(
     lineage: LineageFolder,
     name: Name,
     as_json: Json = False,
@@ -159,8 +160,8 @@ def consumer_token(
     _print_consumer(registry.get(name), as_json, token)
 
 
-@app.command("consumer-remove")
-def consumer_remove(
+@consumer_commands.command("remove")
+def remove(
     lineage: LineageFolder,
     name: Name,
     as_json: Json = False,
@@ -175,8 +176,8 @@ def consumer_remove(
     sys.stdout.write(f"{name} is no consumer any more.\n")
 
 
-@app.command()
-def probe(
+@consumer_commands.command("probe")
+def run_probe(
     lineage: LineageFolder,
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Run one consumer's probe only.")
@@ -190,10 +191,10 @@ def probe(
     opened = Lineage.open(lineage)
     readings = run_probes(opened, names=None if name is None else [name])
     if name is not None and not readings:
-        raise DataError(f"{name} has no probe; 'evergram consumer-pin' with --probe gives it one.")
+        raise DataError(f"{name} has no probe; 'evergram consumer pin' with --probe gives it one.")
     if not readings:
         raise DataError(
-            f"No consumer of {lineage} has a probe, so nothing was tried; 'evergram consumer-add' "
+            f"No consumer of {lineage} has a probe, so nothing was tried; 'evergram consumer add' "
             "with --probe adds one."
         )
     if as_json:

@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from evergram.cli.old_names import command_at
 from evergram.collectives import is_first_process
 from evergram.errors import EvergramError
 from evergram.validation import sentence_of
@@ -65,7 +66,9 @@ class _WarningPrinter(logging.Handler):
 def warnings_on_stderr() -> Iterator[None]:
     """Print the library's warnings for a `with` block; `serve` has a log of its own."""
     logger, handler = logging.getLogger("evergram"), _WarningPrinter(logging.WARNING)
-    if sys.argv[1:2] != ["serve"] and is_first_process():
+    words = sys.argv[1:]
+    place = command_at(words)
+    if (place is None or words[place] != "serve") and is_first_process():
         logger.addHandler(handler)
     try:
         yield
@@ -121,7 +124,8 @@ def _usage(error: Any) -> str:
     """Return a sentence on a wrong command line; print the help for an empty one, and return ""."""
     context: Any = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
-        sys.stdout.write(context.get_help())
+        # Rich has printed it already, and the message is then empty.
+        sys.stdout.write(error.format_message())
         return ""
     problem = " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error.__cause__, ValidationError):

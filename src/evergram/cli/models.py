@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evergram.cli.app import app
 from evergram.cli.options import (
     AllowSmallOverlap,
     Board,
@@ -25,7 +26,6 @@ from evergram.cli.options import (
     Seed,
     Set,
     StrictProbes,
-    app,
     load_recipe,
     new_progress,
     refuse_shared_fit,
@@ -46,7 +46,7 @@ SET_BY_METHODS = tuple(
 )
 
 
-@app.command()
+@app.command(epilog="Example: evergram train recipe.toml --lineage lineages/shop")
 def train(
     recipe: RecipeFile,
     lineage: LineageOption,
@@ -79,7 +79,9 @@ def train(
     return print_version(lineage, dict(artefact.metrics), as_json)
 
 
-@app.command()
+@app.command(
+    epilog="Example: evergram upgrade recipe.toml --lineage lineages/shop --max-degradation 2"
+)
 def upgrade(
     recipe: RecipeFile,
     lineage: LineageOption,

@@ -1,4 +1,4 @@
-"""The app, and the arguments and options that several commands share."""
+"""The arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evergram.cli.app import app, is_quiet
 from evergram.collectives import ALONE, Collectives, is_first_process, process_count
 from evergram.errors import DataError, RecipeError
 
@@ -17,14 +18,7 @@ if TYPE_CHECKING:
     from evergram.training.recipe import Recipe
 
 # Commands whose processes, started by torchrun, share one work.
-SHARING = ("train", "upgrade", "align", "export", "transform")
-
-app = typer.Typer(
-    help="Train embeddings without negative sampling; ship new versions without breaking anyone.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+SHARING = ("train", "upgrade", "vectors align", "vectors export", "vectors transform")
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="Recipe to run.")]
 # Text, as a Path would make s3:/ of s3://.
@@ -129,13 +123,19 @@ def load_recipe(
 
     Args:
         overrides: the values of `--set`.
-        unread: tables or keys that the command ignores; overrides of them are refused.
+        unread: tables or keys that the command ignores; overrides of them are refused, unless the
+            recipe is not valid without them.
         comparing: as for `Recipe.of`.
     """
     from evergram.training.recipe import Recipe
 
+    read = [each for each in overrides or () if not _is_unread(each, unread)]
+    try:
+        recipe = Recipe.load(path, with_seed(read, seed), comparing=comparing)
+    except RecipeError:
+        return Recipe.load(path, with_seed(overrides, seed), comparing=comparing)
     refuse_unread(overrides, unread)
-    return Recipe.load(path, with_seed(overrides, seed), comparing=comparing)
+    return recipe
 
 
 def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
@@ -145,12 +145,17 @@ def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
 def refuse_unread(overrides: list[str] | None, unread: Collection[str]) -> None:
     """Refuse overrides that would change nothing. Raises: RecipeError."""
     for override in overrides or ():
-        key = override.partition("=")[0].strip()
-        if key in unread or key.partition(".")[0] in unread:
+        if _is_unread(override, unread):
+            key = override.partition("=")[0].strip()
             raise RecipeError(
                 f"--set {override} changes nothing here: this command does not read {key}; leave "
                 "it out."
             )
+
+
+def _is_unread(override: str, unread: Collection[str]) -> bool:
+    key = override.partition("=")[0].strip()
+    return key in unread or key.partition(".")[0] in unread
 
 
 def columns_of(
@@ -165,6 +170,19 @@ def columns_of(
     if names and all(file.suffix.lower() == ".npy" for file in files):
         raise DataError(f"{names[0]} was given, and a .npy file names nothing in it; leave it out.")
     return {"id_column": id_column or "id", "vector_column": vector_column or "vector"}
+
+
+def columns_by_role(options: list[str] | None) -> dict[str, str]:
+    """Return the values of `--column ROLE=NAME`. Raises: DataError: one has another form."""
+    names: dict[str, str] = {}
+    for option in options or ():
+        role, equals, column = option.partition("=")
+        if not (equals and role and column):
+            raise DataError(f"--column is {option!r}; it is ROLE=NAME, as in query=user_id.")
+        if role in names:
+            raise DataError(f"--column names {role} twice; name it once.")
+        names[role] = column
+    return names
 
 
 def stores_by_side(options: Sequence[str]) -> dict[str, str]:
@@ -189,10 +207,11 @@ def stores_by_side(options: Sequence[str]) -> dict[str, str]:
 
 
 def new_progress() -> Progress:
-    """Return what shows progress on stderr: of several processes, the first one's."""
+    """Return what shows progress on stderr: nothing with `--quiet`; of several processes, the
+    first one's."""
     from evergram.training.progress import Progress
 
-    return Progress(quiet=not is_first_process())
+    return Progress(quiet=is_quiet() or not is_first_process())
 
 
 def other_processes() -> Collectives:
@@ -208,7 +227,9 @@ def other_processes() -> Collectives:
 
 def refuse_unshared(arguments: Sequence[str]) -> None:
     """Refuse a command whose processes would all do the same. Raises: RecipeError."""
-    command = next((a for a in arguments if not a.startswith("-")), "")
+    words = [word for word in arguments if not word.startswith("-")]
+    grouped = words[:1] and words[0] in {group.name for group in app.registered_groups}
+    command = " ".join(words[: 2 if grouped else 1])
     if process_count() > 1 and command and command not in SHARING:
         sharing = f"{', '.join(SHARING[:-1])} and {SHARING[-1]}"
         raise RecipeError(

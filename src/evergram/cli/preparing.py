@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated
 
 import typer
 
-from evergram.cli.options import Force, IdColumn, Json, app, new_progress
-from evergram.cli.printing import dump, file_written
-from evergram.errors import DataError
+from evergram.cli.app import app
+from evergram.cli.options import Json, columns_by_role, new_progress
+from evergram.cli.printing import dump
 
 Sources = Annotated[
     list[str],
@@ -76,7 +76,7 @@ def prepare(
     from evergram.data.prepared.writing.settings import PrepareSettings
 
     settings = PrepareSettings(
-        columns=_names(column or []),
+        columns=columns_by_role(column),
         query_features=list(query_features) if query_features else None,
         candidate_features=list(candidate_features) if candidate_features else None,
         shared_ids=shared_ids,
@@ -101,76 +101,3 @@ def prepare(
         dump(summary.to_json())
         return
     sys.stdout.write(f"{summary}\n")
-
-
-def _names(options: list[str]) -> dict[str, str]:
-    """Return the values of `--column ROLE=NAME`. Raises: DataError: one has another form."""
-    names: dict[str, str] = {}
-    for option in options:
-        role, equals, column = option.partition("=")
-        if not (equals and role and column):
-            raise DataError(f"--column is {option!r}; it is ROLE=NAME, as in query=user_id.")
-        if role in names:
-            raise DataError(f"--column names {role} twice; name it once.")
-        names[role] = column
-    return names
-
-
-TextFile = Annotated[
-    Path, typer.Argument(metavar="TEXTS", help="Parquet, Arrow, CSV, TSV or JSON lines.")
-]
-VectorFile = Annotated[
-    Path, typer.Argument(metavar="OUT", help="File of vectors: .parquet, .arrow or .npy.")
-]
-EncoderAddress = Annotated[
-    str, typer.Option("--encoder", metavar="ADDRESS", help="The encoder, see docs/text.md.")
-]
-TextColumn = Annotated[str | None, typer.Option(help="The column of texts.", show_default="text")]
-RoleOfTexts = Annotated[
-    str, typer.Option("--role", help="document or query: which prompt stands before each text.")
-]
-Prompt = Annotated[
-    str | None, typer.Option(show_default="the model's own", help="Words before each of these.")
-]
-
-
-@app.command()
-def encode(
-    texts: TextFile,
-    out: VectorFile,
-    encoder: EncoderAddress,
-    role: RoleOfTexts = "document",
-    query_prompt: Prompt = None,
-    document_prompt: Prompt = None,
-    id_column: IdColumn = None,
-    text_column: TextColumn = None,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
-    """Encode a file of texts to a file of vectors that records its encoder.
-
-    A run that was killed goes on with the parts that it wrote.
-    """
-    from evergram.releasing.files.encode_file import Texts, encode_file
-    from evergram.texts.addresses import open_text_encoder
-    from evergram.texts.text_encoder import Prompts
-    from evergram.texts.text_files import read_texts
-
-    if role not in ("document", "query"):
-        raise DataError(f"--role is {role!r}; it is document or query.")
-    ids, rows = read_texts(texts, id_column=id_column or "id", text_column=text_column or "text")
-    prompts = None
-    if query_prompt is not None or document_prompt is not None:
-        prompts = Prompts(query_prompt or "", document_prompt or "")
-    chosen = Texts(ids, rows, cast(Literal["document", "query"], role))
-    opened = open_text_encoder(encoder, prompts)
-    record = encode_file(chosen, opened, out, progress=new_progress(), overwrite=force)
-    if as_json:
-        facts = {"file": str(out), "rows": len(rows), "dim": record.dim, "encoder": record.address}
-        dump({**facts, "fingerprint": record.fingerprint, "prompts": record.prompts})
-        return
-    known = "by its weights" if record.fingerprint else "by its canaries alone"
-    sys.stdout.write(
-        f"{len(rows)} texts, {record.dim} dims, by {record.address} (known again {known}): "
-        f"{file_written(out)}\n"
-    )

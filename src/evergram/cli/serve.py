@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergram.cli.options import Json, LineageFolder, app, stores_by_side
+from evergram.cli.app import app
+from evergram.cli.options import Json, LineageFolder, stores_by_side
 
 if TYPE_CHECKING:
     from evergram.serving.server import Server
@@ -79,10 +80,28 @@ TextCache = Annotated[int, typer.Option(min=0, help="MiB of vectors of recent te
 CanaryEvery = Annotated[
     float, typer.Option(min=1, help="Seconds between two checks of the encoders.")
 ]
+TextFile = Annotated[
+    str | None,
+    typer.Option(
+        "--texts",
+        metavar="FILE",
+        help="Ids and texts (columns id and text) of the stored objects, so that a search may "
+        "re-rank by --encoder.",
+    ),
+]
+KeptFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--kept",
+        metavar="DIR",
+        help="Folder where the vectors computed for such searches are saved "
+        "(default: they are forgotten at the end).",
+    ),
+]
 MIB = 2**20
 
 
-@app.command()
+@app.command(epilog="Example: evergram serve lineages/shop --port 8000")
 def serve(
     lineage: LineageFolder,
     host: Host = "127.0.0.1",
@@ -105,6 +124,8 @@ def serve(
     max_text: MaxText = 32_768,
     text_cache: TextCache = 64,
     canary_every: CanaryEvery = 300.0,
+    texts: TextFile = None,
+    kept: KeptFolder = None,
     as_json: Json = False,
 ) -> None:
     """Serve embeddings, search and transforms over HTTP, at the version that each reader wants.
@@ -133,6 +154,8 @@ def serve(
         max_text=max_text,
         text_cache=text_cache * MIB,
         canary_every=canary_every,
+        texts=texts,
+        kept=kept,
     )
     _log_to_stderr()
     stores = stores_by_side(store or ()) or None

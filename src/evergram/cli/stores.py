@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergram.cli.options import Json, LineageFolder, app, stores_by_side
+from evergram.cli.app import group, is_quiet, store_commands
+from evergram.cli.options import Json, LineageFolder, stores_by_side
 from evergram.cli.printing import dump
 from evergram.errors import DataError
 
@@ -34,14 +35,11 @@ OneStore = Annotated[
     list[str],
     typer.Option("--store", metavar="SIDE=ADDRESS", help=f"Store of a side: {_WHERE}"),
 ]
-backfill = typer.Typer(
-    help="Refresh a store's older rows to production's version, the worst first.",
-    no_args_is_help=True,
-)
-app.add_typer(backfill, name="backfill")
+backfill = group("Refresh a store's older rows to production's version, the worst first.")
+store_commands.add_typer(backfill, name="backfill")
 
 
-@app.command()
+@store_commands.command()
 def fill(
     lineage: LineageFolder,
     store: Stores,
@@ -134,6 +132,8 @@ def _print_side(side: str, version: int, done: int, total: int) -> None:
 
 
 def _print_progress(done: int, total: int, what: str) -> None:
+    if is_quiet():
+        return
     if not sys.stderr.isatty():
         sys.stderr.write(f"{done} of {total} {what}\n")
         return

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evergram.cli.app import app
 from evergram.cli.options import (
     Device,
     Json,
     RecipeFile,
     Seed,
     Set,
-    app,
     load_recipe,
     new_progress,
     with_seed,

@@ -103,6 +103,28 @@ class Chain:
                 self._composed[key] = weight @ last[0], weight @ last[1] + offset
         return self._composed[key]
 
+    def steps(self, source: int, target: int) -> list[tuple[Tensor, Tensor] | Transform]:
+        """Return how version k is read as version j, in the order of application: affine steps that
+        follow each other as one matrix and one offset, float64, others as their transforms.
+
+        There is at least one: that from a version to itself is the identity matrix.
+
+        Raises: UnknownVersionError.
+        """
+        self._check_versions(source, target)
+        steps: list[tuple[Tensor, Tensor] | Transform] = []
+        while source > target:
+            stop = source
+            while stop > target and self._steps[stop - 1] is not None:
+                stop -= 1
+            if stop < source:
+                steps.append(self.affine(source, stop))
+            else:
+                stop -= 1
+                steps.append(self.transforms[stop])
+            source = stop
+        return steps or [self.affine(source, target)]
+
     def matrix(self, source: int, target: int) -> Tensor:
         """Return W_k^j without the offset, float64 [D_j, D_k]; raises as `affine` does."""
         return self.affine(source, target)[0]
@@ -130,21 +152,15 @@ class Chain:
                 f"Embeddings have dim {embeddings.shape[-1]}; version {source} has "
                 f"{self._dims[source]}."
             )
-        while source > target:
-            # Apply the affine steps up to the next other one as one matrix.
-            stop = source
-            while stop > target and self._steps[stop - 1] is not None:
-                stop -= 1
-            if stop < source:
-                weight, offset = (part.to(embeddings) for part in self.affine(source, stop))
+        for step in self.steps(source, target) if source > target else ():
+            if isinstance(step, tuple):
+                weight, offset = (part.to(embeddings) for part in step)
                 embeddings = embeddings @ weight.T
                 if bool(offset.any()):
                     embeddings = embeddings + offset
             else:
-                stop -= 1
                 with torch.no_grad():
-                    embeddings = self.transforms[stop](embeddings.float()).to(embeddings)
-            source = stop
+                    embeddings = step(embeddings.float()).to(embeddings)
         return embeddings
 
     def _check(self, version: int) -> None:

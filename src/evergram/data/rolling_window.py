@@ -58,11 +58,19 @@ class RollingWindow:
         return corpus.before(latest - self.seconds * _per_second(latest, self.text))
 
 
-def _per_second(time: float, text: str) -> int:
-    """Return how many units of `time` make a second, as it must be a date from 1980 to 2100."""
+def units_per_second(time: float) -> int | None:
+    """Return how many units of `time` make a second; None unless it is a date of 1980 to 2100."""
     for units in _UNITS.values():
         if _FIRST * units <= time < _LAST * units:
             return units
+    return None
+
+
+def _per_second(time: float, text: str) -> int:
+    """Return how many units of `time` make a second, as it must be a date from 1980 to 2100."""
+    units = units_per_second(time)
+    if units is not None:
+        return units
     raise DataError(
         f"split.last = {text!r} needs dates, or Unix times in {', '.join(_UNITS)}; the latest time "
         f"here is {time:g}, which is not between 1980 and 2100. Give a percentage such as '5 %'."

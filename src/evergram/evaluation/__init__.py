@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         rank_metrics,
     )
     from evergram.evaluation.relevance import relevance_of, test_relevance
+    from evergram.evaluation.reports.embedding_map import EmbeddingMap
     from evergram.evaluation.sampled_gramian_error import (
         Interval,
         SampledTruth,
@@ -70,6 +71,7 @@ __all__ = [
     "ConsumerInputs",
     "ConsumerTask",
     "Degradation",
+    "EmbeddingMap",
     "Histograms",
     "Interval",
     "MetricSample",
@@ -113,6 +115,7 @@ export_lazily(
         "large_catalogues.metric_sample": "MetricSample SampledRanking sample_queries",
         "probes.probe_models": "ProbeModel load_probe_model",
         "ranking": "Relevance popularity_metrics query_metrics rank_metrics",
+        "reports.embedding_map": "EmbeddingMap",
         "relevance": "relevance_of test_relevance",
         "sampled_gramian_error": "Interval SampledTruth gradient_error_interval "
         "gramian_error_interval",

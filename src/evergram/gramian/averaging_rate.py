@@ -10,6 +10,8 @@ from evergram.gramian.host_buffers import HostBuffers
 # Batches in a window of which the drift is measured, and the range of an automatic rate.
 WINDOW = 32
 SLOWEST, FASTEST = 0.002, 0.5
+# Batches whose noise is measured, one of so many: σ² is a mean over the window.
+NOISE_EVERY = 4
 # Weight of the newest window in the running ratio of drift to noise.
 SMOOTHING = 0.3
 # A drift below this share of the noise of the windows' difference cannot be told from none.
@@ -68,7 +70,7 @@ class AveragingRate(HostBuffers):
             # This window's sum, the last one's mean, and how that differs from the one before it.
             for name in ("window", "window_before", "last_move"):
                 self.register_buffer(name, torch.zeros(shape))
-            # Sums of σ² and τ² over this window.
+            # Sums of σ² and τ² over this window's measured batches.
             self.register_buffer("sums", torch.zeros(2, dtype=torch.float64))
             # Running ‖mean − mean before‖² / σ², and a window mean's variance over σ²/WINDOW.
             self.register_buffer("moved", torch.zeros((), dtype=torch.float64))
@@ -78,17 +80,32 @@ class AveragingRate(HostBuffers):
         """Return α of this step, a float64 scalar."""
         return self.value * (self.steps + 1).double() ** -self.decay if self.decay else self.value
 
-    def observe(self, batch: Tensor, noise: Tensor, pairs: Tensor | None = None) -> None:
+    @property
+    def noise_every(self) -> int:
+        """One of so many batches is asked for its noise; with `recursive` all are, as one that has
+        no pair says nothing of τ²."""
+        return 1 if self.recursive else NOISE_EVERY
+
+    @property
+    def wants_noise(self) -> bool:
+        """Whether this step's noise is measured."""
+        return self.auto and int(self.steps) % self.noise_every == 0
+
+    def observe(self, batch: Tensor, noise: Tensor | None, pairs: Tensor | None = None) -> None:
         """Learn from a step that was averaged.
 
         Args:
             batch: the batch's moment.
-            noise: its variance σ², see `batch_noise`.
+            noise: its variance σ², see `batch_noise`; read where `wants_noise`, None elsewhere.
             pairs: the variance τ² of the pairs' difference, with `recursive`.
+        Raises: ValueError: the noise is wanted and missing.
         """
-        self.steps = self.steps + 1
         sums = self.get_buffer("sums")
-        sums[0] += noise
+        if self.wants_noise:
+            if noise is None:
+                raise ValueError("This step's noise is wanted (`wants_noise`), and it is None.")
+            sums[0] += noise
+        self.steps = self.steps + 1
         if pairs is not None:
             sums[1] += pairs
         self.get_buffer("window").add_(batch)
@@ -98,11 +115,11 @@ class AveragingRate(HostBuffers):
     def _measure_drift(self) -> None:
         sums, window = self.get_buffer("sums"), self.get_buffer("window")
         before, last_move = self.get_buffer("window_before"), self.get_buffer("last_move")
-        mean = window / WINDOW
-        variance = (sums[0] / WINDOW).clamp(min=1e-300)
+        mean, measured = window / WINDOW, WINDOW // self.noise_every
+        variance = (sums[0] / measured).clamp(min=1e-300)
         windows = int(self.steps) // WINDOW
         if self.recursive:
-            self._choose(float(sums[0] / WINDOW), float(sums[1] / WINDOW))
+            self._choose(float(sums[0] / measured), float(sums[1] / measured))
         elif windows > 1:
             move = mean - before
             moved, noise = self.get_buffer("moved"), self.get_buffer("noise")

@@ -194,10 +194,10 @@ def batch_noise(rows: EntityBatch, moment: Tensor, *, pairs: bool = False) -> Te
     """
     with torch.no_grad():
         u, f, before = rows.embeddings, rows.factors, rows.before
-        norms = _square(u, u, f)
+        norms = _own_square(u, f)
         if pairs:
             assert before is not None
-            norms = norms + _square(before, before, f) - 2 * _square(u, before, f)
+            norms = norms + _own_square(before, f) - 2 * _square(u, before, f)
         size = rows.size
         total = (norms.double() * rows.weights.double().square()).sum()
         spread = rows.collectives.sum(total, "Gramians") / size
@@ -209,6 +209,12 @@ def _square(one: Tensor, other: Tensor, factors: Tensor) -> Tensor:
     """⟨a ⊗ (a, f), b ⊗ (b, f)⟩ of each row, [B]."""
     inner = (one * other).sum(1)
     return inner * (inner + factors.square().sum(1))
+
+
+def _own_square(one: Tensor, factors: Tensor) -> Tensor:
+    """‖a ⊗ (a, f)‖² of each row, [B]; the norm in one pass over the rows."""
+    inner: Tensor = torch.linalg.vector_norm(one, dim=1).square()
+    return inner * (inner + factors.square().sum(1)) if factors.shape[1] else inner.square()
 
 
 def beside(embeddings: Tensor, factors: Tensor) -> Tensor:

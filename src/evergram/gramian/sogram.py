@@ -60,6 +60,7 @@ class SOGram(GramianEstimator):
         self.matrix = torch.lerp(self.matrix, batch, rate.to(batch))
         self.missing = self.missing * (1 - rate)
         if self.rate.auto:
-            self.rate.observe(batch, batch_noise(rows, batch))
+            noise = batch_noise(rows, batch) if self.rate.wants_noise else None
+            self.rate.observe(batch, noise)
         else:
             self.rate.skip()

@@ -300,5 +300,5 @@ class ReadOnlyLineage:
 
     @property
     def checked_files(self) -> list[str]:
-        """The paths in the lineage of all files that `check` compares with a hash or checksum."""
+        """The paths in the lineage of all files that `lineage check` compares with hashes."""
         return [*self.opened_files, *(f for n in self._catalog.manifests for f in self.files(n))]

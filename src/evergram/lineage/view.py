@@ -15,6 +15,7 @@ from torch import Tensor
 
 import evergram
 from evergram.compatibility.chain import Chain
+from evergram.compatibility.transforms import Transform
 from evergram.errors import DataError, ShapeError
 from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.artefact import Block
@@ -22,6 +23,7 @@ from evergram.lineage.catalog.catalog import Catalog
 from evergram.lineage.new_queries.fold_in import Missing, fold_in, stored_lookup
 from evergram.lineage.new_queries.id_lists import Lists
 from evergram.lineage.stored_embeddings import stored_embedding_file, stored_vectors
+from evergram.texts.matryoshka import checked_dims, cut
 from evergram.vector_files.base import EmbeddingFile, first_not_finite
 from evergram.vector_files.provenance import provenance_of
 from evergram.vector_files.shards import Shards, WrittenShards, between, write_shards
@@ -65,6 +67,7 @@ class View:
     _file: Callable[[str], EmbeddingFile]
     _address: str
     _form: Callable[[], QueryForm | None]
+    _cuts: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"View(version {self.source} read as {self.version}, dim {self.dim})"
@@ -152,7 +155,13 @@ class View:
         return self.transform(fold_in(self._form(), lookup, *lists, missing=missing, owner=owner))
 
     def export(
-        self, path: str | Path, side: str, batch: int = 65_536, *, overwrite: bool = False
+        self,
+        path: str | Path,
+        side: str,
+        batch: int = 65_536,
+        *,
+        overwrite: bool = False,
+        dimensions: int | None = None,
     ) -> int:
         """Write the ids and the vectors of a side to a file, marked with both fingerprints.
 
@@ -162,14 +171,21 @@ class View:
             side: as for `embeddings`.
             batch: rows that are transformed at once.
             overwrite: whether to write over a file that is there.
+            dimensions: keep so many of the first coordinates, with length 1; one of the numbers
+                that the record of version j's encoder declares. The file is then marked with no
+                fingerprint, as its vectors are in no version's space.
         Returns: rows written.
-        Raises: DataError: no such format, a file that is there, or a folder that cannot be written.
+        Raises: DataError: no such format, a file that is there, a folder that cannot be written, or
+            dimensions that are not declared.
         """
         path = Path(path)
         check_writable(path, overwrite=overwrite)
-        fingerprints = provenance_of(self.fingerprint, self.computed_from)
+        dims = checked_dims(dimensions, self.dim, self._cuts, self.version)
+        fingerprints = provenance_of(self.fingerprint, self.computed_from) if dims is None else {}
         stored = self._file(side)
         blocks = stored.read_as(self._apply, self.version, stored.blocks(batch), 0)
+        if dims is not None:
+            blocks = ((ids, torch.from_numpy(cut(rows.numpy(), dims))) for ids, rows in blocks)
         return write_vectors(path, blocks, fingerprints, overwrite=overwrite)
 
     def export_shards(
@@ -201,6 +217,10 @@ class View:
         Raises: ShapeError: a transform between the two versions is not affine.
         """
         return self._chain.affine(self.source, self.version)
+
+    def steps(self) -> list[tuple[Tensor, Tensor] | Transform]:
+        """Return the steps from version k to version j; see `Chain.steps`."""
+        return self._chain.steps(self.source, self.version)
 
     def _apply(self, embeddings: Tensor) -> Tensor:
         return self._chain.apply(embeddings, self.source, self.version)
@@ -247,6 +267,7 @@ def view_of(catalog: Catalog, chain: Chain, version: int | str | None, source: i
         lambda side: stored_embedding_file(catalog, side, stored),
         catalog.address,
         catalog.reader(stored).query_form,
+        catalog.manifest(target).cuts,
     )
 
 

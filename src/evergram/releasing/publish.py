@@ -50,7 +50,7 @@ def publish(
 ) -> Published:
     """Run every consumer's probe on a version, hold it to the limits, and publish it.
 
-    `evergram upgrade` and `evergram align` publish by this function.
+    `evergram upgrade` and `evergram vectors align` publish by this function.
 
     >>> import evergram
     >>> data = {"kind": "synthetic", "queries": 200, "candidates": 100, "interactions": 4000}
@@ -130,7 +130,7 @@ def refuse_untried(lineage: Lineage) -> None:
     if all(consumer.probe is None for consumer in ConsumerRegistry.open(lineage.address).list()):
         raise DegradationError(
             f"{REFUSED}no consumer has a probe, so there is nothing that --strict-probes could try "
-            "it on; add one by 'evergram consumer-add' with --probe, or leave the option out."
+            "it on; add one by 'evergram consumer add' with --probe, or leave the option out."
         )
 
 

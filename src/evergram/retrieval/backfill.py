@@ -237,8 +237,8 @@ class Backfill:
         """
         if not self._state.is_planned:
             raise LineageError(
-                f"No backfill of {self.store.address} is planned; 'evergram backfill plan' makes "
-                "one."
+                f"No backfill of {self.store.address} is planned; 'evergram store backfill plan' "
+                "makes one."
             )
         plan = self._state.plan()
         # Rows that were refreshed to a version that was withdrawn since can still be put back.

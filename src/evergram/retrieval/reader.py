@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -19,6 +20,7 @@ from evergram.gramian.new_queries.query_form import QueryForm
 from evergram.lineage.lineage import Lineage
 from evergram.lineage.new_queries.fold_in import Missing, fold_in
 from evergram.lineage.new_queries.id_lists import Lists
+from evergram.lineage.score_maps import ScoreMaps
 from evergram.retrieval.embedded import Embedded
 from evergram.retrieval.fill import SideProgress, canary_stores, local_stores, open_stores
 from evergram.retrieval.metric_search import Field, by_cosine, by_distance, by_inner_product
@@ -27,11 +29,13 @@ from evergram.retrieval.store_check import check_spaces, check_store
 from evergram.retrieval.version_maps import VersionMaps
 from evergram.stores.rows import check_k
 from evergram.stores.store import Floats, Hits, Rows, Store, StoreView
+from evergram.texts.matryoshka import checked_dims, cut
 
 Metric = Literal["ip", "l2", "cosine"]
+Scores = Literal["raw", "calibrated"]
 Version = int | str | None
 
-__all__ = ["Embedded", "Metric", "Reader", "Version", "check_spaces"]
+__all__ = ["Embedded", "Metric", "Reader", "Scores", "Version", "check_spaces"]
 
 
 class Reader:
@@ -72,6 +76,7 @@ class Reader:
         self._canaries = dict(canaries or {})
         self._settled = lineage.production if settled is None else settled
         self._maps = VersionMaps(lineage)
+        self._score_maps = ScoreMaps(lineage)
         self._forms: dict[int, QueryForm | None] = {}
         for side, store in (*self._stores.items(), *self._canaries.items()):
             check_store(lineage, store, side)
@@ -164,16 +169,26 @@ class Reader:
         ids: pa.Array | Sequence[int | str],
         version: Version = None,
         side: str | None = None,
+        *,
+        dimensions: int | None = None,
     ) -> Embedded:
         """Return the embeddings of ids at a version.
 
         Args:
             version: a number, "v0" or a label; production by default.
             side: `default_side` by default.
-        Raises: UnknownVersionError. DataError: ids of another type. LineageError: no such side; or
-            a row of an older version cannot be read forward.
+            dimensions: keep so many of the version's first coordinates, with length 1; one of the
+                numbers that its encoder's record declares.
+        Raises: UnknownVersionError. DataError: ids of another type, or dimensions that are not
+            declared. LineageError: no such side; or a row of an older version cannot be read
+            forward.
         """
         target = self.lineage.resolve(version)
+        if dimensions is not None:
+            manifest = self.lineage.manifest(target)
+            dims = checked_dims(dimensions, manifest.dim, manifest.cuts, target)
+            whole = self.embed(ids, target, side)
+            return replace(whole, vectors=cut(whole.vectors, dims))
         store = self._store(side, target)
         asked = store.as_ids(ids)
         fetched = store.fetch(asked)
@@ -200,6 +215,8 @@ class Reader:
         side: str | None = None,
         metric: Metric = "ip",
         ids: pa.Array | Sequence[int | str] | None = None,
+        *,
+        scores: Scores = "raw",
     ) -> list[Hits]:
         """Return the k nearest stored objects to vectors of a version, by the index of the newest.
 
@@ -207,6 +224,8 @@ class Reader:
             queries: [Q, D_j] or [D_j], in the space of version j.
             metric: "ip", ⟨q, z̃⟩; "l2", −‖q − z̃‖²; "cosine". A larger score is nearer.
             ids: search only among these.
+            scores: "calibrated" as of `calibrated`, for queries of the side "query" if there is
+                one, else of the searched side.
         Returns: one for each query.
         Raises: UnknownVersionError. LineageError: a transform on the way to version j is not
             affine; or the store was never filled. ShapeError, DataError: the queries are no finite
@@ -218,7 +237,7 @@ class Reader:
         check_k(k)
         target = self.lineage.resolve(version)
         store = self._store(side, target)
-        checked = self._queries(queries, target)
+        checked = self.queries(queries, target)
 
         def search(view: StoreView) -> list[Hits]:
             fields = [
@@ -228,7 +247,7 @@ class Reader:
             if not fields:
                 if not view.spaces():
                     raise LineageError(
-                        f"{store.address} was never filled; 'evergram fill' or fill(lineage, "
+                        f"{store.address} was never filled; 'evergram store fill' or fill(lineage, "
                         "store, side) fills it."
                     )
                 return [_nothing(view) for _ in checked]
@@ -236,7 +255,40 @@ class Reader:
 
         # Spaces are searched one after the other. A row that moves to another version meanwhile
         # would be in none of them, so all are read as of one moment.
-        return store.read_consistently(search)
+        hits = store.read_consistently(search)
+        if scores == "raw":
+            return hits
+        if scores != "calibrated":
+            raise DataError(f"There are no scores {scores!r}; there are raw and calibrated ones.")
+        return self.calibrated(hits, target, side, metric)
+
+    def calibrated(
+        self,
+        hits: Sequence[Hits],
+        version: Version = None,
+        side: str | None = None,
+        metric: Metric = "ip",
+        *,
+        query_side: str | None = None,
+    ) -> list[Hits]:
+        """Return hits with scores as the version itself gave them, for thresholds set on these.
+
+        As many pairs lie above any threshold as then; which ones, no map of scores can mend. Hits
+        of one version stay in their order.
+
+        Args:
+            hits: of a search at this version, with this side and metric.
+            query_side: the side of the queries; by default "query" if there is one, else `side`.
+        Raises: LineageError: the versions keep too few canaries in common.
+        Source: docs/migrate.md, "Scores".
+        """
+        target = self.lineage.resolve(version)
+        side = self.default_side if side is None else side
+        self.store(side)
+        if query_side is None:
+            query_side = "query" if "query" in self._stores else side
+        sides = query_side, side
+        return [self._score_maps.hits(h, target, sides, metric) if len(h) else h for h in hits]
 
     def recommend(
         self,
@@ -306,7 +358,32 @@ class Reader:
             LineageError: `target` is later, and no forward map was published between them.
         """
         start, end = self.lineage.resolve(source), self.lineage.resolve(target)
-        return self._maps.rows(self._queries(vectors, start), start, end)
+        return self._maps.rows(self.queries(vectors, start), start, end)
+
+    def oldest_row(self, version: int, side: str | None = None) -> int | None:
+        """Return the oldest version that the stored rows are of; None if there are no rows.
+
+        It is `version` itself only if all rows are of it.
+        """
+        filled = set(self.store(side).read_consistently(lambda view: list(view.filled())))
+        if not filled:
+            return None
+        return version if filled == {version} else min(filled - {version})
+
+    def own_rows(
+        self, ids: pa.Array, version: int, side: str | None = None
+    ) -> tuple[pa.Array, Floats]:
+        """Return those of the ids whose stored row is of a version, and their vectors [n, D]."""
+        stores = [self._store(side, version), self.store(side)]
+        dim = self.lineage.manifest(version).dim
+        own, vectors = ids.slice(0, 0), np.zeros((0, dim), dtype=np.float32)
+        for store in dict.fromkeys(stores):
+            left = ids.filter(pc.invert(pc.is_in(ids, value_set=own)))
+            for rows in store.fetch(left) if len(left) else ():
+                if rows.version == version:
+                    own = pa.concat_arrays([own, rows.ids])
+                    vectors = np.concatenate([vectors, rows.vectors[:, :dim]])
+        return own, vectors
 
     def close(self) -> None:
         """Close the stores."""
@@ -318,7 +395,11 @@ class Reader:
         dim = self.lineage.manifest(rows.version).dim
         return self._maps.rows(rows.vectors[:, :dim], rows.version, target)
 
-    def _queries(self, queries: npt.ArrayLike, version: int) -> Floats:
+    def queries(self, queries: npt.ArrayLike, version: int) -> Floats:
+        """Return queries of a version as float32 [Q, D].
+
+        Raises: ShapeError, DataError: they are no finite vectors of the version.
+        """
         try:
             vectors = np.ascontiguousarray(queries, dtype=np.float32)
         except (ValueError, TypeError):

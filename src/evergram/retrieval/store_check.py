@@ -40,7 +40,7 @@ def check_store(lineage: Lineage, store: Store, side: str, *, withdrawn: bool = 
     if proved == {side}:
         return
     why = f"its rows are of {' and of '.join(repr(name) for name in sorted(proved))}"
-    todo = "Fill another store by 'evergram fill', and use that"
+    todo = "Fill another store by 'evergram store fill', and use that"
     if not proved:
         why = f"none of its rows was published by {lineage}"
         todo += f", or, if you know that it is of this side, say so: store.take_side({side!r})"
@@ -137,8 +137,8 @@ def check_spaces(lineage: Lineage, store: Store, *, withdrawn: bool = False) -> 
                 continue
             raise LineageError(
                 f"{store.address} holds rows of version {version}, which was withdrawn: put back "
-                "what they replaced by 'evergram backfill rollback', or fill the store again by "
-                "'evergram fill'."
+                "what they replaced by 'evergram store backfill rollback', or fill the store again "
+                "by 'evergram store fill'."
             )
         manifest = known[version]
         if space.dim not in (manifest.dim, manifest.dim + version + 1):

@@ -110,8 +110,8 @@ class VersionMaps:
             if parts is None:
                 raise LineageError(
                     f"Rows of version {source} cannot be read as the later version {target}: no "
-                    "forward map was published between them. Refresh them with 'evergram "
-                    f"backfill', or read at version {source} or before."
+                    "forward map was published between them. Refresh them with "
+                    f"'evergram store backfill', or read at version {source} or before."
                 )
         elif not self._lineage.chain.is_affine(source, target):
             return None

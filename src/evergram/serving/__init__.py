@@ -11,7 +11,8 @@ Read in this order:
 3. Folders, each importing only from those before it: `monitoring/` (drift, metrics), `dashboard/`
    (the page and its data), `http/` (a request's way, from the connection to the answer).
 4. `client`: `Client`, with the names and the results of `evergram.Reader`. It needs httpx, NumPy
-   and pyarrow, and loads nothing of the service.
+   and pyarrow, and loads nothing of the service. `frameworks/`: embeddings of one version for
+   LangChain, LlamaIndex and Haystack.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Client:
         if token is not None and not re.fullmatch(r"[!-~]+", token):
             raise ServiceError(
                 "The token is empty, or has a space or a character beyond ASCII in it; give the "
-                "one that 'evergram consumer-token' showed."
+                "one that 'evergram consumer token' showed."
             )
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self.url = url.rstrip("/")
@@ -90,6 +90,8 @@ class Client:
         ids: pa.Array | Sequence[int | str],
         version: int | str | None = None,
         side: str | None = None,
+        *,
+        dimensions: int | None = None,
     ) -> Embedded:
         """Return the embeddings of ids at a version; zeros and source -1 where an id is not stored.
 
@@ -97,6 +99,7 @@ class Client:
             version: a number, "v0" or a label; by default the version that the token is pinned to,
                 else production.
             side: "query" or "candidate"; by default the service's own.
+            dimensions: as of `Reader.embed`.
         """
         if isinstance(ids, str):
             raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
@@ -104,7 +107,7 @@ class Client:
             column = ids if isinstance(ids, pa.Array) else pa.array(ids)
         except (pa.ArrowException, OverflowError, TypeError) as error:
             raise DataError(f"Ids must all be whole numbers, or all strings: {error}.") from None
-        asked = {"version": version, "side": side, "missing": "zeros"}
+        asked = {"version": version, "side": side, "missing": "zeros", "dimensions": dimensions}
         table = self._stream("/v1/embeddings", {"id": column}, asked)
         return Embedded(
             _version(table),
@@ -112,6 +115,25 @@ class Client:
             _vectors(table),
             table["computed_from"].to_numpy(),
         )
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        version: int | str | None = None,
+        role: Literal["query", "document"] = "document",
+        *,
+        dimensions: int | None = None,
+    ) -> Floats:
+        """Return the vectors [n, D] of texts at a version, which the service encodes.
+
+        Args:
+            version: as for `embed`.
+            role: chooses the encoder's prompt.
+            dimensions: as of `Reader.embed`.
+        """
+        asked = {"input": list(texts), "version": version, "input_type": role}
+        body = json.dumps(asked if dimensions is None else {**asked, "dimensions": dimensions})
+        return _vectors(self._table("/v1/embeddings", body.encode(), JSON))
 
     def search(
         self,
@@ -121,6 +143,9 @@ class Client:
         side: str | None = None,
         metric: Literal["ip", "l2", "cosine"] = "ip",
         ids: pa.Array | Sequence[int | str] | None = None,
+        *,
+        rerank: int | None = None,
+        scores: Literal["raw", "calibrated"] = "raw",
     ) -> list[Hits]:
         """Return the k stored objects nearest to each of the vectors [Q, D] or [D] of a version.
 
@@ -128,6 +153,8 @@ class Client:
             version: the version of the vectors; default as for `embed`.
             side: the side that is searched.
             ids: search among these ids only.
+            rerank: rank this many hits by the version's own vectors, see docs/serving.md.
+            scores: "calibrated" as the version itself gave them, see `Reader.calibrated`.
         """
         if isinstance(ids, str):
             raise DataError(f"ids is the text {ids[:40]!r}; give a list, such as [{ids[:40]!r}].")
@@ -138,16 +165,18 @@ class Client:
             "side": side,
             "metric": metric,
             "ids": None if chosen is None else list(chosen),
+            "rerank": rerank,
+            "scores": scores,
         }
         columns = {"vector": _vector_column(queries)}
         table = self._stream("/v1/search", columns, asked)
         query_of_row = table["query"].to_numpy()
         hit_ids = table["id"].combine_chunks()
-        scores, versions = table["score"].to_numpy(), table["computed_from"].to_numpy()
+        hit_scores, versions = table["score"].to_numpy(), table["computed_from"].to_numpy()
         count = int(table.schema.metadata[b"evergram.queries"])
         ends = np.searchsorted(query_of_row, np.arange(count + 1))
         return [
-            Hits(hit_ids[a:b], scores[a:b], versions[a:b])
+            Hits(hit_ids[a:b], hit_scores[a:b], versions[a:b])
             for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
         ]
 

@@ -15,6 +15,7 @@ from evergram.lineage.consumers.registry import ConsumerRegistry
 from evergram.serving.process_limits import allowed_connections
 from evergram.serving.service import Service, checked_sentence, has_tokens
 from evergram.serving.settings import ServiceSettings
+from evergram.serving.texts.documents import Documents
 from evergram.serving.texts.served_texts import ServedTexts
 
 if TYPE_CHECKING:
@@ -133,10 +134,17 @@ def listen(
 
 
 def texts_of(settings: ServiceSettings) -> ServedTexts | None:
-    """Return the encoders of text that settings name; None if they name none."""
+    """Return the encoders of text that settings name; None if they name none.
+
+    Raises: DataError: the file of texts cannot be read.
+    """
     if not settings.encoders:
         return None
-    return ServedTexts(settings.encoders, settings.text_cache, settings.canary_every)
+    documents = None
+    if settings.texts is not None:
+        folder = None if settings.kept is None else Path(settings.kept)
+        documents = Documents(Path(settings.texts), folder)
+    return ServedTexts(settings.encoders, settings.text_cache, settings.canary_every, documents)
 
 
 def serve(

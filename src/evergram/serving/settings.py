@@ -44,6 +44,8 @@ class ServiceSettings:
         max_text: characters of a text.
         text_cache: bytes of the vectors of recent texts.
         canary_every: seconds between two checks that encoders are still the recorded ones.
+        texts: file of the ids and texts of stored objects, with which a search may re-rank.
+        kept: folder where the vectors of these texts are saved; None forgets them at the end.
     """
 
     host: str = "127.0.0.1"
@@ -70,6 +72,8 @@ class ServiceSettings:
     max_text: int = 32_768
     text_cache: int = 64 * 2**20
     canary_every: float = 300.0
+    texts: str | None = None
+    kept: str | None = None
 
     @cached_property
     def loopback(self) -> bool:
@@ -95,8 +99,19 @@ class ServiceSettings:
         Args:
             tokens: whether any consumer has a token.
         Raises: ServiceError: other machines can reach the service and no token protects it; or an
-            allowed host is not a host's name.
+            allowed host is not a host's name; or texts are given without an encoder, or a folder
+            for their vectors without texts.
         """
+        if self.texts is not None and not self.encoders:
+            raise ServiceError(
+                "--texts is for searches that re-rank by an encoder, and no --encoder is given; "
+                "add one, such as --encoder recorded, or leave --texts out."
+            )
+        if self.kept is not None and self.texts is None:
+            raise ServiceError(
+                "--kept is the folder of vectors of --texts, which are not given; add --texts "
+                "FILE, or leave --kept out."
+            )
         for pattern in self.allowed_hosts:
             if not _HOST_PATTERN.fullmatch(pattern):
                 raise ServiceError(
@@ -108,7 +123,7 @@ class ServiceSettings:
             return
         raise ServiceError(
             f"Bound to {self.host}, others can reach the service, and no consumer has a token: add "
-            "one with 'evergram consumer-token', "
+            "one with 'evergram consumer token', "
             f"set {ADMIN_TOKEN}, bind to 127.0.0.1, or say --no-auth."
         )
 

@@ -69,7 +69,6 @@ class Objective(nn.Module):
         Raises: ShapeError: the task's is no number to train by.
         """
         spread = encoded.spread(batch)
-        query, candidate = spread["query"], spread["candidate"]
         loss: Tensor = self.task(encoded, batch, moments)
         self._check(loss, encoded)
         portion = encoded.portion
@@ -90,18 +89,15 @@ class Objective(nn.Module):
         for r, strength in enumerate(self.penalty):
             if not strength:
                 continue
-            penalty = quadratic_penalty(
-                BatchSide(query.rows, query.weight[:, r], moments["query"][r], query.factors),
-                BatchSide(
-                    candidate.rows,
-                    candidate.weight[:, r],
-                    moments["candidate"][r],
-                    candidate.factors,
-                ),
+            # λ with the weights: B products in place of B D.
+            query_side, candidate_side = (
+                BatchSide(side.rows, side.weight[:, r] * strength, moments[name][r], side.factors)
+                for name, side in spread.items()
             )
-            loss = loss + strength * penalty
-            # ĝ estimates 2g, and the objective holds g.
-            objective = objective + strength * 0.5 * penalty.detach()
+            penalty = quadratic_penalty(query_side, candidate_side)
+            loss = loss + penalty
+            # λ ĝ estimates 2 λ g, and the objective holds λ g.
+            objective = objective + 0.5 * penalty.detach()
         for side, strength in self.orthogonal.items():
             moment, all_rows = moments[side][0], spread[side]
             spread_penalty = orthogonal_penalty(all_rows.rows, moment, all_rows.weight[:, 0])

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import binascii
-from typing import Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from evergram.errors import DataError
 from evergram.texts import canaries
@@ -23,6 +32,8 @@ class TextEncoderRecord(BaseModel):
         prompts: by role, "query" and "document".
         texts: canaries.
         vectors: of these as documents, each base64 of little-endian float32 [D].
+        matryoshka: the numbers of first coordinates, below D, that its owner says its vectors may
+            be cut to, ascending.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -33,9 +44,21 @@ class TextEncoderRecord(BaseModel):
     prompts: dict[str, str]
     texts: list[str] = Field(min_length=1)
     vectors: list[str]
+    matryoshka: list[int] = []
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # An Evergram that cuts nothing refuses the field, and reads all else.
+        fields: dict[str, Any] = write(self)
+        if not fields.get("matryoshka", True):
+            del fields["matryoshka"]
+        return fields
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
+        cuts = self.matryoshka
+        if cuts != sorted(set(cuts)) or any(not 0 < dims < self.dim for dims in cuts):
+            raise ValueError("its cuts are not ascending numbers between 1 and its dim less 1")
         if set(self.prompts) != {"query", "document"}:
             raise ValueError("its prompts are not those of query and document")
         canary_vectors(self)
@@ -74,9 +97,20 @@ class TextEncoderRecord(BaseModel):
         )
 
 
-def record_of(encoder: TextEncoder) -> TextEncoderRecord:
-    """Return the record of an encoder as it is now. Raises: DataError, ServiceError."""
+def record_of(encoder: TextEncoder, matryoshka: Sequence[int] = ()) -> TextEncoderRecord:
+    """Return the record of an encoder as it is now.
+
+    Args:
+        matryoshka: the numbers of first coordinates that its vectors may be cut to.
+    Raises: DataError: one of these is not between 1 and D; or the encoder's. ServiceError.
+    """
     vectors = encoder.encode(canaries.TEXTS)
+    wrong = [dims for dims in matryoshka if not 0 < dims <= vectors.shape[1]]
+    if wrong:
+        raise DataError(
+            f"Vectors of {encoder.address} have {vectors.shape[1]} coordinates and cannot be cut "
+            f"to {wrong[0]}; give numbers from 1 to {vectors.shape[1]}."
+        )
     return TextEncoderRecord(
         address=encoder.address,
         fingerprint=encoder.fingerprint,
@@ -87,6 +121,7 @@ def record_of(encoder: TextEncoder) -> TextEncoderRecord:
             binascii.b2a_base64(row.astype("<f4").tobytes(), newline=False).decode()
             for row in vectors
         ],
+        matryoshka=sorted(set(matryoshka) - {vectors.shape[1]}),
     )
 
 

@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from evergram.data.files.column_names import guess, has_no_header, lacking
+from evergram.data.files.column_names import guess, has_no_header, lacking, suggestions
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,12 @@ def test_a_first_line_of_words_may_be_a_row() -> None:
         ({}, ["0", "1"], False),
     ):
         assert "row" not in lacking("x", both, names, chosen, header_line=header_line)
+
+
+def test_every_column_that_may_have_a_role_is_suggested() -> None:
+    assert suggestions(["User ID", "artist", "track_id", "plays", "country"]) == {
+        "query": ["User ID"],
+        "candidate": ["artist", "track_id"],
+        "value": ["plays"],
+        "time": [],
+    }

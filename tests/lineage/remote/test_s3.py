@@ -57,31 +57,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shop(server: S3Server, folder: Path) -> S3Server:
     """The server with a lineage of two versions, published from machine `a`."""
     a = folder / "a"
-    arguments = ("import", folder / "old.parquet", "--lineage", SHOP, "--name", "shop")
+    arguments = ("vectors", "import", folder / "old.parquet", "--lineage", SHOP, "--name", "shop")
     assert server.evergram(*arguments, machine=a).code == 0
-    align = ("align", "newest", folder / "new.parquet", "--lineage", SHOP, "--json")
+    align = ("vectors", "align", "newest", folder / "new.parquet", "--lineage", SHOP, "--json")
     assert server.evergram(*align, machine=a).json["version"] == 1
     return server
 
 
 def test_another_machine_reads_every_version(shop: S3Server, folder: Path) -> None:
     b, out = folder / "b", folder / "as_v0.parquet"
-    versions = shop.evergram("versions", SHOP, "--json", machine=b).json["versions"]
+    versions = shop.evergram("lineage", "list", SHOP, "--json", machine=b).json["versions"]
     assert [v["version"] for v in versions] == [0, 1]
-    arguments = ("export", SHOP, out, "--side", "object", "--as", "v0", "--json")
+    arguments = ("vectors", "export", SHOP, out, "--side", "object", "--as", "v0", "--json")
     assert shop.evergram(*arguments, machine=b).json["rows"] == ROWS
     read = np.array(pq.read_table(out)["vector"].to_pylist())
     np.testing.assert_allclose(read, vectors_of(0, ROWS).numpy(), atol=1e-3)
-    assert shop.evergram("check", SHOP, machine=b).code == 0
+    assert shop.evergram("lineage", "check", SHOP, machine=b).code == 0
 
 
 def test_consumers_and_labels_reach_other_machines(shop: S3Server, folder: Path) -> None:
-    add = ("consumer-add", SHOP, "ads", "--pin", "v0")
+    add = ("consumer", "add", SHOP, "ads", "--pin", "v0")
     assert shop.evergram(*add, machine=folder / "a").code == 0
-    assert shop.evergram("label", SHOP, "old", "v0", machine=folder / "b").code == 0
-    consumers = shop.evergram("consumers", SHOP, "--json", machine=folder / "c").json
+    assert shop.evergram("lineage", "label", SHOP, "old", "v0", machine=folder / "b").code == 0
+    consumers = shop.evergram("consumer", "list", SHOP, "--json", machine=folder / "c").json
     assert [c["name"] for c in consumers["consumers"]] == ["ads"]
-    versions = shop.evergram("versions", SHOP, "--json", machine=folder / "c").json
+    versions = shop.evergram("lineage", "list", SHOP, "--json", machine=folder / "c").json
     assert versions["labels"]["old"] == 0
 
 
@@ -95,9 +95,9 @@ def test_publishers_at_once_leave_a_whole_lineage(
     shop: S3Server, folder: Path, tmp_path: Path
 ) -> None:
     place = "s3://shelf/race"
-    start = ("import", folder / "old.parquet", "--lineage", place, "--name", "race")
+    start = ("vectors", "import", folder / "old.parquet", "--lineage", place, "--name", "race")
     assert shop.evergram(*start, machine=tmp_path / "0").code == 0
-    align = ("align", "newest", folder / "new.parquet", "--lineage", place)
+    align = ("vectors", "align", "newest", folder / "new.parquet", "--lineage", place)
     both = [shop.started(PROGRAM, *align, machine=tmp_path / name) for name in "12"]
     results = [ended(process) for process in both]
     won = [r for r in results if r.code == 0]
@@ -106,23 +106,25 @@ def test_publishers_at_once_leave_a_whole_lineage(
     for result in lost:
         assert result.code == 2, result.err
         assert result.err.splitlines()[-1].startswith("error: ")
-    versions = shop.evergram("versions", place, "--json", machine=tmp_path / "3").json["versions"]
+    versions = shop.evergram("lineage", "list", place, "--json", machine=tmp_path / "3").json[
+        "versions"
+    ]
     assert len(versions) == 1 + len(won)
-    assert shop.evergram("check", place, machine=tmp_path / "3").code == 0
+    assert shop.evergram("lineage", "check", place, machine=tmp_path / "3").code == 0
 
 
 def test_a_held_lock_and_a_damaged_file_are_refused(
     shop: S3Server, folder: Path, tmp_path: Path
 ) -> None:
     place = "s3://shelf/damaged"
-    start = ("import", folder / "old.parquet", "--lineage", place, "--name", "damaged")
+    start = ("vectors", "import", folder / "old.parquet", "--lineage", place, "--name", "damaged")
     assert shop.evergram(*start, machine=tmp_path / "0").code == 0
     holder = {"owner": "eve", "host": "far", "process": 1, "since": "2026-01-01"}
     lock = ("shelf/damaged/publishing.lock", json.dumps(holder))
     assert shop.run(PUT, *lock, machine=tmp_path / "0").code == 0
-    label = shop.evergram("label", place, "x", "v0", machine=tmp_path / "1")
+    label = shop.evergram("lineage", "label", place, "x", "v0", machine=tmp_path / "1")
     assert "eve on far" in label.refusal()
     other = ("shelf/damaged/embeddings/0/object.parquet", "of another file")
     assert shop.run(PUT, *other, machine=tmp_path / "0").code == 0
-    arguments = ("export", place, tmp_path / "x.npy", "--side", "object")
+    arguments = ("vectors", "export", place, tmp_path / "x.npy", "--side", "object")
     assert "SHA-256 differs" in shop.evergram(*arguments, machine=tmp_path / "2").refusal()

@@ -40,7 +40,7 @@ def test_a_file_of_no_known_encoder_does_not_follow_one_of_a_known(tmp_path: Pat
     old = encoded(tmp_path, ADDRESSES[0])
     new = open_embeddings(plain(tmp_path / "plain.parquet"))
     lineage = Lineage.create(tmp_path / "line", "line")
-    with pytest.raises(LineageError, match="Make the file by 'evergram encode'"):
+    with pytest.raises(LineageError, match="Make the file by 'evergram vectors encode'"):
         align(old, new, lineage)
     align(new, old, lineage, max_error=float("inf"))
     assert [m.text_encoder is None for m in lineage.versions] == [True, False]

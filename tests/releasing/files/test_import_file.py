@@ -38,7 +38,9 @@ def test_a_lineage_that_has_versions_is_refused(tmp_path: Path) -> None:
     lineage = Lineage.create(tmp_path / "l")
     file = file_of(tmp_path / "v.npy", randn(0, 50, 4))
     import_embeddings(file, lineage)
-    with pytest.raises(LineageError, match="has versions already; 'evergram align' adds the next"):
+    with pytest.raises(
+        LineageError, match="has versions already; 'evergram vectors align' adds the next"
+    ):
         import_embeddings(file, lineage)
 
 

@@ -19,7 +19,7 @@ ROWS = 40_000
 
 
 def aligned(processes: int, *arguments: object) -> dict[str, object]:
-    """Return what `evergram align … --json` prints in so many processes."""
+    """Return what `evergram vectors align … --json` prints in so many processes."""
     command = ("-m", "evergram", "align", *map(str, arguments), "--json")
     outputs = ended(start(processes, *command))
     assert [code for code, _ in outputs] == [0] * processes, outputs

@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 def transform(folder: Path, *more: object) -> tuple[object, ...]:
     out = folder / "out"
     return (
-        *("transform", folder / "z.parquet", "--lineage", folder / "l", "--as", "v0"),
+        *("vectors", "transform", folder / "z.parquet", "--lineage", folder / "l", "--as", "v0"),
         *("--out", out, *more),
     )
 
@@ -88,10 +88,19 @@ def test_a_file_that_changed_is_refused(folder: Path, evergram: Command) -> None
 
 
 def test_an_export_of_shards_is_the_export(folder: Path, evergram: Command) -> None:
-    arguments = ("export", folder / "l", folder / "out", "--side", "object", "--as", "v1")
+    arguments = (
+        "vectors",
+        "export",
+        folder / "l",
+        folder / "out",
+        "--side",
+        "object",
+        "--as",
+        "v1",
+    )
     facts = evergram.json(*arguments, "--shards", 4)
     assert (facts["rows"], facts["written"], facts["missing"]) == (ROWS, [0, 1, 2, 3], [])
     read = vectors_in(folder / "out")
     np.testing.assert_allclose(read, read_as(2, 1).numpy(), rtol=1e-5, atol=1e-5)
-    other = ("export", folder / "l", folder / "out", "--side", "object", "--as", "v0")
+    other = ("vectors", "export", folder / "l", folder / "out", "--side", "object", "--as", "v0")
     assert "evergram.fingerprint was" in evergram.refused(*other, "--shards", 4)

@@ -9,7 +9,7 @@ from tests.support.real_text_encoders import need
 
 from evergram.errors import DataError, LineageError
 from evergram.lineage.lineage import Lineage
-from evergram.retrieval.portable.formats import FILES, FORMATS, export_transform
+from evergram.retrieval.portable.formats import FORMATS, MATRIX_FILES, export_transform
 
 
 def test_what_is_there_is_not_written_over(lineage: Lineage, tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_what_is_there_is_not_written_over(lineage: Lineage, tmp_path: Path) -> 
         export_transform(lineage, tmp_path / "none" / "way.sql", "duckdb")
     with pytest.raises(DataError, match="onnx, pgvector, duckdb, sentence-transformers"):
         export_transform(lineage, tmp_path / "way", "tensorflow")
-    assert set(FORMATS) - {"sentence-transformers"} == set(FILES)
+    assert set(FORMATS) - {"sentence-transformers", "onnx"} == set(MATRIX_FILES)
 
 
 def test_a_version_without_an_encoder_makes_no_folder(lineage: Lineage, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tests.support.lineages import read_as, vectors_of
 from tests.support.real_text_encoders import need
 
@@ -30,3 +31,8 @@ def test_pgvector_reads_without_evergram(lineage: Lineage, tmp_path: Path) -> No
     np.testing.assert_allclose(read, read_as(2, 0, 40).numpy(), rtol=1e-5, atol=1e-5)
     nothing = server.sql("SELECT as_old(NULL::vector)")
     assert nothing == [(None,)]
+    import psycopg
+
+    # A vector of another dim is an error in pgvector's own words.
+    with pytest.raises(psycopg.DataError, match="different vector dimensions 10 and 2"):
+        server.sql("SELECT as_old('[1,2]'::vector)")

@@ -51,9 +51,10 @@ def published(folder: Path, evergram: Command, addresses: list[str]) -> Lineage:
     lineage = folder / "lineage"
     for number, address in enumerate(addresses):
         vectors = folder / f"{number}.parquet"
-        assert evergram("encode", texts, vectors, "--encoder", address).code == 0
+        assert evergram("vectors", "encode", texts, vectors, "--encoder", address).code == 0
         if number:
             done = evergram(
+                "vectors",
                 "align",
                 number - 1,
                 vectors,
@@ -65,7 +66,7 @@ def published(folder: Path, evergram: Command, addresses: list[str]) -> Lineage:
                 0.4,
             )
         else:
-            done = evergram("import", vectors, "--lineage", lineage, "--name", "texts")
+            done = evergram("vectors", "import", vectors, "--lineage", lineage, "--name", "texts")
         assert done.code == 0, done.err
     return Lineage.open(lineage)
 
@@ -76,7 +77,7 @@ def test_plain_sentence_transformers_encodes_as_version_0(
 ) -> None:
     lineage = published(tmp_path, evergram, addresses)
     result = evergram(
-        *("export-transform", tmp_path / "lineage", tmp_path / "as-v0", "--as", 0),
+        *("vectors", "export-transform", tmp_path / "lineage", tmp_path / "as-v0", "--as", 0),
         *("--format", "sentence-transformers", "--json"),
     )
     assert result.code == 0, result.err

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from evergram.errors import DataError
 from evergram.lineage.disk.manifest import EncoderRecord
 from evergram.retrieval.pretrained.encoder_folder import EncoderFacts
-from evergram.retrieval.pretrained.model_card import model_card
+from evergram.retrieval.pretrained.model_card import CardPlace, model_card
+
+HERE = CardPlace("models/shop")
 
 
-def card(metrics: dict[str, Any], kind: str = "two_tower") -> str:
+def card(metrics: dict[str, Any], kind: str = "two_tower", place: CardPlace = HERE) -> str:
     record = EncoderRecord(
         kind=kind,
         options={},
@@ -19,7 +25,7 @@ def card(metrics: dict[str, Any], kind: str = "two_tower") -> str:
     facts = EncoderFacts(
         name="shop@v3", version=3, fingerprint="sha256:abc", dim=64, created="2024-05-01"
     )
-    return model_card(record, facts, metrics)
+    return model_card(record, facts, metrics, place)
 
 
 def test_a_card_says_what_the_encoder_is_and_reads() -> None:
@@ -71,3 +77,21 @@ def test_a_sampled_metric_has_its_error_and_the_samples_size() -> None:
     assert "| recall@20 | 0.25 ±0.0123 |" in text
     assert "Measured on 5,000 of 60,000 test queries" in text
     assert "| 0 | recall@20 | 0.5 | 0.4 ±0.0100 |" in text
+
+
+def test_the_licence_is_the_owners_and_the_hub_reads_the_front_matter(tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    path = tmp_path / "README.md"
+    path.write_text(card({}, place=CardPlace("me/shop", "apache-2.0")), encoding="utf-8")
+    data = hub.ModelCard.load(path).data
+    assert (data.license, data.library_name) == ("apache-2.0", "evergram")
+    assert data.tags == ["embeddings", "two_tower"]
+    assert 'from_pretrained("me/shop")' in path.read_text()
+    path.write_text(card({}), encoding="utf-8")
+    assert hub.ModelCard.load(path).data.license is None
+
+
+@pytest.mark.parametrize("text", ["", "MIT License", "mit\ntags: x", "mit: x", "-", "a" * 65])
+def test_a_licence_that_is_no_word_of_the_hub_is_refused(text: str) -> None:
+    with pytest.raises(DataError, match="cannot stand in a model card"):
+        CardPlace("me/shop", text)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from numpy.testing import assert_allclose
 from tests.support.text_encoders import ADDRESSES, CALLS, encoded, text_lineage, word_vectors
@@ -14,6 +16,7 @@ from evergram.releasing.files.align import align
 from evergram.releasing.files.import_file import import_embeddings
 from evergram.serving.texts import served_texts as module
 from evergram.serving.texts.checked_encoder import TextEncoderError
+from evergram.serving.texts.documents import Documents
 from evergram.serving.texts.served_texts import RECORDED, ServedTexts
 
 TEXTS = ["word1 word2", "word3", "word1 word2"]
@@ -120,3 +123,24 @@ def test_it_is_checked_while_it_is_watched(
         watching.cancel()
 
     asyncio.run(asyncio.wait_for(watch(), 30))
+
+
+def test_kept_vectors_follow_the_checks_of_their_encoder(lineage: Lineage, tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("id,text\ntext-1,word1 word2\ntext-2,word3\n")
+    documents = Documents(tmp_path / "texts.csv", tmp_path / "kept")
+    texts = ServedTexts(ADDRESSES, documents=documents)
+    texts.load(lineage)
+    manifest = lineage.manifest(1)
+    encode = partial(texts.encode, 1, role="document")
+    kept = documents.kept(1, manifest.fingerprint, manifest.dim, encode)
+    kept.of(pa.array(["text-1"]))
+    texts.check()
+    assert len(list((tmp_path / "kept").iterdir())) == 1
+    kept.of(pa.array(["text-2"]))
+    # The encoder turns out to be another: what it made since the last check goes.
+    texts._encoders[1]._fail("is another", "")
+    assert kept.ids().to_pylist() == ["text-1"]
+    texts.check()
+    kept.of(pa.array(["text-2"]))
+    texts.close()
+    assert len(list((tmp_path / "kept").iterdir())) == 2

@@ -115,6 +115,32 @@ def test_training_is_counted_at_no_more_than_its_products_take(
     assert (dense_weights(run.encoder) > 0) == (run.encoder.kind == "two_tower")
 
 
+@pytest.mark.parametrize("drawn", ["whole_queries", "examples"])
+def test_scores_of_all_candidates_are_counted_and_never_too_many(drawn: str) -> None:
+    tables: dict[str, dict[str, object]] = {
+        "model": {"dim": 32, "normalize": True},
+        "task": {"kind": "softmax_all", "positives": drawn},
+    }
+    run, corpus = trainer(**tables), load_corpus(Recipe.of({"data": DATA, **tables}))
+    batches = list(run.sampler.epoch(0))
+    run.step.begin_epoch()
+
+    def added(_: object, left: list[int], right: list[int], **__: object) -> int:
+        return 2 * left[0] * left[1] * right[1]
+
+    # torch does not count the product that adds in place.
+    in_place = {torch.ops.aten.addmm_: added}
+    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+        for batch in batches:
+            run.step(batch)
+    pairs = run.sampler.batch_size * len(batches) * 6 * 32
+    counted = epoch_work(run, corpus, passes_over_graph=False) - pairs
+    done = counter.get_total_flops() / 2
+    assert 0 < counted <= 1.05 * done
+    if drawn == "whole_queries":
+        assert counted > 0.3 * done
+
+
 def test_a_run_samples_as_its_share_allows_and_resumes_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

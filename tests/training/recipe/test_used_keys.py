@@ -48,6 +48,10 @@ TINY: dict[str, Any] = {
         ),
         ("task.l2=0 task.l2_measure=penalty", "task.l2_measure is used with task.l2 above 0 only"),
         ("task.penalty=0 gramian.kind=exact", "gramian.kind is used with a task.penalty above 0"),
+        (
+            "task.kind=softmax_all gramian.rate=0.1",
+            "task.penalty = 'auto' is 0 here; leave gramian.rate out, or give task.penalty a numb",
+        ),
         ("task.penalty=0 prior.kind=svd", "prior.kind is used with a task.penalty above 0"),
         (
             "training.optimizer=als training.precondition=0.5",
@@ -190,6 +194,10 @@ IDLE = [
     ("task.kind=bpr task.penalty=0", "gramian.kind=storm", "gramian.batch=independent"),
     ("task.kind=bpr task.penalty=0", "prior.kind=svd", "training.precondition=0.5"),
     ("task.kind=bpr task.penalty=0", "task.query_measure=1.0"),
+    # "auto" is a penalty and an l2 of 0 where the loss keeps scores apart by itself.
+    ("task.kind=softmax_all", "gramian.rate=0.1", "prior.kind=svd", "training.precondition=0.5"),
+    ("task.kind=bpr", "task.query_measure=1.0", "gramian.kind=storm", "task.l2_measure=examples"),
+    ("model.normalize=true", "task.l2_measure=examples"),
     ("gramian.kind=exact", "gramian.batch=independent", "gramian.rate=0.3", "gramian.decay=0.5"),
     ("gramian.kind=sampled", "gramian.rate=0.3", "gramian.decay=0.5"),
     ("gramian.kind=sagram", "gramian.rate=0.3", "gramian.decay=0.5", "gramian.form=pairs"),

@@ -58,7 +58,7 @@ def test_what_needs_all_rows_in_a_process(overrides: list[str], message: str) ->
 
 
 def test_later_versions() -> None:
-    with pytest.raises(RecipeError, match=r"this is version 1; .* 'evergram align'"):
+    with pytest.raises(RecipeError, match=r"this is version 1; .* 'evergram vectors align'"):
         refuse_unshardable(settings(version=1), CORPUS, NONE, ALONE)
     beside = Companions(joint_of("joint, all", CORPUS))
     with pytest.raises(RecipeError, match="trains version 0 of"):

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from evergram.cli.options import Device, Json, app, new_progress
+from evergram.cli.app import app
+from evergram.cli.options import Device, Json, new_progress
 from evergram.cli.printing import dump, table
 from evergram.cli.reproduction.checkout import reproduction
 

@@ -31,6 +31,14 @@ def guess(names: Sequence[str]) -> dict[str, str]:
     return columns
 
 
+def suggestions(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return for query, candidate, value and time all columns that their names suggest for it."""
+    return {
+        role: [name for name in names if _plain(name) & set(variants.split())]
+        for role, variants in VARIANTS.items()
+    }
+
+
 def has_no_header(names: Sequence[str]) -> bool:
     """Return True if a first line looks like a row: it has a number, and no known name."""
     return any(_NUMBER.match(name) for name in names) and not guess(names)

@@ -191,6 +191,8 @@ def _observe(rate: AveragingRate, batch: Tensor, norms: Tensor) -> None:
     if not rate.auto:
         rate.skip()
         return
-    size = len(norms)
-    noise = (norms.mean() - batch.double().square().sum()) / max(1, size - 1)
-    rate.observe(batch, noise.clamp(min=0))
+    noise: Tensor | None = None
+    if rate.wants_noise:
+        spread = norms.mean() - batch.double().square().sum()
+        noise = (spread / max(1, len(norms) - 1)).clamp(min=0)
+    rate.observe(batch, noise)

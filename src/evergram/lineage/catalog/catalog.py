@@ -202,7 +202,7 @@ class Catalog:
             raise LineageError(
                 f"Version {version} of {self.address} came from a file of embeddings and has no "
                 "model. Only a version that was trained can be trained further, or judged on its "
-                "data; 'evergram check' needs neither."
+                "data; 'evergram lineage check' needs neither."
             )
         return manifest.recipe
 

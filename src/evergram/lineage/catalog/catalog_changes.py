@@ -55,7 +55,7 @@ class CatalogChanges:
         if number != catalog.newest:
             raise LineageError(
                 f"Only the newest version, {catalog.newest}, can be withdrawn, not {number}: later "
-                "ones lead through it. 'evergram retire' ends the reading of it."
+                "ones lead through it. 'evergram lineage retire' ends the reading of it."
             )
         if not reason.strip():
             raise LineageError("A withdrawal needs a reason; say why.")

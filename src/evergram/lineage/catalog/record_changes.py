@@ -201,8 +201,8 @@ def with_retired(record: LineageRecord, what: int | str, pins: Mapping[str, int]
     number = resolve(record, what)
     if number == newest(record):
         raise LineageError(
-            f"Version {number} is the newest of {record.name} and cannot be retired; 'evergram "
-            "withdraw' takes it back."
+            f"Version {number} is the newest of {record.name} and cannot be retired; "
+            "'evergram lineage withdraw' takes it back."
         )
     _refuse_used(record, number, pins, "retired")
     return _changed(record, retired=sorted([*record.retired, number]))

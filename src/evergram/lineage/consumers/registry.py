@@ -73,7 +73,7 @@ class ConsumerRegistry:
                 return consumer
         has = ", ".join(c.name for c in self._record.consumers) or "none"
         raise LineageError(
-            f"There is no consumer {name!r}; the consumers are: {has}. 'evergram consumer-add' "
+            f"There is no consumer {name!r}; the consumers are: {has}. 'evergram consumer add' "
             "adds one."
         )
 
@@ -104,8 +104,8 @@ class ConsumerRegistry:
             for other in (c.name for c in self._record.consumers):
                 if other.lower() == name.lower():
                     raise LineageError(
-                        f"There is a consumer {other!r} already; 'evergram consumer-pin' moves it "
-                        "to another version, 'evergram consumer-remove' removes it."
+                        f"There is a consumer {other!r} already; 'evergram consumer pin' moves it "
+                        "to another version, 'evergram consumer remove' removes it."
                     )
             place = pin_of(pinned, resolve)
             reads = dict.fromkeys([place, *(pin_of(what, resolve) for what in allowed)])

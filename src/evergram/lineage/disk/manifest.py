@@ -94,6 +94,11 @@ class Manifest(ChecksummedRecord):
         return fields
 
     @property
+    def cuts(self) -> tuple[int, ...]:
+        """The numbers of first coordinates that its vectors may be cut to; D is not among them."""
+        return () if self.text_encoder is None else tuple(self.text_encoder.matryoshka)
+
+    @property
     def source_fingerprint(self) -> str | None:
         """The fingerprint that the file of a version from files carried; None if it had none."""
         settings = self.recipe.get("import") or self.recipe.get("align")

@@ -45,7 +45,7 @@ def check_transform_on_canaries(artefact: Artefact, past: Mapping[str, Block], n
         "these vectors to that version's."
     )
     if artefact.encoder is not None:
-        log.warning(f"{sentence} Run 'evergram check' before anyone reads it.")
+        log.warning(f"{sentence} Run 'evergram lineage check' before anyone reads it.")
         return
     raise DataError(
         f"{sentence} Nothing was published; give the transform that was fitted to these vectors, "

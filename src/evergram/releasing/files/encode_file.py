@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +56,7 @@ def encode_file(
     encoder: TextEncoder,
     out: Path,
     *,
+    matryoshka: Sequence[int] = (),
     progress: Progress = QUIET,
     overwrite: bool = False,
 ) -> TextEncoderRecord:
@@ -67,6 +68,7 @@ def encode_file(
 
     Args:
         out: Parquet, Arrow or .npy, by its suffix.
+        matryoshka: the numbers of first coordinates that the encoder's vectors may be cut to.
         overwrite: whether to write over a file that is there.
     Raises: DataError: the format has no place for the record, `out` is there or cannot be written,
         parts there are of other texts or another encoder, or the encoder changed while it was used.
@@ -78,7 +80,7 @@ def encode_file(
             f"{', '.join(WRITTEN)} have a place for; give a name that ends in one of these."
         )
     check_writable(out, overwrite=overwrite)
-    record = record_of(encoder)
+    record = record_of(encoder, matryoshka)
     folder = out.with_name(f"{out.name}.parts")
     shards = Shards(folder, -(-len(texts.texts) // PART))
     provenance = {TEXT_ENCODER: record.model_dump_json()}

@@ -32,7 +32,8 @@ def import_embeddings(
     """
     if lineage.versions:
         raise LineageError(
-            f"{lineage} has versions already; 'evergram align' adds the next, with its transform."
+            f"{lineage} has versions already; 'evergram vectors align' adds the next, with its "
+            "transform."
         )
     ids = file.ids()
     refuse_repeats(file, ids)

@@ -40,7 +40,7 @@ def checked_past(old: EmbeddingFile | int, new: EmbeddingFile, lineage: Lineage)
         _refuse_another(past, lineage)
     advice = _by_option("--old-ids", past)
     if isinstance(old, int):
-        advice = "begin a lineage whose ids are given: 'evergram import FILE --ids IDS'"
+        advice = "begin a lineage whose ids are given: 'evergram vectors import FILE --ids IDS'"
     _refuse_row_numbers(past, new, advice)
     _refuse_row_numbers(new, past, _by_option("--new-ids", new))
     if lineage.versions:
@@ -87,7 +87,7 @@ def _refuse_without_encoder(past: EmbeddingFile, new: EmbeddingFile, lineage: Li
     if known and TEXT_ENCODER not in new.provenance:
         raise LineageError(
             f"{new.path} does not say which encoder made it, and the old vectors do; strings could "
-            "not be encoded at the new version. Make the file by 'evergram encode'."
+            "not be encoded at the new version. Make the file by 'evergram vectors encode'."
         )
 
 

@@ -129,7 +129,7 @@ def _refuse_none(settings: UpgradeRecipe, every: Sequence[object], newest: int) 
     where = f"reads version {newest} (upgrade.steps = 'single')" if of_newest else "counts"
     raise RecipeError(
         f"upgrade.consumer_weight is {settings.consumer_weight:g}, and no consumer with a probe "
-        f"{where}; add one by 'evergram consumer-add' with --probe, pinned to a version by its "
+        f"{where}; add one by 'evergram consumer add' with --probe, pinned to a version by its "
         "number, or set upgrade.consumer_weight = 0."
     )
 

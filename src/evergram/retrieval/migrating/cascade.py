@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +22,19 @@ from evergram.vector_files.writers import write_vectors
 Encode = Callable[[pa.Array], npt.NDArray[np.floating]]
 # Hits to re-rank of each query.
 DEPTH = 200
+Metric = Literal["ip", "l2", "cosine"]
 
 
 class KeptVectors:
     """A new model's vectors of the objects that a search has touched: an index migrates by use.
 
+    Several threads may use one. The lock is not held while `encode` runs, so two that lack the same
+    object at the same time may both have it encoded; the first vector is kept.
+
     Args:
-        encode: the new model, called once for each object and never again.
+        encode: the new model, called for objects whose vector is not kept.
         dim: D of its vectors.
+        batch: objects of one call of `encode`, each kept before the next; all by default.
 
     >>> import numpy as np
     >>> import pyarrow as pa
@@ -37,11 +44,11 @@ class KeptVectors:
     ([7.0, 3.0, 7.0], (1, 2), 2)
     """
 
-    def __init__(self, encode: Encode, dim: int) -> None:
-        self.encode = encode
-        self.dim = dim
+    def __init__(self, encode: Encode, dim: int, batch: int | None = None) -> None:
+        self.encode, self.dim, self.batch = encode, dim, batch
         self._rows: dict[int | str, int] = {}
         self._vectors = np.empty((0, dim), np.float32)
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """The number of objects whose vector was computed."""
@@ -51,19 +58,44 @@ class KeptVectors:
         """Return the new vectors of objects, float32 [n, D]; those not yet kept are computed.
 
         Raises: ShapeError: `encode` returned another number of vectors, or of other dims.
-            DataError: one is not finite. Nothing of such an answer is kept.
+            DataError: one is not finite; or another thread called `drop_after` meanwhile. Nothing
+            of such an answer is kept.
         """
         asked = ids.to_pylist()
-        missing = list(dict.fromkeys(id_ for id_ in asked if id_ not in self._rows))
-        if missing:
-            computed = np.asarray(self.encode(pa.array(missing, ids.type)), dtype=np.float32)
-            self._keep(missing, computed)
-        vectors: Floats = self._vectors[[self._rows[id_] for id_ in asked]]
+        missing = self.missing(ids)
+        size = self.batch or max(1, len(missing))
+        for part in (missing.slice(at, size) for at in range(0, len(missing), size)):
+            computed = np.asarray(self.encode(part), dtype=np.float32)
+            with self._lock:
+                self._keep(part.to_pylist(), computed)
+        with self._lock:
+            rows = [self._rows.get(id_, -1) for id_ in asked]
+            if min(rows, default=0) < 0:
+                raise DataError("Vectors were dropped while they were read; ask again.")
+            vectors: Floats = self._vectors[rows]
         return vectors
+
+    def missing(self, ids: pa.Array) -> pa.Array:
+        """Return those of the ids whose vector is not kept, each once."""
+        with self._lock:
+            absent = dict.fromkeys(id_ for id_ in ids.to_pylist() if id_ not in self._rows)
+        return pa.array(list(absent), ids.type)
 
     def ids(self) -> pa.Array:
         """Return the ids that are kept, in the order in which they were first asked for."""
-        return pa.array(list(self._rows))
+        return self.rows()[0]
+
+    def rows(self, start: int = 0, stop: int | None = None) -> tuple[pa.Array, Floats]:
+        """Return ids [n] and vectors [n, D], in the order in which they were first asked for."""
+        with self._lock:
+            ids = list(self._rows)[start:stop]
+            return pa.array(ids), self._vectors[start : start + len(ids)].copy()
+
+    def drop_after(self, count: int) -> None:
+        """Forget all but the first `count` vectors: the model has turned out to be another."""
+        with self._lock:
+            for id_ in list(self._rows)[count:]:
+                del self._rows[id_]
 
     def save(self, path: Path) -> None:
         """Write ids and vectors, whole or not at all, in the format of the path's suffix.
@@ -72,8 +104,8 @@ class KeptVectors:
         """
         if not len(self):
             raise DataError("No vector is kept yet, so there is nothing to write; search first.")
-        kept = self._vectors[: len(self)]
-        write_vectors(path, [(self.ids(), torch.from_numpy(kept.copy()))])
+        ids, vectors = self.rows()
+        write_vectors(path, [(ids, torch.from_numpy(vectors))])
 
     def load(self, path: Path) -> None:
         """Keep the vectors of a file that `save` wrote, too, or that was computed elsewhere.
@@ -82,11 +114,11 @@ class KeptVectors:
         """
         file = open_embeddings(path)
         for ids, vectors in file.blocks():
-            known = pa.array([id_ not in self._rows for id_ in ids.to_pylist()], pa.bool_())
-            fresh = vectors.float().numpy()[known.to_numpy(zero_copy_only=False)]
-            self._keep(ids.filter(known).to_pylist(), fresh)
+            with self._lock:
+                self._keep(ids.to_pylist(), vectors.float().numpy())
 
     def _keep(self, ids: Sequence[int | str], vectors: Floats) -> None:
+        """Append the vectors of ids that are not kept yet. The caller holds the lock."""
         if vectors.shape != (len(ids), self.dim):
             raise ShapeError(
                 f"The new vectors of {len(ids)} objects are {list(vectors.shape)}; "
@@ -98,6 +130,10 @@ class KeptVectors:
                 f"The new vector of {ids[int(finite.argmin())]!r} has a NaN or an infinity; give "
                 "a finite one."
             )
+        fresh = [id_ not in self._rows for id_ in ids]
+        if not all(fresh):
+            ids = [id_ for id_, new in zip(ids, fresh, strict=True) if new]
+            vectors = vectors[fresh]
         end = len(self) + len(ids)
         if end > len(self._vectors):
             grown = np.empty((max(end, 2 * len(self._vectors)), self.dim), np.float32)
@@ -107,7 +143,9 @@ class KeptVectors:
         self._rows.update(zip(ids, range(len(self), end), strict=True))
 
 
-def cascade(first: Sequence[Hits], queries: Floats, kept: KeptVectors, k: int) -> list[Hits]:
+def cascade(
+    first: Sequence[Hits], queries: Floats, kept: KeptVectors, k: int, metric: Metric = "ip"
+) -> list[Hits]:
     """Return the k best of each query's first hits, by their new vectors.
 
     The first hits may come from the old index by the query's old vector, or by its new vector
@@ -117,8 +155,8 @@ def cascade(first: Sequence[Hits], queries: Floats, kept: KeptVectors, k: int) -
         first: for each query, its hits in the old index.
         queries: [Q, D], by the new model.
         kept: the new vectors; all that this call lacks are computed in one call of `encode`.
-    Returns: hits with the inner products ⟨query, new vector⟩ as scores; ties in the order of
-        `first`.
+        metric: "ip", ⟨q, z⟩; "l2", −‖q − z‖²; "cosine".
+    Returns: hits with the scores of query and new vector; ties in the order of `first`.
     Raises: ShapeError: there is not one list of hits for each query, or the dims differ. DataError:
         k is below 1; or as of `KeptVectors.of`.
     """
@@ -131,9 +169,22 @@ def cascade(first: Sequence[Hits], queries: Floats, kept: KeptVectors, k: int) -
     if not any(map(len, first)):
         return list(first)
     kept.of(pc.unique(pa.concat_arrays([hits.ids for hits in first if len(hits)])))
-    ranked = []
-    for hits, query in zip(first, queries, strict=True):
-        scores = (kept.of(hits.ids) @ query).astype(np.float32) if len(hits) else hits.scores
-        best = np.argsort(-scores, kind="stable")[:k]
-        ranked.append(Hits(hits.ids.take(pa.array(best)), scores[best], hits.versions[best]))
-    return ranked
+    return [
+        by_vectors(hits, kept.of(hits.ids), query, metric).first(k) if len(hits) else hits
+        for hits, query in zip(first, queries, strict=True)
+    ]
+
+
+def by_vectors(hits: Hits, vectors: Floats, query: Floats, metric: Metric = "ip") -> Hits:
+    """Return hits with the scores of a query [D] and their vectors [n, D], best first."""
+    rows, asked = vectors.astype(np.float64), query.astype(np.float64)
+    if metric == "l2":
+        scores = -np.square(rows - asked).sum(axis=1)
+    else:
+        scores = rows @ asked
+        if metric == "cosine":
+            lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(asked)
+            scores = np.divide(scores, lengths, out=np.zeros_like(scores), where=lengths > 0)
+    best = np.argsort(-scores, kind="stable")
+    ids = hits.ids.take(pa.array(best))
+    return Hits(ids, scores[best].astype(np.float32), hits.versions[best])

@@ -52,6 +52,24 @@ def affine_map(view: View, lineage: str, name: str | None = None) -> AffineMap:
     Raises: DataError: the name cannot be one of SQL. ShapeError: a transform between the two
         versions is not affine, so that no matrix is the way.
     """
+    name = checked_name(view, lineage, name)
+    try:
+        weight, offset = view.affine()
+    except ShapeError as error:
+        raise ShapeError(
+            f"{str(error).rstrip('.')}, and this format holds a matrix; choose onnx if the "
+            "transform is of kind residual_mlp, read the vectors by Evergram, or refit that "
+            "version's transform as 'linear' or 'affine'."
+        ) from None
+    arrays = [np.ascontiguousarray(t.to(torch.float32).numpy()) for t in (weight, offset)]
+    return AffineMap(name, about_view(view, lineage, weight.shape[1]), *arrays)
+
+
+def checked_name(view: View, lineage: str, name: str | None) -> str:
+    """Return a name of functions and graphs, by default evergram_LINEAGE_as_vN.
+
+    Raises: DataError: it cannot be one of SQL.
+    """
     if name is None:
         plain = re.sub(r"[^a-z0-9]+", "_", lineage.lower()).strip("_")
         suffix = f"_as_v{view.version}"
@@ -61,17 +79,13 @@ def affine_map(view: View, lineage: str, name: str | None = None) -> AffineMap:
             f"The name {name!r} cannot be used in SQL; give a letter and then letters, digits and "
             f"_, in lower case, at most {LONGEST_NAME}."
         )
-    try:
-        weight, offset = view.affine()
-    except ShapeError as error:
-        raise ShapeError(
-            f"{str(error).rstrip('.')}, and other programs are given a matrix; read the vectors "
-            "by Evergram, or refit that version's transform as 'linear' or 'affine'."
-        ) from None
-    arrays = [np.ascontiguousarray(t.to(torch.float32).numpy()) for t in (weight, offset)]
-    about = (
-        f"Reads vectors of version {view.source} of {lineage} ({weight.shape[1]} dims) as version "
-        f"{view.version} ({weight.shape[0]} dims). Written by Evergram; fingerprints "
+    return name
+
+
+def about_view(view: View, lineage: str, source_dim: int) -> str:
+    """Return the sentences on a view for whoever opens the file."""
+    return (
+        f"Reads vectors of version {view.source} of {lineage} ({source_dim} dims) as version "
+        f"{view.version} ({view.dim} dims). Written by Evergram; fingerprints "
         f"{view.computed_from} and {view.fingerprint}."
     )
-    return AffineMap(name, about, *arrays)

@@ -10,16 +10,20 @@ from evergram.errors import DataError
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.retrieval.portable.affine_map import AffineMap, affine_map
 from evergram.retrieval.portable.duckdb_macro import write_duckdb_macro
+from evergram.retrieval.portable.folder_card import folder_card
+from evergram.retrieval.portable.map_steps import MapSteps, map_steps
 from evergram.retrieval.portable.onnx_graph import write_onnx_graph
 from evergram.retrieval.portable.pgvector_function import write_pgvector_function
+from evergram.retrieval.pretrained.model_card import CardPlace
 
-FILES: dict[str, Callable[[Path, AffineMap], None]] = {
-    "onnx": write_onnx_graph,
+# Of a matrix; a graph has all that the way is made of.
+MATRIX_FILES: dict[str, Callable[[Path, AffineMap], None]] = {
     "pgvector": write_pgvector_function,
     "duckdb": write_duckdb_macro,
 }
 FOLDER = "sentence-transformers"
-FORMATS = (*FILES, FOLDER)
+GRAPH = "onnx"
+FORMATS = (GRAPH, *MATRIX_FILES, FOLDER)
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ def export_transform(
     *,
     name: str | None = None,
     overwrite: bool = False,
+    license: str | None = None,
 ) -> Written:
     """Write what reads vectors of the newest version as those of a past one, without Evergram.
 
@@ -56,14 +61,24 @@ def export_transform(
         version: j, or its label; None is the newest, which is read as it is.
         name: of the function in SQL; None is evergram_LINEAGE_as_vN.
         overwrite: whether to write over a file that is there.
+        license: for the model card of a folder, such as "apache-2.0".
     Raises: DataError: another format, a file or folder that is there, or a version without an
         encoder that the format can hold; or the format's library is not installed. ShapeError: the
-        way is not affine. LineageError.
+        way is not affine (of "onnx": nor of kind residual_mlp). LineageError.
     """
     if form not in FORMATS:
         raise DataError(f"There is no format {form!r}; give one of {', '.join(FORMATS)}.")
+    if license is not None and form != FOLDER:
+        raise DataError(f"A licence stands in the model card of {FOLDER}; leave it out.")
     path = Path(path)
+    place = CardPlace(path.name, license)
     view = lineage.view(version)
+    way: AffineMap | MapSteps
+    if form == GRAPH:
+        way = map_steps(view, lineage.name, name)
+        _check_place(path, overwrite=overwrite)
+        write_onnx_graph(path, way)
+        return Written(path, way.name, view.source, view.version, (way.source_dim, way.dim))
     way = affine_map(view, lineage.name, name)
     if form == FOLDER:
         # Imported here, as it needs an extra and loads transformers.
@@ -73,10 +88,11 @@ def export_transform(
 
         _check_place(path, overwrite=False)
         newest, past = (lineage.manifest(v).text_encoder for v in (view.source, view.version))
-        write_sentence_transformer(path, way, newest, past)
+        card = folder_card(way, view.version, lineage.metrics(view.source), place)
+        write_sentence_transformer(path, way, newest, past, card)
     else:
         _check_place(path, overwrite=overwrite)
-        FILES[form](path, way)
+        MATRIX_FILES[form](path, way)
     return Written(path, way.name, view.source, view.version, (way.source_dim, way.dim))
 
 

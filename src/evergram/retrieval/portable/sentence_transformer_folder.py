@@ -27,7 +27,11 @@ LEAST_COSINE = 0.999999
 
 
 def write_sentence_transformer(
-    path: Path, way: AffineMap, newest: TextEncoderRecord | None, past: TextEncoderRecord | None
+    path: Path,
+    way: AffineMap,
+    newest: TextEncoderRecord | None,
+    past: TextEncoderRecord | None,
+    card: str,
 ) -> None:
     """Write the recorded encoder's own files, a Dense module with W and b, and Normalize if the
     past version's vectors are normalised. The folder is loaded again and tried on the canary texts
@@ -35,6 +39,7 @@ def write_sentence_transformer(
 
     Args:
         newest, past: the records of the encoders of versions k and j.
+        card: the text of README.md, in place of the encoder's own.
     Raises: DataError: there is no record, or its encoder is of another library or not the recorded
         one; or sentence-transformers is not installed. IntegrityError: the folder's vectors are
             others than the chain's.
@@ -67,6 +72,7 @@ def write_sentence_transformer(
         _write_own_files(encoder, place, part)
         _append(part, behind)
         _set_prompts(part, newest)
+        (part / "README.md").write_text(card, encoding="utf-8")
         _check(part, way, newest, encoder)
 
 

@@ -24,6 +24,7 @@ from evergram.validation import sentence_of
 FORMAT_VERSION = 1
 CONFIG, TENSORS, VOCABULARIES = "config.json", "model.safetensors", "vocabularies.json"
 METRICS, CARD = "metrics.json", "README.md"
+READ_FILES = (CONFIG, TENSORS, VOCABULARIES, METRICS)
 
 
 class EncoderFacts(BaseModel):

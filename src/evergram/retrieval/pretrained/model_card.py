@@ -2,18 +2,56 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from evergram.encoders.kinds import ENCODERS
+from evergram.errors import DataError
 from evergram.kinds import kinds_where
 from evergram.lineage.disk.manifest import EncoderRecord
 from evergram.lineage.sampled_metrics import sample_sentence, standard_errors, with_error
 from evergram.retrieval.pretrained.encoder_folder import EncoderFacts
 
+# As the Hub writes licences: apache-2.0, cc-by-nc-4.0, other.
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 
-def model_card(record: EncoderRecord, facts: EncoderFacts, metrics: Mapping[str, Any]) -> str:
-    """Return a model card in Markdown, with its facts and metrics as they were published."""
+
+@dataclass(frozen=True)
+class CardPlace:
+    """What a card says that the version does not know.
+
+    Args:
+        address: the folder, or OWNER/NAME on the Hub, that `from_pretrained` is called with.
+        license: in the Hub's words, such as "apache-2.0"; None if the owner said nothing.
+    Raises: DataError: the licence is no such word.
+    """
+
+    address: str
+    license: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.license is not None and not _LICENSE.fullmatch(self.license):
+            raise DataError(
+                f"The licence {self.license[:80]!r} cannot stand in a model card; give the Hub's "
+                "word for it, such as apache-2.0, cc-by-4.0 or other."
+            )
+
+    @property
+    def license_line(self) -> str:
+        """The licence as a line of the front matter; "" of none."""
+        return "" if self.license is None else f"license: {self.license}\n"
+
+
+def model_card(
+    record: EncoderRecord, facts: EncoderFacts, metrics: Mapping[str, Any], place: CardPlace
+) -> str:
+    """Return a model card in Markdown, with its facts and metrics as they were published.
+
+    The front matter is YAML, as huggingface_hub's `ModelCard` reads it.
+    """
     sides = "\n".join(
         f"| {side} | {', '.join(f'`{name}`' for name in inputs)} |"
         for side, inputs in record.inputs.items()
@@ -21,7 +59,7 @@ def model_card(record: EncoderRecord, facts: EncoderFacts, metrics: Mapping[str,
     measured = "\n".join(_measured(metrics)) or "Nothing was measured when it was published."
     return f"""---
 library_name: evergram
-tags:
+{place.license_line}tags:
 - embeddings
 - {record.kind}
 ---
@@ -34,9 +72,12 @@ An embedding model of kind `{record.kind}` with {facts.dim} dimensions, publishe
 ```python
 from evergram import PretrainedEncoder
 
-encoder = PretrainedEncoder.from_pretrained("PATH OF THIS FOLDER")
+encoder = PretrainedEncoder.from_pretrained({json.dumps(place.address, ensure_ascii=False)})
 {_calls(record)}
 ```
+
+It needs `pip install evergram`. The files are safetensors and JSON, and each is compared with its
+SHA-256 in `config.json` when it is loaded.
 
 | side | what it reads of an object |
 |---|---|

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self, overload
 
 import numpy as np
@@ -32,12 +33,15 @@ from evergram.errors import DataError, LineageError
 from evergram.lineage.disk.manifest import EncoderRecord
 from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.retrieval.pretrained.encoder_folder import (
+    CARD,
+    READ_FILES,
     EncoderFacts,
     EncoderFolder,
     read_encoder_folder,
     write_encoder_folder,
 )
-from evergram.retrieval.pretrained.model_card import model_card
+from evergram.retrieval.pretrained.hub import local_folder, upload
+from evergram.retrieval.pretrained.model_card import CardPlace, model_card
 
 SIDE = "candidate"
 log = logging.getLogger(__name__)
@@ -85,29 +89,65 @@ class PretrainedEncoder:
         return cls(module, record, facts, lineage.metrics(number))
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
-        """Return the encoder that `save_pretrained` wrote to a folder.
+    def from_pretrained(
+        cls, place: str | Path, *, revision: str | None = None, token: str | None = None
+    ) -> Self:
+        """Return the encoder that `save_pretrained` wrote to a folder, or `push_to_hub` to the Hub.
 
-        Raises: DataError: it is no such folder. IntegrityError: a file in it is damaged.
-            FormatError: it was written by a later Evergram.
+        Each file is compared with its hash. Nothing but safetensors and JSON is read.
+
+        Args:
+            place: a folder; where there is none of that name, OWNER/NAME on the Hugging Face Hub.
+            revision, token: of the Hub, as of `hub.local_folder`.
+        Raises: as `hub.local_folder`. DataError: the folder holds no encoder. IntegrityError: a
+            file in it is damaged. FormatError: it was written by a later Evergram.
         """
-        parts = read_encoder_folder(Path(folder))
-        module = _restored(parts.record, parts.state, parts.vocabularies, str(folder))
+        parts = read_encoder_folder(local_folder(place, READ_FILES, revision, token))
+        module = _restored(parts.record, parts.state, parts.vocabularies, str(place))
         return cls(module, parts.record, parts.facts, parts.metrics)
 
-    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> None:
+    def save_pretrained(
+        self, folder: str | Path, *, overwrite: bool = False, license: str | None = None
+    ) -> None:
         """Write the encoder to a folder: safetensors, JSON, and a README.md made from its metrics.
 
         Args:
             overwrite: whether to replace a folder that is there.
-        Raises: DataError: the folder is there already, or cannot be written.
+            license: for the README.md, such as "apache-2.0"; None leaves it open.
+        Raises: DataError: the folder is there already, or cannot be written; or the licence cannot
+            stand in a model card.
         """
-        card = model_card(self.record, self.facts, self.metrics)
+        self._write(Path(folder), CardPlace(str(folder), license), overwrite=overwrite)
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        license: str | None = None,
+        private: bool = False,
+        revision: str | None = None,
+        token: str | None = None,
+    ) -> str:
+        """Upload what `save_pretrained` writes to the Hugging Face Hub, and return the commit.
+
+        Args:
+            license: as of `save_pretrained`.
+            repository, private, revision, token: as of `hub.upload`, whose errors it has, too.
+        """
+        with TemporaryDirectory(prefix="evergram-hub-") as temporary:
+            folder = Path(temporary) / "encoder"
+            self._write(folder, CardPlace(repository, license), overwrite=False)
+            message = f"{self.facts.name}, {self.facts.fingerprint}"
+            sent = folder, repository, (*READ_FILES, CARD)
+            return upload(*sent, private=private, revision=revision, token=token, message=message)
+
+    def _write(self, folder: Path, place: CardPlace, *, overwrite: bool) -> None:
+        card = model_card(self.record, self.facts, self.metrics, place)
         vocabularies = self.module.schema.vocabularies
         encoder = EncoderFolder(
             self.record, self.facts, self.metrics, self.module.state_dict(), vocabularies
         )
-        write_encoder_folder(Path(folder), encoder, card, overwrite=overwrite)
+        write_encoder_folder(folder, encoder, card, overwrite=overwrite)
 
     def __repr__(self) -> str:
         return f"PretrainedEncoder({self.record.kind}, dim {self.dim}, {self.facts.name})"

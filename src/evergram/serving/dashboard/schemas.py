@@ -130,7 +130,7 @@ class BackfillFacts(_Facts):
     """Progress of bringing the rows of a store's side to a version.
 
     Args:
-        state: "planned", "under way", "applied" or "rolled back", as `evergram backfill` says;
+        state: "planned", "under way", "applied" or "rolled back", as `store backfill` says;
             "being filled" while the service fills its own snapshots.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evergram.lineage.lineage import Lineage
 from evergram.serving.http.fast_paths.json_pieces import Body
@@ -52,6 +52,7 @@ class Answer:
     Args:
         version: the version that the rows are read as.
         sources: version to the number of rows that were computed from it.
+        reranked: objects that a search re-ranked, by where their vector came from.
     """
 
     body: bytes
@@ -59,3 +60,4 @@ class Answer:
     version: int
     fingerprint: str
     sources: Mapping[int, int]
+    reranked: Mapping[str, int] = field(default_factory=dict)

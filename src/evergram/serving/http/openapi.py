@@ -23,7 +23,7 @@ _STATUS = {
     403: "The token may not read this version, or a web page of another origin asked.",
     404: "There is no such version, or no such id.",
     408: "The body stopped coming.",
-    409: "The vectors carry the fingerprint of another space.",
+    409: "The vectors carry the fingerprint of another space; or a stored object has no text.",
     413: "More than one request may hold.",
     415: "The body is neither JSON nor an Arrow stream, or does not say which.",
     421: "The service was asked for under a host that is none of its names.",
@@ -121,6 +121,7 @@ def _limit(schemas: dict[str, Any], settings: ServiceSettings) -> None:
 
     search = schemas["SearchRequest"]["properties"]
     search["k"]["maximum"] = settings.max_k
+    search["rerank"]["anyOf"][0]["maximum"] = settings.max_k
     bound(schemas["EmbeddingsRequest"]["properties"]["input"]["anyOf"], settings.max_batch)
     bound(search["ids"]["anyOf"], settings.max_batch)
     bound(search["vector"]["anyOf"], settings.max_dim)

@@ -253,6 +253,9 @@ class RequestHandler:
         self.metrics.stale.set(self.service.problem is not None)
         texts = self.service.texts
         self.metrics.text_problem.set(texts is not None and texts.problem is not None)
+        if texts is not None and texts.documents is not None:
+            for version, count in texts.documents.counts().items():
+                self.metrics.kept.labels(str(version)).set(count)
         self.metrics.working.set(self.workers.busy)
         self.metrics.connections.set(len(self.connections.open))
         self.metrics.buffered.set(self.bodies.held)
@@ -286,6 +289,8 @@ class RequestHandler:
     ) -> None:
         self._count(route, caller, answer.version, 200, seconds)
         self.metrics.served(answer.version, answer.sources)
+        for vector, count in answer.reranked.items():
+            self.metrics.reranked.labels(str(answer.version), vector).inc(count)
 
     def _count(
         self, route: str, caller: _Caller, version: int | None, status: int, seconds: float

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from evergram.errors import DataError
 from evergram.serving.http.answers import arrow_answers, json_answers
 from evergram.serving.http.answers.errors import RefusedError
 from evergram.serving.http.call import Answer, Call
@@ -34,6 +36,7 @@ from evergram.serving.http.requests.schemas import (
     TransformRequest,
 )
 from evergram.serving.http.requests.texts import text_role
+from evergram.serving.http.reranking import check_rerank, own_vector, reranked
 from evergram.serving.http.vector_answers import (
     answer,
     arrow_metadata,
@@ -44,6 +47,7 @@ from evergram.serving.http.vector_answers import (
 from evergram.serving.object_features import Features
 from evergram.serving.texts.checked_encoder import TextEncoderError
 from evergram.stores.store import Floats
+from evergram.texts.matryoshka import checked_dims, cut
 from evergram.texts.text_encoder import Role
 
 
@@ -61,15 +65,7 @@ def embeddings(call: Call) -> Answer:
         parsed = parse(EmbeddingsRequest, call.body, call.settings)
         options, inputs = parsed.request, objects_of(parsed, call.settings)
     version = model_version(call.lineage, call.access, options)
-    dim = call.lineage.manifest(version).dim
-    if options.dimensions not in (None, dim):
-        raise RefusedError(
-            400,
-            "dimensions",
-            f"Version {version} has {dim} dimensions and is not cut to {options.dimensions}; "
-            "leave 'dimensions' out.",
-            "dimensions",
-        )
+    dims = _dims(call, version, options.dimensions)
     side = call.state.reader.default_side if options.side is None else options.side
     role = text_role(inputs, options, call.lineage, call.settings)
     if role is not None or (isinstance(inputs, list) and isinstance(inputs[0], Features)):
@@ -83,6 +79,8 @@ def embeddings(call: Call) -> Answer:
         if options.missing == "error" and -1 in counts:
             raise missing_ids(embedded.missing, len(ids), side)
         call.drift.note(side, ids, sources)
+    # After the way back: the coordinates that are kept are the version's own first ones.
+    vectors = cut(vectors, dims)
     if not call.arrow_out:
         body = json_answers.embeddings_json(
             vectors,
@@ -118,6 +116,7 @@ def search(call: Call) -> Answer:
     store = reader.store(side)
     if queries is None:
         queries = _queries(call, parsed, version, side)
+    check_rerank(call, options, version, len(queries))
     if options.k > settings.max_k:
         raise RefusedError(
             400, "limit", f"k is {options.k}; it may be at most {settings.max_k}.", "k"
@@ -133,19 +132,33 @@ def search(call: Call) -> Answer:
     if options.ids is not None:
         check_count(parsed.count("ids"), settings.max_batch, "ids", "id")
         ids = as_ids(store, ids_of(parsed, "ids"))
-    results = looked_up(
-        lambda: reader.search(queries, options.k, version, side, options.metric, ids)
-    )
+    where: dict[str, int] = {}
+    if options.rerank is None:
+        results = looked_up(
+            lambda: reader.search(queries, options.k, version, side, options.metric, ids)
+        )
+    else:
+        ranking = looked_up(lambda: reranked(call, options, queries, version, side, ids))
+        results, where = ranking.hits, ranking.counts
+    if options.scores == "calibrated":
+        query_side = None
+        if isinstance(options, SearchRequest) and options.id is not None:
+            query_side = side if options.id_side is None else options.id_side
+        results = reader.calibrated(results, version, side, options.metric, query_side=query_side)
     counts = Counter(source for hits in results for source in hits.versions.tolist())
     if not call.arrow_out:
         distinct = sorted(counts)
         described, model = origin(call, version, side), model_name(call, version)
-        return answer(
-            call, version, counts, json_answers.search_json(results, distinct, described, model)
-        )
-    columns = arrow_answers.hit_columns(results, store.id_type)
-    metadata = arrow_metadata(call, version, side) | {"evergram.queries": str(len(results))}
-    return answer(call, version, counts, arrow_answers.write_stream(columns, metadata))
+        if options.scores == "calibrated":
+            described["scores"] = options.scores
+        body = json_answers.search_json(results, distinct, described, model)
+    else:
+        columns = arrow_answers.hit_columns(results, store.id_type)
+        metadata = arrow_metadata(call, version, side) | {"evergram.queries": str(len(results))}
+        if options.scores == "calibrated":
+            metadata["evergram.scores"] = options.scores
+        body = arrow_answers.write_stream(columns, metadata)
+    return replace(answer(call, version, counts, body), reranked=where)
 
 
 def transform(call: Call) -> Answer:
@@ -175,6 +188,18 @@ def transform(call: Call) -> Answer:
         columns = arrow_answers.vector_columns(None, json_answers.finite(vectors), sources)
         body = arrow_answers.write_stream(columns, metadata)
     return answer(call, target, {source: len(vectors)}, body)
+
+
+def _dims(call: Call, version: int, asked: int | None) -> int | None:
+    """Return how many coordinates a version's vectors are cut to; None for all.
+
+    Raises: RefusedError: its record does not allow that number.
+    """
+    manifest = call.lineage.manifest(version)
+    try:
+        return checked_dims(asked, manifest.dim, manifest.cuts, version)
+    except DataError as error:
+        raise RefusedError(400, "dimensions", str(error), "dimensions") from None
 
 
 def _encoded(
@@ -217,6 +242,9 @@ def _queries(call: Call, parsed: Parsed[SearchRequest], version: int, side: str)
     if request.id is not None:
         id_side = side if request.id_side is None else request.id_side
         ids = as_ids(call.state.reader.store(id_side), [request.id])
+        if request.rerank is not None and id_side == side:
+            check_rerank(call, request, version, 1)
+            return own_vector(call, ids, version, side)
         embedded = looked_up(lambda: call.state.reader.embed(ids, version, id_side))
         if (embedded.sources < 0).any():
             raise RefusedError(

@@ -48,6 +48,12 @@ class Metrics:
         self.errors = Counter(
             "evergram_errors", "Refusals and failures.", ["code"], registry=registry
         )
+        self.reranked = Counter(
+            "evergram_reranked",
+            "Objects that searches re-ranked, by where their vector came from.",
+            ["version", "vector"],
+            registry=registry,
+        )
         self.reloads = Counter(
             "evergram_reloads",
             "Changes of the lineage and its consumers that were loaded.",
@@ -77,6 +83,7 @@ class Metrics:
         self.text_problem = gauge(
             "text_encoder_failed", "1 while strings are refused, as their encoder is another."
         )
+        self.kept = gauge("kept_vectors", "Vectors computed by searches and kept.", ["version"])
         self.working = gauge("requests_working", "Requests worked on, or waiting.")
         self.connections = gauge("connections", "Open connections.")
         self.buffered = gauge("buffered_bytes", "Bytes taken of the budget for bodies of requests.")

@@ -7,11 +7,13 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from evergram.lineage.lineage import Lineage
 from evergram.serving.texts.checked_encoder import CheckedEncoder, MismatchError, TextEncoderError
+from evergram.serving.texts.documents import Documents
 from evergram.serving.texts.vector_cache import VectorCache
 from evergram.texts.addresses import TRUSTED_ONLY, open_text_encoder
 from evergram.texts.record import TextEncoderRecord, prompts_of
@@ -37,11 +39,17 @@ class ServedTexts:
             records, which is never one of `TRUSTED_ONLY`: those must be named here.
         cache: bytes of the vectors of recent texts.
         every: seconds between two checks of the canaries.
+        documents: the texts of stored objects; None if they were not given.
     """
 
     def __init__(
-        self, addresses: Sequence[str], cache: int = 64 * 2**20, every: float = 300.0
+        self,
+        addresses: Sequence[str],
+        cache: int = 64 * 2**20,
+        every: float = 300.0,
+        documents: Documents | None = None,
     ) -> None:
+        self.documents = documents
         self._addresses, self._every = tuple(addresses), every
         self._cache = VectorCache(cache)
         self._encoders: dict[int, CheckedEncoder] = {}
@@ -71,7 +79,8 @@ class ServedTexts:
             for manifest in lineage.versions:
                 n, record = manifest.version, manifest.text_encoder
                 if n >= production and record is not None and n not in encoders:
-                    encoders[n] = CheckedEncoder(n, record, self._recorded, self._cache.clear)
+                    failed = partial(self._failed, n)
+                    encoders[n] = CheckedEncoder(n, record, self._recorded, failed)
                     encoders[n].check()
             self._encoders, self._production = encoders, production
 
@@ -107,8 +116,14 @@ class ServedTexts:
         """Compare the canaries of all encoders, and open those that could not be opened."""
         with self._lock:
             for encoder in self._encoders.values():
+                # What is kept while the check runs may be of an encoder replaced after it.
+                counts = {} if self.documents is None else self.documents.counts()
                 encoder.check()
+                if self.documents is not None and encoder.problem is None:
+                    self.documents.trust(encoder.version, counts.get(encoder.version, 0))
             self._checked_at = time.monotonic()
+        if self.documents is not None:
+            self.documents.save()
 
     async def watch(self) -> None:
         """Check the encoders again and again, until cancelled.
@@ -124,9 +139,17 @@ class ServedTexts:
                     log.exception("Checking the encoders of text failed; it is tried again.")
 
     def close(self) -> None:
-        """Release all encoders."""
+        """Save the kept vectors, after a last check, and release all encoders."""
+        if self.documents is not None and self.documents.folder is not None:
+            self.check()
         for encoder in self._open.values():
             encoder.close()
+
+    def _failed(self, version: int) -> None:
+        """Forget the vectors of an encoder that is not the recorded one, or is out of reach."""
+        self._cache.clear()
+        if self.documents is not None:
+            self.documents.distrust(version)
 
     def _recorded(self, record: TextEncoderRecord) -> TextEncoder:
         """Return the recorded encoder. Raises: MismatchError: those at the addresses are others."""

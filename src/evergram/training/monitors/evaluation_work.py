@@ -86,8 +86,8 @@ def epoch_work(run: Trainer, corpus: Corpus, *, passes_over_graph: bool) -> int:
     For each pair: its score and the two gradients of it, and each row's update, 6 D; for both rows
     D² for each Gramian that a row is multiplied by or folded into, and D² where gradients are
     preconditioned. For each different entity of a batch, 3 for each weight of a linear layer. A
-    pass over the graph sends two messages a pair
-    forth and back, and is made in each step.
+    pass over the graph sends two messages a pair forth and back, and is made in each step. A task
+    that wants all candidates scores them for each query once or more, with two gradients of it.
     """
     step, sampler, dim = run.step, run.sampler, run.encoder.dim
     row = 0
@@ -100,7 +100,11 @@ def epoch_work(run: Trainer, corpus: Corpus, *, passes_over_graph: bool) -> int:
         a_step += 3 * dense * int(met) // 2  # of the layers of both sides, one side's
     if passes_over_graph:
         a_step += 4 * dim * len(sampler) * sampler.batch_size
-    return len(sampler) * a_step
+    work = len(sampler) * a_step
+    if step.objective.task.wants_all_candidates:
+        queries = int((corpus.counts("query") > 0).sum())
+        work += 3 * dim * queries * len(corpus.candidates)
+    return work
 
 
 def dense_weights(encoder: Encoder) -> int:

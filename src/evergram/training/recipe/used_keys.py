@@ -55,6 +55,11 @@ class Only:
         if self.test is None:
             needs = f"{self.by} = {' or '.join(map(repr, self.values))}"
         value = value_of(recipe, self.by)
+        if value == "auto":
+            return (
+                f"{key} is used with {needs} only, and {self.by} = 'auto' is 0 here; leave {key} "
+                f"out, or give {self.by} a number."
+            )
         shown = repr(value[0] if isinstance(value, list) and len(value) == 1 else value)
         if value is None:
             shown = "not set"
@@ -67,8 +72,17 @@ class Only:
 
 
 def _drives_apart(recipe: Recipe) -> bool:
-    """Whether the penalty on all pairs has any weight."""
-    return any(recipe.task.penalty)
+    """Whether the penalty on all pairs has any weight; see `strengths_of` for that of "auto"."""
+    task = recipe.task
+    return task.chosen.needs_penalty if task.penalty == "auto" else any(task.penalty)
+
+
+def _shortens(recipe: Recipe) -> bool:
+    """Whether squared norms have any weight; see `strengths_of` for that of "auto"."""
+    task = recipe.task
+    if task.l2 == "auto":
+        return task.chosen.needs_penalty and not recipe.model.normalize
+    return task.l2 > 0
 
 
 def _limits_objects(recipe: Recipe) -> bool:
@@ -85,8 +99,9 @@ def _has_gramians(recipe: Recipe) -> bool:
 
 
 def _has_measures(recipe: Recipe) -> bool:
-    task = recipe.task
-    return _has_gramians(recipe) or (bool(task.l2) and task.l2_measure == "penalty")
+    # An automatic l2 is under the penalty's measure where the recipe names none.
+    under = recipe.task.l2_measure or ("penalty" if recipe.task.l2 == "auto" else "examples")
+    return _has_gramians(recipe) or (_shortens(recipe) and under == "penalty")
 
 
 def rules() -> tuple[Only, ...]:
@@ -209,7 +224,7 @@ RULES = (
         test=lambda r: getattr(r.model, "hash_rows", None) is None,
         needs="a row for each id",
     ),
-    Only("task.l2_measure", "task.l2", test=lambda r: bool(r.task.l2), needs="task.l2 above 0"),
+    Only("task.l2_measure", "task.l2", test=_shortens, needs="task.l2 above 0"),
     Only(
         "gramian.sampler gramian.batch_size gramian.pool_size gramian.gradient",
         "gramian.batch",

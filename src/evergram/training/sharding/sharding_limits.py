@@ -50,7 +50,7 @@ def refuse_unshardable(
         raise RecipeError(
             f"training.tables = 'sharded' trains version 0 of a lineage, and this is version "
             f"{settings.version}; {ELSE}, or train the model by itself and align its exported "
-            "vectors by 'evergram align'."
+            "vectors by 'evergram vectors align'."
         )
     if gramian.kind not in ESTIMATORS:
         allowed = " or ".join(map(repr, ESTIMATORS))

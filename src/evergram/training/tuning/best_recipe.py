@@ -38,27 +38,28 @@ def write_best(path: Path, source: Path, overrides: Sequence[str]) -> None:
 def toml_of(tables: Mapping[str, Any]) -> str:
     """Return tables, with keys before them, as TOML."""
     plain = {k: v for k, v in tables.items() if not isinstance(v, dict)}
-    lines = [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
+    lines = [f"{_key(k)} = {toml_value(v)}" for k, v in plain.items()]
     for name, table in tables.items():
         if isinstance(table, dict):
             lines += [
                 "",
                 f"[{_key(name)}]",
-                *(f"{_key(k)} = {_value(v)}" for k, v in table.items()),
+                *(f"{_key(k)} = {toml_value(v)}" for k, v in table.items()),
             ]
     return "\n".join(lines) + "\n"
 
 
 def _key(name: str) -> str:
     bare = name.isascii() and name.replace("-", "_").isidentifier()
-    return name if bare else _value(name)
+    return name if bare else toml_value(name)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Return a value of a key as TOML."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, str):
         # DEL is the one character that JSON leaves as it is and TOML does not allow.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

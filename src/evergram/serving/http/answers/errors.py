@@ -35,6 +35,7 @@ _STATUS_AND_CODE: tuple[tuple[type[EvergramError], int, str], ...] = (
 RAISED: dict[str, type[EvergramError]] = {
     **{code: kind for kind, _, code in _STATUS_AND_CODE},
     "unknown_id": DataError,
+    "dimensions": DataError,
     "fingerprint": LineageError,
 }
 RETRY_AFTER = {503: "1"}

@@ -47,6 +47,12 @@ class EmbeddingsAnswer(_AnswerModel):
     evergram: Origin
 
 
+class SearchOrigin(Origin):
+    """As `Origin`; `scores` is there if they are calibrated."""
+
+    scores: Literal["calibrated"] | None = None
+
+
 class Hit(_AnswerModel):
     id: int | str
     score: float
@@ -65,7 +71,7 @@ class SearchAnswer(_AnswerModel):
     object: Literal["list"]
     data: list[SearchResult]
     model: str
-    evergram: Origin
+    evergram: SearchOrigin
 
 
 class TransformAnswer(_AnswerModel):

@@ -82,7 +82,7 @@ class Access:
             403,
             "forbidden_version",
             f"This token may not read version {asked!r}; it may read {_listed(readable)}. "
-            "'evergram consumer-pin' moves it to another.",
+            "'evergram consumer pin' moves it to another.",
         )
 
     def require_admin(self, what: str) -> None:
@@ -125,7 +125,7 @@ def authenticate(
         raise RefusedError(
             401,
             "unknown_token",
-            "This token is not known; 'evergram consumer-token' issues one.",
+            "This token is not known; 'evergram consumer token' issues one.",
         )
     return Access(consumer.name, consumer.pinned, tuple(consumer.allowed))
 

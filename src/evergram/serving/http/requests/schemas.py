@@ -53,7 +53,8 @@ class EmbeddingsOptions(_RequestModel):
         model: "name@v0", "name@stable", or "name" for the token's pinned version, else production.
         version: names the version in place of `model`.
         side: "query" or "candidate"; "object" of a lineage of files.
-        dimensions: must be the version's own; nothing is cut off.
+        dimensions: the version's own, or one that its encoder's record allows: the first so many
+            coordinates are kept, and vectors get length 1.
         missing: "zeros" answers an id that is not stored with zeros and `computed_from` -1.
         user: ignored.
         input_type: "id" for ids; "query" or "document" for texts to encode. By default strings are
@@ -110,6 +111,9 @@ class SearchOptions(_RequestModel):
         side: the side that is searched.
         ids: search among these ids only.
         fingerprint: the queries' fingerprint; the request is refused where the version's differs.
+        rerank: rank this many hits of each query, at least `k`, by the version's own vectors,
+            which are computed from texts where they are not stored, and kept.
+        scores: "calibrated" takes scores to those that the version itself gave.
     """
 
     k: Annotated[StrictInt, Field(ge=1)] = 10
@@ -118,6 +122,8 @@ class SearchOptions(_RequestModel):
     metric: Metric = "ip"
     ids: Numbers | Texts | None = Field(default=None, union_mode="left_to_right")
     fingerprint: Fingerprint | None = None
+    rerank: Annotated[StrictInt, Field(ge=1)] | None = None
+    scores: Literal["raw", "calibrated"] = "raw"
 
 
 class SearchRequest(SearchOptions):

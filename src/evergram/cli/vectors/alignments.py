@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from evergram.cli.app import vector_commands
 from evergram.cli.options import (
     AllowSmallOverlap,
     As,
@@ -21,7 +22,6 @@ from evergram.cli.options import (
     ShardCount,
     StrictProbes,
     VectorColumn,
-    app,
     columns_of,
     new_progress,
     other_processes,
@@ -77,7 +77,9 @@ NeighbourSeed = Annotated[
 ]
 
 
-@app.command()
+@vector_commands.command(
+    epilog="Example: evergram vectors align old.parquet new.parquet --lineage lineages/texts"
+)
 def align(
     old: OldVectors,
     new: NewVectors,
@@ -176,7 +178,7 @@ def _print_alignment(lineage: str, facts: dict[str, Any]) -> None:
     )
 
 
-@app.command()
+@vector_commands.command()
 def transform(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
     lineage: LineageOption,
@@ -233,7 +235,7 @@ def transform(
     )
 
 
-@app.command("export-transform", no_args_is_help=True)
+@vector_commands.command("export-transform", no_args_is_help=True)
 def export_transform(
     lineage: LineageFolder,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File or folder to write.")],
@@ -248,6 +250,12 @@ def export_transform(
             help="Of the function in SQL and of the graph.", show_default="evergram_LINEAGE_as_vN"
         ),
     ] = None,
+    license_: Annotated[
+        str | None,
+        typer.Option(
+            "--license", help="For the model card of sentence-transformers, such as apache-2.0."
+        ),
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -256,7 +264,7 @@ def export_transform(
     from evergram.retrieval.portable.formats import export_transform as export
 
     opened = Lineage.open(lineage)
-    written = export(opened, out, form, as_version, name=name, overwrite=force)
+    written = export(opened, out, form, as_version, name=name, overwrite=force, license=license_)
     source, dim = written.dims
     if as_json:
         dump(

@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evergram.cli.app import lineage_commands
 from evergram.cli.options import (
-    As,
-    Force,
     Json,
     LineageFolder,
-    OneShard,
-    ShardCount,
-    app,
-    other_processes,
 )
 from evergram.cli.printing import (
     dump,
-    file_written,
     number,
     paragraph,
     print_warnings,
-    shard_facts,
-    shards_written,
     table,
 )
-from evergram.collectives import is_first_process
 
 if TYPE_CHECKING:
     from evergram.lineage.canary_check import Reading
     from evergram.lineage.lineage import Lineage
 
 
-@app.command()
-def versions(
+@lineage_commands.command("list")
+def list_versions(
     lineage: LineageFolder,
     as_json: Json = False,
 ) -> None:
@@ -92,7 +82,7 @@ def versions(
     kinds = [k for k in ("manifest.json", "metrics.json") if any(f.endswith(k) for f in checked)]
     paragraph(
         f"Compared with their hashes: {'lineage.json, and ' if 'lineage.json' in checked else ''}"
-        f"{' and '.join(kinds)} of each version. 'evergram check' compares every file."
+        f"{' and '.join(kinds)} of each version. 'evergram lineage check' compares every file."
     )
 
 
@@ -125,7 +115,7 @@ def _metric(recipe: dict[str, Any], measured: dict[str, float]) -> str | None:
 _SHORT = 12
 
 
-@app.command()
+@lineage_commands.command()
 def check(
     lineage: LineageFolder,
     max_error: Annotated[
@@ -181,54 +171,6 @@ def check(
         sys.stderr.write(f"{sentence}\n")
     if sentences:
         sys.exit(1)
-
-
-@app.command()
-def export(
-    lineage: LineageFolder,
-    out: Annotated[
-        Path,
-        typer.Argument(
-            metavar="OUT",
-            help="File to write; its suffix says the format: .parquet, .arrow, .npy (its ids in a "
-            "file beside it), .safetensors or .csv. With --shards, a folder.",
-        ),
-    ],
-    side: Annotated[str, typer.Option(help="query or candidate; object in a lineage of files.")],
-    as_version: As = None,
-    shards: ShardCount = None,
-    shard: OneShard = None,
-    force: Force = False,
-    as_json: Json = False,
-) -> None:
-    """Write embeddings at any version to a file, or a folder, of ids and float32 vectors."""
-    from evergram.lineage.lineage import Lineage
-    from evergram.vector_files.shards import Shards
-
-    parts = Shards.parsed(out, shards, shard, other_processes())
-    view = Lineage.open(lineage).view(as_version)
-    outcome = None if parts is None else view.export_shards(parts, side, overwrite=force)
-    rows = view.export(out, side, overwrite=force) if outcome is None else outcome.rows
-    if not is_first_process():
-        return
-    if as_json:
-        dump(
-            {
-                "file": str(out),
-                "rows": rows,
-                "dim": view.dim,
-                "side": side,
-                "version": view.source,
-                "as": view.version,
-                **shard_facts(outcome),
-            }
-        )
-        return
-    sys.stdout.write(
-        f"{rows} {side} embeddings of version {view.source}, read as version {view.version} "
-        f"({view.dim} dims): "
-        f"{file_written(out) if outcome is None else shards_written(out, outcome)}\n"
-    )
 
 
 # Nine columns are as many as eighty characters hold.

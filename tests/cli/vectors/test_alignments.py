@@ -1,4 +1,4 @@
-"""`evergram align` and `evergram transform`: two files in, a lineage out, a file as the old one."""
+"""`evergram vectors align` and `transform`: two files in, a lineage out, a file as the old one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_file_is_read_as_the_old_one_was(
     order = torch.randperm(ROWS).tolist() if shuffled else list(range(ROWS))
     first = put(tmp_path / f"old.{suffix}", old[order], [f"id{i}" for i in order])
     second = put(tmp_path / f"new.{suffix}", new)
-    result = evergram("align", first, second, "--lineage", tmp_path / "l", "--json")
+    result = evergram("vectors", "align", first, second, "--lineage", tmp_path / "l", "--json")
     assert result.code == 0, result.err
     report = result.json["alignment"]
     assert report["pairs"]["common"] == ROWS
@@ -67,14 +67,23 @@ def test_a_file_is_read_as_the_old_one_was(
     assert kept["as_is"]["cosine"] < 0.6
     out = tmp_path / f"back.{suffix}"
     done = evergram(
-        "transform", second, "--lineage", tmp_path / "l", "--as", 0, "--out", out, "--json"
+        "vectors",
+        "transform",
+        second,
+        "--lineage",
+        tmp_path / "l",
+        "--as",
+        0,
+        "--out",
+        out,
+        "--json",
     )
     assert done.json == {"file": str(out), "rows": ROWS, "dim": OLD_DIM, "from": 1, "as": 0}
     again = open_embeddings(out)
     assert again.ids().to_pylist() == [f"id{i}" for i in range(ROWS)]
     back = torch.cat([v for _, v in again.blocks()])
     torch.testing.assert_close(back, old, rtol=0, atol=1e-4)
-    assert evergram("check", tmp_path / "l", "--max-error", 1e-4).code == 0
+    assert evergram("lineage", "check", tmp_path / "l", "--max-error", 1e-4).code == 0
 
 
 def test_files_of_another_lineage_stay_the_versions_that_they_became(
@@ -86,27 +95,37 @@ def test_files_of_another_lineage_stay_the_versions_that_they_became(
     for name, vectors in made.items():
         other = tmp_path / f"made-{name}"
         file = put(tmp_path / f"{name}.npy", vectors)
-        assert evergram("import", file, "--lineage", other).code == 0
+        assert evergram("vectors", "import", file, "--lineage", other).code == 0
         exported[name] = tmp_path / f"{name}.parquet"
-        done = evergram("export", other, exported[name], "--side", "object")
+        done = evergram("vectors", "export", other, exported[name], "--side", "object")
         assert done.code == 0, done.err
     lineage = tmp_path / "line"
-    assert evergram("import", exported["a"], "--lineage", lineage).code == 0
+    assert evergram("vectors", "import", exported["a"], "--lineage", lineage).code == 0
     for one, two in (("a", "b"), ("b", "c")):
-        done = evergram("align", exported[one], exported[two], "--lineage", lineage)
+        done = evergram("vectors", "align", exported[one], exported[two], "--lineage", lineage)
         assert done.code == 0, done.err
     out = tmp_path / "back.npy"
-    done = evergram("transform", exported["c"], "--lineage", lineage, "--as", 0, "--out", out)
+    done = evergram(
+        "vectors", "transform", exported["c"], "--lineage", lineage, "--as", 0, "--out", out
+    )
     assert done.code == 0, done.err
     # The file of another version is refused, and so is one that is of none.
     refused = evergram.refused(
-        "transform", exported["b"], "--lineage", lineage, "--as", 0, "--out", tmp_path / "x.npy"
+        "vectors",
+        "transform",
+        exported["b"],
+        "--lineage",
+        lineage,
+        "--as",
+        0,
+        "--out",
+        tmp_path / "x.npy",
     )
     assert "not of version 2" in refused
     assert "but of its version 1" in refused
     begun = tmp_path / "begun"
-    assert evergram("align", exported["a"], exported["b"], "--lineage", begun).code == 0
-    assert evergram("align", exported["b"], exported["c"], "--lineage", begun).code == 0
+    assert evergram("vectors", "align", exported["a"], exported["b"], "--lineage", begun).code == 0
+    assert evergram("vectors", "align", exported["b"], exported["c"], "--lineage", begun).code == 0
 
 
 @pytest.mark.parametrize("kind", ["linear", "affine", "orthogonal", "low_rank"])
@@ -151,8 +170,13 @@ def test_a_chain_of_three_files(tmp_path: Path, evergram: Command) -> None:
         put(tmp_path / "new.safetensors", newest, [f"id{i}" for i in range(80, ROWS + 40)]),
     ]
     lineage = tmp_path / "l"
-    assert evergram("align", files[0], files[1], "--lineage", lineage, "--name", "shop").code == 0
-    second = evergram("align", 1, files[2], "--lineage", lineage, "--json")
+    assert (
+        evergram(
+            "vectors", "align", files[0], files[1], "--lineage", lineage, "--name", "shop"
+        ).code
+        == 0
+    )
+    second = evergram("vectors", "align", 1, files[2], "--lineage", lineage, "--json")
     assert second.code == 0, second.err
     pairs = second.json["alignment"]["pairs"]
     assert (pairs["common"], pairs["only_old"], pairs["only_new"]) == (ROWS - 80, 80, 40)
@@ -161,19 +185,19 @@ def test_a_chain_of_three_files(tmp_path: Path, evergram: Command) -> None:
     for version, past in ((0, old), (1, middle)):
         out = tmp_path / f"as{version}.npy"
         arguments = ("--lineage", lineage, "--as", version, "--out", out)
-        assert evergram("transform", files[2], *arguments).code == 0
+        assert evergram("vectors", "transform", files[2], *arguments).code == 0
         np.testing.assert_allclose(np.load(out)[: ROWS - 80], past[80:].numpy(), atol=2e-3)
     # A file of an older version, from where it is.
     out = tmp_path / "middle-as0.arrow"
     earlier = ("--lineage", lineage, "--from", 1, "--as", 0, "--out", out)
-    assert evergram("transform", files[1], *earlier).code == 0
-    assert evergram("check", lineage, "--max-error", 1e-3).code == 0
+    assert evergram("vectors", "transform", files[1], *earlier).code == 0
+    assert evergram("lineage", "check", lineage, "--max-error", 1e-3).code == 0
     # The stored vectors are those of the newest file, block by block.
     ids, vectors = Lineage.open(lineage).embeddings(SIDE)
     assert torch.equal(vectors, newest)
     assert ids[0].as_py() == "id80"
     # Going on from the file itself needs it to be what is stored.
-    assert evergram("align", files[2], files[1], "--lineage", lineage).code == 0
+    assert evergram("vectors", "align", files[2], files[1], "--lineage", lineage).code == 0
 
 
 def test_old_vectors_must_be_those_of_the_newest_version(tmp_path: Path, evergram: Command) -> None:
@@ -184,7 +208,7 @@ def test_old_vectors_must_be_those_of_the_newest_version(tmp_path: Path, evergra
     changed[123, 4] += 0.01
     other = put(tmp_path / "other.npy", changed)
     lineage = tmp_path / "l"
-    assert evergram("align", first, second, "--lineage", lineage).code == 0
+    assert evergram("vectors", "align", first, second, "--lineage", lineage).code == 0
     before = sorted(p for p in lineage.rglob("*") if p.is_file())
     for arguments, message in (
         ((first, second), "its dim is 6, not 9; give 1 in its place"),
@@ -193,12 +217,12 @@ def test_old_vectors_must_be_those_of_the_newest_version(tmp_path: Path, evergra
         ((7, second), "vectors of version 7 are not stored"),
         (("oldest", second), "has no label 'oldest'"),
     ):
-        result = evergram("align", *arguments, "--lineage", lineage)
+        result = evergram("vectors", "align", *arguments, "--lineage", lineage)
         assert (result.code, result.out) == (2, "")
         assert message in result.err
         assert result.err.count("\n") == 1
     assert sorted(p for p in lineage.rglob("*") if p.is_file()) == before
-    result = evergram("align", 0, second, "--lineage", tmp_path / "none")
+    result = evergram("vectors", "align", 0, second, "--lineage", tmp_path / "none")
     assert "it has none yet" in result.err
     assert not (tmp_path / "none").exists()
 
@@ -207,7 +231,7 @@ def test_too_few_pairs_are_refused_with_advice(tmp_path: Path, evergram: Command
     new = torch.randn(60, 30)
     first = put(tmp_path / "old.npy", torch.randn(60, 20))
     second = put(tmp_path / "new.npy", new)
-    common = ("align", first, second, "--lineage")
+    common = ("vectors", "align", first, second, "--lineage")
     lineage = tmp_path / "l"
     few = evergram(*common, lineage, "--held-out", 0.4)
     assert few.code == 2
@@ -245,12 +269,12 @@ def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Command) -> None:
         ((good, good, "--new-ids", bad), "has its ids in its column"),
     ]
     for arguments, message in wrong:
-        result = evergram("align", *arguments, "--lineage", lineage)
+        result = evergram("vectors", "align", *arguments, "--lineage", lineage)
         assert (result.code, result.out) == (2, ""), arguments
         assert message in result.err
         assert result.err.count("\n") == 1
         assert not lineage.exists()
-    assert evergram("align", good, good, "--lineage", lineage).code == 0
+    assert evergram("vectors", "align", good, good, "--lineage", lineage).code == 0
     small = put(tmp_path / "small.npy", new[:, :3])
     wrong = [
         ((small, "--as", 0, "--out", tmp_path / "x.npy"), "has dim 3; version 1"),
@@ -263,7 +287,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, evergram: Command) -> None:
         ((bad, "--as", 0, "--out", tmp_path / "x.npy"), "row 18 (id 'id17')"),
     ]
     for arguments, message in wrong:
-        result = evergram("transform", *arguments, "--lineage", lineage)
+        result = evergram("vectors", "transform", *arguments, "--lineage", lineage)
         assert (result.code, result.out) == (2, ""), arguments
         assert message in result.err
         assert not (tmp_path / "x.npy").exists()
@@ -280,12 +304,12 @@ def test_one_id_of_text_among_integers_is_refused_before_a_lineage_begins(
     (tmp_path / "t.txt").write_text("\n".join([*names, "abc"]) + "\n")
     options = ("--new-ids", tmp_path / "t.txt", "--lineage", tmp_path / "in" / "l")
     before = set(tmp_path.iterdir())
-    refusal = evergram("align", old, tmp_path / "new.npy", *options).refusal()
+    refusal = evergram("vectors", "align", old, tmp_path / "new.npy", *options).refusal()
     assert "ids in" in refusal
     assert "old.parquet are integers, and now there is the text 'abc'" in refusal
     assert set(tmp_path.iterdir()) == before
     (tmp_path / "t.txt").write_text("\n".join([*names, str(len(new))]) + "\n")
-    assert evergram("align", old, tmp_path / "new.npy", *options).code == 0
+    assert evergram("vectors", "align", old, tmp_path / "new.npy", *options).code == 0
 
 
 def test_a_lineage_of_a_trained_model_is_not_gone_on_from(
@@ -298,7 +322,7 @@ def test_a_lineage_of_a_trained_model_is_not_gone_on_from(
         "[model]\ndim = 9\n[training]\nepochs = 1\n"
     )
     assert evergram("train", recipe, "--lineage", tmp_path / "l").code == 0
-    result = evergram("align", 0, good, "--lineage", tmp_path / "l")
+    result = evergram("vectors", "align", 0, good, "--lineage", tmp_path / "l")
     assert "has the sides query and candidate, of a model that was trained" in result.err
     # Its vectors can be rewritten like any file.
     assert Lineage.open(tmp_path / "l").newest == 0

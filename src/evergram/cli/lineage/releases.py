@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evergram.cli.app import lineage_commands
 from evergram.cli.options import (
-    IdColumn,
     Json,
     LineageFolder,
-    LineageOption,
-    VectorColumn,
-    app,
-    columns_of,
-    new_progress,
 )
 from evergram.cli.printing import dump
 from evergram.errors import LineageError
@@ -29,36 +23,7 @@ _Version = Annotated[
 ]
 
 
-@app.command("import")
-def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of vectors.")],
-    lineage: LineageOption,
-    name: Annotated[str, typer.Option(help="Name of the lineage.")] = "embeddings",
-    id_column: IdColumn = None,
-    vector_column: VectorColumn = None,
-    ids: Annotated[Path | None, typer.Option(help="Ids of FILE, one a line.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Publish embeddings, without a model, as version 0 of a new lineage.
-
-    The file is Parquet, Arrow, .npy or safetensors.
-    """
-    from evergram.lineage.lineage import Lineage
-    from evergram.releasing.files.import_file import import_embeddings
-    from evergram.vector_files.open_embeddings import open_embeddings
-
-    vectors = open_embeddings(file, ids=ids, **columns_of([file], id_column, vector_column))
-    facts = import_embeddings(vectors, Lineage.create(lineage, name), progress=new_progress())
-    if as_json:
-        dump({"lineage": str(lineage), **facts})
-        return
-    sys.stdout.write(
-        f"Version 0 in {lineage}: {facts['rows']} vectors of {facts['dim']} dims, "
-        f"{facts['fingerprint']}.\n"
-    )
-
-
-@app.command()
+@lineage_commands.command()
 def label(
     lineage: LineageFolder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the label.")],
@@ -81,7 +46,7 @@ def label(
     _print_labels(opened, as_json)
 
 
-@app.command()
+@lineage_commands.command()
 def promote(
     lineage: LineageFolder,
     version: _Version = "newest",
@@ -95,7 +60,7 @@ def promote(
     _print_labels(opened, as_json)
 
 
-@app.command()
+@lineage_commands.command()
 def withdraw(
     lineage: LineageFolder,
     reason: Annotated[str, typer.Option(help="The reason, which is kept.")],
@@ -112,7 +77,7 @@ def withdraw(
     _print_labels(opened, as_json)
 
 
-@app.command()
+@lineage_commands.command()
 def retire(
     lineage: LineageFolder,
     version: _Version,

@@ -1,26 +1,24 @@
-"""The commands that show a lineage: versions, check, export."""
+"""The commands that show a lineage: list and check."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import numpy as np
-import pyarrow.parquet as pq
 from tests.support.command import Command
-from tests.support.lineages import lineage_of, read_as
+from tests.support.lineages import lineage_of
 
 
 def test_check_prints_and_holds_to_limits(evergram: Command, growing_shop: Path) -> None:
     evergram("train", "shop.toml", "--lineage", "lin")
     evergram("upgrade", "shop.toml", "--lineage", "lin")
-    check = evergram("check", "lin", "--json", "--max-error", "1000")
+    check = evergram("lineage", "check", "lin", "--json", "--max-error", "1000")
     assert check.code == 0, check.err
     (reading,) = check.json["readings"]
     assert 0 < reading["measured"]["relative"] < 1000
     assert reading["certificate"]["bound"] >= reading["certificate"]["estimate"] > 0
-    assert "amplification" in evergram("check", "lin").out
-    refused = evergram("check", "lin", "--max-error", "0", "--max-amplification", "0")
+    assert "amplification" in evergram("lineage", "check", "lin").out
+    refused = evergram("lineage", "check", "lin", "--max-error", "0", "--max-amplification", "0")
     assert refused.code == 1
     assert refused.err.count("Version 0: its") == 2
 
@@ -31,7 +29,7 @@ def test_versions_are_listed_with_dims_labels_and_fingerprints(
     lineage = lineage_of(tmp_path / "line")
     lineage.label("canary", 1)
     lineage.promote(2)
-    facts = evergram.json("versions", tmp_path / "line")
+    facts = evergram.json("lineage", "list", tmp_path / "line")
     assert (facts["name"], facts["labels"]) == ("line", {"canary": 1, "stable": 2})
     rows = facts["versions"]
     assert [(r["version"], r["name"], r["dim"], r["encoder"]) for r in rows] == [
@@ -43,30 +41,17 @@ def test_versions_are_listed_with_dims_labels_and_fingerprints(
     assert [r["production"] for r in rows] == [False, False, True]
     assert [r["fingerprint"] for r in rows] == [m.fingerprint for m in lineage.versions]
     assert "lineage.json" in facts["checked"]
-    table = evergram("versions", tmp_path / "line").out
+    table = evergram("lineage", "list", tmp_path / "line").out
     assert "line, in " in table
     assert "stable, production" in table
-
-
-def test_export_writes_a_version_as_the_readers_see_it(evergram: Command, tmp_path: Path) -> None:
-    lineage_of(tmp_path / "line")
-    out = tmp_path / "out.parquet"
-    export = ("export", tmp_path / "line", out, "--side", "object", "--as", "v0")
-    assert evergram.json(*export) == {
-        "file": str(out), "rows": 300, "dim": 6, "side": "object", "version": 2, "as": 0,
-    }  # fmt: skip
-    table = pq.read_table(out)
-    assert table["id"].to_pylist() == list(range(300))
-    np.testing.assert_allclose(np.stack(table["vector"].to_numpy()), read_as(2, 0), atol=1e-5)
-    assert f"{out} is there already" in evergram.refused(*export)
-    again = evergram(*export, "--force")
-    assert again.out == (f"300 object embeddings of version 2, read as version 0 (6 dims): {out}\n")
 
 
 def test_check_as_json_has_what_it_measured_and_what_is_past_a_limit(
     evergram: Command, trained_lineage: Path
 ) -> None:
-    code, out, err = evergram("check", trained_lineage, "--max-amplification", 0, "--json")
+    code, out, err = evergram(
+        "lineage", "check", trained_lineage, "--max-amplification", 0, "--json"
+    )
     facts = json.loads(out)
     assert (code, facts["version"]) == (1, 2)
     assert [r["version"] for r in facts["readings"]] == [0, 1]

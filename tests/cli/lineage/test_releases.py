@@ -37,7 +37,7 @@ def lineage(tmp_path: Path, evergram: Command) -> Path:
     """A lineage of an imported version 0, and of version 1."""
     path = tmp_path / "lineage"
     code, out, _ = evergram(
-        "import", put(tmp_path, 0), "--lineage", path, "--name", "shop", "--json"
+        "vectors", "import", put(tmp_path, 0), "--lineage", path, "--name", "shop", "--json"
     )
     assert code == 0
     facts = json.loads(out)
@@ -54,7 +54,7 @@ def lineage(tmp_path: Path, evergram: Command) -> Path:
     everything = dict(zip(*(x.tolist() for x in opened.embeddings("object")), strict=True))
     assert len(ids) > 10
     assert vectors.tolist() == [everything[i] for i in ids.to_pylist()]
-    code, _, _ = evergram("align", 0, put(tmp_path, 1), "--lineage", path)
+    code, _, _ = evergram("vectors", "align", 0, put(tmp_path, 1), "--lineage", path)
     assert code == 0
     assert set(Lineage.open(path).canaries(1)["object"][0].to_pylist()) == set(ids.to_pylist())
     return path
@@ -63,34 +63,39 @@ def lineage(tmp_path: Path, evergram: Command) -> Path:
 def test_a_canary_is_tried_promoted_and_rolled_back(
     lineage: Path, tmp_path: Path, evergram: Command
 ) -> None:
-    assert evergram("align", 1, put(tmp_path, 2), "--lineage", lineage, "--no-promote")[0] == 0
+    assert (
+        evergram("vectors", "align", 1, put(tmp_path, 2), "--lineage", lineage, "--no-promote")[0]
+        == 0
+    )
     assert Lineage.open(lineage).production == 1
-    code, out, _ = evergram("label", lineage, "canary", "newest", "--json")
+    code, out, _ = evergram("lineage", "label", lineage, "canary", "newest", "--json")
     facts = json.loads(out)
     assert code == 0
     assert facts["labels"] == {"stable": 1, "canary": 2}
     assert (facts["production"], facts["newest"], facts["held"]) == (1, 2, [1, 2])
-    code, out, _ = evergram("promote", lineage)
+    code, out, _ = evergram("lineage", "promote", lineage)
     assert out == "Production: version 2; newest: version 2; labels: canary: 2, stable: 2.\n"
-    assert json.loads(evergram("promote", lineage, 1, "--json")[1])["production"] == 1
-    code, out, err = evergram("withdraw", lineage, "--reason", "worse")
+    assert json.loads(evergram("lineage", "promote", lineage, 1, "--json")[1])["production"] == 1
+    code, out, err = evergram("lineage", "withdraw", lineage, "--reason", "worse")
     assert (code, out) == (2, "")
     assert "labelled canary" in err
-    assert evergram("label", lineage, "canary", "--remove")[0] == 0
-    code, out, _ = evergram("withdraw", lineage, "--reason", "worse", "--json")
+    assert evergram("lineage", "label", lineage, "canary", "--remove")[0] == 0
+    code, out, _ = evergram("lineage", "withdraw", lineage, "--reason", "worse", "--json")
     assert (code, json.loads(out)["withdrawn"]["2"]["reason"]) == (0, "worse")
     # The next number is 3, and reading as version 0 goes over the gap.
-    assert evergram("align", 1, put(tmp_path, 3), "--lineage", lineage)[0] == 0
+    assert evergram("vectors", "align", 1, put(tmp_path, 3), "--lineage", lineage)[0] == 0
     out_file = tmp_path / "as-v0.parquet"
-    assert evergram("export", lineage, out_file, "--side", "object", "--as", "v0")[0] == 0
+    assert (
+        evergram("vectors", "export", lineage, out_file, "--side", "object", "--as", "v0")[0] == 0
+    )
     expected = torch.cat([v for _, v in open_embeddings(tmp_path / "v0.parquet").blocks()])
     read = torch.cat([v for _, v in open_embeddings(out_file).blocks()])
     torch.testing.assert_close(read, expected, rtol=1e-2, atol=1e-2)
-    assert evergram("retire", lineage, 0)[0] == 0
-    code, _, err = evergram("export", lineage, out_file, "--side", "object", "--as", 0)
+    assert evergram("lineage", "retire", lineage, 0)[0] == 0
+    code, _, err = evergram("vectors", "export", lineage, out_file, "--side", "object", "--as", 0)
     assert code == 2
     assert "Version 0 of shop is retired" in err
-    code, out, _ = evergram("versions", lineage, "--json")
+    code, out, _ = evergram("lineage", "list", lineage, "--json")
     listed = json.loads(out)
     rows = {r["version"]: r for r in listed["versions"]}
     assert list(rows) == [0, 1, 3]
@@ -99,11 +104,11 @@ def test_a_canary_is_tried_promoted_and_rolled_back(
     assert listed["labels"] == {"stable": 3}
     assert rows[3]["fingerprint"] == Lineage.open(lineage).manifest(3).fingerprint
     assert listed["withdrawn"]["2"]["reason"] == "worse"
-    code, out, _ = evergram("versions", lineage)
+    code, out, _ = evergram("lineage", "list", lineage)
     assert "retired" in out
     assert "stable" in out
     assert "Version 2 was withdrawn on" in out
-    assert evergram("check", lineage)[0] == 0
+    assert evergram("lineage", "check", lineage)[0] == 0
 
 
 def test_files_say_what_they_are_and_others_are_refused(
@@ -115,37 +120,40 @@ def test_files_say_what_they_are_and_others_are_refused(
     for version in (0, 1):
         files[version] = tmp_path / f"export{version}.parquet"
         arguments = (lineage, files[version], "--side", "object", "--as", version)
-        assert evergram("export", *arguments)[0] == 0
+        assert evergram("vectors", "export", *arguments)[0] == 0
     metadata = pq.read_schema(files[0]).metadata
     assert metadata[FINGERPRINT.encode()].decode() == first
     assert metadata[COMPUTED_FROM.encode()].decode() == second
     back = ("--lineage", lineage, "--as", 0, "--out", tmp_path / "back.npy")
     # Vectors of version 0 are not what the chain from version 1 takes, though the dim may be.
-    code, out, err = evergram("transform", files[0], *back, "--from", 1)
+    code, out, err = evergram("vectors", "transform", files[0], *back, "--from", 1)
     assert (code, out) == (2, "")
     assert f"not of version 1 of {lineage}, but of its version 0" in err
-    assert evergram("transform", files[1], *back)[0] == 0
+    assert evergram("vectors", "transform", files[1], *back)[0] == 0
     written = open_embeddings(tmp_path / "back.npy")
     assert (written.fingerprint, written.provenance[COMPUTED_FROM]) == (first, second)
-    assert evergram("transform", tmp_path / "back.npy", *back[:-1], tmp_path / "x.npy")[0] == 2
+    assert (
+        evergram("vectors", "transform", tmp_path / "back.npy", *back[:-1], tmp_path / "x.npy")[0]
+        == 2
+    )
     # A file that says it is of version 0 cannot follow as version 2, nor stand for version 1.
-    code, _, err = evergram("align", 1, files[0], "--lineage", lineage)
+    code, _, err = evergram("vectors", "align", 1, files[0], "--lineage", lineage)
     assert code == 2
     assert "holds vectors of version 0" in err
     assert "cannot be a new version" in err
-    code, _, err = evergram("align", files[0], put(tmp_path, 2), "--lineage", lineage)
+    code, _, err = evergram("vectors", "align", files[0], put(tmp_path, 2), "--lineage", lineage)
     assert code == 2
     assert "but of its version 0" in err
     foreign = tmp_path / "foreign.parquet"
     vectors = torch.cat([v for _, v in open_embeddings(files[1]).blocks()])
     ids = open_embeddings(files[1]).ids()
     write_vectors(foreign, [(ids, vectors)], {FINGERPRINT: "sha256:" + "0" * 64})
-    code, _, err = evergram("transform", foreign, *back)
+    code, _, err = evergram("vectors", "transform", foreign, *back)
     assert code == 2
     assert "but of no version of it" in err
     assert err.count("\n") == 1
     # The newest version's own export goes on from it.
-    assert evergram("align", files[1], put(tmp_path, 2), "--lineage", lineage)[0] == 0
+    assert evergram("vectors", "align", files[1], put(tmp_path, 2), "--lineage", lineage)[0] == 0
 
 
 def test_an_impossible_change_is_refused_in_one_sentence(
@@ -155,19 +163,19 @@ def test_an_impossible_change_is_refused_in_one_sentence(
     repeated = tmp_path / "repeated.parquet"
     write_vectors(repeated, [(pa.array(["a", "a"]), torch.ones(2, 3))])
     wrong: list[tuple[tuple[object, ...], str]] = [
-        (("import", put(tmp_path, 0), "--lineage", lineage), "already holds a lineage"),
-        (("import", repeated, "--lineage", tmp_path / "new"), "'a'"),
-        (("import", tmp_path / "no.npy", "--lineage", tmp_path / "new"), "is not there"),
-        (("label", lineage, "canary"), "--remove and no version"),
-        (("label", lineage, "canary", 0, "--remove"), "--remove and no version"),
-        (("label", lineage, "canary", "--remove"), "has no label 'canary'"),
-        (("label", lineage, "v7", 0), "cannot be a label"),
-        (("label", lineage, "canary", 7), "has no version 7; its versions are: 0, 1"),
-        (("promote", lineage, 0), "Version 0 of shop cannot be stable"),
-        (("withdraw", lineage, "--reason", "worse"), "version 0 are no longer stored"),
-        (("withdraw", lineage, "--reason", " "), "needs a reason"),
-        (("retire", lineage, "newest"), "cannot be retired"),
-        (("retire", tmp_path, 0), "is not a lineage"),
+        (("vectors", "import", put(tmp_path, 0), "--lineage", lineage), "already holds a lineage"),
+        (("vectors", "import", repeated, "--lineage", tmp_path / "new"), "'a'"),
+        (("vectors", "import", tmp_path / "no.npy", "--lineage", tmp_path / "new"), "is not there"),
+        (("lineage", "label", lineage, "canary"), "--remove and no version"),
+        (("lineage", "label", lineage, "canary", 0, "--remove"), "--remove and no version"),
+        (("lineage", "label", lineage, "canary", "--remove"), "has no label 'canary'"),
+        (("lineage", "label", lineage, "v7", 0), "cannot be a label"),
+        (("lineage", "label", lineage, "canary", 7), "has no version 7; its versions are: 0, 1"),
+        (("lineage", "promote", lineage, 0), "Version 0 of shop cannot be stable"),
+        (("lineage", "withdraw", lineage, "--reason", "worse"), "version 0 are no longer stored"),
+        (("lineage", "withdraw", lineage, "--reason", " "), "needs a reason"),
+        (("lineage", "retire", lineage, "newest"), "cannot be retired"),
+        (("lineage", "retire", tmp_path, 0), "is not a lineage"),
     ]
     for arguments, message in wrong:
         code, out, err = evergram(*arguments)
@@ -184,9 +192,9 @@ def test_versions_of_a_lineage_whose_publisher_stated_no_metrics(
     ids, vectors = pa.array(["a", "b"]), torch.eye(2)
     lineage = Lineage.create(tmp_path / "own")
     publish_next(lineage, Artefact(2, {"object": (ids, vectors)}, None, {}, {}))
-    code, out, err = evergram("versions", lineage.path)
+    code, out, err = evergram("lineage", "list", lineage.path)
     assert (code, err) == (0, "")
     assert "version" in out
-    code, out, _ = evergram("versions", lineage.path, "--json")
+    code, out, _ = evergram("lineage", "list", lineage.path, "--json")
     assert code == 0
     assert json.loads(out)["versions"][0]["metrics"] == {}

@@ -1,0 +1,115 @@
+"""The command that compares the ways to another embedding model."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evergram.cli.app import vector_commands
+from evergram.cli.options import IdColumn, Json, VectorColumn, columns_of
+from evergram.cli.printing import dump, paragraph, table
+
+
+class Similarity(StrEnum):
+    """How two vectors are compared."""
+
+    cosine = "cosine"
+    dot = "dot"
+
+
+@vector_commands.command("plan-migration")
+def plan_migration(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="Texts by the old model.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same texts by the new model.")],
+    old_queries: Annotated[Path, typer.Option(help="Queries by the old model.")],
+    new_queries: Annotated[Path, typer.Option(help="The same queries by the new model.")],
+    judgements: Annotated[
+        Path | None,
+        typer.Option(help="Which texts answer which query: a file or folder as BEIR or TREC has."),
+    ] = None,
+    pairs: Annotated[float, typer.Option(help="Share of the texts to fit the way back to.")] = 1.0,
+    depth: Annotated[int, typer.Option(help="Old hits that a cascade re-ranks.")] = 200,
+    sidecar_bytes: Annotated[
+        int | None,
+        typer.Option(min=0, help="Beside each new vector.", show_default="a tenth of an old one"),
+    ] = None,
+    sidecar_error: Annotated[
+        float | None, typer.Option(min=0, help="Relative error that a sidecar may leave.")
+    ] = None,
+    similarity: Annotated[
+        Similarity, typer.Option(help="How vectors are compared.")
+    ] = Similarity.cosine,
+    tolerance: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of nDCG@10 that a cheaper way may lose.")
+    ] = 0.01,
+    old_model_ends: Annotated[
+        bool, typer.Option("--old-model-ends", help="It will encode no more queries.")
+    ] = False,
+    old_readers: Annotated[
+        bool, typer.Option("--old-readers", help="Somebody will go on to read old vectors.")
+    ] = False,
+    id_column: IdColumn = None,
+    vector_column: VectorColumn = None,
+    as_json: Json = False,
+    seed: Annotated[int, typer.Option(min=0, help="Draws pairs and intervals.")] = 0,
+) -> None:
+    """Compare the ways to another embedding model: stay, bridge, cascade, sidecar or reindex.
+
+    Exit code 1 if nothing decides: without judgements, or with too few of them.
+    """
+    from evergram.evaluation.judged.beir_files import read_judgements
+    from evergram.releasing.migration import migration_plan
+    from evergram.releasing.migration.migration_vectors import MigrationVectors
+    from evergram.releasing.migration.verdict import Situation
+    from evergram.releasing.migration.ways import WaySettings
+    from evergram.vector_files.open_embeddings import open_embeddings
+
+    files = [old, new, old_queries, new_queries]
+    settings = WaySettings(pairs, depth, sidecar_bytes, sidecar_error, similarity.value, seed)
+    grades = None if judgements is None else read_judgements(judgements)
+    columns = columns_of(files, id_column, vector_column)
+    id_name, vector_name = columns["id_column"], columns["vector_column"]
+    opened = [open_embeddings(file, id_column=id_name, vector_column=vector_name) for file in files]
+    vectors = MigrationVectors.of((opened[0], opened[1]), (opened[2], opened[3]), similarity.value)
+    situation = Situation(tolerance, old_model_ends, old_readers)
+    report = migration_plan.plan_migration(vectors, grades, settings, situation)
+    if as_json:
+        dump(report)
+    else:
+        _print_plan(report)
+    if report["verdict"] is None:
+        raise typer.Exit(1)
+
+
+def _print_plan(report: dict[str, Any]) -> None:
+    """Print a line for each way, and the verdict with its reasons."""
+    measures = ["ndcg@10", "recall@100"] if report["judged"] else []
+    header = ["method", *measures, "agreement@10", "encoded", "bytes a text", "ms a query"]
+    lines = []
+    for name, way in report["ways"].items():
+        figures = [way[key] for key in (*measures, "agreement@10")]
+        lines.append(
+            [
+                name,
+                *(f"{f['mean']:.3f}\n{f['low']:.3f}–{f['high']:.3f}" for f in figures),
+                f"{way['encoded']:,}",
+                f"{way['bytes_a_text']:,.0f}",
+                f"{way['milliseconds']:.2f}",
+            ]
+        )
+    kind = "judged queries" if report["judged"] else "queries, none judged"
+    table(f"{report['texts']:,} texts, {report['queries']:,} {kind}", header, lines)
+    if report["absent"]:
+        paragraph(f"{report['absent']} judged texts are not among the texts, and count as missed.")
+    side = report["ways"]["sidecar"]
+    paragraph(
+        f"The sidecar has {side['sidecar_bytes']:.0f} bytes beside each new vector "
+        f"({side['share_of_old_bytes']:.1%} of an old one), and is predicted to leave a relative "
+        f"error of {side['predicted_error']:.3f}; it leaves {side['measured_error']:.3f}."
+    )
+    paragraph(f"Verdict: {report['verdict'] or 'none'}.")
+    for reason in report["reasons"]:
+        paragraph(f"- {reason}")

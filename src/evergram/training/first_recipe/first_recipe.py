@@ -1,0 +1,163 @@
+"""From a path to a first recipe, and to what was seen on the way."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evergram.data.corpus import Corpus
+from evergram.data.split import Split
+from evergram.errors import DataError
+from evergram.lineage.disk.names import is_name
+from evergram.training.corpora import load_corpus, split_for
+from evergram.training.first_recipe.recipe_text import Settings, dim_of, epochs_of, recipe_text
+from evergram.training.first_recipe.sources import Source, source_at
+from evergram.training.first_recipe.survey import Survey
+from evergram.training.recipe import Recipe
+from evergram.training.recipe.automatic import batch_size_of
+
+# The share of the latest interactions that is held out of this many, and of fewer.
+LATEST, MANY, LATEST_OF_FEW = "5 %", 100_000, "10 %"
+# Pairs that select, and pairs that test, of which a split by time must have so many.
+LEAST = 30
+AT_RANDOM = {"kind": "random", "share": 0.1}
+
+
+@dataclass(frozen=True)
+class FirstRecipe:
+    """A recipe that fits data, and what the data is.
+
+    Args:
+        text: the recipe as TOML, with comments, without a line break at its end.
+        recipe: the same, checked.
+        source: the kind of the data, and its columns.
+        survey: what is in it.
+        split_again: why pairs are held out at random although there are times; None otherwise.
+    """
+
+    text: str
+    recipe: Recipe
+    source: Source
+    survey: Survey
+    split_again: str | None = None
+
+    def sentences(self) -> Iterator[str]:
+        """Yield what was seen, and what was guessed, in sentences."""
+        source = self.source
+        yield f"Read as {source.kind}."
+        if source.columns:
+            listed = ", ".join(f"{role} is {name}" for role, name in source.columns.items())
+            yield f"Columns: {listed}."
+        if source.guessed:
+            yield (
+                f"Guessed by their names: {', '.join(source.guessed)}; --column ROLE=NAME names "
+                "another."
+            )
+        if source.unread:
+            yield f"Not read: {', '.join(source.unread)}."
+        yield from self.survey.sentences()
+        if self.split_again:
+            yield self.split_again
+
+    def as_json(self) -> dict[str, Any]:
+        source, recipe = self.source, self.recipe
+        return {
+            "kind": source.kind,
+            "columns": dict(source.columns),
+            "guessed": list(source.guessed),
+            "unread": list(source.unread),
+            **self.survey.as_json(),
+            "split": recipe.split.kind,
+            "dim": recipe.model.dim_of(0),
+            "batch_size": recipe.training.batch_size,
+            "epochs": recipe.training.epochs,
+        }
+
+
+def first_recipe(
+    path: Path,
+    *,
+    kind: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> FirstRecipe:
+    """Return a recipe for the interactions at a path.
+
+    With times the latest 5 % are held out (10 % of fewer than 100,000), else a tenth of the pairs
+    at random, also where so short a time has too few pairs to judge by.
+
+    Args:
+        path: a file or folder that `data.path` of a recipe can name.
+        kind: as `data.kind`; None tells it by the path.
+        columns: by role, columns of a table; the others are told by their names.
+        folder: where the recipe will be, to which its path is relative; None for the working one.
+    Raises: DataError: the data cannot be read, the kind or a column cannot be told, or there is too
+        little data to judge a model by.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"The path {str(path)!r} is not in UTF-8, as a recipe must be; rename the file."
+        ) from None
+    source = source_at(path, kind, columns)
+    name, where = _name_of(path), _path_from(folder or Path(), path)
+    data: dict[str, Any] = {"kind": source.kind, "path": where}
+    if source.renamed:
+        data["columns"] = source.renamed
+
+    def recipe_of(more: Mapping[str, Any]) -> Recipe:
+        values = {"name": name, "data": data, **more}
+        return Recipe.of(values, folder=folder or Path())
+
+    corpus = load_corpus(recipe_of({}))
+    held, split, split_again = _split(recipe_of, corpus)
+    survey = Survey.of(corpus, split)
+    batch_size = batch_size_of(recipe_of({"split": held}), split.training)
+    settings = Settings(name, data, held, dim_of(survey), batch_size, epochs_of(survey))
+    text = recipe_text(settings, survey)
+    recipe = Recipe.of(tomllib.loads(text), folder=folder or Path())
+    return FirstRecipe(text, recipe, source, survey, split_again)
+
+
+def _split(recipe_of: Any, corpus: Corpus) -> tuple[dict[str, Any], Split, str | None]:
+    """Return the table [split], the split by it, and why it is not by time if times are there."""
+    if not corpus.has_times:
+        return AT_RANDOM, split_for(recipe_of({"split": AT_RANDOM}), corpus, 0), None
+    by_time = {"kind": "time", "last": LATEST if len(corpus) >= MANY else LATEST_OF_FEW}
+    try:
+        timed = split_for(recipe_of({"split": by_time}), corpus, 0)
+    except DataError:
+        timed = None
+    if timed is not None and _judges(timed) >= LEAST:
+        return by_time, timed, None
+    split = split_for(recipe_of({"split": AT_RANDOM}), corpus, 0)
+    if timed is not None and _judges(timed) >= _judges(split):
+        return by_time, timed, None
+    why = (
+        f"Pairs are held out at random, although there are times: the last {by_time['last']} hold "
+        f"fewer than {LEAST} new pairs to select by, or to test by."
+    )
+    return AT_RANDOM, split, why
+
+
+def _judges(split: Split) -> int:
+    """Return the pairs that select, or those that test: the fewer."""
+    return min(len(split.selection), len(split.test))
+
+
+def _name_of(path: Path) -> str:
+    """Return a name for the recipe, of the letters of the path's that a name may have."""
+    stem = path.resolve().name.split(".")[0]
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:60].strip("-_")
+    return name if is_name(name) else "embeddings"
+
+
+def _path_from(folder: Path, path: Path) -> str:
+    """Return a path as a recipe in `folder` names it: relative unless it was given as absolute."""
+    return str(path) if path.is_absolute() else os.path.relpath(path, folder)

@@ -1,0 +1,77 @@
+"""`evergram init`: what it says of a file, the recipe that it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from tests.support.command import Command
+
+
+@pytest.fixture
+def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    draw = random.Random(0)
+    lines = ["user_id,page_id,stars,ts,shop"]
+    for i in range(900):
+        user = draw.randrange(40)
+        page = (3 * user + int(draw.expovariate(0.3))) % 60
+        lines.append(f"{user},p{page},{draw.randrange(1, 6)},{1_700_000_000 + 3600 * i},x")
+    (tmp_path / "clicks.csv").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_recipe_of_a_file_trains(evergram: Command, clicks: Path) -> None:
+    said = evergram("init", "clicks.csv")
+    assert (said.code, said.err) == (0, "")
+    assert "900 interactions of 40 queries with 60 candidates" in said.out
+    assert "Guessed by their names: query, candidate, value, time" in said.out
+    assert "Not read: shop." in said.out
+    assert "evergram train recipe.toml --lineage lineages/clicks" in said.out
+    arguments = ("train", "recipe.toml", "--lineage", "l", "--set", "training.epochs=2")
+    trained = evergram.json(*arguments)
+    assert trained["data"]["queries"] <= 40
+    assert trained["dim"] == 16
+
+
+def test_json_has_what_was_counted_and_chosen(evergram: Command, clicks: Path) -> None:
+    facts = evergram.json("init", "clicks.csv", "--out", "a.toml", "--column", "query=user_id")
+    assert facts["recipe"] == "a.toml"
+    assert facts["rows"] == 900
+    assert facts["guessed"] == ["candidate", "value", "time"]
+    assert 0 <= facts["cold_share"] < 1
+    assert Path("a.toml").is_file()
+    assert json.loads(evergram("init", "clicks.csv", "--json").out)["rows"] == 900
+
+
+def test_a_recipe_is_overwritten_only_if_it_is_asked_for(evergram: Command, clicks: Path) -> None:
+    Path("recipe.toml").write_text("mine")
+    sentence = evergram.refused("init", "clicks.csv")
+    assert "recipe.toml is there already; --force overwrites it" in sentence
+    assert Path("recipe.toml").read_text() == "mine"
+    assert evergram("init", "clicks.csv", "--force").code == 0
+    assert "[data]" in Path("recipe.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "problem"),
+    [
+        ("user,film,item\n1,2,3\n", (), "Say it by --column candidate=NAME."),
+        ("", (), "is empty"),
+        ("user,film\n1,\n", (), "film is empty; give it one"),
+        ("1,2\n3,4\n", (), "write a line above it"),
+        ("user,film\n1,2\n", (), "too few"),
+        ("user,film\n1,2\n", ("--kind", "tabel"), "--kind is 'tabel'; it is one of"),
+        ("user,film\n1,2\n", ("--column", "query"), "it is ROLE=NAME"),
+        ("user,film\n1,2\n", ("--out", "recipe.json"), "must end in .toml"),
+        ("user,film\n1,2\n", ("--out", "none/recipe.toml"), "a folder that is not there"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    evergram: Command, clicks: Path, text: str, more: tuple[str, ...], problem: str
+) -> None:
+    Path("bad.csv").write_text(text)
+    assert problem in evergram.refused("init", "bad.csv", *more)
+    assert not list(clicks.rglob("*.toml"))

@@ -1,0 +1,60 @@
+"""`evergram vectors plan-migration`: each way with its costs, and a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+from tests.support.command import Command
+from tests.support.two_models import by_two_models
+
+from evergram.vector_files.writers import write_vectors
+
+
+def four_files(folder: Path, noises: tuple[float, float]) -> tuple[list[object], Path]:
+    """Write texts and queries by two models, and judgements; return the command's arguments."""
+    vectors, judgements = by_two_models(*noises)
+    sides = {
+        "old": (vectors.texts, vectors.old),
+        "new": (vectors.texts, vectors.new),
+        "old-queries": (vectors.queries, vectors.old_queries),
+        "new-queries": (vectors.queries, vectors.new_queries),
+    }
+    for name, (ids, rows) in sides.items():
+        write_vectors(folder / f"{name}.parquet", [(pa.array(ids), rows)])
+    lines = [f"{q}\t{t}\t{g}" for q, grades in judgements.items() for t, g in grades.items()]
+    (folder / "qrels.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *lines]))
+    files: list[object] = [folder / "old.parquet", folder / "new.parquet"]
+    for name in ("old-queries", "new-queries"):
+        files += [f"--{name}", folder / f"{name}.parquet"]
+    return files, folder / "qrels.tsv"
+
+
+def test_plan_migration_prints_each_way_and_a_verdict(tmp_path: Path, evergram: Command) -> None:
+    files, qrels = four_files(tmp_path, (3.0, 0.1))
+    files += ["--judgements", qrels, "--depth", 100]
+    report = evergram("vectors", "plan-migration", *files, "--json").json
+    assert report["verdict"] == "reindex"
+    printed = evergram("vectors", "plan-migration", *files)
+    assert printed.code == 0
+    assert "Verdict: reindex." in printed.out
+    assert all(name in printed.out for name in report["ways"])
+
+
+def test_plan_migration_without_judgements_gives_no_verdict(
+    tmp_path: Path, evergram: Command
+) -> None:
+    files, _ = four_files(tmp_path, (3.0, 0.1))
+    result = evergram("vectors", "plan-migration", *files)
+    assert (result.code, "Verdict: none." in result.out) == (1, True)
+
+
+def test_plan_migration_refuses_in_one_sentence(tmp_path: Path, evergram: Command) -> None:
+    files, qrels = four_files(tmp_path, (3.0, 0.1))
+    refusal = evergram(
+        "vectors", "plan-migration", *files, "--judgements", tmp_path / "none.tsv"
+    ).refusal()
+    assert "none.tsv cannot be read" in refusal
+    both = ["--sidecar-bytes", 3, "--sidecar-error", 0.1]
+    refusal = evergram("vectors", "plan-migration", *files, "--judgements", qrels, *both).refusal()
+    assert "give one of them" in refusal

@@ -1,0 +1,108 @@
+"""Calibrated scores of a lineage, beside ranks that are counted among the pairs of canaries."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from tests.support.text_encoders import ADDRESSES, encoded, text_lineage, word_vectors
+
+from evergram.errors import DataError, LineageError
+from evergram.lineage.lineage import Lineage
+from evergram.lineage.score_maps import Metric, ScoreMaps
+from evergram.releasing.files.align import align
+from evergram.releasing.files.align_settings import AlignSettings
+from evergram.retrieval.reader import Reader
+from evergram.vector_files.open_embeddings import EmbeddingFile
+
+SIDES = "object", "object"
+# A way back of few dims, as an exact one would change no score; half is held out as canaries.
+LOSSY = AlignSettings(transform="low_rank", rank=4, held_out=0.5)
+
+
+@pytest.fixture
+def lineage(tmp_path: Path) -> Lineage:
+    """Three versions; half of the texts are held out, and kept as canaries."""
+    lineage = Lineage.create(tmp_path / "line", "line")
+    old: EmbeddingFile | int = encoded(tmp_path, ADDRESSES[0])
+    for number, address in enumerate(ADDRESSES[1:]):
+        align(old, encoded(tmp_path, address), lineage, LOSSY)
+        old = number + 1
+    return lineage
+
+
+def score(query: np.ndarray, row: np.ndarray, metric: Metric) -> float:
+    if metric == "l2":
+        return -float(((query - row) ** 2).sum())
+    product = float(query @ row)
+    return product if metric == "ip" else product / np.sqrt((query @ query) * (row @ row))
+
+
+def pairs(
+    lineage: Lineage, source: int, target: int, metric: Metric
+) -> tuple[list[float], list[float]]:
+    """The scores of all pairs of canaries, one by one: read back from `source`, and of `target`."""
+    ids, new = lineage.canaries(source)["object"]
+    own_ids, own = lineage.canaries(target)["object"]
+    back = (new.double() @ lineage.chain.matrix(source, target).double().T).numpy()
+    then = dict(zip(own_ids.to_pylist(), own.double().numpy(), strict=True))
+    rows = [(row, then[id_]) for id_, row in zip(ids.to_pylist(), back, strict=True) if id_ in then]
+    now = [score(a[0], b[0], metric) for a, b in combinations(rows, 2)]
+    return sorted(now), sorted(score(a[1], b[1], metric) for a, b in combinations(rows, 2))
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2", "cosine"])
+@pytest.mark.parametrize("target", [0, 1])
+def test_a_calibrated_score_has_the_rank_of_the_raw_one(
+    lineage: Lineage, metric: Metric, target: int
+) -> None:
+    now, then = pairs(lineage, 2, target, metric)
+    query = word_vectors(["word1 word2 word3"], target, (10, 12)[target])
+    with closing(Reader.open(lineage.path)) as reader:
+        raw = reader.search(query, 30, target, metric=metric)[0]
+        hits = reader.search(query, 30, target, metric=metric, scores="calibrated")[0]
+    assert hits.ids == raw.ids
+    inside = [i for i, s in enumerate(raw.scores) if now[10] < s < now[-10]]
+    assert len(inside) > 5
+    for i in inside:
+        rank = int(np.searchsorted(now, raw.scores[i]))
+        # Quantiles are kept for one pair in eight or so.
+        slack = 1 + len(now) // 2048
+        low, high = max(0, rank - 1 - slack), min(len(then) - 1, rank + slack)
+        assert then[low] - 1e-6 <= hits.scores[i] <= then[high] + 1e-6
+
+
+def test_rows_of_the_version_itself_keep_their_scores(lineage: Lineage) -> None:
+    query = word_vectors(["word1 word2"], 2, 11)
+    with closing(Reader.open(lineage.path)) as reader:
+        raw = reader.search(query, 5)[0]
+        assert_array_equal(reader.search(query, 5, scores="calibrated")[0].scores, raw.scores)
+
+
+def test_it_is_not_composed_along_the_chain(lineage: Lineage) -> None:
+    maps = ScoreMaps(lineage)
+    one = maps.of(2, 0, SIDES)
+    assert maps.of(2, 0, SIDES) is one
+    now = pairs(lineage, 2, 0, "ip")[0]
+    asked = np.linspace(now[10], now[-10], 11)
+    steps = maps.of(1, 0, SIDES).apply(maps.of(2, 1, SIDES).apply(asked))
+    assert np.abs(one.apply(asked) - steps).max() > 0.05 * np.abs(asked).max()
+
+
+def test_too_few_canaries_are_refused(tmp_path: Path) -> None:
+    lineage = text_lineage(tmp_path)
+    with closing(Reader.open(lineage.path)) as reader:
+        query = word_vectors(["word1"], 0, 10)
+        with pytest.raises(LineageError, match="pairs have both scores, and 1000 are needed"):
+            reader.search(query, 5, 0, scores="calibrated")
+        with pytest.raises(LineageError, match="no canaries of side 'query'"):
+            reader.calibrated(reader.search(query, 5, 0), 0, query_side="query")
+        with pytest.raises(LineageError, match="no side"):
+            reader.calibrated(reader.search(query, 5, 0), 0, "query")
+        with pytest.raises(DataError, match="no scores 'nice'"):
+            reader.search(query, 5, 0, scores="nice")  # type: ignore[arg-type]
+        assert len(reader.search(query, 5, 0)[0]) == 5

@@ -1,0 +1,5 @@
+"""The command."""
+
+from tests.support.command import evergram
+
+__all__ = ["evergram"]

@@ -1,0 +1,107 @@
+"""The wheel and the sdist: built, whole, and installed into an empty environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+import evergram
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+# All files of the package: code, py.typed, and what the dashboard and the reports show.
+FILES = {
+    path.relative_to(SOURCE).as_posix()
+    for path in (SOURCE / "evergram").rglob("*")
+    if path.is_file() and "__pycache__" not in path.parts
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a wheel and an sdist of the tree as it is."""
+    if find_spec("hatchling") is None:
+        pytest.skip("the build backend is not installed: pip install hatchling")
+    folder = tmp_path_factory.mktemp("release")
+    tree = folder / "tree"
+    tree.mkdir()
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, tree)
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("src", "recipes", "tests", "docs"):
+        shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder / "dist")]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True)
+    return folder / "dist"
+
+
+def wheel(built: Path) -> Path:
+    [path] = built.glob("*.whl")
+    return path
+
+
+@pytest.mark.long
+def test_the_wheel_has_the_package_and_nothing_else(built: Path) -> None:
+    assert wheel(built).name == f"evergram-{evergram.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel(built)) as archive:
+        names = set(archive.namelist())
+    information = f"evergram-{evergram.__version__}.dist-info"
+    ours = {name for name in names if PurePosixPath(name).parts[0] != information}
+    assert ours == FILES
+    assert "evergram/py.typed" in ours
+    assert f"{information}/licenses/LICENSE" in names
+
+
+@pytest.mark.long
+def test_the_sdist_has_what_building_and_testing_need(built: Path) -> None:
+    [path] = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {f"src/{name}" for name in FILES} <= names
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "docs/index.md"} <= names
+    assert "src/evergram/py.typed" in names
+    assert not [name for name in names if name.startswith((".venv", "build", ".git/"))]
+
+
+@pytest.mark.long
+def test_the_wheel_is_installed_and_starts_in_an_empty_environment(
+    built: Path, tmp_path: Path
+) -> None:
+    """Its dependencies are those of this environment, by path: nothing is downloaded."""
+    place = tmp_path / "environment"
+    venv.create(place, with_pip=True)
+    python = place / "bin" / "python"
+    options = ["--no-deps", "--no-index", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([python, "-m", "pip", "install", *options, wheel(built)], check=True)
+    # Without any dependency the package itself is imported.
+    alone = "import evergram; print(evergram.__version__, evergram.__file__)"
+    done = subprocess.run(
+        [python, "-I", "-c", alone], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    version, file = done.stdout.split()
+    assert version == evergram.__version__
+    assert Path(file).is_relative_to(place)
+    libraries = os.pathsep.join(p for p in sys.path if p.endswith("site-packages"))
+    command = subprocess.run(
+        [place / "bin" / "evergram", "--version"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": libraries},
+    )
+    assert evergram.__version__ in command.stdout
+
+
+def test_the_command_for_a_release_runs_this_file() -> None:
+    assert "pytest tests/test_release.py" in (ROOT / "Makefile").read_text()
