@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
-# Where a command has another name than the tables say: {"import": "vectors import"}.
-RENAMED: dict[str, str] = {}
+from evergram.cli.old_names import RENAMED
+
 # What a file is made of: its bytes, its text in UTF-8, a table, or a function that makes it.
 Content = bytes | str | pa.Table | Callable[[Path], object]
 
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def arguments(self) -> list[str]:
-        """The words of the command line, the command by its name of today."""
+        """The words of the command line; the tables have short names of commands."""
         first, *others = shlex.split(self.command)
         return [*RENAMED.get(first, first).split(), *others]
 

@@ -59,10 +59,10 @@ def make_good_files(folder: Path) -> None:
     (folder / "plain.onnx").write_bytes(onnx_graphs.plain().SerializeToString())
     (folder / "texts.csv").write_text("id,text\n" + "".join(f"{i},word {i}\n" for i in range(20)))
     for command in (
-        "import old.parquet --lineage l",
-        "consumer-add l ads --pin v0",
-        "align 0 new.parquet --lineage l",
-        "fill l --store object=s",
+        "vectors import old.parquet --lineage l",
+        "consumer add l ads --pin v0",
+        "vectors align 0 new.parquet --lineage l",
+        "store fill l --store object=s",
     ):
         assert exit_code(*command.split()) == 0, command
     shutil.copytree(GOLDEN / "format-4" / "trained", folder / "t")
