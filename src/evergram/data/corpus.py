@@ -137,8 +137,8 @@ class Corpus:
         interactions = checked_interactions(interactions, source)
         if "weight" in interactions.column_names and not pc.max(interactions["weight"]).as_py():
             raise DataError(
-                f"{source}: the weight of every row is 0, so nothing would be learned; give weights "
-                "above 0, or leave the column out."
+                f"{source}: the weight of every row is 0, so nothing would be learned; give "
+                "weights above 0, or leave the column out."
             )
         if "time" in interactions.column_names:
             order = np.argsort(interactions["time"].to_numpy(), kind="stable")

@@ -6,9 +6,9 @@ import hashlib
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.feather as feather
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from evergram.cli.old_names import RENAMED
 
 # What a file is made of: its bytes, its text in UTF-8, a table, or a function that makes it.
-Content = bytes | str | pa.Table | Callable[[Path], object]
+Content: TypeAlias = bytes | str | pa.Table | Callable[[Path], object]
 
 
 def nothing(_: Path) -> None:
@@ -31,13 +31,9 @@ class Case:
     Args:
         name: the kind, as documents list it.
         command: the command line; the working directory is a copy of the good files.
-        names: words of the sentence that name what was given.
-        says: words of the sentence that say what is allowed or what to do.
+        names, says: what the sentence is about, and what it says: for who reads the list.
         make: makes the bad input, in the working directory.
         during: what holds while the command runs, such as a port that is taken.
-        process: True to run the command in a process of its own.
-        before: Python that this process runs first.
-        environment: variables of this process.
     """
 
     name: str
@@ -46,9 +42,6 @@ class Case:
     says: str
     make: Callable[[Path], object] = nothing
     during: Callable[[], AbstractContextManager[Any]] = nullcontext
-    process: bool = False
-    before: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def arguments(self) -> list[str]:

@@ -7,7 +7,15 @@ from tests.support.bad_input.case import Case, Content, nothing, put
 from tests.support.bad_input.good_files import IDS, ROWS
 
 
-def probe(name: str, content: Content, says: str, file: str, model: str = "plain.onnx", data: str = "data.parquet", options: str = "") -> Case:
+def probe(
+    name: str,
+    content: Content,
+    says: str,
+    file: str,
+    model: str = "plain.onnx",
+    data: str = "data.parquet",
+    options: str = "",
+) -> Case:
     """Return the case of a probe of which one file has this content."""
     command = f"consumer-add l new --pin v0 --probe {model} --data {data} {options}"
     return Case(name, command, file, says, put(content, file))
@@ -17,7 +25,9 @@ def model(name: str, content: Content, says: str, file: str = "bad.onnx") -> Cas
     return probe(name, content, says, file, model=file)
 
 
-def data(name: str, content: Content, says: str, file: str = "bad.parquet", options: str = "") -> Case:
+def data(
+    name: str, content: Content, says: str, file: str = "bad.parquet", options: str = ""
+) -> Case:
     return probe(name, content, says, file, data=file, options=options)
 
 
@@ -28,11 +38,11 @@ CASES = [
     Case("a consumer's name with a slash", "consumer-add l a/b --pin v0", "a/b", "?"),
     Case("an empty name of a consumer", "consumer-add l '' --pin v0", "''", "?"),
     Case("a consumer without a version", "consumer-add l new", "--pin", "?"),
-    Case("a pin to no version", "consumer-add l new --pin v9", "v9", "?"),
+    Case("a pin to no version", "consumer-add l new --pin v9", "no version 9", "?"),
     Case("a pin to a label that is not there", "consumer-add l new --pin gold", "gold", "?"),
-    Case("leave to read no version", "consumer-add l new --pin v0 --allow v9", "v9", "?"),
+    Case("leave to read no version", "consumer-add l new --pin v0 --allow v9", "no version 9", "?"),
     Case("a move of nobody", "consumer-pin l nobody v1", "nobody", "?"),
-    Case("a move to no version", "consumer-pin l ads v9", "v9", "?"),
+    Case("a move to no version", "consumer-pin l ads v9", "no version 9", "?"),
     Case("a token of nobody", "consumer-token l nobody", "nobody", "?"),
     Case("a removal of nobody", "consumer-remove l nobody", "nobody", "?"),
     Case("probes where there is none", "probe l", "l", "?"),
@@ -40,10 +50,30 @@ CASES = [
     Case("a probe without data", "consumer-add l new --pin v0 --probe plain.onnx", "--data", "?"),
     Case("data without a probe", "consumer-add l new --pin v0 --data data.parquet", "--data", "?"),
     Case("a limit without a probe", "consumer-add l new --pin v0 --min 0.5", "--min", "?"),
-    Case("a metric that there is not", "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet --metric f1", "f1", "?"),
-    Case("a side that has no such ids", "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet --side user", "user", "?"),
-    Case("a limit that its own version passes not", "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet --min 2", "2", "?"),
-    Case("a most of a metric that has a least", "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet --max 0.5", "--max", "?"),
+    Case(
+        "a metric that there is not",
+        "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet --metric f1",
+        "f1",
+        "?",
+    ),
+    Case(
+        "a side that has no such ids",
+        "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet --side user",
+        "user",
+        "?",
+    ),
+    Case(
+        "a limit that its own version passes not",
+        "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet --min 2",
+        "2",
+        "?",
+    ),
+    Case(
+        "a most of a metric that has a least",
+        "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet --max 0.5",
+        "--max",
+        "?",
+    ),
     model("no such model of a probe", lambda p: None, "?"),
     model("a model that is no ONNX", b"nothing", "?"),
     model("an empty model", b"", "?"),
@@ -57,15 +87,40 @@ CASES = [
     data("data without labels", pa.table({"id": IDS}), "?"),
     data("data without ids", pa.table({"label": LABELS}), "?"),
     data("data of no rows", pa.table({"id": IDS, "label": LABELS}).slice(0, 0), "?"),
-    data("data of other objects", pa.table({"id": [f"x{i}" for i in range(ROWS)], "label": LABELS}), "?"),
+    data(
+        "data of other objects",
+        pa.table({"id": [f"x{i}" for i in range(ROWS)], "label": LABELS}),
+        "?",
+    ),
     data("data of ids of another type", pa.table({"id": list(range(ROWS)), "label": LABELS}), "?"),
     data("labels that are all the same", pa.table({"id": IDS, "label": [True] * ROWS}), "?"),
     data("labels of text", pa.table({"id": IDS, "label": ["yes"] * ROWS}), "?"),
-    data("a label NaN", pa.table({"id": IDS, "label": [float("nan"), *[1.0, 0.0] * (ROWS // 2 - 1), 1.0]}), "?"),
+    data(
+        "a label NaN",
+        pa.table({"id": IDS, "label": [float("nan"), *[1.0, 0.0] * (ROWS // 2 - 1), 1.0]}),
+        "?",
+    ),
     data("a label null", pa.table({"id": IDS, "label": [None, *LABELS[1:]]}), "?"),
-    data("an id of a label twice", pa.table({"id": ["id1", *IDS[1:]], "label": LABELS}), "?"),
-    Case("a record of consumers that is no JSON", "consumers l", "consumers.json", "?", put("{", "l/consumers.json")),
-    Case("a record of consumers edited by hand", "consumers l", "consumers.json", "?", put('{"format_version": 1, "consumers": []}', "l/consumers.json")),
-    Case("a record of consumers of a later format", "consumers l", "consumers.json", "?", put('{"format_version": 99, "consumers": []}', "l/consumers.json")),
+    Case(
+        "a record of consumers that is no JSON",
+        "consumers l",
+        "consumers.json",
+        "?",
+        put("{", "l/consumers.json"),
+    ),
+    Case(
+        "a record of consumers edited by hand",
+        "consumers l",
+        "consumers.json",
+        "?",
+        put('{"format_version": 1, "consumers": []}', "l/consumers.json"),
+    ),
+    Case(
+        "a record of consumers of a later format",
+        "consumers l",
+        "consumers.json",
+        "?",
+        put('{"format_version": 99, "consumers": []}', "l/consumers.json"),
+    ),
     Case("consumers of no lineage", "consumers gone", "gone", "?", nothing),
 ]

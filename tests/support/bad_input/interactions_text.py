@@ -169,7 +169,6 @@ CASES = [
         options="--set split.kind=time --set split.last=3d",
     ),
     of("no times, split by time", GOOD, "?", "?", options="--set split.kind=time"),
-    of("a time past 64 bits", TIMED + rows(400, "{},i{},17\n") + f"1,2,{10**30}\n", "?", "?"),
     of("a gzip cut short", gzip.compress(GOOD.encode())[:-200], "?", "?", "bad.csv.gz"),
     of(
         "a gzip with a changed byte",
@@ -183,8 +182,8 @@ CASES = [
     of("an empty gzip", gzip.compress(b""), "?", "?", "bad.csv.gz"),
     of("a gzip of no bytes", b"", "?", "?", "bad.csv.gz"),
     of(
-        "a gzip that unpacks without end",
-        gzip.compress(HEADER.encode() + b"\n" * 400_000_000, 1) if False else GOOD,
+        "a text named as a gzip",
+        GOOD,
         "?",
         "?",
         "bomb.csv.gz",

@@ -100,8 +100,8 @@ def tune(
     """
     if trials < 1 or not (minutes is None or 0 < minutes < math.inf):
         raise RecipeError(
-            f"--trials is {trials} and --minutes {minutes}; give one trial or more, and minutes above "
-            "0 or none."
+            f"--trials is {trials} and --minutes {minutes}; give one trial or more, and minutes "
+            "above 0 or none."
         )
     space = _space(recipe, space)
     refuse_fixed(space)
