@@ -8,12 +8,17 @@ they are texts like any other.
 
 from __future__ import annotations
 
+import re
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 # Words that programs write to a text file for a missing value. NA is not among them: it is
 # Namibia.
-NOTHING = r"(?i)^( *(nan|null|none|<na>|#?n/a|\\n) *)?$"
+NOTHING = r"(?i)^ *(nan|null|none|<na>|#?n/a|\\n)? *$"
+# What no id in a text file has: a NUL byte, and a line feed, which comes of a quotation mark that
+# does not end.
+BROKEN = r"[\x00\r\n]"
 # An integer as programs print it: no plus sign, no leading zeros.
 INTEGER = r"^(0|-?[1-9]\d*)$"
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -29,7 +34,9 @@ def first_missing(ids: pa.Array | pa.ChunkedArray, *, text_file: bool = False) -
     kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         texts = ids.cast(pa.string())
-        empty = pc.match_substring_regex(texts, NOTHING) if text_file else pc.equal(texts, "")
+        empty = pc.equal(texts, "")
+        if text_file:
+            empty = pc.match_substring_regex(texts, f"{NOTHING}|{BROKEN}")
         missing = pc.or_(missing, pc.fill_null(empty, True))
     row: int = pc.index(missing, True).as_py()
     return row
@@ -47,6 +54,11 @@ def missing_sentence(where: str, name: str, cell: object, *, text_file: bool = F
         problem = f": {name} is empty" if name else " has no id"
         return f"{where}{problem}; give it one or leave it out."
     subject = f"{where}: {name or 'the id'} is"
+    if text_file and re.search(BROKEN, str(cell)):
+        return (
+            f"{subject} {str(cell)[:40]!r}, with a line feed or a NUL byte in it; close the "
+            "quotation mark before it, or write the table as Parquet."
+        )
     if text_file:
         return (
             f"{subject} {cell!r}, which in a text file means a missing value; give it an id or "

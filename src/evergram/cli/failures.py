@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import platform
@@ -33,6 +34,25 @@ _MEMORY = re.compile(
     r"|realloc of size|storage size calculation overflowed"
 )
 _BYTES = re.compile(r"(?i)(?:allocate|size) ([\d.,]+ ?(?:[KMGTPE]i?B|bytes)?)")
+# What to do about an error of the system.
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or name a place on another disk",
+    errno.EDQUOT: "free some space, or name a place on another disk",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or name a place on another disk",
+    errno.EACCES: "let this user read and write there, or name another place",
+    errno.EPERM: "let this user read and write there, or name another place",
+    errno.EROFS: "name a place that can be written to",
+    errno.ENOENT: "make it first, or correct the name",
+    errno.EEXIST: "remove it, or name another place",
+    errno.ENOTDIR: "a file stands where a folder is needed: remove it, or name another place",
+    errno.EISDIR: "a folder stands where a file is needed: name a file",
+    errno.ENOTEMPTY: "empty the folder, or name another place",
+    errno.ELOOP: "these links lead to each other: name the file itself",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EINVAL: "name a file or a folder of this machine's disk",
+    errno.EBUSY: "wait until no other program uses it, or name another place",
+}
 
 
 class _WarningPrinter(logging.Handler):
@@ -63,11 +83,13 @@ def sentence_and_code(error: Exception) -> tuple[str, int]:
     help was printed instead.
     """
     if isinstance(error, EvergramError):
-        return str(error), REFUSED
+        return _one_line(str(error)), REFUSED
     if hasattr(error, "format_message"):  # typer's, of the command line itself
-        return _usage(error), REFUSED
+        return _one_line(_usage(error)), REFUSED
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # Path.resolve
+        error = OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(error).split("'")[1])
     if isinstance(error, OSError):
-        return f"{error.filename or 'a file'}: {error.strerror or error}", REFUSED
+        return _of_the_system(error), REFUSED
     if isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError | ValueError) and _MEMORY.search(str(error))
     ):
@@ -81,6 +103,23 @@ def sentence_and_code(error: Exception) -> tuple[str, int]:
     )
 
 
+def _of_the_system(error: OSError) -> str:
+    """Return a sentence on what the system refused: the file, the reason, and what to do."""
+    # Its number is in the text of an error of Arrow only.
+    number = error.errno or next(
+        (n for n in _REMEDIES if os.strerror(n).lower() in str(error).lower()), 0
+    )
+    files = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    reason = os.strerror(number) if number in _REMEDIES else error.strerror or str(error)
+    remedy = _REMEDIES.get(number, "see that this file can be read and written, and try again")
+    return _one_line(f"{' and '.join(files) or 'a file'}: {reason.rstrip('.')}; {remedy}.")
+
+
+def _one_line(sentence: str) -> str:
+    """Return a sentence with each control sign as Python writes it: names may have line feeds."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda sign: repr(sign[0])[1:-1], sentence)
+
+
 def _usage(error: Any) -> str:
     """Return a sentence on a wrong command line; print the help for an empty one, and return ""."""
     context: Any = getattr(error, "ctx", None)
@@ -92,9 +131,9 @@ def _usage(error: Any) -> str:
     if isinstance(error.__cause__, ValidationError):
         names = getattr(getattr(error, "param", None), "opts", None) or ["it"]
         problem = sentence_of(error.__cause__, name=names[-1]).rstrip(".")
-    if context is None:
-        return problem
-    return f"{problem}; '{context.command_path} --help' says what there is."
+    command = "evergram" if context is None else context.command_path
+    joint = "" if problem.endswith("?") else ";"
+    return f"{problem}{joint} '{command} --help' says what there is."
 
 
 def without_passwords(text: str) -> str:

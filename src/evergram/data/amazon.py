@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergram.data.corpus import Corpus
+from evergram.data.files.csv_file import read_csv
 from evergram.data.files.json_lines import read_lines, read_objects, short
-from evergram.data.tables import read_csv
 from evergram.errors import DataError
 
 SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -134,6 +135,11 @@ class Corpus:
             null or not finite, a feature of floats, a repeated id; the row is named.
         """
         interactions = checked_interactions(interactions, source)
+        if "weight" in interactions.column_names and not pc.max(interactions["weight"]).as_py():
+            raise DataError(
+                f"{source}: the weight of every row is 0, so nothing would be learned; give "
+                "weights above 0, or leave the column out."
+            )
         if "time" in interactions.column_names:
             order = np.argsort(interactions["time"].to_numpy(), kind="stable")
             interactions = interactions.take(pa.array(order))

@@ -6,11 +6,9 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as csv
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
@@ -19,8 +17,9 @@ from evergram.data.columnar.vocabulary import plain
 from evergram.data.corpus import Corpus
 from evergram.data.files.adjacency_list import read_adjacency_list
 from evergram.data.files.column_names import guess, has_no_header, lacking
-from evergram.data.files.decompression import DAMAGED, GzipReader
+from evergram.data.files.csv_file import read_csv
 from evergram.errors import DataError
+from evergram.file_content import refuse_other_content, unreadable
 from evergram.ids import ids_of_text
 
 COLUMNS = ("query", "candidate", "value", "time", "weight")
@@ -152,84 +151,30 @@ def read_table(path: Path, *, ids: Collection[str] = (), exact: Collection[str] 
         raise DataError(f"There is no file {path}.")
     name = path.name.lower()
     text = TEXT.search(name)
+    own: tuple[bytes, ...] = ()
     try:
         if path.is_dir() or name.endswith((".parquet", ".pq")):
+            if path.is_dir() and not any(path.rglob("*.*")):
+                raise DataError(f"{path} is an empty folder; put Parquet files there.")
+            own = (b"PAR1",)
             table = pq.read_table(path)
         elif path.stat().st_size == 0:
             raise DataError(f"{path} is empty; it needs a header and rows.")
         elif name.endswith((".arrow", ".feather")):
+            own = (b"ARROW1", b"FEA1")
             table = feather.read_table(path)
         elif text:
             table = _read_text(path, "\t" if text[1].lower() == "t" else ",", ids, exact)
         else:
             raise DataError(f"{path} is of no known format; the known ones end in: {SUFFIXES}.")
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read: {_sentence(error)}.") from error
+        raise unreadable(path, error, *own) from error
     for column in table.column_names:
         if table.column_names.count(column) > 1:
             if text and has_no_header(table.column_names):
                 raise DataError(lacking(str(path), {"query"}, table.column_names, {}))
             raise DataError(f"{path} has two columns {column!r}; each needs a name of its own.")
     return table
-
-
-def read_csv(
-    content: Path | bytes,
-    source: str,
-    *,
-    delimiter: str = ",",
-    types: Mapping[str, pa.DataType] | None = None,
-    kinds: Mapping[str, pa.DataType] | None = None,
-    header: bool = True,
-) -> pa.Table:
-    """Return the table of a CSV text.
-
-    Args:
-        content: a file, or its bytes.
-        source: name of the text, for errors.
-        types: the columns to keep and their types; None keeps all, of types that Arrow infers.
-        kinds: types of some columns if all are kept.
-        header: True if the first line names the columns; if False, `types` names them, and a
-            quotation mark is a letter like any other.
-    Raises: DataError: a column is missing, or a line cannot be read; the error names the row.
-    """
-
-    def read(*, use_threads: bool) -> pa.Table:
-        names = None if header or types is None else list(types)
-        with _opened(content) as file:
-            return csv.read_csv(
-                file,
-                csv.ReadOptions(use_threads=use_threads, column_names=names),
-                csv.ParseOptions(delimiter=delimiter, quote_char='"' if header else False),
-                # Only an empty cell is missing; a written NaN stays one, to be refused by its row.
-                csv.ConvertOptions(
-                    null_values=[""],
-                    strings_can_be_null=True,
-                    column_types=types or kinds,
-                    include_columns=list(types) if types else None,
-                ),
-            )
-
-    try:
-        try:
-            return read(use_threads=True)
-        except pa.ArrowInvalid:
-            return read(use_threads=False)  # slower, but its error knows the row
-    except (*DAMAGED, pa.ArrowException) as error:
-        message, where = _sentence(error), ""
-        if line := re.search(r"Row #(\d+): ", message):
-            where = f" row {int(line[1]) - header}"
-            message = message.replace(line[0], "")
-        if "UTF8" in message:
-            message = "it is not in UTF-8; save the file as UTF-8"
-        raise DataError(f"{source}{where} cannot be read: {message}.") from error
-
-
-def _opened(content: Path | bytes) -> Any:
-    """Open text for Arrow; Arrow itself would unpack a gzip without a limit."""
-    if isinstance(content, bytes):
-        return pa.BufferReader(content)
-    return GzipReader(content) if content.suffix.lower() == ".gz" else pa.OSFile(str(content))
 
 
 def _read_text(
@@ -240,6 +185,7 @@ def _read_text(
     Cells are separated as the suffix says or, if the first line lacks that separator, by the first
     other one that it has.
     """
+    refuse_other_content(path, *([b"\x1f\x8b"] if path.suffix.lower() == ".gz" else []))
     first = _first_line(path)
     if delimiter not in first:
         delimiter = next((other for other in DELIMITERS if other in first), delimiter)
@@ -270,10 +216,6 @@ def _warn_of_others(path: Path, has: Sequence[str], names: Mapping[str, str]) ->
                 role,
                 column,
             )
-
-
-def _sentence(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")
 
 
 def read_features(path: Path, separator: str = "|") -> pa.Table:

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from evergram.data.columnar.vocabulary import Vocabulary
 from evergram.data.corpus import Corpus
+from evergram.data.files.csv_file import read_csv
 from evergram.data.files.decompression import DAMAGED, GzipReader
-from evergram.data.tables import read_csv
 from evergram.data.wikipedia.page_features import page_features
 from evergram.errors import DataError
 

@@ -34,7 +34,7 @@ def read_texts(
         raise DataError(f"There is no file {path}.")
     try:
         table = _table(path, suffix, id_column, text_column)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, OverflowError, UnicodeError, pa.ArrowException) as error:
         why = " ".join(str(error).split()).rstrip(".")
         raise DataError(f"{path} cannot be read: {why}.") from error
     for name, option in ((id_column, "--id-column"), (text_column, "--text-column")):
@@ -43,6 +43,8 @@ def read_texts(
             raise DataError(
                 f"{path} has no column {name!r}; it has {has}. Name the right one by {option}."
             )
+        if table.column_names.count(name) > 1:
+            raise DataError(f"{path} has the column {name!r} twice; rename one of them.")
     text_file = suffix in (".csv", ".tsv")
     ids = _ids(path, table[id_column].combine_chunks(), id_column, text_file=text_file)
     return ids, _texts(path, table[text_column], text_column)
@@ -117,7 +119,7 @@ def _texts(path: Path, column: pa.ChunkedArray, name: str) -> list[str]:
         raise DataError(f"{path}: {name} is of type {column.type}; it must be text.")
     texts: list[str | None] = column.to_pylist()
     for row, text in enumerate(texts, 1):
-        if not text:
+        if not text or not text.strip():
             raise DataError(f"{path} row {row}: {name} has no text; give one or leave the row out.")
     if not texts:
         raise DataError(f"{path} has no rows; it needs at least one.")

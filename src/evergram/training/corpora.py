@@ -26,6 +26,9 @@ from evergram.lineage.read_only_lineage import ReadOnlyLineage
 from evergram.training.recipe import Recipe
 from evergram.training.recipe.data import PYTHON, DataRecipe, SplitRecipe
 
+# Fewer interactions than this are rarely enough to hold pairs out of.
+FEW = 200
+
 
 def load_corpus(recipe: Recipe) -> Corpus:
     """Return all interactions that the recipe names.
@@ -120,7 +123,7 @@ def split_for(
             "earlier version of the lineage, so nothing is left to test by; give data that has "
             "grown, or another test file."
         )
-    _refuse_too_few(split, len(corpus))
+    _refuse_too_few(split, len(corpus), recipe.split)
     return split
 
 
@@ -141,7 +144,7 @@ def _split_of(settings: SplitRecipe, corpus: Corpus, version: int, held_out: Hel
     return time_split(corpus, share=share, until=until, held_out=held_out)
 
 
-def _refuse_too_few(split: Split, interactions: int) -> None:
+def _refuse_too_few(split: Split, interactions: int, settings: SplitRecipe) -> None:
     """Raises: DataError: no pair is left to choose an epoch by, or none to test by."""
     if len(split.selection) and (len(split.test) or split.untested):
         return
@@ -157,8 +160,22 @@ def _refuse_too_few(split: Split, interactions: int) -> None:
     raise DataError(
         f"The split holds out too few pairs to judge a model by: of {interactions} interactions "
         f"{len(split.selection)} to choose an epoch and {len(split.test)} to test{dropped}; "
-        "hold out a larger share or give more data."
+        f"{_more_pairs(settings, split, interactions)}."
     )
+
+
+def _more_pairs(settings: SplitRecipe, split: Split, interactions: int) -> str:
+    """Return what to do so that pairs are held out, in words."""
+    if settings.kind == "given":
+        return "give a data.test with other pairs of queries and candidates of the training data"
+    if split.unknown_queries or interactions < FEW:
+        return (
+            f"give more data, at best {FEW} interactions or more, in which queries come more than "
+            "once with several candidates"
+        )
+    if settings.kind == "random":
+        return "give data of more queries, or hold out a larger share by split.share"
+    return "give data of more queries, or hold out a longer time in [split]"
 
 
 def final_split(split: Split, *, refits: bool) -> Split:

@@ -47,7 +47,12 @@ class PlainVectors(EmbeddingFile):
             # Programs of Windows begin a file with a mark that is no part of the first id.
             lines = beside.read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{beside} cannot be read as ids: {sentence(error)}.") from error
+            if isinstance(error, UnicodeDecodeError):
+                raise DataError(f"{beside} is no text in UTF-8; save it as UTF-8.") from error
+            why = getattr(error, "strerror", None) or sentence(error)
+            raise DataError(
+                f"{beside} cannot be read as ids: {why}; give a text file of one id a line."
+            ) from error
         if lines[-1] == "":
             lines.pop()
         if len(lines) != self.rows:

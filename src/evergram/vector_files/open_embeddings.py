@@ -8,8 +8,9 @@ import pyarrow as pa
 from safetensors import SafetensorError
 
 from evergram.errors import DataError
+from evergram.file_content import unreadable
 from evergram.vector_files.array_files import NpyVectors, SafetensorsVectors, companion
-from evergram.vector_files.base import BLOCK, Block, EmbeddingFile, sentence
+from evergram.vector_files.base import BLOCK, Block, EmbeddingFile
 from evergram.vector_files.column_files import ArrowVectors, ParquetVectors
 
 __all__ = ["BLOCK", "Block", "EmbeddingFile", "companion", "open_embeddings", "unknown_format"]
@@ -17,6 +18,14 @@ __all__ = ["BLOCK", "Block", "EmbeddingFile", "companion", "open_embeddings", "u
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 SUFFIXES = (*PARQUET, *ARROW, ".npy", ".safetensors")
+# The first bytes of each format. A stream of Arrow begins with the mark of a message, a
+# .safetensors with a length, which is none of the marks of other files.
+_OF_ARROW = (b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")
+_SIGNS_OF = {
+    **dict.fromkeys(PARQUET, (b"PAR1",)),
+    ".npy": (b"\x93NUMPY",),
+    ".safetensors": (b"safetensors",),
+}
 
 
 def open_embeddings(
@@ -32,7 +41,9 @@ def open_embeddings(
     Raises: DataError: the file is missing, damaged, empty, of another format, or lacks a column.
     """
     if not path.is_file():
-        what = "is a folder; give one of its files" if path.is_dir() else "is not there"
+        what = (
+            "is a folder; give one of its files" if path.is_dir() else "is not there; see its name"
+        )
         raise DataError(f"{path} {what}.")
     suffix = path.suffix.lower()
     if ids is not None and suffix in (*PARQUET, *ARROW):
@@ -52,7 +63,7 @@ def open_embeddings(
     except (OSError, ValueError, EOFError, pa.ArrowException, SafetensorError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} cannot be read: {sentence(error)}.") from error
+        raise unreadable(path, error, *_SIGNS_OF.get(suffix, _OF_ARROW)) from error
     raise unknown_format(path)
 
 

@@ -15,10 +15,11 @@ import pytest
 
 from evergram.data.amazon import load_amazon
 from evergram.data.files import decompression
+from evergram.data.files.csv_file import read_csv
 from evergram.data.files.decompression import HARMLESS, TIMES, GzipReader, most_bytes
 from evergram.data.files.json_lines import blocks
 from evergram.data.movielens import load_movielens
-from evergram.data.tables import load_table, read_csv
+from evergram.data.tables import load_table
 from evergram.data.wikipedia.sql_dump import SqlTable
 from evergram.data.wikispeedia import load_wikispeedia
 from evergram.errors import DataError

@@ -31,13 +31,16 @@ def checked_interactions(table: pa.Table, source: str, *, first_row: int = 0) ->
     for name in ("value", "time", "weight"):
         if name not in table.column_names:
             continue
-        column = table[name]
+        column = written = table[name]
         kind = column.type
+        if name == "time" and pa.types.is_uint64(kind):
+            _refuse_large(column, (name, source, first_row), "a time below 2⁶³")
         if name == "time" and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
             # One integer unit for every clock, as only order and differences are used.
             column = column.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-            raise DataError(f"{source} column {name!r} is {kind}; it must be a number.")
+            wanted = "a number, a date or a timestamp" if name == "time" else "a number"
+            raise DataError(f"{source} column {name!r} is {kind}; it must be {wanted}.")
         elif name != "time":  # unsafe, as float32 may round a large count
             column = column.cast(pa.float32(), safe=False)
         else:
@@ -47,7 +50,8 @@ def checked_interactions(table: pa.Table, source: str, *, first_row: int = 0) ->
         if pa.types.is_floating(column.type):
             bad = pc.or_kleene(bad, pc.invert(pc.fill_null(pc.is_finite(column), False)))
         where = (name, source, first_row)
-        _refuse_first_bad(bad, column, where, "a finite number")
+        wanted = "a finite number" if name == "time" else "a finite number of 32 bits"
+        _refuse_first_bad(bad, written, where, wanted)
         if name == "weight":
             negative = pc.less(column, 0)
             _refuse_first_bad(negative, column, where, "a finite number of at least 0")
@@ -75,7 +79,8 @@ def check_ids(column: pa.ChunkedArray, name: str, source: str, *, first_row: int
         )
     refuse_missing(column, name, source, first_row=first_row)
     if pa.types.is_uint64(kind):
-        _refuse_large(column, (name, source, first_row))
+        wanted = "below 2⁶³ to be an integer id, or be given as text"
+        _refuse_large(column, (name, source, first_row), wanted)
 
 
 def refuse_missing(
@@ -100,11 +105,10 @@ def refuse_missing(
         raise DataError(missing_sentence(where, name, cell, text_file=text_file))
 
 
-def _refuse_large(column: pa.ChunkedArray, where: tuple[str, str, int]) -> None:
+def _refuse_large(column: pa.ChunkedArray, where: tuple[str, str, int], wanted: str) -> None:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     large = pc.greater_equal(column, pa.scalar(2**63, pa.uint64()))
-    wanted = "below 2⁶³ to be an integer id, or be given as text"
     _refuse_first_bad(large, column, where, wanted)
 
 
@@ -115,7 +119,8 @@ def _refuse_first_bad(
     row = pc.index(bad, True).as_py()
     if row >= 0:
         name, source, first_row = where
+        cell = column[row].as_py()
+        cell = "empty" if cell is None else cell
         raise DataError(
-            f"{source} row {first_row + row + 1}: {name} is {column[row].as_py()}; it must be "
-            f"{wanted}."
+            f"{source} row {first_row + row + 1}: {name} is {cell}; it must be {wanted}."
         )

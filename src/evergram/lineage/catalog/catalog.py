@@ -86,8 +86,11 @@ class Catalog:
             remote = Remote(str(path))
             remote.pull()
             return cls(remote.folder, record, remote)
-        if folder.exists() and not folder.is_dir():
-            raise LineageError(f"{folder} is a file; a lineage is a folder.")
+        for place in (folder, *folder.parents):
+            if place.exists() and not place.is_dir():
+                raise LineageError(
+                    f"{place} is a file; a lineage is a folder, so name one in its place."
+                )
         return cls(folder, record)
 
     @property

@@ -157,13 +157,24 @@ class Recipe(RecipeTable):
         """
         path = Path(path)
         try:
-            values = tomllib.loads(path.read_text())
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RecipeError(f"There is no recipe {path}; give the path of a TOML file.") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"The recipe {path} cannot be read: {error}.") from error
+        except OSError as error:
+            raise RecipeError(
+                f"The recipe {path} cannot be read: {error.strerror}; give the path of a TOML file."
+            ) from error
+        except UnicodeDecodeError as error:
+            raise RecipeError(
+                f"The recipe {path} is no text in UTF-8; save it as UTF-8."
+            ) from error
+        except RecursionError as error:
+            raise RecipeError(f"The recipe {path} has too many brackets; take some out.") from error
         except tomllib.TOMLDecodeError as error:
-            raise RecipeError(f"The recipe {path} is not TOML: {error}.") from error
+            raise RecipeError(
+                f"The recipe {path} is not TOML: {error}; correct it there (docs/recipes.md has an "
+                "example)."
+            ) from error
         return cls.of(values, overrides, folder=path.parent, source=str(path), comparing=comparing)
 
     @classmethod

@@ -100,7 +100,8 @@ def tune(
     """
     if trials < 1 or not (minutes is None or 0 < minutes < math.inf):
         raise RecipeError(
-            f"A search has one trial or more, and minutes above 0; given: {trials} and {minutes}."
+            f"--trials is {trials} and --minutes {minutes}; give one trial or more, and minutes "
+            "above 0 or none."
         )
     space = _space(recipe, space)
     refuse_fixed(space)

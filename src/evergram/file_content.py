@@ -1,0 +1,84 @@
+"""Tell from a file's first bytes what it is, for errors about a file that cannot be read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from evergram.errors import DataError
+
+# The first bytes of files that are taken for others: what they are, and what to do.
+_SIGNS: tuple[tuple[bytes, str, str], ...] = (
+    (b"PAR1", "a Parquet file", "let its name end in .parquet"),
+    (b"ARROW1", "an Arrow file", "let its name end in .arrow"),
+    (b"\x93NUMPY", "an array of NumPy", "let its name end in .npy"),
+    (b"\x1f\x8b", "a gzip", "unpack it, or let its name end in .gz"),
+    (b"PK\x03\x04", "a zip, or an office document", "give the file inside, or save it as CSV"),
+    (b"PK\x05\x06", "an empty zip", "get it anew"),
+    (b"BZh", "a bzip2", "unpack it"),
+    (b"\xfd7zXZ", "an xz", "unpack it"),
+    (b"\x28\xb5\x2f\xfd", "a zstd", "unpack it"),
+    (b"%PDF", "a PDF", "save its rows as CSV or Parquet"),
+    (b"SQLite format 3", "a database of SQLite", "save its rows as CSV or Parquet"),
+    (b"\x80\x04", "a pickle, which is never opened", "save its rows as CSV or Parquet"),
+    (b"\x80\x05", "a pickle, which is never opened", "save its rows as CSV or Parquet"),
+    (b"\xff\xfe\0\0", "text in UTF-32", "save it as UTF-8"),
+    (b"\0\0\xfe\xff", "text in UTF-32", "save it as UTF-8"),
+    (b"\xff\xfe", "text in UTF-16", "save it as UTF-8"),
+    (b"\xfe\xff", "text in UTF-16", "save it as UTF-8"),
+    (b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself: git lfs pull"),
+    (b"<!doctype", "a web page", "download the file itself"),
+    (b"<html", "a web page", "download the file itself"),
+    (b"<?xml", "a page of XML", "download the file itself, or save its rows as CSV"),
+)
+# Bytes that are looked at.
+_HEAD = 4096
+# In front of the reason, Arrow repeats the whole path.
+_ARROW_PREFIX = re.compile(r"^Could not open Parquet input source '.*?': ")
+
+
+def refuse_other_content(path: Path, *own: bytes) -> None:
+    """Refuse a file that is of a known kind in spite of its name; a file of text has no NUL bytes.
+
+    Args:
+        own: the first bytes that the file may have; none for a file of text.
+    Raises: DataError: it is something else; the error says what, and what to do.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    if any(head.startswith(sign) for sign in own):
+        return
+    start = head.lstrip()[:64].lower()
+    for sign, what, remedy in _SIGNS:
+        if head.startswith(sign) or (sign.startswith(b"<") and start.startswith(sign)):
+            raise DataError(f"{path} is {what}, in spite of its name; {remedy}.")
+    if not own and b"\0" in head:
+        raise DataError(f"{path} has NUL bytes, so it is no text in UTF-8; save it as UTF-8.")
+
+
+def unreadable(path: Path, error: Exception, *own: bytes) -> DataError:
+    """Return the error about a file that another library could not read.
+
+    Args:
+        own: the first bytes that such a file has, if it is of no text.
+    """
+    if own and path.is_file():
+        try:
+            refuse_other_content(path, *own)
+        except DataError as other:
+            return other
+        except OSError as failed:
+            error = failed
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        return DataError(f"{path} cannot be read: {error.strerror}; let this user read it.")
+    reason = _ARROW_PREFIX.sub("", " ".join(str(error).split())).rstrip(".")
+    reason = reason or type(error).__name__
+    if b"\x93NUMPY" in own and re.search(r"(?i)pickle|Python objects", reason):
+        return DataError(
+            f"{path} holds Python objects, which are never unpickled; save an array of float32."
+        )
+    return DataError(
+        f"{path} cannot be read: {reason}; if it is damaged or was cut short, get or write it anew."
+    )

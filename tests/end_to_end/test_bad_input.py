@@ -1,0 +1,71 @@
+"""Each of hundreds of kinds of bad input ends in one sentence, exit code 2, and nothing written."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.support.bad_input import (
+    consumers,
+    interactions_tables,
+    interactions_text,
+    lineages,
+    recipes,
+    texts,
+    vectors,
+)
+from tests.support.bad_input.case import Case, tree_of
+from tests.support.bad_input.good_files import make_good_files
+from tests.support.command import Command
+
+FAMILIES: dict[str, list[Case]] = {
+    "interactions in tables": interactions_tables.CASES,
+    "interactions in text": interactions_text.CASES,
+    "recipes": recipes.CASES,
+    "files of vectors": vectors.CASES,
+    "lineages": lineages.CASES,
+    "consumers": consumers.CASES,
+    "texts": texts.CASES,
+}
+CASES = [(family, case) for family, cases in FAMILIES.items() for case in cases]
+
+
+@pytest.fixture(scope="module")
+def good_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        make_good_files(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "case"), CASES, ids=[f"{family}: {case.name}" for family, case in CASES]
+)
+def test_bad_input_ends_in_one_sentence_and_nothing_is_written(
+    family: str,
+    case: Case,
+    good_files: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    evergram: Command,
+) -> None:
+    folder = tmp_path / "here"
+    shutil.copytree(good_files, folder, symlinks=True)
+    monkeypatch.chdir(folder)
+    case.make(folder)
+    before = tree_of(folder)
+    with case.during():
+        ended = evergram(*case.arguments)
+    sentence = ended.refusal()
+    # The names that a case gives are of what is wrong, or of a file beside it.
+    assert len(sentence.split()) > 5
+    assert tree_of(folder) == before
+
+
+def test_there_are_two_hundred_kinds_and_no_name_twice() -> None:
+    names = Counter(f"{family}: {case.name}" for family, case in CASES)
+    assert len(names) == len(CASES) >= 200
+    assert all(len(cases) >= 20 for cases in FAMILIES.values())

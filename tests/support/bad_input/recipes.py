@@ -1,0 +1,117 @@
+"""Recipes: TOML that cannot be read, unknown keys, wrong values, and values that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.bad_input.case import Case, Content, nothing, put
+from tests.support.bad_input.good_files import RECIPE
+
+TRAIN = "train {} --lineage new"
+
+
+def text(
+    name: str, content: Content, says: str, names: str = "bad.toml", file: str = "bad.toml"
+) -> Case:
+    """Return the case of training by a recipe of this content."""
+    return Case(name, TRAIN.format(f"'{file}'"), names, says, put(content, file))
+
+
+def key(name: str, value: str, says: str, names: str = "") -> Case:
+    """Return the case of a value given by --set."""
+    first = value.partition("=")[0]
+    return Case(name, f"train shop.toml --lineage new --set '{value}'", names or first, says)
+
+
+CASES = [
+    text("no such recipe", lambda p: None, "?"),
+    text("an empty recipe", "", "?", ""),
+    text("a folder as recipe", lambda p: p.mkdir(), "?"),
+    text("a recipe that is no TOML", "name: shop\n", "?"),
+    text("a recipe in JSON", '{"name": "shop"}', "?"),
+    text("a recipe in UTF-16", RECIPE.encode("utf-16"), "?"),
+    text("a recipe in latin-1", (RECIPE + "# café\n").encode("latin-1"), "?"),
+    text("a recipe of random bytes", bytes(range(256)), "?"),
+    text("a key twice", RECIPE + "batch_size = 3\n", "?"),
+    text("a table twice", RECIPE + "[model]\ndim = 3\n", "?"),
+    text("a string that does not end", 'name = "shop\n', "?"),
+    text("a value without quotation marks", "name = shop\n", "?"),
+    text("a table that is a value", "data = 3\n", "?"),
+    text("an unknown table", RECIPE + "[modell]\ndim = 3\n", "?"),
+    text("an unknown key", RECIPE + "batchsize = 3\n", "?"),
+    text("a key of Python's true", RECIPE + "refit = True\n", "?"),
+    text("a recipe of Parquet", lambda p: p.write_bytes(Path("clicks.parquet").read_bytes()), "?"),
+    text("a circle of links as recipe", lambda p: p.symlink_to(p), "?"),
+    text("a recipe of a future key", "format_version = 9\n" + RECIPE, "?"),
+    text("a recipe nested too deep", "a = " + "[" * 5000 + "]" * 5000, "?"),
+    text("a number past 64 bits", RECIPE.replace("dim = 4", f"dim = {10**30}"), "?"),
+    key("an override of an unknown key", "model.dims=3", "?"),
+    key("an override without a value", "model.dim", "?"),
+    key("an override of no key", "=3", "?", "=3"),
+    key("an override of a table", "model=3", "?"),
+    key("a text where a number is wanted", "model.dim=four", "?"),
+    key("a number where a text is wanted", "name=3", "?"),
+    key("a dim of zero", "model.dim=0", "?"),
+    key("a negative dim", "model.dim=-4", "?"),
+    key("a fraction as dim", "model.dim=4.5", "?"),
+    key("an empty list of dims", "model.dim=[]", "?"),
+    key("a dim that memory cannot hold", "model.dim=100000000000", "?", "model.dim"),
+    key("no epochs", "training.epochs=0", "?"),
+    key("a negative penalty", "task.penalty=-1", "?"),
+    key("an infinite penalty", "task.penalty=inf", "?"),
+    key("a penalty NaN", "task.penalty=nan", "?"),
+    key("a batch of zero", "training.batch_size=0", "?"),
+    key("an unknown metric", 'metrics=["precison@20"]', "?"),
+    key("a metric at zero", 'metrics=["recall@0"]', "?"),
+    key("no metrics", "metrics=[]", "?"),
+    key("an unknown kind of data", "data.kind=tables", "?"),
+    key("an unknown kind of task", "task.kind=softmx", "?"),
+    key("an unknown kind of model", "model.kind=two_towers", "?"),
+    key("a share of all", "split.share=1", "?"),
+    key("a negative share", "split.share=-0.1", "?"),
+    key("a share too small to hold anything out", "split.share=0.000001", "?", "600"),
+    key("an unknown kind of split", "split.kind=times", "?"),
+    key("shares that fall", "split.versions=[0.7, 0.5]", "?"),
+    key("a share past one", "split.versions=[0.5, 1.5]", "?"),
+    key("a window without a unit", "split.last=5", "?"),
+    key("a negative seed", "seed=-1", "?"),
+    key("a seed of text", "seed=one", "?"),
+    key("a seed past 64 bits", "seed=99999999999999999999999", "?"),
+    key("a name with a slash", "name=a/b", "?"),
+    key("an empty name", 'name=""', "?"),
+    key("a path of a number", "data.path=3", "?"),
+    key("a minimum value without values", "data.minimum_value=3", "?"),
+    key("a split by a file without the file", "split.kind=given", "?", "data.test"),
+    key("an override of what training does not read", "upgrade.method=non-bc", "?"),
+    Case("no lineage named", "train shop.toml", "--lineage", "?"),
+    Case("no recipe named", "train --lineage new", "RECIPE", "?"),
+    Case("an unknown option", "train shop.toml --lineage new --epoch 3", "--epoch", "?"),
+    Case("an unknown command", "trian shop.toml", "trian", "?"),
+    Case("one argument too many", "train shop.toml other --lineage new", "other", "?"),
+    Case("an option without a value", "train shop.toml --lineage", "--lineage", "?"),
+    Case("a seed that is no number", "train shop.toml --lineage new --seed one", "one", "?"),
+    Case("a device that there is not", "train shop.toml --lineage new --device gpu", "gpu", "?"),
+    Case(
+        "a checkpoint every word",
+        "train shop.toml --lineage new --checkpoint-every often",
+        "often",
+        "?",
+    ),
+    Case("no checkpoint kept", "train shop.toml --lineage new --keep-checkpoints 0", "0", "?"),
+    Case("a resume of another word", "train shop.toml --lineage new --resume maybe", "maybe", "?"),
+    Case("a comparison without methods", "compare shop.toml --out c", "shop.toml", "?", nothing),
+    Case(
+        "a tuning over an unknown key",
+        "tune shop.toml --out c --over model.dims=2,4",
+        "model.dims",
+        "?",
+    ),
+    Case("a tuning over no values", "tune shop.toml --out c --over model.dim=", "model.dim", "?"),
+    Case(
+        "a tuning from high to low",
+        "tune shop.toml --out c --over task.penalty=5..1",
+        "task.penalty",
+        "?",
+    ),
+    Case("a tuning of no trials", "tune shop.toml --out c --trials 0", "0", "?"),
+]
