@@ -187,7 +187,7 @@ CASES = [
     ),
     imported(
         "a file of ids that is a folder",
-        lambda p: (put(npy(V), "bad.npy")(p.parent), (p.parent / "idf").mkdir()),
+        lambda p: (put(npy(V), "bad.npy")(p.parent), (p.parent / "idf").mkdir()),  # type: ignore[func-returns-value]
         "?",
         "bad.npy",
         "--ids idf",

@@ -64,9 +64,9 @@ class EmbeddingMap:
                 f"A map is of finite vectors [N, D] with N and D above 1, and these are "
                 f"{list(rows.shape)}; give a matrix without NaN."
             )
-        for what, given in (("names", names), ("groups", groups)):
-            if given is not None and len(given) != len(rows):
-                raise ShapeError(f"There are {len(given)} {what} of {len(rows)} vectors.")
+        for what, labels_of in (("names", names), ("groups", groups)):
+            if labels_of is not None and len(labels_of) != len(rows):
+                raise ShapeError(f"There are {len(labels_of)} {what} of {len(rows)} vectors.")
         centred = rows - rows.mean(0)
         u, s, _ = torch.linalg.svd(centred, full_matrices=False)
         share = float(s[:2].square().sum() / s.square().sum().clamp(min=1e-300))
