@@ -59,7 +59,8 @@ class FirstRecipe:
                 "another."
             )
         if source.unread:
-            yield f"Not read: {', '.join(source.unread)}."
+            unread = ", ".join(source.unread)
+            yield f"Not read: {unread}; --column time=NAME, value=NAME or weight=NAME reads one."
         yield from self.survey.sentences()
         if self.split_again:
             yield self.split_again
