@@ -64,5 +64,5 @@ def test_a_missing_cell_is_never_an_id(column: pa.Array) -> None:
 
 
 def test_words_that_only_resemble_a_missing_value_are_ids() -> None:
-    words = pa.array(["NA", "nothing", "nullable", "Nan Goldin", " ", "0"])
+    words = pa.array(["NA", "nothing", "nullable", "Nan Goldin", "0"])
     assert first_missing(words, text_file=True) == -1

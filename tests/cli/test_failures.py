@@ -35,8 +35,14 @@ def test_an_error_of_ours_is_its_own_sentence() -> None:
 
 def test_an_error_of_the_system_names_its_file() -> None:
     error = OSError(28, "No space left on device", "out.parquet")
-    assert sentence_and_code(error) == ("out.parquet: No space left on device", REFUSED)
-    assert sentence_and_code(OSError("gone")) == ("a file: gone", REFUSED)
+    assert sentence_and_code(error) == (
+        "out.parquet: No space left on device; free some space, or name a place on another disk.",
+        REFUSED,
+    )
+    assert sentence_and_code(OSError("gone")) == (
+        "a file: gone; see that this file can be read and written, and try again.",
+        REFUSED,
+    )
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_an_array_cut_short_is_refused(tmp_path: Path) -> None:
         (array(VECTORS[:0]), "holds no vectors"),
         (array(VECTORS[0]), r"float64 of shape \[4\]; floats \[N, D\]"),
         (array(VECTORS.astype(np.int64)), "holds int64"),
-        (array(np.array([["a", {}]], dtype=object)), "cannot be read"),
+        (array(np.array([["a", {}]], dtype=object)), "never unpickled"),
         (with_ids("a\nb\n"), "has 2 ids and .* 5 vectors"),
         (with_ids("a\nb\n\nc\nd\n"), "line 3 has no id"),
         (tensors(a=torch.ones(2, 2), b=torch.ones(2, 2)), r"no tensor 'vector'.*a \[2, 2\], b"),
@@ -79,7 +79,10 @@ def test_an_array_cut_short_is_refused(tmp_path: Path) -> None:
         (tensors(vector=torch.ones(2, 2, dtype=torch.int8)), r"holds torch\.int8; floats"),
         (tensors(vector=torch.ones(2, 2), id=torch.arange(3)), r"'id' is torch.int64 \[3\]; 2 int"),
         (tensors(vector=torch.ones(0, 2)), "holds no vectors"),
-        *((junk("x" + suffix), "cannot be read") for suffix in (".npy", ".safetensors")),
+        *(
+            (junk("x" + suffix), "cannot be read|in spite of|never unpickled")
+            for suffix in (".npy", ".safetensors")
+        ),
     ],
 )
 def test_arrays_tensors_and_ids_that_do_not_fit_are_refused(

@@ -29,7 +29,7 @@ def test_times_of_any_clock_are_wide_numbers(kind: pa.DataType) -> None:
 
 def test_a_value_may_be_a_large_count_but_not_larger_than_float32() -> None:
     assert corpus([1], [1], value=[2**24 + 1]).column("value").tolist() == [2.0**24]
-    with pytest.raises(DataError, match="row 2: value is inf"):
+    with pytest.raises(DataError, match="row 2: value is (inf|1e)"):
         corpus([1, 2], [1, 2], value=[1.0, 1e300])
 
 
@@ -38,7 +38,7 @@ def test_a_value_may_be_a_large_count_but_not_larger_than_float32() -> None:
     [
         ({"value": [1.0, float("nan"), 2.0]}, "row 2: value is nan"),
         ({"value": [1.0, 2.0, float("inf")]}, "row 3: value is inf"),
-        ({"time": [1, None, 2]}, "row 2: time is None"),
+        ({"time": [1, None, 2]}, "row 2: time is empty"),
         ({"value": ["a", "b", "c"]}, "must be a number"),
     ],
 )

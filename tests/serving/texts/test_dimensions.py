@@ -119,7 +119,7 @@ def test_a_file_of_cut_vectors_carries_no_fingerprint(
     lineage: Lineage, tmp_path: Path, evergram: Command
 ) -> None:
     out = tmp_path / "v0.parquet"
-    arguments = ("export", str(lineage.path), str(out), "--side", "object", "--as", "0")
+    arguments = ("vectors", "export", str(lineage.path), str(out), "--side", "object", "--as", "0")
     facts = json.loads(evergram(*arguments, "--dimensions", "8", "--json").out)
     assert (facts["dim"], facts["rows"], facts["as"]) == (8, 400, 0)
     table = pq.read_table(out)

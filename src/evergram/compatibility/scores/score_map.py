@@ -32,7 +32,7 @@ class ScoreMap:
     >>> from evergram.compatibility.scores.score_map import ScoreMap
     >>> then = np.random.default_rng(0).normal(size=2000)
     >>> scores = ScoreMap.fit(0.5 * then + 1, then)
-    >>> scores.apply(np.array([1.0, 1.5])).round(3).tolist()
+    >>> (scores.apply(np.array([1.0, 1.5])).round(3) + 0.0).tolist()
     [0.0, 1.0]
 
     Args:

@@ -76,7 +76,7 @@ def test_a_bad_cell_is_named_with_its_row_in_the_file(
     for cells, why in [
         (",2,3", "row 8: query is empty"),
         ("1,NULL,3", "row 8: candidate is 'NULL', which in a text file means a missing value"),
-        ("1,2,", "row 8: value is None"),
+        ("1,2,", "row 8: value is empty"),
         ("1,2,x", "row 8: value is 'x'"),
     ]:
         with pytest.raises(DataError, match=f"a.csv {why}"):
