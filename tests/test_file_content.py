@@ -45,5 +45,7 @@ def test_an_unreadable_file_is_named_by_its_content_or_by_the_reason(tmp_path: P
     )
     refused = PermissionError(13, "Permission denied")
     assert "Permission denied; let this user read it" in str(unreadable(path, refused, b"PAR1"))
+    long = OSError(36, "File name too long", str(path))
+    assert "cannot be read: File name too long; if" in str(unreadable(path, long, b"PAR1"))
     pickled = ValueError("Object arrays cannot be loaded when allow_pickle=False")
     assert "never unpickled" in str(unreadable(path, pickled, b"\x93NUMPY", b"PAR1"))

@@ -71,14 +71,17 @@ def unreadable(path: Path, error: Exception, *own: bytes) -> DataError:
             return other
         except OSError as failed:
             error = failed
-    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+    if isinstance(error, PermissionError):
         return DataError(f"{path} cannot be read: {error.strerror}; let this user read it.")
-    reason = _ARROW_PREFIX.sub("", " ".join(str(error).split())).rstrip(".")
+    text = getattr(error, "strerror", None) or str(error)
+    reason = _ARROW_PREFIX.sub("", " ".join(text.split())).rstrip(".")
     reason = reason or type(error).__name__
     if b"\x93NUMPY" in own and re.search(r"(?i)pickle|Python objects", reason):
         return DataError(
             f"{path} holds Python objects, which are never unpickled; save an array of float32."
         )
+    if re.search(r"(?i)utf-?8 data|surrogates", reason):
+        return DataError(f"{path} cannot be read: {reason}; save its texts as UTF-8.")
     return DataError(
         f"{path} cannot be read: {reason}; if it is damaged or was cut short, get or write it anew."
     )

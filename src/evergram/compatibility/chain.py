@@ -174,5 +174,6 @@ class Chain:
         self._check(target)
         if target > source:
             raise UnknownVersionError(
-                f"Version {source} cannot be read as version {target}: transforms lead back only."
+                f"Version {source} cannot be read as version {target}: transforms lead back only; "
+                "name an earlier version."
             )

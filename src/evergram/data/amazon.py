@@ -75,7 +75,7 @@ def load_amazon(
         recommendations using distantly-labeled reviews", EMNLP 2019 (2018 layout).
     """
     if not path.exists():
-        raise DataError(f"There is no file or folder {path}.")
+        raise DataError(f"There is no file or folder {path}; correct the path.")
     features = None
     source = path / IN_COLUMNS
     if source.is_file():

@@ -160,7 +160,7 @@ def existing(path: str | Path) -> Path:
         return path
     folders = [part for part in (path, *path.parents) if part.name in DATA_SETS]
     if not folders:
-        raise DataError(f"There is no file or folder {path}.")
+        raise DataError(f"There is no file or folder {path}; correct the path.")
     folder = folders[0]
     data_set = DATA_SETS[folder.name]
     if data_set.tables and path.suffix == ".parquet":

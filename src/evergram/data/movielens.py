@@ -34,7 +34,7 @@ def load_movielens(path: Path) -> Corpus:
     Raises: DataError: there are no ratings, or a file is damaged; the error names the row.
     """
     if not path.exists():
-        raise DataError(f"There is no file or folder {path}.")
+        raise DataError(f"There is no file or folder {path}; correct the path.")
     ratings = _find(path, "ratings", RATINGS)
     if ratings is None:
         raise DataError(f"{path} holds neither ratings.csv nor ratings.dat; is it MovieLens?")
@@ -82,7 +82,7 @@ def _unzip(archive: Path, name: str) -> bytes | None:
                 if Path(member).name == name and "__MACOSX" not in member:
                     return read_member(opened, member, archive)
     except DAMAGED as error:
-        raise DataError(f"{archive} is not a readable zip file: {error}.") from error
+        raise DataError(f"{archive} is not a readable zip file: {error}; get it anew.") from error
     return None
 
 

@@ -148,7 +148,7 @@ def read_table(path: Path, *, ids: Collection[str] = (), exact: Collection[str] 
         text a cell of `ids` is empty or a word such as NULL.
     """
     if not path.exists():
-        raise DataError(f"There is no file {path}.")
+        raise DataError(f"There is no file {path}; correct the path.")
     name = path.name.lower()
     text = TEXT.search(name)
     own: tuple[bytes, ...] = ()

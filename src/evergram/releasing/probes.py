@@ -185,7 +185,7 @@ def _hashed(model: Path, data: Path) -> ProbeFiles:
     """Raises: DataError: one of the files is not there."""
     for path in (model, data):
         if not path.is_file():
-            raise DataError(f"{path} is not there, or is no file.")
+            raise DataError(f"{path} is not there, or is no file; correct the path.")
     return ProbeFiles(model, sha256(model), data, sha256(data))
 
 
@@ -237,7 +237,10 @@ def _measure(
         ids = process.ids()
         has_vector, vectors = _pick(ids, source.blocks(probe.side))
         if not len(vectors):
-            raise DataError(f"{files.data}: none of its ids is among the {probe.side} embeddings.")
+            raise DataError(
+                f"{files.data}: none of its ids is among the {probe.side} embeddings; give ids of "
+                "stored objects, or name their side."
+            )
         read = source.chain.apply(vectors, source.version, version)
         value = process.value(has_vector, read.numpy())
     return value, len(vectors), len(ids) - len(vectors)

@@ -111,7 +111,9 @@ class EndpointEncoder(TextEncoder):
             except httpx.HTTPError as error:
                 if last or isinstance(error, httpx.UnsupportedProtocol):
                     why = str(error).rstrip(".") or type(error).__name__
-                    raise ServiceError(f"{self._url} cannot be reached: {why}.") from error
+                    raise ServiceError(
+                        f"{self._url} cannot be reached: {why}; start it, or correct the address."
+                    ) from error
             else:
                 if answer.status_code == 200:
                     return answer

@@ -30,7 +30,7 @@ def checked_dims(
     if asked in declared:
         return asked
     if not declared:
-        why = "its record declares no other number (evergram encode --matryoshka)"
+        why = "its record declares no other number ('evergram vectors encode --matryoshka')"
     else:
         why = f"its record declares {', '.join(map(str, sorted(declared)))}"
     raise DataError(

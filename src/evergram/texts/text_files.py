@@ -12,6 +12,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
 from evergram.errors import DataError
+from evergram.file_content import refuse_other_content, unreadable
 from evergram.ids import first_missing, ids_of_text, missing_sentence
 
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".csv", ".tsv", ".jsonl", ".ndjson")
@@ -31,12 +32,13 @@ def read_texts(
     if suffix not in SUFFIXES:
         raise DataError(f"{path} is of no known format; texts are in {', '.join(SUFFIXES)}.")
     if not path.is_file():
-        raise DataError(f"There is no file {path}.")
+        raise DataError(f"There is no file {path}; correct the path.")
+    if suffix in (".csv", ".tsv", ".jsonl", ".ndjson"):
+        refuse_other_content(path)
     try:
         table = _table(path, suffix, id_column, text_column)
     except (OSError, OverflowError, UnicodeError, pa.ArrowException) as error:
-        why = " ".join(str(error).split()).rstrip(".")
-        raise DataError(f"{path} cannot be read: {why}.") from error
+        raise unreadable(path, error) from error
     for name, option in ((id_column, "--id-column"), (text_column, "--text-column")):
         if name not in table.column_names:
             has = ", ".join(table.column_names)

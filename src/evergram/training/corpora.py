@@ -44,7 +44,9 @@ def load_corpus(recipe: Recipe) -> Corpus:
     corpus = load(data.kind, data, recipe.seed)
     if data.minimum_value is not None:
         if not corpus.has_values:
-            raise DataError("data.minimum_value needs a column 'value', and there is none.")
+            raise DataError(
+                "data.minimum_value needs a column 'value', and there is none; leave it out."
+            )
         corpus = corpus.where(rules.of_at_least(data.minimum_value))
         if not len(corpus):
             raise DataError(f"No interaction has a value of at least {data.minimum_value}.")

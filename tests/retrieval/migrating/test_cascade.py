@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from tests.support.searched_arrays import searched
 
 from evergram.errors import DataError, ShapeError
 from evergram.retrieval.migrating.cascade import KeptVectors, cascade
 from evergram.stores.rows import Floats
+from evergram.vector_files.writers import write_vectors
 
 ROWS, OLD, NEW, QUERIES = 60, 5, 8, 7
 IDS = [f"d{i}" for i in range(ROWS)]
@@ -73,6 +75,16 @@ def test_kept_vectors_outlive_the_process(tmp_path: Path) -> None:
     again.load(tmp_path / "kept.parquet")
     np.testing.assert_array_equal(again.of(pa.array(IDS[5:10])), new[5:10])
     assert encoder.asked == [IDS[5], IDS[9]]
+
+
+def test_an_id_that_a_file_has_twice_takes_no_other_ids_place(tmp_path: Path) -> None:
+    new = drawn(1, ROWS, NEW)
+    ids, rows = [IDS[0], IDS[1], IDS[0]], new[[0, 1, 2]]
+    write_vectors(tmp_path / "other.parquet", [(pa.array(ids), torch.from_numpy(rows))])
+    kept = KeptVectors(Encoder(new), NEW)
+    kept.load(tmp_path / "other.parquet")
+    assert len(kept) == 2
+    np.testing.assert_array_equal(kept.of(pa.array([IDS[3], *ids[:2]])), new[[3, 0, 1]])
 
 
 def test_a_query_without_hits_stays_without() -> None:

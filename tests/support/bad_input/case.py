@@ -31,7 +31,7 @@ class Case:
     Args:
         name: the kind, as documents list it.
         command: the command line; the working directory is a copy of the good files.
-        names, says: what the sentence is about, and what it says: for who reads the list.
+        names: words of the sentence that name what is wrong; none where that is a column or a row.
         make: makes the bad input, in the working directory.
         during: what holds while the command runs, such as a port that is taken.
     """
@@ -39,7 +39,6 @@ class Case:
     name: str
     command: str
     names: str
-    says: str
     make: Callable[[Path], object] = nothing
     during: Callable[[], AbstractContextManager[Any]] = nullcontext
 

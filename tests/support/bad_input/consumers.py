@@ -10,117 +10,108 @@ from tests.support.bad_input.good_files import IDS, ROWS
 def probe(
     name: str,
     content: Content,
-    says: str,
     file: str,
     model: str = "plain.onnx",
     data: str = "data.parquet",
-    options: str = "",
+    names: str = "",
 ) -> Case:
     """Return the case of a probe of which one file has this content."""
-    command = f"consumer-add l new --pin v0 --probe {model} --data {data} {options}"
-    return Case(name, command, file, says, put(content, file))
+    command = f"consumer-add l new --pin v0 --probe {model} --data {data}"
+    return Case(name, command, names or file, put(content, file))
 
 
-def model(name: str, content: Content, says: str, file: str = "bad.onnx") -> Case:
-    return probe(name, content, says, file, model=file)
+def model(name: str, content: Content, file: str = "bad.onnx") -> Case:
+    return probe(name, content, file, model=file)
 
 
-def data(
-    name: str, content: Content, says: str, file: str = "bad.parquet", options: str = ""
-) -> Case:
-    return probe(name, content, says, file, data=file, options=options)
+def data(name: str, content: Content, file: str = "bad.parquet", names: str = "") -> Case:
+    return probe(name, content, file, data=file, names=names)
 
 
 LABELS = [i % 2 == 0 for i in range(ROWS)]
 
 CASES = [
-    Case("a consumer that is there already", "consumer-add l ads --pin v0", "ads", "?"),
-    Case("a consumer's name with a slash", "consumer-add l a/b --pin v0", "a/b", "?"),
-    Case("an empty name of a consumer", "consumer-add l '' --pin v0", "''", "?"),
-    Case("a consumer without a version", "consumer-add l new", "--pin", "?"),
-    Case("a pin to no version", "consumer-add l new --pin v9", "no version 9", "?"),
-    Case("a pin to a label that is not there", "consumer-add l new --pin gold", "gold", "?"),
-    Case("leave to read no version", "consumer-add l new --pin v0 --allow v9", "no version 9", "?"),
-    Case("a move of nobody", "consumer-pin l nobody v1", "nobody", "?"),
-    Case("a move to no version", "consumer-pin l ads v9", "no version 9", "?"),
-    Case("a token of nobody", "consumer-token l nobody", "nobody", "?"),
-    Case("a removal of nobody", "consumer-remove l nobody", "nobody", "?"),
-    Case("probes where there is none", "probe l", "l", "?"),
-    Case("a probe of nobody", "probe l nobody", "nobody", "?"),
-    Case("a probe without data", "consumer-add l new --pin v0 --probe plain.onnx", "--data", "?"),
-    Case("data without a probe", "consumer-add l new --pin v0 --data data.parquet", "--data", "?"),
-    Case("a limit without a probe", "consumer-add l new --pin v0 --min 0.5", "--min", "?"),
+    Case("a consumer that is there already", "consumer-add l ads --pin v0", "ads"),
+    Case("a consumer's name with a slash", "consumer-add l a/b --pin v0", "a/b"),
+    Case("an empty name of a consumer", "consumer-add l '' --pin v0", "''"),
+    Case("a consumer without a version", "consumer-add l new", "--pin"),
+    Case("a pin to no version", "consumer-add l new --pin v9", "no version 9"),
+    Case("a pin to a label that is not there", "consumer-add l new --pin gold", "gold"),
+    Case("leave to read no version", "consumer-add l new --pin v0 --allow v9", "no version 9"),
+    Case("a move of nobody", "consumer-pin l nobody v1", "nobody"),
+    Case("a move to no version", "consumer-pin l ads v9", "no version 9"),
+    Case("a token of nobody", "consumer-token l nobody", "nobody"),
+    Case("a removal of nobody", "consumer-remove l nobody", "nobody"),
+    Case("probes where there is none", "probe l", "l"),
+    Case("a probe of nobody", "probe l nobody", "nobody"),
+    Case("a probe without data", "consumer-add l new --pin v0 --probe plain.onnx", "--data"),
+    Case("data without a probe", "consumer-add l new --pin v0 --data data.parquet", "--data"),
+    Case("a limit without a probe", "consumer-add l new --pin v0 --min 0.5", "--min"),
     Case(
         "a metric that there is not",
         "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet --metric f1",
         "f1",
-        "?",
     ),
     Case(
         "a side that has no such ids",
         "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet --side user",
         "user",
-        "?",
     ),
     Case(
         "a limit that its own version passes not",
         "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet --min 2",
         "2",
-        "?",
     ),
     Case(
         "a most of a metric that has a least",
         "consumer-add l new --pin v0 --probe plain.onnx --data data.parquet --max 0.5",
-        "--max",
-        "?",
+        "not max",
     ),
-    model("no such model of a probe", lambda p: None, "?"),
-    model("a model that is no ONNX", b"nothing", "?"),
-    model("an empty model", b"", "?"),
-    model("a model in a pickle", b"\x80\x04K\x01.", "?", "bad.pkl"),
-    model("a model of an unknown suffix", b"x", "?", "bad.joblib"),
-    model("a linear model that is no .safetensors", b"x", "?", "bad.safetensors"),
-    model("a model that is a folder", lambda p: p.mkdir(), "?"),
-    data("no such data of a probe", lambda p: None, "?"),
-    data("data that is no Parquet", b"nothing", "?"),
-    data("data in CSV", "id,label\nid1,1\n", "?", "bad.csv"),
-    data("data without labels", pa.table({"id": IDS}), "?"),
-    data("data without ids", pa.table({"label": LABELS}), "?"),
-    data("data of no rows", pa.table({"id": IDS, "label": LABELS}).slice(0, 0), "?"),
+    model("no such model of a probe", lambda p: None),
+    model("a model that is no ONNX", b"nothing"),
+    model("an empty model", b""),
+    model("a model in a pickle", b"\x80\x04K\x01.", "bad.pkl"),
+    model("a model of an unknown suffix", b"x", "bad.joblib"),
+    model("a linear model that is no .safetensors", b"x", "bad.safetensors"),
+    model("a model that is a folder", lambda p: p.mkdir()),
+    data("no such data of a probe", lambda p: None),
+    data("data that is no Parquet", b"nothing"),
+    data("data in CSV", "id,label\nid1,1\n", "bad.csv"),
+    data("data without labels", pa.table({"id": IDS})),
+    data("data without ids", pa.table({"label": LABELS})),
+    data("data of no rows", pa.table({"id": IDS, "label": LABELS}).slice(0, 0)),
     data(
         "data of other objects",
         pa.table({"id": [f"x{i}" for i in range(ROWS)], "label": LABELS}),
-        "?",
     ),
-    data("data of ids of another type", pa.table({"id": list(range(ROWS)), "label": LABELS}), "?"),
-    data("labels that are all the same", pa.table({"id": IDS, "label": [True] * ROWS}), "?"),
-    data("labels of text", pa.table({"id": IDS, "label": ["yes"] * ROWS}), "?"),
+    data("data of ids of another type", pa.table({"id": list(range(ROWS)), "label": LABELS})),
+    data(
+        "labels that are all the same", pa.table({"id": IDS, "label": [True] * ROWS}), names="AUC"
+    ),
+    data("labels of text", pa.table({"id": IDS, "label": ["yes"] * ROWS}), names="string"),
     data(
         "a label NaN",
         pa.table({"id": IDS, "label": [float("nan"), *[1.0, 0.0] * (ROWS // 2 - 1), 1.0]}),
-        "?",
+        names="not 0 and 1",
     ),
-    data("a label null", pa.table({"id": IDS, "label": [None, *LABELS[1:]]}), "?"),
+    data("a label null", pa.table({"id": IDS, "label": [None, *LABELS[1:]]})),
     Case(
         "a record of consumers that is no JSON",
         "consumers l",
         "consumers.json",
-        "?",
         put("{", "l/consumers.json"),
     ),
     Case(
         "a record of consumers edited by hand",
         "consumers l",
         "consumers.json",
-        "?",
         put('{"format_version": 1, "consumers": []}', "l/consumers.json"),
     ),
     Case(
         "a record of consumers of a later format",
         "consumers l",
         "consumers.json",
-        "?",
         put('{"format_version": 99, "consumers": []}', "l/consumers.json"),
     ),
-    Case("consumers of no lineage", "consumers gone", "gone", "?", nothing),
+    Case("consumers of no lineage", "consumers gone", "gone", nothing),
 ]

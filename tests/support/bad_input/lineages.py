@@ -11,9 +11,7 @@ from typing import Any
 from tests.support.bad_input.case import Case, nothing, put
 
 
-def damaged(
-    name: str, file: str, content: bytes | str | None, says: str, command: str = ""
-) -> Case:
+def damaged(name: str, file: str, content: bytes | str | None, command: str = "") -> Case:
     """Return the case of a file of the lineage `l` that is replaced, or removed by None."""
 
     def make(folder: Path) -> None:
@@ -22,12 +20,10 @@ def damaged(
         if content is not None:
             put(content, file)(folder)
 
-    return Case(name, command or "export l o.parquet --side object", file, says, make)
+    return Case(name, command or "export l o.parquet --side object", file, make)
 
 
-def edited(
-    name: str, file: str, edit: Callable[[Any], object], says: str, command: str = ""
-) -> Case:
+def edited(name: str, file: str, edit: Callable[[Any], object], command: str = "") -> Case:
     """Return the case of a JSON file of the lineage `l` that somebody edits."""
 
     def make(folder: Path) -> None:
@@ -35,7 +31,7 @@ def edited(
         edit(values)
         (folder / file).write_text(json.dumps(values))
 
-    return Case(name, command or "export l o.parquet --side object", file, says, make)
+    return Case(name, command or "export l o.parquet --side object", file, make)
 
 
 def cut(file: str) -> Callable[[Path], object]:
@@ -45,10 +41,8 @@ def cut(file: str) -> Callable[[Path], object]:
     )
 
 
-def asked(
-    name: str, command: str, names: str, says: str, make: Callable[[Path], object] = nothing
-) -> Case:
-    return Case(name, command, names, says, make)
+def asked(name: str, command: str, names: str, make: Callable[[Path], object] = nothing) -> Case:
+    return Case(name, command, names, make)
 
 
 EXPORT = "export l o.parquet --side object"
@@ -56,165 +50,145 @@ MANIFEST, STORED = "l/versions/1/manifest.json", "l/embeddings/1/object.parquet"
 TRANSFORM = "l/versions/1/transform.safetensors"
 
 CASES = [
-    asked("no such lineage", "versions gone", "gone", "?"),
-    asked("a file as lineage", "versions shop.toml", "shop.toml", "?"),
+    asked("no such lineage", "versions gone", "gone"),
+    asked("a file as lineage", "versions shop.toml", "shop.toml"),
     asked(
         "an empty folder as lineage",
         "versions empty",
         "empty",
-        "?",
         lambda f: (f / "empty").mkdir(),
     ),
     asked(
         "a folder of other things as lineage",
         "versions other",
         "other",
-        "?",
         put("x", "other/readme.txt"),
     ),
     asked(
         "a link to itself as lineage",
         "versions me",
         "me",
-        "?",
         lambda f: (f / "me").symlink_to("me"),
     ),
-    asked("an address of no known scheme as lineage", "versions ftp2://host/l", "ftp2", "?"),
-    asked("a new lineage over one that is there", "train shop.toml --lineage l", "l", "?"),
-    asked("an import over a lineage that is there", "import new.parquet --lineage l", "l", "?"),
-    asked("a new lineage where a file is", "train shop.toml --lineage old.npy", "old.npy", "?"),
-    asked("a new lineage below a file", "train shop.toml --lineage old.npy/l", "old.npy", "?"),
-    damaged("no record of a lineage", "l/lineage.json", None, "?"),
-    damaged("an empty record", "l/lineage.json", b"", "?"),
-    damaged("a record that is no JSON", "l/lineage.json", b"{", "?"),
-    damaged("a record in another encoding", "l/lineage.json", b"\xff\xfe{\0}\0", "?"),
-    damaged("a record that is a list", "l/lineage.json", b"[]", "?"),
-    damaged("a record nested too deep", "l/lineage.json", b"[" * 100_000, "?"),
-    edited(
-        "a record of a later format", "l/lineage.json", lambda v: v.update(format_version=99), "?"
+    asked("an address of no known scheme as lineage", "versions ftp2://host/l", "ftp2"),
+    asked("a new lineage over one that is there", "train shop.toml --lineage l", "l"),
+    asked("an import over a lineage that is there", "import new.parquet --lineage l", "l"),
+    asked("a new lineage where a file is", "train shop.toml --lineage old.npy", "old.npy"),
+    asked("a new lineage below a file", "train shop.toml --lineage old.npy/l", "old.npy"),
+    asked(
+        "no record of a lineage",
+        "export l o.parquet --side object",
+        "no lineage.json",
+        lambda folder: (folder / "l/lineage.json").unlink(),
     ),
+    damaged("an empty record", "l/lineage.json", b""),
+    damaged("a record that is no JSON", "l/lineage.json", b"{"),
+    damaged("a record in another encoding", "l/lineage.json", b"\xff\xfe{\0}\0"),
+    damaged("a record that is a list", "l/lineage.json", b"[]"),
+    damaged("a record nested too deep", "l/lineage.json", b"[" * 100_000),
+    edited("a record of a later format", "l/lineage.json", lambda v: v.update(format_version=99)),
     edited(
         "a record of a format of text",
         "l/lineage.json",
         lambda v: v.update(format_version="4"),
-        "?",
     ),
-    edited(
-        "a record edited by hand", "l/lineage.json", lambda v: v.update(labels={"stable": 0}), "?"
-    ),
-    edited("a record without its check", "l/lineage.json", lambda v: v.pop("check"), "?"),
+    edited("a record edited by hand", "l/lineage.json", lambda v: v.update(labels={"stable": 0})),
+    edited("a record without its check", "l/lineage.json", lambda v: v.pop("check")),
     edited(
         "a record of a version that is not there",
         "l/lineage.json",
         lambda v: v.update(versions=[0, 1, 2]),
-        "?",
     ),
-    edited("a manifest edited by hand", MANIFEST, lambda v: v.update(dim=3), "?"),
-    damaged("no manifest", MANIFEST, None, "?"),
-    damaged("an empty manifest", MANIFEST, b"", "?"),
-    damaged("no transform", TRANSFORM, None, "?", "export l o.parquet --side object --as 0"),
-    damaged(
-        "another transform", TRANSFORM, b"x" * 500, "?", "export l o.parquet --side object --as 0"
-    ),
-    damaged("no stored vectors", STORED, None, "?"),
-    damaged("other stored vectors", STORED, b"PAR1 and nothing else PAR1", "?"),
-    asked("stored vectors cut in half", EXPORT, STORED, "?", cut(STORED)),
-    asked("a transform cut in half", EXPORT + " --as 0", TRANSFORM, "?", cut(TRANSFORM)),
-    asked("metrics cut in half", "check l", "metrics.json", "?", cut("l/versions/1/metrics.json")),
+    edited("a manifest edited by hand", MANIFEST, lambda v: v.update(dim=3)),
+    damaged("no manifest", MANIFEST, None),
+    damaged("an empty manifest", MANIFEST, b""),
+    damaged("no transform", TRANSFORM, None, "export l o.parquet --side object --as 0"),
+    damaged("another transform", TRANSFORM, b"x" * 500, "export l o.parquet --side object --as 0"),
+    damaged("no stored vectors", STORED, None),
+    damaged("other stored vectors", STORED, b"PAR1 and nothing else PAR1"),
+    asked("stored vectors cut in half", EXPORT, STORED, cut(STORED)),
+    asked("a transform cut in half", EXPORT + " --as 0", TRANSFORM, cut(TRANSFORM)),
+    asked("metrics cut in half", "check l", "metrics.json", cut("l/versions/1/metrics.json")),
     asked(
         "a canary cut in half",
         "align 1 old.parquet --lineage l",
         "canary.parquet",
-        "?",
         cut("l/versions/1/canary.parquet"),
     ),
     asked(
         "a version's folder that is gone",
         EXPORT,
         "l/versions/1",
-        "?",
         lambda f: shutil.rmtree(f / "l/versions/1"),
     ),
-    asked("a version that is not there", EXPORT + " --as 7", "7", "?"),
-    asked("a negative version", EXPORT + " --as -1", "-1", "?"),
-    asked("a label that is not there", EXPORT + " --as gold", "gold", "?"),
-    asked("an empty version", EXPORT + " --as ''", "''", "?"),
-    asked("a side that is not there", "export l o.parquet --side user", "user", "?"),
-    asked("an export to an unknown suffix", "export l o.xlsx --side object", "o.xlsx", "?"),
-    asked("an export over a file that is there", "export l old.npy --side object", "old.npy", "?"),
-    asked("an export over a folder", "export l l --side object", "l", "?"),
+    asked("a version that is not there", EXPORT + " --as 7", "7"),
+    asked("a negative version", EXPORT + " --as -1", "-1"),
+    asked("a label that is not there", EXPORT + " --as gold", "gold"),
+    asked("an empty version", EXPORT + " --as ''", "''"),
+    asked("a side that is not there", "export l o.parquet --side user", "user"),
+    asked("an export to an unknown suffix", "export l o.xlsx --side object", "o.xlsx"),
+    asked("an export over a file that is there", "export l old.npy --side object", "old.npy"),
+    asked("an export over a folder", "export l l --side object", "l"),
     asked(
         "an export into a folder that is not there",
         "export l no/o.parquet --side object",
         "no",
-        "?",
     ),
     asked(
         "a shard past the number of shards",
         "export l o --side object --shards 2 --shard 2/2",
-        "2/2",
-        "?",
+        "Shard 2",
     ),
-    asked(
-        "a shard of another number", "export l o --side object --shards 2 --shard 0/3", "0/3", "?"
-    ),
-    asked("a shard of no form", "export l o --side object --shards 2 --shard one", "one", "?"),
+    asked("a shard of another number", "export l o --side object --shards 2 --shard 0/3", "0/3"),
+    asked("a shard of no form", "export l o --side object --shards 2 --shard one", "one"),
     asked(
         "shards into a folder with other files",
         "export l other --side object --shards 2",
         "other",
-        "?",
         put("x", "other/readme.txt"),
     ),
-    asked("a label with a blank", "label l 'my label' 0", "my label", "?"),
-    asked("a label of a number", "label l 3 0", "3", "?"),
-    asked("a label on no version", "label l gold 9", "9", "?"),
-    asked("the removal of a label that is not there", "label l gold --remove", "gold", "?"),
-    asked("a label without a version", "label l gold", "gold", "?"),
-    asked("a promotion of no version", "promote l 9", "9", "?"),
-    asked("a withdrawal without a reason", "withdraw l", "--reason", "?"),
-    asked("a withdrawal with an empty reason", "withdraw l --reason ''", "reason", "?"),
-    asked("a retirement of a version that a consumer is on", "retire l 0", "0", "?"),
-    asked("a retirement of the newest version", "retire l 1", "1", "?"),
-    asked("an upgrade of a lineage of files", "upgrade shop.toml --lineage l", "l", "?"),
-    asked("an alignment of a trained lineage", "align 2 new.parquet --lineage t", "t", "?"),
-    asked("an evaluation of a lineage of files", "evaluate l", "l", "?"),
-    asked("a diagnosis of a lineage of files", "diagnose l", "l", "?"),
-    asked("a diagnosis to no picture", "diagnose t --out o.txt", "o.txt", "?"),
+    asked("a label with a blank", "label l 'my label' 0", "my label"),
+    asked("a label of a number", "label l 3 0", "3"),
+    asked("a label on no version", "label l gold 9", "9"),
+    asked("the removal of a label that is not there", "label l gold --remove", "gold"),
+    asked("a label without a version", "label l gold", "version"),
+    asked("a promotion of no version", "promote l 9", "9"),
+    asked("a withdrawal without a reason", "withdraw l", "--reason"),
+    asked("a withdrawal with an empty reason", "withdraw l --reason ''", "reason"),
+    asked("a retirement of a version that a consumer is on", "retire l 0", "0"),
+    asked("a retirement of the newest version", "retire l 1", "1"),
+    asked("an upgrade of a lineage of files", "upgrade shop.toml --lineage l", "l"),
+    asked("an alignment of a trained lineage", "align 2 new.parquet --lineage t", "t"),
+    asked("an evaluation of a lineage of files", "evaluate l", "l"),
+    asked("a diagnosis of a lineage of files", "diagnose l", "l"),
+    asked("a diagnosis to no picture", "diagnose t --out o.txt", "o.txt"),
     asked(
         "a diagnosis of fewer steps than measurements",
         "diagnose t --steps 2 --every 10",
         "--every",
-        "?",
     ),
-    asked("an evaluation as no version", "evaluate t --as 9", "9", "?"),
-    asked(
-        "an evaluation whose data has gone", "evaluate t --set data.path=gone.csv", "gone.csv", "?"
-    ),
-    asked("a limit of text", "check l --max-error low", "low", "?"),
-    asked("a negative limit", "check l --max-error -1", "-1", "?"),
+    asked("an evaluation as no version", "evaluate t --as 9", "9"),
+    asked("an evaluation whose data has gone", "evaluate t --set data.path=gone.csv", "data.path"),
+    asked("a limit of text", "check l --max-error low", "low"),
+    asked("a negative limit", "check l --max-error -1", "-1"),
     asked(
         "an export of a transform of no form",
         "export-transform l o --format tensorflow",
         "tensorflow",
-        "?",
     ),
     asked(
         "an export of a transform to no version",
         "export-transform l o --format onnx --as 9",
         "9",
-        "?",
     ),
     asked(
         "an export of a transform over a file",
         "export-transform l old.npy --format onnx --as 0",
         "old.npy",
-        "?",
     ),
     asked(
         "a name in SQL of other letters",
         "export-transform l o.sql --format duckdb --as 0 --name 'a;b'",
         "a;b",
-        "?",
     ),
 ]

@@ -12,132 +12,112 @@ LETTERS = "--encoder python:evergram.texts.canaries:letters"
 def texts(
     name: str,
     content: Content,
-    says: str,
     file: str = "bad.csv",
     names: str = "",
     options: str = LETTERS,
 ) -> Case:
     """Return the case of encoding a file of this content."""
-    return Case(
-        name, f"encode '{file}' o.parquet {options}", names or file, says, put(content, file)
-    )
+    return Case(name, f"encode '{file}' o.parquet {options}", names or file, put(content, file))
 
 
-def encoder(name: str, address: str, says: str, names: str = "") -> Case:
+def encoder(name: str, address: str, names: str = "") -> Case:
     """Return the case of an encoder's address."""
     return Case(
-        name, f"encode texts.csv o.parquet --encoder '{address}'", names or address, says, nothing
+        name, f"encode texts.csv o.parquet --encoder '{address}'", names or address, nothing
     )
 
 
 CASES = [
-    texts("no such file of texts", lambda p: None, "?"),
-    texts("a folder of texts", lambda p: p.mkdir(), "?"),
-    texts("an empty file of texts", "", "?"),
-    texts("texts of no rows", "id,text\n", "?"),
-    texts("texts of an unknown suffix", "x", "?", "bad.docx"),
-    texts("no column of texts", "id,body\n1,a\n", "?"),
-    texts("no column of ids of texts", "key,text\n1,a\n", "?"),
-    texts("an empty text", "id,text\n1,a\n2,\n", "?"),
-    texts("a text of blanks", "id,text\n1,a\n2,   \n", "?"),
-    texts("an id of a text twice", "id,text\n1,a\n1,b\n", "?"),
-    texts("an id of a text empty", "id,text\n1,a\n,b\n", "?"),
-    texts("texts in UTF-16", "id,text\n1,a\n".encode("utf-16"), "?"),
-    texts("texts in latin-1", "id,text\n1,café\n".encode("latin-1"), "?"),
-    texts("a row of texts with too many cells", "id,text\n1,a,b\n", "?"),
-    texts("a gzip named as texts", b"\x1f\x8b\x08\x00nothing", "?"),
-    texts("a column of texts twice", "id,text,text\n1,a,b\n", "?"),
-    texts("texts of numbers", pa.table({"id": [1], "text": [3.5]}), "?", "bad.parquet"),
-    texts("a text that is null", pa.table({"id": [1, 2], "text": ["a", None]}), "?", "bad.parquet"),
-    texts("texts of lists", pa.table({"id": [1], "text": [["a"]]}), "?", "bad.parquet"),
-    texts("a Parquet of texts that is none", b"nothing", "?", "bad.parquet"),
-    texts("a line that is no JSON", '{"id": 1, "text": "a"}\n{"id": 2, "te\n', "?", "bad.jsonl"),
-    texts("a line of JSON without a text", '{"id": 1}\n', "?", "bad.jsonl"),
-    texts("a line of JSON that is a list", "[1, 2]\n", "?", "bad.jsonl"),
+    texts("no such file of texts", lambda p: None),
+    texts("a folder of texts", lambda p: p.mkdir()),
+    texts("an empty file of texts", ""),
+    texts("texts of no rows", "id,text\n"),
+    texts("texts of an unknown suffix", "x", "bad.docx"),
+    texts("no column of texts", "id,body\n1,a\n"),
+    texts("no column of ids of texts", "key,text\n1,a\n"),
+    texts("an empty text", "id,text\n1,a\n2,\n"),
+    texts("a text of blanks", "id,text\n1,a\n2,   \n"),
+    texts("an id of a text twice", "id,text\n1,a\n1,b\n"),
+    texts("an id of a text empty", "id,text\n1,a\n,b\n"),
+    texts("texts in UTF-16", "id,text\n1,a\n".encode("utf-16")),
+    texts("texts in latin-1", "id,text\n1,café\n".encode("latin-1")),
+    texts("a row of texts with too many cells", "id,text\n1,a,b\n"),
+    texts("a gzip named as texts", b"\x1f\x8b\x08\x00nothing"),
+    texts("a column of texts twice", "id,text,text\n1,a,b\n"),
+    texts("texts of numbers", pa.table({"id": [1], "text": [3.5]}), "bad.parquet"),
+    texts("a text that is null", pa.table({"id": [1, 2], "text": ["a", None]}), "bad.parquet"),
+    texts("texts of lists", pa.table({"id": [1], "text": [["a"]]}), "bad.parquet"),
+    texts("a Parquet of texts that is none", b"nothing", "bad.parquet"),
+    texts("a line that is no JSON", '{"id": 1, "text": "a"}\n{"id": 2, "te\n', "bad.jsonl"),
+    texts("a line of JSON without a text", '{"id": 1}\n', "bad.jsonl"),
+    texts("a line of JSON that is a list", "[1, 2]\n", "bad.jsonl"),
     texts(
         "lines of JSON with ids of two types",
         '{"id": 1, "text": "a"}\n{"id": "b", "text": "a"}\n',
-        "?",
         "bad.jsonl",
     ),
     texts(
         "lines of JSON with an id past 64 bits",
         '{"id": 99999999999999999999, "text": "a"}\n',
-        "?",
         "bad.jsonl",
     ),
-    texts("lines of JSON with half a letter", b'{"id": 1, "text": "\\ud800"}\n', "?", "bad.jsonl"),
+    texts("lines of JSON with half a letter", b'{"id": 1, "text": "\\ud800"}\n', "bad.jsonl"),
     texts(
         "lines of JSON in latin-1",
         '{"id": 1, "text": "café"}\n'.encode("latin-1"),
-        "?",
         "bad.jsonl",
     ),
-    encoder("an encoder without a kind", "minilm", "?"),
-    encoder("an encoder of an unknown kind", "word2vec:x", "?"),
-    encoder("an encoder of nothing", "model2vec:", "?"),
-    encoder("a module that is not there", "python:no_such_module:f", "?", "no_such_module"),
-    encoder(
-        "a function that is not there", "python:evergram.texts.canaries:nothing", "?", "nothing"
-    ),
+    encoder("an encoder without a kind", "minilm"),
+    encoder("an encoder of an unknown kind", "word2vec:x"),
+    encoder("an encoder of nothing", "model2vec:"),
+    encoder("a module that is not there", "python:no_such_module:f", "no_such_module"),
+    encoder("a function that is not there", "python:evergram.texts.canaries:nothing", "nothing"),
     encoder(
         "a module without a function",
         "python:evergram.texts.canaries",
-        "?",
         "python:evergram.texts.canaries",
     ),
-    encoder("a folder of a model that is not there", "model2vec:./gone", "?", "gone"),
+    encoder("a folder of a model that is not there", "model2vec:./gone", "gone"),
     encoder(
         "an endpoint without a model",
         "openai:http://127.0.0.1:9/v1",
-        "?",
-        "openai:http://127.0.0.1:9/v1",
+        "name after the #",
     ),
-    encoder(
-        "an endpoint that nobody listens at", "openai:http://127.0.0.1:9/v1#m", "?", "127.0.0.1:9"
-    ),
-    encoder("a dim that a static model has not", "wordllama:7", "?", "7"),
-    Case("no encoder", "encode texts.csv o.parquet", "--encoder", "?"),
-    Case(
-        "a role of another word", f"encode texts.csv o.parquet {LETTERS} --role title", "title", "?"
-    ),
-    Case("encoded to an unknown suffix", f"encode texts.csv o.xlsx {LETTERS}", "o.xlsx", "?"),
+    encoder("an endpoint that nobody listens at", "openai:http://127.0.0.1:9/v1#m", "127.0.0.1:9"),
+    encoder("a dim that a static model has not", "wordllama:7", "7"),
+    Case("no encoder", "encode texts.csv o.parquet", "--encoder"),
+    Case("a role of another word", f"encode texts.csv o.parquet {LETTERS} --role title", "title"),
+    Case("encoded to an unknown suffix", f"encode texts.csv o.xlsx {LETTERS}", "o.xlsx"),
     Case(
         "encoded over a file that is there",
         f"encode texts.csv old.parquet {LETTERS}",
         "old.parquet",
-        "?",
     ),
     Case(
         "encoded into a folder that is not there",
         f"encode texts.csv no/o.parquet {LETTERS}",
         "no",
-        "?",
     ),
     Case(
         "queries of a migration that are not there",
         PLAN + " --old-queries gone.parquet",
         "gone.parquet",
-        "?",
     ),
     Case(
         "judgements that are not there",
         PLAN + " --old-queries old.parquet --judgements gone.tsv",
         "gone.tsv",
-        "?",
     ),
     Case(
         "judgements of other texts",
         PLAN + " --old-queries old.parquet --judgements j.tsv",
-        "j.tsv",
-        "?",
+        "'none'",
         put("query-id\tcorpus-id\tscore\n" + "id1\tnone\t1\n" * 30, "j.tsv"),
     ),
     Case(
         "judgements of no form",
         PLAN + " --old-queries old.parquet --judgements j.tsv",
         "j.tsv",
-        "?",
         put("nothing\n", "j.tsv"),
     ),
 ]

@@ -75,7 +75,8 @@ def read_csv(
             )
         elif isinstance(error, DAMAGED):
             message += "; if it is damaged or was cut short, get or write it anew"
-        raise DataError(f"{source}{where} cannot be read: {message}.") from error
+        todo = "" if ";" in message else "; correct the line"
+        raise DataError(f"{source}{where} cannot be read: {message}{todo}.") from error
 
 
 def _opened(content: Path | bytes) -> Any:

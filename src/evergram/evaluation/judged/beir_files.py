@@ -98,7 +98,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     yield number, line.rstrip("\r\n")
     except (OSError, EOFError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"{path} cannot be read: {reason.rstrip('.')}.") from error
+        raise DataError(
+            f"{path} cannot be read: {reason.rstrip('.')}; correct the path or the file."
+        ) from error
 
 
 def _opened(path: Path) -> TextIO:

@@ -98,7 +98,7 @@ class LinearModel(ProbeModel):
             parts = deserialize(content)  # type: ignore[no-untyped-call]
             tensors = {name: _tensor(path, name, facts) for name, facts in parts}
         except SafetensorError as error:
-            raise DataError(f"{path} cannot be read: {error}.") from error
+            raise DataError(f"{path} cannot be read: {error}; save the weights again.") from error
         shapes = ", ".join(f"{k} {list(v.shape)}" for k, v in tensors.items()) or "none"
         weight = tensors.get("weight")
         if weight is None or weight.ndim not in (1, 2) or not weight.size:
@@ -163,7 +163,9 @@ class OnnxModel(ProbeModel):
         try:
             external = has_external_data(content)
         except ValueError as error:
-            raise DataError(f"{path} cannot be read as ONNX: {error}.") from error
+            raise DataError(
+                f"{path} cannot be read as ONNX: {error}; export the model again."
+            ) from error
         if external:
             raise DataError(
                 f"{path} keeps numbers in other files (external data), which are not part of a "
@@ -175,7 +177,9 @@ class OnnxModel(ProbeModel):
             )
         except Exception as error:
             _refuse_memory(error)
-            raise DataError(f"{path} cannot be read as ONNX: {_sentence(error)}.") from error
+            raise DataError(
+                f"{path} cannot be read as ONNX: {_sentence(error)}; export the model again."
+            ) from error
         inputs = self._session.get_inputs()
         if len(inputs) != 1 or inputs[0].type not in ("tensor(float)", "tensor(double)"):
             has = ", ".join(f"{i.name} {i.type}" for i in inputs)

@@ -137,10 +137,12 @@ def evaluation(path: Path, content: bytes) -> tuple[pa.Array, pa.Array]:
     except pa.ArrowMemoryError:
         raise
     except (OSError, pa.ArrowException, KeyError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}.") from error
+        raise DataError(f"{path} cannot be read as Parquet: {error}; write it again.") from error
     ids, labels = table["id"].combine_chunks(), table["label"].combine_chunks()
     if ids.null_count or labels.null_count:
-        raise DataError(f"{path} has a row without an id or without a label.")
+        raise DataError(
+            f"{path} has a row without an id or without a label; give both, or leave the row out."
+        )
     number = pa.types.is_integer(ids.type) or pa.types.is_floating(ids.type)
     kind = pa.int64() if number else pa.string()
     try:

@@ -128,7 +128,9 @@ def read_record(path: Path) -> LineageRecord:
     try:
         text = path.read_bytes() if path.exists() else None
     except OSError as error:
-        raise LineageError(f"{path} cannot be read: {error.strerror}.") from error
+        raise LineageError(
+            f"{path} cannot be read: {error.strerror}; let this user read it."
+        ) from error
     return parse_record(text, str(path.parent))
 
 
@@ -158,9 +160,9 @@ def parse_record(text: str | bytes | None, where: str) -> LineageRecord:
         record = LineageRecord.of_json(text)
     except (ValidationError, ChecksumError) as error:
         problem = first_problem(error, LineageRecord)
-        raise IntegrityError(f"{path} is damaged: {problem}.") from error
+        raise IntegrityError(f"{path} is damaged: {problem}; restore it from a backup.") from error
     if record.format_version >= 3 and not record.model_fields_set & {"check"}:
-        raise IntegrityError(f"{path} is damaged: it has no checksum.")
+        raise IntegrityError(f"{path} is damaged: it has no checksum; restore it from a backup.")
     return record
 
 

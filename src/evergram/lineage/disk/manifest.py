@@ -164,14 +164,18 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest.of_json(path.read_bytes())
     except OSError as error:
-        raise IntegrityError(f"{path} cannot be read: {error.strerror}.") from error
+        raise IntegrityError(
+            f"{path} cannot be read: {error.strerror}; restore it from a backup."
+        ) from error
     except (ValidationError, ChecksumError) as error:
-        raise IntegrityError(f"{path} is damaged: {first_problem(error, Manifest)}.") from error
+        raise IntegrityError(
+            f"{path} is damaged: {first_problem(error, Manifest)}; restore it from a backup."
+        ) from error
     if (
         "written_fingerprint" in manifest.model_fields_set
         and "check" not in manifest.model_fields_set
     ):
-        raise IntegrityError(f"{path} is damaged: it has no checksum.")
+        raise IntegrityError(f"{path} is damaged: it has no checksum; restore it from a backup.")
     return manifest
 
 

@@ -53,7 +53,9 @@ def filesystem(address: str) -> tuple[Any, str]:
     try:
         files, path = fsspec.core.url_to_fs(address)
     except (ImportError, ValueError) as error:
-        raise LineageError(f"{address} cannot be opened: {str(error).rstrip('.')}.") from error
+        raise LineageError(
+            f"{address} cannot be opened: {str(error).rstrip('.')}; correct the address."
+        ) from error
     return files, str(path)
 
 

@@ -130,10 +130,11 @@ class KeptVectors:
                 f"The new vector of {ids[int(finite.argmin())]!r} has a NaN or an infinity; give "
                 "a finite one."
             )
-        fresh = [id_ not in self._rows for id_ in ids]
-        if not all(fresh):
-            ids = [id_ for id_, new in zip(ids, fresh, strict=True) if new]
-            vectors = vectors[fresh]
+        # Of an id that is there twice, as in a file of another program, the first row counts.
+        fresh = {id_: row for row, id_ in reversed(list(enumerate(ids))) if id_ not in self._rows}
+        if len(fresh) < len(ids):
+            rows = sorted(fresh.values())
+            ids, vectors = [ids[row] for row in rows], vectors[rows]
         end = len(self) + len(ids)
         if end > len(self._vectors):
             grown = np.empty((max(end, 2 * len(self._vectors)), self.dim), np.float32)

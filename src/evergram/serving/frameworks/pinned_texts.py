@@ -95,7 +95,7 @@ class PinnedTexts:
         if record is None:
             raise DataError(
                 f"Version {source} of {lineage.address} records no encoder of text, so it cannot "
-                "encode strings (evergram encode writes files that record one)."
+                "encode strings ('evergram vectors encode' writes files that record one)."
             )
         dims = checked_dims(self.dimensions, manifest.dim, manifest.cuts, version)
         address = record.address if self.encoder is None else self.encoder

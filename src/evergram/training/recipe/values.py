@@ -102,7 +102,9 @@ def _set(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
-        raise RecipeError(f"--set {override!r} is not of the form key.path=value.")
+        raise RecipeError(
+            f"--set {override!r} is not of the form key.path=value; write such as model.dim=64."
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
