@@ -35,7 +35,9 @@ def test_the_folder_is_the_variable_or_data_where_the_process_runs(
 
 def test_an_existing_path_is_returned_and_a_missing_one_is_named(tmp_path: Path) -> None:
     assert existing(tmp_path) == tmp_path
-    with pytest.raises(DataError, match=r"^There is no file or folder .*rows\.csv\.$"):
+    with pytest.raises(
+        DataError, match=r"^There is no file or folder .*rows\.csv; correct the path\.$"
+    ):
         existing(tmp_path / "rows.csv")
 
 

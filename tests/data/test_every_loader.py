@@ -78,7 +78,7 @@ def test_a_corpus_is_whole_and_the_same_twice(kind: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", FROM_A_PATH)
 def test_a_source_that_is_absent_is_named(kind: str, tmp_path: Path) -> None:
     settings = replace(SOURCES[kind](tmp_path), path=str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"no file or folder .*nowhere\.$"):
+    with pytest.raises(DataError, match=r"no file or folder .*nowhere; correct the path\.$"):
         ALL[kind](settings, 0)
 
 

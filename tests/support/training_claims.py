@@ -109,7 +109,7 @@ def pairs_or_gramian() -> bool:
 
 def bare_products() -> bool:
     row = table(TRAINING, "steps")[0]
-    return number(row["factorization, alone"]) > 1.2 > 1.02 > number(list(row.values())[5])
+    return number(row["factorization, alone"]) > 1.1 > 1.02 > number(list(row.values())[5])
 
 
 def towers(data: str, variant: str) -> list[tuple[float, float]]:
